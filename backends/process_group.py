@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from partitioner.backends.errors import BackendError, one_line
+from partitioner.backends.group_lifetime import free_default_arguments
 
 #: How long a rank waits for another one inside a communication.
 TIMEOUT = timedelta(minutes=30)
@@ -150,6 +151,7 @@ def make_groups(rank_sets: Iterable[tuple[int, ...]], device: torch.device) -> G
         rank_sets: Of this rank's communications.
         device: Where data lies; gloo carries the CPU's, NCCL the GPUs'.
     """
+    free_default_arguments()
     control = dist.new_group(backend="gloo", timeout=TIMEOUT)
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, sorted(set(rank_sets)), group=control)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 from torch.distributed.distributed_c10d import GroupName
 
 from partitioner.backends.errors import BackendError
+from partitioner.backends.group_lifetime import free_default_arguments
 from partitioner.backends.torch.comms import group_name
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.program import CommKind, Programs
@@ -29,6 +30,7 @@ def check_world(ranks: int) -> int:
         raise BackendError(
             f"the program is for {ranks} ranks; torch.distributed has {dist.get_world_size()}"
         )
+    free_default_arguments()
     return dist.get_rank()
 
 
@@ -128,5 +130,8 @@ def torch_meshes(
     for mesh in sorted(set(meshes), key=lambda m: (m.devices, m.axes)):
         shape = tuple(size for _, size in mesh.axes) or (1,)
         ranks = torch.tensor(mesh.devices).reshape(shape)
-        torch_mesh[mesh] = TorchMesh(device.type, ranks, mesh_dim_names=mesh.names or ("one",))
+        made = TorchMesh(device.type, ranks, mesh_dim_names=mesh.names or ("one",))
+        # The groups are not to be held; PyTorch finds them by their names, too.
+        made._pg_registry = WeakValueDictionary(made._pg_registry)  # type: ignore[assignment]
+        torch_mesh[mesh] = made
     return torch_mesh

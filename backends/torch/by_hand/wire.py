@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partitioner.backends.errors import BackendError, CommunicationError, one_line
+from partitioner.backends.group_lifetime import free_default_arguments
 from partitioner.backends.process_group import Group
 from partitioner.backends.tensors import REDUCIBLE, combine
 from partitioner.backends.torch.by_hand.labels import (
@@ -109,6 +110,7 @@ def open_call(name: str, group: Group = None) -> Call:
         raise BackendError(
             f"{name}: no process group; call torch.distributed.init_process_group first"
         )
+    free_default_arguments()
     if group is None:
         group = dist.group.WORLD
     rank = dist.get_rank(group)

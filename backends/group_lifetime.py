@@ -1,0 +1,25 @@
+"""Process groups end when they are destroyed: what would hold them longer lets go of them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch.distributed as dist
+import torch.distributed.nn.functional as default_holders
+
+
+@cache
+def free_default_arguments() -> None:
+    """Let no function of PyTorch hold the group of all ranks as the default of an argument.
+
+    PyTorch imports `torch.distributed.nn.functional` late, with an optimizer or a trace. If that is
+    after `init_process_group`, the defaults hold the group (before it they are None, which means
+    the same): it outlives `destroy_process_group`, its threads run on, and one of them that frees a
+    tensor while Python shuts down ends the process with SIGABRT.
+    """
+    for function in vars(default_holders).values():
+        defaults = getattr(function, "__defaults__", None)
+        if isinstance(defaults, tuple):
+            function.__defaults__ = tuple(
+                None if isinstance(default, dist.ProcessGroup) else default for default in defaults
+            )

@@ -65,8 +65,10 @@ print(f"{len(before) > 0} before, {gloo_threads()} after", flush=True)
 def test_no_thread_of_a_group_runs_after_its_end(tmp_path: Path, layout: str) -> None:
     (tmp_path / "end.py").write_text(SCRIPT)
     done = subprocess.run(
-        shlex.split(f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2")
-        + ["end.py", layout],
+        shlex.split(
+            f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2 "
+            f"end.py {layout}"
+        ),
         cwd=tmp_path,
         env={
             **os.environ,

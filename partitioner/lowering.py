@@ -291,8 +291,9 @@ class _Shared:
             tuple(() if at is None else at.sharding.local_shape(at.mesh, point) for at in side)
             for side in (placed.ins, placed.outs)
         )
+        where = row.where or placed.rule.slides(placed.layouts)
         regions, out_regions = (
-            tuple(() if at is None else at.region(point) for at in side) if row.where else ()
+            tuple(() if at is None else at.region(point) for at in side) if where else ()
             for side in (placed.ins, placed.outs)
         )
         sizes = placed.rule.local_sizes(placed.layouts, placed.mesh, point)
@@ -434,7 +435,8 @@ def _is_shared(placed: PlacedNode) -> bool:
     if row is None or row.localize is None or not placed.layouts:
         return True
     even = all(layout.is_equal for layout in placed.layouts.values())
-    return not row.where and even and all(map(_is_equal, (*placed.ins, *placed.outs)))
+    where = row.where or (placed.rule is not None and placed.rule.slides(placed.layouts))
+    return not where and even and all(map(_is_equal, (*placed.ins, *placed.outs)))
 
 
 def _is_equal(at: Placement | None) -> bool:

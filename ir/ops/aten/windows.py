@@ -1,7 +1,7 @@
-"""Windows over space: convolutions, pools, upsampling and samples at a grid, and their gradients.
+"""Adaptive pools, upsampling and samples at a grid, and their gradients.
 
-Batch, groups and channels are cut, space is not. The indices of maxima that PyTorch gives count
-inside a plane, so that they hold in a part.
+Batch and channels are cut, space is not. The indices of maxima that PyTorch gives count inside a
+plane, so that they hold in a part.
 """
 
 from __future__ import annotations
@@ -10,12 +10,9 @@ import math
 from collections.abc import Mapping
 from functools import partial
 
-from partitioner.ir.graph import Attr
-from partitioner.ir.ops.local import local_groups, local_shape, same_node
-from partitioner.ir.ops.rules.convolution import ConvDims, conv
+from partitioner.ir.ops.local import local_groups, local_shape
 from partitioner.ir.ops.rules.dims import names
-from partitioner.ir.ops.signature import Shape
-from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
+from partitioner.ir.ops.table import OpRow, OpView
 from partitioner.ir.rule import Rule
 
 #: Elements that one of an upsampled result is made of along a dim, by mode.
@@ -38,39 +35,6 @@ UPSAMPLING: Mapping[str, tuple[str, int]] = {
 }
 
 
-def _conv_dims(view: OpView, weights: Shape, *, apart: bool = False) -> ConvDims:
-    groups, transposed = view.int_attr("groups", 1), bool(view.attr("transposed"))
-    return ConvDims.of(weights, groups, transposed=transposed, apart=apart)
-
-
-def _convolution(view: OpView) -> Rule:
-    """A convolution without a bias is linear in the data."""
-    dims, linear = _conv_dims(view, view.shape(1)), [0] if view.type(2) is None else []
-    return conv(view, dims, [dims.data, dims.weights, dims.channel], bias=2, linear=linear)
-
-
-def _conv_gradient(view: OpView, *, of_weights: bool) -> Rule:
-    """``result, weights -> data`` sums output channels, ``result, data -> weights`` the batch."""
-    dims = _conv_dims(view, view.out_shape if of_weights else view.shape(1), apart=True)
-    other, gradient = (dims.data, dims.weights) if of_weights else (dims.weights, dims.data)
-    return view.rule(
-        [dims.result, other],
-        [gradient],
-        sizes=dims.sizes,
-        reduce="n" if of_weights else "co",
-        whole=[*dims.data[2:], *dims.result[2:], *dims.kernel],
-        linear=[0],
-        points=dims.loops,
-        flops=2,
-    )
-
-
-def _local_conv_gradient(view: OpView, local: LocalView, size: str) -> LocalOp:
-    """A device computes its part of the gradient, whose shape is attribute `size`."""
-    groups: dict[str, Attr] = {"groups": local.sizes["g"]} if "g" in local.sizes else {}
-    return same_node(view, **groups, **{size: local.out_shapes[0]})
-
-
 def _window(view: OpView, space: int) -> int:
     """Size of the window of attribute `kernel_size`, which may be one number for all dims."""
     kernel = view.ints("kernel_size") or (1,)
@@ -80,18 +44,6 @@ def _window(view: OpView, space: int) -> int:
 def _planes(view: OpView, space: int, prefix: str = "s") -> list[str]:
     """Dims of a tensor whose last `space` dims are spatial: ``n0 n1 s0 s1``."""
     return [*names("n", view.rank() - space), *names(prefix, space)]
-
-
-def _pool(view: OpView, space: int, *, linear: bool) -> Rule:
-    """A pool over `space` dims, one FLOP a point of the window."""
-    dims = _planes(view, space)
-    return view.rule(
-        [dims],
-        [dims, dims],
-        halo=dims[-space:],
-        linear=[0] if linear else [],
-        flops=float(_window(view, space)),
-    )
 
 
 def _resampled(
@@ -122,11 +74,6 @@ def _resampled(
         points=result if of_result else first,
         flops=flops,
     )
-
-
-def _pool_backward(view: OpView, space: int, operands: str) -> Rule:
-    """The gradient of a pool, one FLOP a point of the window."""
-    return _resampled(view, space, operands, flops=float(_window(view, space)))
 
 
 def _upsample(view: OpView, mode: str, space: int, *, backward: bool = False) -> Rule:
@@ -186,19 +133,13 @@ def _channel_shuffle(view: OpView) -> Rule:
     return view.rule("n (g c) s..", "n (c g) s..", sizes=sizes, linear=[0])
 
 
-def _pools(space: int) -> dict[str, OpRow]:
-    """Rows of pools over 2 or 3 dims; adaptive ones read every element about once."""
+def _adaptive_pools(space: int) -> dict[str, OpRow]:
+    """Rows of adaptive pools over 2 or 3 dims, which read every element about once."""
     rules = {
         f"_adaptive_avg_pool{space}d": partial(_resampled, space=space),
         f"_adaptive_avg_pool{space}d_backward": partial(_resampled, space=space, operands="so"),
         f"adaptive_max_pool{space}d": partial(_resampled, space=space, linear=False),
         f"adaptive_max_pool{space}d_backward": partial(_resampled, space=space, operands="sos"),
-        f"avg_pool{space}d": partial(_pool, space=space, linear=True),
-        f"avg_pool{space}d_backward": partial(_pool_backward, space=space, operands="so"),
-        f"max_pool{space}d_with_indices": partial(_pool, space=space, linear=False),
-        f"max_pool{space}d_with_indices_backward": partial(
-            _pool_backward, space=space, operands="sos"
-        ),
     }
     return {f"aten::{op}": OpRow(rule) for op, rule in rules.items()}
 
@@ -209,8 +150,8 @@ def _upsampling(mode: str, space: int, *, backward: bool = False) -> OpRow:
 
 
 ROWS: Mapping[str, OpRow] = {
-    **_pools(2),
-    **_pools(3),
+    **_adaptive_pools(2),
+    **_adaptive_pools(3),
     **{f"aten::{op}": _upsampling(*mode) for op, mode in UPSAMPLING.items()},
     **{f"aten::{op}.vec": _upsampling(*mode) for op, mode in UPSAMPLING.items()},
     **{
@@ -218,7 +159,6 @@ ROWS: Mapping[str, OpRow] = {
     },
     "aten::channel_shuffle": OpRow(_channel_shuffle, local_groups("groups")),
     "aten::col2im": OpRow(partial(_columns, operand="n.. (c k) l", result="n.. c h w", flops=1)),
-    "aten::convolution": OpRow(_convolution, local_groups("groups")),
     "aten::grid_sampler_2d": OpRow(
         partial(_grid_sample, operands="n c h w, n p q t", results="n c p q")
     ),
@@ -232,12 +172,6 @@ ROWS: Mapping[str, OpRow] = {
     ),
     "aten::pixel_unshuffle": OpRow(
         partial(_pixels, operand=_WIDE, result=_DEEP, factor="downscale_factor")
-    ),
-    "partitioner::convolution_grad_input": OpRow(
-        partial(_conv_gradient, of_weights=False), partial(_local_conv_gradient, size="input_size")
-    ),
-    "partitioner::convolution_grad_weight": OpRow(
-        partial(_conv_gradient, of_weights=True), partial(_local_conv_gradient, size="weight_size")
     ),
     "partitioner::upsample": OpRow(_any_upsample),
     "partitioner::upsample_backward": OpRow(

@@ -1,21 +1,28 @@
 """Windows over space: convolutions, pools, resizes and samples of images.
 
-Batch, groups and channels are cut; the positions of windows are not.
+Batch, groups, channels and space are cut: a device reads its part of the image with a halo, and
+pads what lies at the image's border.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from partitioner.ir.ops.local import local_groups, with_constant
+from partitioner.ir.errors import IRError
+from partitioner.ir.graph import Attr
+from partitioner.ir.layout import Interval
+from partitioner.ir.ops.local import same_node, with_constant
 from partitioner.ir.ops.onnx.reduction import weighted_mean
+from partitioner.ir.ops.rules import sliding
 from partitioner.ir.ops.rules.convolution import ConvDims, conv
 from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.rules.reshape import changed_dims, resize
+from partitioner.ir.ops.rules.sliding import Slide
 from partitioner.ir.ops.signature import OpaqueError
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
@@ -30,16 +37,66 @@ def _conv_dims(view: OpView, weights: int = 1, *, transposed: bool = False) -> C
     return ConvDims.of(view.shape(weights), view.positive("group", 1), transposed=transposed)
 
 
-def _conv(view: OpView, *, transposed: bool = False) -> Rule:
-    dims = _conv_dims(view, transposed=transposed)
-    return conv(view, dims, [dims.data, dims.weights, dims.channel], bias=2)
+def _slides(view: OpView, kernel: Sequence[int]) -> list[Slide]:
+    """The windows of a convolution or a pool; one of a transposed convolution, where explicit."""
+    space = len(kernel)
+    ones, zeros = (1,) * space, (0,) * (2 * space)
+    strides, dilations = view.ints("strides") or ones, view.ints("dilations") or ones
+    pads, auto = view.ints("pads") or zeros, str(view.attr("auto_pad", "NOTSET"))
+    if len(strides) != space or len(dilations) != space or len(pads) != 2 * space:
+        raise IRError(f"strides {strides}, dilations {dilations}, pads {pads} for {space} dims")
+    pairs = zip(pads[:space], pads[space:], strict=True)
+    if auto not in ("", "NOTSET"):
+        pairs = zip(zeros[:space], zeros[:space], strict=True)
+    slides = [
+        Slide(size, stride, dilation, *pad)
+        for size, stride, dilation, pad in zip(kernel, strides, dilations, pairs, strict=True)
+    ]
+    if not auto.startswith("SAME"):
+        return slides
+    sizes = zip(slides, view.shape()[2:], view.out_shape[2:], strict=True)
+    upper = auto == "SAME_UPPER"
+    return [sliding.same_pads(slide, size, count, more_after=upper) for slide, size, count in sizes]
+
+
+def _back_slides(view: OpView, kernel: Sequence[int]) -> list[Slide]:
+    """The windows of a transposed convolution, which may state its result's shape in place of pads.
+
+    Then what is left over is cropped, in halves.
+    """
+    slides, auto = _slides(view, kernel), str(view.attr("auto_pad", "NOTSET"))
+    if view.attr("output_shape") is None and not auto.startswith("SAME"):
+        return slides
+    more = view.ints("output_padding") or (0,) * len(kernel)
+    sizes = zip(slides, view.shape()[2:], view.out_shape[2:], more, strict=True)
+    totals = [(size - 1) * s.stride + s.extent + extra - count for s, size, count, extra in sizes]
+    if min(totals) < 0:
+        raise OpaqueError(f"the result {view.out_shape[2:]} has more than the windows reach")
+    halves = [total // 2 if auto == "SAME_UPPER" else -(-total // 2) for total in totals]
+    return [
+        replace(slide, before=half, after=total - half)
+        for slide, half, total in zip(slides, halves, totals, strict=True)
+    ]
+
+
+def _conv(view: OpView) -> Rule:
+    dims = _conv_dims(view)
+    operands = [dims.data, dims.weights, dims.channel]
+    return conv(view, dims, operands, _slides(view, view.shape(1)[2:]), bias=2)
+
+
+def _conv_transpose(view: OpView) -> Rule:
+    dims = _conv_dims(view, transposed=True)
+    operands = [dims.data, dims.weights, dims.channel]
+    return conv(view, dims, operands, _back_slides(view, view.shape(1)[2:]), bias=2)
 
 
 def _conv_integer(view: OpView) -> Rule:
     """Zero points are one for the tensor or one for each output channel."""
     dims = _conv_dims(view)
     settings = [_per_channel(view, index, dims) for index in (2, 3)]
-    return conv(view, dims, [dims.data, dims.weights, *settings])
+    operands = [dims.data, dims.weights, *settings]
+    return conv(view, dims, operands, _slides(view, view.shape(1)[2:]))
 
 
 def _qlinear_conv(view: OpView) -> Rule:
@@ -47,7 +104,53 @@ def _qlinear_conv(view: OpView) -> Rule:
     dims = _conv_dims(view, 3)
     settings = [_per_channel(view, index, dims) for index in (1, 2, 4, 5, 6, 7)]
     operands = [dims.data, *settings[:2], dims.weights, *settings[2:], dims.channel]
-    return conv(view, dims, operands, rounded=True)
+    return conv(view, dims, operands, _slides(view, view.shape(3)[2:]), rounded=True)
+
+
+def _local_conv(view: OpView, local: LocalView, weights: int = 1) -> LocalOp:
+    """The device's own groups; its pads."""
+    attrs = _groups(local)
+    if local.regions:
+        attrs |= _local_pads(view, local, _slides(view, view.shape(weights)[2:]))
+    return same_node(view, **attrs)
+
+
+def _local_conv_transpose(view: OpView, local: LocalView) -> LocalOp:
+    """The device's own groups; what it crops."""
+    attrs = _groups(local)
+    if local.regions:
+        slides = _back_slides(view, view.shape(1)[2:])
+        crops = [slide.local_crops(*at) for slide, at in zip(slides, _places(local), strict=True)]
+        firsts, lasts = zip(*crops, strict=True)
+        attrs["pads"] = (*firsts, *(max(last, 0) for last in lasts))
+        attrs |= {"output_padding": tuple(max(-last, 0) for last in lasts), "auto_pad": "NOTSET"}
+    node = same_node(view, **attrs).nodes[0]
+    kept = {k: v for k, v in node.attrs.items() if not local.regions or k != "output_shape"}
+    return LocalOp((replace(node, attrs=kept),))
+
+
+def _groups(local: LocalView) -> dict[str, Attr]:
+    return {"group": local.sizes["g"]} if "g" in local.sizes else {}
+
+
+def _places(local: LocalView) -> list[tuple[Interval, Interval]]:
+    """What a device has of the whole data and of the whole result, of each spatial dim."""
+    sides = zip(local.regions[0][2:], local.out_regions[0][2:], strict=True)
+    return [(read[0], written[0]) for read, written in sides]
+
+
+def _local_pads(view: OpView, local: LocalView, slides: Sequence[Slide]) -> dict[str, Attr]:
+    """The pads at the image's border; none where a device's part ends inside.
+
+    With ceil_mode, the last window may reach beyond the padding, which keeps its size.
+    """
+    pads = [slide.local_pads(*at) for slide, at in zip(slides, _places(local), strict=True)]
+    firsts = [before for before, _ in pads]
+    lasts = [min(after, s.after) for (_, after), s in zip(pads, slides, strict=True)]
+    attrs: dict[str, Attr] = {"pads": (*firsts, *lasts)}
+    if view.attr("auto_pad") is not None:
+        attrs["auto_pad"] = "NOTSET"
+    return attrs
 
 
 def _per_channel(view: OpView, index: int, dims: ConvDims) -> list[str] | None:
@@ -67,8 +170,14 @@ def _pool(view: OpView) -> Rule:
     """``n c s.. -> n c s..``, one FLOP a point of the window."""
     if len(view.node.writes) > 1:
         raise OpaqueError("result Indices counts through the whole tensor")
-    flops = float(math.prod(view.ints("kernel_shape") or ()))
-    return view.rule("n c s..", "n c s..", halo="s..", flops=flops)
+    kernel, dims = view.ints("kernel_shape") or (), names("s", view.rank() - 2)
+    slid = sliding.windows(_slides(view, kernel), view.shape(), dims)
+    return view.rule("n c s..", "n c s..", windows=slid, flops=float(math.prod(kernel)))
+
+
+def _local_pool(view: OpView, local: LocalView) -> LocalOp:
+    slides = _slides(view, view.ints("kernel_shape") or ())
+    return same_node(view, **_local_pads(view, local, slides)) if local.regions else same_node(view)
 
 
 def _global_pool(view: OpView, how: str = "") -> Rule:
@@ -162,16 +271,16 @@ def _grid_sample(view: OpView) -> Rule:
 
 
 ROWS: Mapping[str, OpRow] = {
-    **{op: OpRow(_pool) for op in ("AveragePool", "LpPool", "MaxPool")},
+    **{op: OpRow(_pool, _local_pool) for op in ("AveragePool", "LpPool", "MaxPool")},
     **{op: OpRow(_regions) for op in ("MaxRoiPool", "RoiAlign")},
     **{op: OpRow(_resize, _local_sizes) for op in ("Resize", "Upsample")},
-    "Conv": OpRow(_conv, local_groups("group")),
-    "ConvInteger": OpRow(_conv_integer, local_groups("group")),
-    "ConvTranspose": OpRow(partial(_conv, transposed=True), local_groups("group")),
+    "Conv": OpRow(_conv, _local_conv),
+    "ConvInteger": OpRow(_conv_integer, _local_conv),
+    "ConvTranspose": OpRow(_conv_transpose, _local_conv_transpose),
     "GlobalAveragePool": OpRow(partial(_global_pool, how="sum"), _local_average),
     "GlobalLpPool": OpRow(_global_pool),
     "GlobalMaxPool": OpRow(partial(_global_pool, how="max")),
     "GridSample": OpRow(_grid_sample),
     "LRN": OpRow(_lrn),
-    "QLinearConv": OpRow(_qlinear_conv, local_groups("group")),
+    "QLinearConv": OpRow(_qlinear_conv, partial(_local_conv, weights=3)),
 }

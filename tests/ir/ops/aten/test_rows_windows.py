@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from aten_rows import aten
 from rows import Case, Draw, check_row, f32
 
@@ -78,6 +79,21 @@ def places(*shape: int) -> np.ndarray:
     return np.ascontiguousarray(PLANES[: shape[0], : shape[1], :count]).reshape(shape)
 
 
+def maxima(shape: Sequence[int], *settings: Any) -> np.ndarray:
+    """Places of the maxima of windows over random planes."""
+    x = torch.rand(*shape, generator=torch.Generator().manual_seed(3))
+    pool = getattr(torch.ops.aten, f"max_pool{len(shape) - 2}d_with_indices")
+    return pool(x, *settings)[1].numpy()
+
+
+def max_backward(shape: Sequence[int], *settings: Any, cuts: int) -> Case:
+    """The gradient of a max pool of planes of this shape."""
+    places = maxima(shape, *settings)
+    name = f"max_pool{len(shape) - 2}d_with_indices_backward"
+    operands = f32(*places.shape), f32(*shape)
+    return aten(name, *operands, *settings, places, options=ways(cuts))
+
+
 def ways(cuts: int) -> dict[str, int]:
     return {"min_cuts": cuts}
 
@@ -124,19 +140,12 @@ POOLS = [
     aten("max_pool2d_with_indices", f32(4, 6, 5, 5), [3, 3], [2, 2], [1, 1], options=ways(2)),
     aten("max_pool2d_with_indices", f32(6, 5, 5), [2, 2], options=ways(1)),
     aten("max_pool2d_with_indices", f32(4, 6, 5, 5), [2, 2], absent=(1,), options=ways(2)),
-    aten(
-        "max_pool2d_with_indices_backward",
-        *(f32(2, 4, 3, 3), f32(2, 4, 6, 6), [2, 2], [2, 2], [0, 0], [1, 1], False),
-        places(2, 4, 3, 3),
-        options=ways(3),
-    ),
+    max_backward((2, 4, 6, 6), [2, 2], [2, 2], [0, 0], [1, 1], False, cuts=5),
+    max_backward((2, 4, 7, 8), [3, 3], [2, 2], [1, 1], [1, 1], False, cuts=5),
+    max_backward((2, 4, 8, 7), [3, 3], [2, 2], [0, 1], [1, 1], True, cuts=5),
+    max_backward((2, 3, 9, 7), [2, 2], [1, 3], [1, 0], [2, 1], False, cuts=5),
     aten("max_pool3d_with_indices", f32(4, 6, 3, 5, 5), [2, 2, 2], options=ways(2)),
-    aten(
-        "max_pool3d_with_indices_backward",
-        *(f32(2, 4, 1, 3, 3), f32(2, 4, 1, 6, 6), [1, 2, 2], [1, 2, 2], [0] * 3, [1] * 3, False),
-        places(2, 4, 3, 3)[:, :, None],
-        options=ways(3),
-    ),
+    max_backward((2, 4, 1, 6, 6), [1, 2, 2], [1, 2, 2], [0] * 3, [1] * 3, False, cuts=5),
     aten("max_unpool2d", f32(2, 4, 3, 3), places(2, 4, 3, 3), [6, 6], options=ways(2)),
     aten("pixel_shuffle", f32(4, 12, 3, 5), 2, options=ways(5)),
     aten("pixel_shuffle", f32(12, 3, 5), 2, options=ways(4)),

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from partitioner.ir.errors import IRError
-from partitioner.ir.graph import Attr
+from partitioner.ir.graph import Attr, Node
 from partitioner.ir.layout import Interval
 from partitioner.ir.ops.local import same_node, with_constant
 from partitioner.ir.ops.onnx.reduction import weighted_mean
@@ -22,7 +22,7 @@ from partitioner.ir.ops.rules import sliding
 from partitioner.ir.ops.rules.convolution import ConvDims, conv
 from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.rules.reshape import changed_dims, resize
-from partitioner.ir.ops.rules.sliding import Slide
+from partitioner.ir.ops.rules.sliding import Slide, Zoom
 from partitioner.ir.ops.signature import OpaqueError
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
@@ -31,6 +31,9 @@ from partitioner.ir.rule import Rule
 TAPS = {"nearest": 1, "linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}
 
 SIZES = 3  #: Index of Resize's operand "sizes".
+
+#: First opsets in which Resize has its modes as attributes, and Slice its bounds as operands.
+RESIZE_MODES, SLICE_INPUT = 11, 10
 
 
 def _conv_dims(view: OpView, weights: int = 1, *, transposed: bool = False) -> ConvDims:
@@ -210,7 +213,7 @@ def _regions(view: OpView) -> Rule:
 
 
 def _resize(view: OpView) -> Rule:
-    """Dims that keep their size are cut, resized ones are whole."""
+    """Dims that keep their size are cut, and those that grow by a whole number, with a halo."""
     if view.attr("coordinate_transformation_mode") == "tf_crop_and_resize":
         # It crops: a dim that keeps its size may still be resampled.
         raise OpaqueError("coordinate_transformation_mode is tf_crop_and_resize")
@@ -223,7 +226,35 @@ def _resize(view: OpView) -> Rule:
     elif view.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
         changed |= set(dims)  # the scale of a dim follows from the others' sizes
     taps = TAPS.get(str(view.attr("mode", "nearest")), 1) ** len(changed)
-    return resize(view, changed, flops=2.0 * taps if taps > 1 else 0.0)
+    slid = {dim: zoom.window(view.shape()[dim]) for dim, zoom in _zooms(view).items()}
+    return resize(view, changed, slid, flops=2.0 * taps if taps > 1 else 0.0)
+
+
+def _zooms(view: OpView) -> dict[int, Zoom]:
+    """Dims that grow by a whole number, so that each part is resized as the whole is."""
+    mode = str(view.attr("mode", "nearest"))
+    if mode not in sliding.REACH or view.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return {}
+    if view.attr("antialias", 0) or view.attr("exclude_outside", 0):
+        return {}
+    old = view.node.op == "Upsample" or view.opset < RESIZE_MODES
+    how = str(view.attr("coordinate_transformation_mode", "asymmetric" if old else "half_pixel"))
+    rounding = str(view.attr("nearest_mode", "floor" if old else "round_prefer_floor"))
+    if how not in ("asymmetric", "half_pixel", "pytorch_half_pixel"):
+        return {}
+    if mode == "nearest" and rounding.startswith("round_prefer") == (how == "asymmetric"):
+        return {}
+    if mode == "nearest" and rounding == "ceil":
+        return {}
+    sizes = zip(view.shape(), view.out_shape, strict=True)
+    zooms = {dim: sliding.zoom(mode, *size) for dim, size in enumerate(sizes)}
+    dims, scales = _resized_dims(view), _scales(view)
+    given = dict(zip(dims, scales, strict=True)) if scales is not None else {}
+    return {
+        dim: zoom
+        for dim, zoom in zooms.items()
+        if zoom is not None and given.get(dim, zoom.factor) == zoom.factor
+    }
 
 
 def _scales(view: OpView) -> list[float] | None:
@@ -244,14 +275,40 @@ def _resized_dims(view: OpView) -> list[int]:
     return list(range(view.rank())) if axes is None else [axis % view.rank() for axis in axes]
 
 
-def _local_sizes(view: OpView, local: LocalView) -> LocalOp:
-    """The wanted sizes of cut dims become the local ones."""
+def _local_resize(view: OpView, local: LocalView) -> LocalOp:
+    """The wanted sizes of cut dims become the local ones; what the halo adds is sliced off."""
+    shape, starts = list(local.out_shapes[0]), dict[int, int]()
+    for dim, zoom in _zooms(view).items() if local.regions else ():
+        ((read, count),), ((start, _),) = local.regions[0][dim], local.out_regions[0][dim]
+        shape[dim] = count * zoom.factor
+        if shape[dim] != local.out_shapes[0][dim]:
+            starts[dim] = start - read * zoom.factor
+    resized = _sized(view, shape)
+    if not starts:
+        return resized
+    name = f"{view.node.name}.whole"
+    node = replace(resized.nodes[0], name=name, outputs=(name,))
+    ends = {dim: start + local.out_shapes[0][dim] for dim, start in starts.items()}
+    bounds = {"starts": (*starts.values(),), "ends": (*ends.values(),), "axes": (*starts,)}
+    types = {name: view.out_type.with_shape(shape)}
+    if view.opset < SLICE_INPUT:
+        attrs: dict[str, Attr] = {**bounds}
+        slice_ = Node(view.node.name, "Slice", (name,), view.node.outputs, attrs)
+        return LocalOp((node, slice_), resized.constants, types)
+    lists = {f"{name}.{key}": np.array(numbers, np.int64) for key, numbers in bounds.items()}
+    slice_ = Node(view.node.name, "Slice", (name, *lists), view.node.outputs)
+    return LocalOp((node, slice_), {**resized.constants, **lists}, types)
+
+
+def _sized(view: OpView, shape: Sequence[int]) -> LocalOp:
+    """The node with a result of a local shape."""
     sizes = view.type(SIZES)
     if view.node.op != "Resize" or sizes is None or sizes.numel == 0:
         return LocalOp((view.node,))
     whole = view.constant(SIZES)
+    changed = changed_dims(view) - _zooms(view).keys()
     local_sizes = [
-        local.out_shapes[0][dim] if f"d{dim}" in local.sizes else int(size)
+        int(size) if dim in changed else shape[dim]
         for dim, size in zip(_resized_dims(view), whole, strict=True)
     ]
     return with_constant(view, SIZES, np.array(local_sizes, whole.dtype))
@@ -273,7 +330,7 @@ def _grid_sample(view: OpView) -> Rule:
 ROWS: Mapping[str, OpRow] = {
     **{op: OpRow(_pool, _local_pool) for op in ("AveragePool", "LpPool", "MaxPool")},
     **{op: OpRow(_regions) for op in ("MaxRoiPool", "RoiAlign")},
-    **{op: OpRow(_resize, _local_sizes) for op in ("Resize", "Upsample")},
+    **{op: OpRow(_resize, _local_resize) for op in ("Resize", "Upsample")},
     "Conv": OpRow(_conv, _local_conv),
     "ConvInteger": OpRow(_conv_integer, _local_conv),
     "ConvTranspose": OpRow(_conv_transpose, _local_conv_transpose),

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import partitioner
 from partitioner.compiled.base import Compiled
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import rules_of
+from partitioner.ir.plan import NodePlan
 from partitioner.ir.program import Comm
-from partitioner.ir.rule import Rule
+from partitioner.ir.rule import Cut, Rule
 from partitioner.strategies.constraints import Constraints, Pin
 
 MESHES = ({"tp": 2}, {"tp": 3}, {"tp": 5}, {"dp": 2, "tp": 3})
@@ -215,11 +217,48 @@ def test_the_bytes_of_a_halo(ranks: int, kernel: int, dilation: int, tmp_path: P
         constraints=Constraints(tuple(rows)),
     )
     assert compiled.verify(seed=0).equal
+    assert 4 * sent(compiled) == (ranks - 1) * (kernel - 1) * dilation * channels * width * 4
+
+
+def sent(compiled: Compiled) -> int:
+    """Elements that ranks send each other."""
     comms = {
         id(step): step
         for program in compiled.programs.ranks
         for step in program.steps
         if isinstance(step, Comm)
     }
-    sent = sum(t.numel for c in comms.values() for t in c.transfers if t.source != t.target)
-    assert 4 * sent == (ranks - 1) * (kernel - 1) * dilation * channels * width * 4
+    return sum(t.numel for c in comms.values() for t in c.transfers if t.source != t.target)
+
+
+def test_parts_that_overlap_replace_an_exchange(tmp_path: Path) -> None:
+    """A plan by hand: the rows that two ranks need of the first result are computed by both."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], name="a", pads=[1] * 4),
+        helper.make_node("Relu", ["a"], ["b"], name="b"),
+        helper.make_node("Conv", ["b", "w"], ["c"], name="c", pads=[1] * 4),
+        helper.make_node("Relu", ["c"], ["y"], name="y"),
+    ]
+    weights = {"w": np.ones((2, 2, 3, 3), np.float32) / 9}
+    tensor = ("float32", [1, 2, 9, 5])
+    path = tmp_path / "chain.onnx"
+    path.write_bytes(
+        onnx_models.model(nodes, {"x": tensor}, {"y": tensor}, weights).SerializeToString()
+    )
+    rows = tuple(Pin("rows", tensor=value, dim=2, side="made") for value in "abcy")
+    options: dict[str, Any] = {"mesh": {"tp": 3}, "cluster": "3xideal", "strategy": "intra"}
+    compiled = partitioner.compile(path, constraints=Constraints(rows), **options)
+    assert sent(compiled) == 4 * 2 * 5  # a row each way over two borders, of two channels
+    plan = compiled.plan
+    decisions = dict(plan.nodes)
+    for name in ("a", "b"):
+        (factor,) = plan.nodes[name].cuts
+        cut = Cut.parse("tp:0..4,2..7,5..9")
+        decisions[name] = NodePlan(plan.nodes[name].group, {factor: cut})
+    by_hand = replace(plan, nodes=decisions, certificate=None)
+    overlapping = partitioner.compile(path, constraints=by_hand, **options)
+    assert overlapping.plan.nodes["b"].cuts == decisions["b"].cuts
+    assert sent(overlapping) == 0
+    assert overlapping.verify(seed=0).equal
+    overlapping.save(tmp_path / "saved")
+    assert partitioner.load(tmp_path / "saved").verify(seed=0).equal

@@ -12,7 +12,7 @@ from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.header import Header, fits
-from partitioner.backends.onnx.agreement import check_agreement, check_delivery
+from partitioner.backends.onnx.agreement import check_agreement, check_delivery, check_order
 from partitioner.backends.onnx.header import DOMAIN, PHASE_KEY, parse_transfers, read_header
 from partitioner.backends.onnx.nodes import attribute_graphs
 from partitioner.backends.onnx.steps import Cut, RankModel, Segment
@@ -20,6 +20,7 @@ from partitioner.backends.regions import region_shape
 from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.onnx_types import from_onnx_dtype
+from partitioner.ir.phases import RunOrder
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import TensorType
 
@@ -47,9 +48,8 @@ def read_rank(directory: Path, rank: int) -> RankFile:
     """
     proto, header = _read_file(directory / f"rank{rank}.onnx")
     steps, types = _steps(proto, header), _types(proto.graph)
-    inputs, outputs = header.whole_inputs, header.whole_outputs
-    parts = [(name, inputs[part.whole], part.region) for name, part in header.inputs.items()]
-    parts += [(out.value, outputs[out.whole], out.region) for out in header.outputs]
+    parts = [(n, header.run_type(part.whole), part.region) for n, part in header.inputs.items()]
+    parts += [(out.value, header.run_type(out.whole), out.region) for out in header.outputs]
     for name, whole, region in parts:
         part = whole if region is None else TensorType.of(whole.dtype, region_shape(region))
         if types.get(name) != part:
@@ -78,6 +78,7 @@ def check_ranks(files: Sequence[RankFile], where: str) -> tuple[Header, ...]:
     try:
         check_agreement([steps for _, steps in files])
         check_delivery(headers)
+        check_order(headers[0], [steps for _, steps in files])
     except BackendError as error:
         raise BackendError(f"{where}: {error}") from None
     return headers
@@ -85,7 +86,8 @@ def check_ranks(files: Sequence[RankFile], where: str) -> tuple[Header, ...]:
 
 def _shared(header: Header) -> tuple[object, ...]:
     """The fields that are equal in all files of a folder."""
-    return header.ranks, header.programs, header.origin, header.whole_inputs, header.whole_outputs
+    plan = header.ranks, header.programs, header.origin, header.batch
+    return *plan, header.whole_inputs, header.whole_outputs
 
 
 def load_rank(source: Path | ModelProto, keep: Collection[str] = ()) -> RankModel:
@@ -137,11 +139,36 @@ def _steps(proto: ModelProto, header: Header) -> tuple[Segment | Cut, ...]:
     for cut in cuts:
         if cut.pipelined and cut.comm.kind is CommKind.ALL_REDUCE:
             raise BackendError(f"rank {header.rank}: {cut} cannot end in a later phase")
+    if header.batch is not None:
+        _check_phases(steps, header.rank, header.batch.order)
     if len(cuts) != header.comms:
         raise BackendError(
             f"rank {header.rank}: the file holds {len(cuts)} communications, not {header.comms}"
         )
     return steps
+
+
+def _check_phases(steps: Iterable[Segment | Cut], rank: int, order: RunOrder) -> None:
+    """Refuse steps in phases that the rank does not run, or as often as it does not.
+
+    Raises:
+        BackendError: There are such steps.
+    """
+    for step in steps:
+        if isinstance(step, Segment):
+            what, phases = f"node {step.nodes[0].name!r}", {step.phase}
+        else:
+            ends = (step.source, step.comm.phase), (step.target, step.comm.target_phase)
+            what, phases = str(step), {phase for type_, phase in ends if type_ is not None}
+        for phase in sorted(phases - order.own(rank)):
+            raise BackendError(
+                f"rank {rank}: {what} is in phase {phase}, which its schedule does not run there"
+            )
+        if len({order.phases.is_once(phase) for phase in step.span}) > 1:
+            raise BackendError(
+                f"rank {rank}: {what} is between phase {step.span[0]} and phase {step.span[1]}, of "
+                "which one runs once a request and one for each micro-batch"
+            )
 
 
 def _split(nodes: Iterable[NodeProto], rank: int) -> Iterator[Segment | Cut]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +32,18 @@ from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import TensorType
 from partitioner.strategies.same_in_parts import AXIS, CombinesError, cut_factors
+
+
+class MicroBatch(NamedTuple):
+    """One of several equal micro-batches of a model's batch.
+
+    Attributes:
+        graph: Its graph.
+        parts: Its part, and those of the others, in the whole batch.
+    """
+
+    graph: Graph
+    parts: BatchParts
 
 
 def batch_size(graph: Graph) -> int:
@@ -72,8 +85,8 @@ def even_counts(graph: Graph) -> tuple[int, ...]:
     return tuple(count for count in range(1, batch + 1) if batch % count == 0)
 
 
-def micro_batch_graph(graph: Graph, count: int) -> tuple[Graph, BatchParts]:
-    """The graph of one of `count` equal micro-batches, and its place in the whole batch.
+def micro_batch_graph(graph: Graph, count: int) -> MicroBatch:
+    """One of `count` equal micro-batches of a graph's batch.
 
     Args:
         graph: The graph of the whole batch, of inference.
@@ -92,7 +105,7 @@ def micro_batch_graph(graph: Graph, count: int) -> tuple[Graph, BatchParts]:
         )
     types = {name: graph.types[name] for name in (*graph.inputs, *graph.outputs)}
     if count == 1:
-        return graph, BatchParts(1, types, {})
+        return MicroBatch(graph, BatchParts(1, types, {}))
     return _Cutter(graph, count).run(types)
 
 
@@ -125,7 +138,7 @@ class _Cutter:
     constants: dict[str, Constant] = field(default_factory=dict)
     parts: dict[tuple[str, Sharding], str] = field(default_factory=dict)
 
-    def run(self, types: Mapping[str, TensorType]) -> tuple[Graph, BatchParts]:
+    def run(self, types: Mapping[str, TensorType]) -> MicroBatch:
         split = split_inputs(self.whole)
         for name in (*self.whole.inputs, *self.whole.constants):
             type_ = self.whole.types[name]
@@ -138,7 +151,7 @@ class _Cutter:
             for name in types
             if self.at[name].axes
         }
-        return self._graph(), BatchParts(self.count, types, regions)
+        return MicroBatch(self._graph(), BatchParts(self.count, types, regions))
 
     def _graph(self) -> Graph:
         nodes = needed(self.nodes, self.whole.outputs)

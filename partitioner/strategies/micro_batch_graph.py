@@ -251,7 +251,9 @@ class _Cutter:
         for value, at in placed.results():
             self._declare(names[value], value, at.sharding)
         local = self._local(placed)
-        results = {**names, **{name: self._free(name) for name in (*local.constants, *local.types)}}
+        # Names of their own, since a plan may make the node local once more.
+        added = {name: self._free(f"{name}.part") for name in (*local.constants, *local.types)}
+        results = {**names, **added}
         for name, array in local.constants.items():
             constant = Constant.of(np.asarray(array))
             self.constants[results[name]] = constant
@@ -259,7 +261,7 @@ class _Cutter:
         self.types.update({results[name]: type_ for name, type_ in local.types.items()})
         for step in local.nodes:
             keeps_name = named is None and step.name == node.name
-            name = step.name if keeps_name else self._free(step.name)
+            name = step.name if keeps_name else self._free(f"{step.name}.part")
             operands = (*node.inputs, *node.captures)
             self.nodes.append(replace(renamed(step, operands, slots, results), name=name))
 

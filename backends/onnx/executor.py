@@ -112,9 +112,8 @@ def write_parts(
         write_region(target, region, combine(summands, cut.comm.reduce))
 
 
-#: Gets an action that was just done, and the values of its pass, then those of other
-#: micro-batches of the request.
-Observer = Callable[[Action, Sequence[Mapping[str, torch.Tensor]]], None]
+#: Gets an action that was just done and the values of its pass.
+Observer = Callable[[Action, Mapping[str, torch.Tensor]], None]
 
 
 class Executor:
@@ -185,8 +184,7 @@ class Executor:
                 values = self._values(flying, number, feeds)
                 yield from self._act(action, number, values)
                 if self.observe is not None:
-                    others = (held for other, held in flying.items() if other != number)
-                    self.observe(action, (values, *others))
+                    self.observe(action, values)
                 for name in frees[action]:
                     values.pop(name, None)
             if turn.done is not None:

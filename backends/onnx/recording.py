@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,16 +29,15 @@ _ROLES = {Part.SEND: Role.SEND, Part.RECEIVE: Role.RECEIVE}
 class LiveBytes:
     """Observes an executor: bytes of the values that live between segments, at each action."""
 
-    #: By the index of the rank's step; the most of all its passes.
-    by_step: dict[int, int] = field(default_factory=dict)
+    by_step: dict[int, int] = field(default_factory=dict)  #: By the index of the rank's step.
 
-    def __call__(self, action: Action, held: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    def __call__(self, action: Action, values: Mapping[str, torch.Tensor]) -> None:
         """See `executor.Observer`."""
-        if action.role is Part.SEND:
-            return
-        storages = (value.untyped_storage() for values in held for value in values.values())
-        nbytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-        self.by_step[action.index] = max(nbytes, self.by_step.get(action.index, 0))
+        if action.role is not Part.SEND:
+            storages = {value.untyped_storage().data_ptr(): value for value in values.values()}
+            self.by_step[action.index] = sum(
+                value.untyped_storage().nbytes() for value in storages.values()
+            )
 
 
 @dataclass
@@ -56,9 +54,9 @@ class Spans:
         self._last_s = self.clock()
         return self._last_s
 
-    def __call__(self, action: Action, held: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    def __call__(self, action: Action, values: Mapping[str, torch.Tensor]) -> None:
         """See `executor.Observer`."""
-        del held
+        del values
         now = self.clock()
         self.actions.append((action, self._last_s, now))
         self._last_s = self.clock()
@@ -123,18 +121,13 @@ class Recorder:
         runs: Mapping[int, list[tuple[Kernel, ...]]],
         names: Mapping[int, Mapping[str, _Work]],
     ) -> Iterator[Event]:
-        actions = tuple(actions)
-        times = Counter(action.index for action, _, _ in actions if action.role is Part.COMPUTE)
-        passes: Counter[int] = Counter()
         for action, begin, end in actions:
             step = self.executor.model.steps[action.index]
             if isinstance(step, Cut):
                 seqs, role = (step.comm.seq,), _ROLES[action.role]
                 yield Event((), seqs, step.comm.kind.value, role, begin, end)
                 continue
-            run = number * times[action.index] + passes[action.index]
-            passes[action.index] += 1
-            for kernel in runs[action.index][run]:
+            for kernel in runs[action.index][number]:
                 work = names[action.index].get(kernel.name, _Work((), ()))
                 label = kernel.op if work.nodes or work.comms else f"{kernel.op} {kernel.name}"
                 yield Event(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -263,12 +263,14 @@ def _link(model: RankModel) -> Iterator[Segment | Cut]:
     last_read = {name: index for index, reads in enumerate(reads_of) for name in reads}
     last_read |= dict.fromkeys(delivered, len(model.steps))
     made = dict.fromkeys(model.header.inputs, 0)  # the phase in which each value is made
+    runs_first = _runs_first(model.header)
     for index, (step, reads) in enumerate(zip(model.steps, reads_of, strict=True)):
         missing = [name for name in reads if name not in made and name not in model.constants]
         if missing:
             raise BackendError(f"rank {model.rank}: {missing[0]!r} is read before it is made")
         phase, last = step.span
         late = [name for name in reads if made.get(name, 0) > phase]
+        late += [name for name in reads if name in made and not runs_first(made[name], phase)]
         if late:
             raise BackendError(
                 f"rank {model.rank}: {late[0]!r} is made in phase {made[late[0]]}, "
@@ -289,6 +291,21 @@ def _link(model: RankModel) -> Iterator[Segment | Cut]:
     for name in delivered:
         if name not in made and name not in model.constants:
             raise BackendError(f"rank {model.rank}: no value {name!r}")
+
+
+def _runs_first(header: Header) -> Callable[[int, int], bool]:
+    """A function that tells whether a rank runs a phase before another one of the same pass."""
+    if header.batch is None:
+        return lambda one, other: one <= other
+    phases, count = header.batch.order.phases, header.batch.parts.count
+    index = {run: at for at, run in enumerate(header.batch.order.runs(header.rank))}
+
+    def runs_first(one: int, other: int) -> bool:
+        return all(
+            index[one, 0 if phases.is_once(one) else m] <= index[other, m] for m in range(count)
+        )
+
+    return lambda one, other: one == other or phases.is_once(other) or runs_first(one, other)
 
 
 def _values(step: Segment | Cut) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ that was expanded to the batch, the part is taken if it is the same for all micr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -59,19 +59,17 @@ def batch_size(graph: Graph) -> int:
     return size
 
 
-def split_inputs(graph: Graph) -> tuple[str, ...]:
-    """The inputs whose dim 0 is the batch: those with the size of `batch_size`.
+def same_size(graph: Graph) -> tuple[str, ...]:
+    """The inputs whose dim 0 may be the batch: the first one with dims, and those as long as it.
 
-    Of two that have symbols, the symbols must be equal.
+    Where that one has a symbol for the batch, others must have the same.
     """
     first = graph.types[_first_input(graph)].dims[0]
-    dims = {name: graph.types[name].dims[:1] for name in graph.inputs}
+    heads = {name: graph.types[name].dims[:1] for name in graph.inputs}
     return tuple(
         name
-        for name, head in dims.items()
-        if head
-        and head[0].size == first.size
-        and (None in (head[0].symbol, first.symbol) or head[0].symbol == first.symbol)
+        for name, head in heads.items()
+        if head and (head[0] == first if first.symbol else head[0].size == first.size)
     )
 
 
@@ -106,7 +104,29 @@ def micro_batch_graph(graph: Graph, count: int) -> MicroBatch:
     types = {name: graph.types[name] for name in (*graph.inputs, *graph.outputs)}
     if count == 1:
         return MicroBatch(graph, BatchParts(1, types, {}))
-    return _Cutter(graph, count).run(types)
+    refusal: OptionError | None = None
+    for split in _splits(graph):
+        try:
+            return _Cutter(graph, count).run(types, split)
+        except OptionError as error:
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal
+
+
+def _splits(graph: Graph) -> Iterator[tuple[str, ...]]:
+    """Sets of inputs that may be split, the likeliest first.
+
+    Another input may be as long as the batch by chance, as one of as many features: each of them
+    is left out in turn, then all.
+    """
+    names, first = same_size(graph), _first_input(graph)
+    yield names
+    others = [name for name in names if name != first]
+    for left_out in others:
+        yield tuple(name for name in names if name != left_out)
+    if len(others) > 1:
+        yield (first,)
 
 
 def _first_input(graph: Graph) -> str:
@@ -138,8 +158,7 @@ class _Cutter:
     constants: dict[str, Constant] = field(default_factory=dict)
     parts: dict[tuple[str, Sharding], str] = field(default_factory=dict)
 
-    def run(self, types: Mapping[str, TensorType]) -> MicroBatch:
-        split = split_inputs(self.whole)
+    def run(self, types: Mapping[str, TensorType], split: Collection[str]) -> MicroBatch:
         for name in (*self.whole.inputs, *self.whole.constants):
             type_ = self.whole.types[name]
             self._declare(name, name, self._by_samples(type_) if name in split else None)

@@ -23,7 +23,7 @@ from partitioner.strategies.micro_batch_graph import (
     batch_size,
     even_counts,
     micro_batch_graph,
-    split_inputs,
+    same_size,
 )
 
 BATCH, COUNT = 6, 3
@@ -153,13 +153,12 @@ def test_inputs_without_the_batch_go_to_all_micro_batches() -> None:
         y={"y": (BATCH, 4), "z": (4,)},
     )
     micro = check(graph)
-    assert split_inputs(graph) == ("x", "other")
+    assert same_size(graph) == ("x", "other")
     assert set(micro.parts.regions) == {"x", "other", "y"}  # z is the same in all of them
 
 
 def test_symbols_tell_which_inputs_have_the_batch() -> None:
-    """Of equal sizes with two symbols one is the batch; a size without a symbol may be."""
-    shapes = {"a": ("n", 4), "b": ("m", 4), "c": ("n", 1), "d": (BATCH, 1)}
+    shapes = {"a": ("n", 4), "b": ("m", 4), "c": ("n", 1), "d": (4,)}
     more = {name: ("float32", shape) for name, shape in shapes.items()}
     graph = built(
         node("Sum", "x", "a", "c", "d", out="s"),
@@ -169,8 +168,22 @@ def test_symbols_tell_which_inputs_have_the_batch() -> None:
         more=more,
         dims={"n": BATCH, "m": BATCH},
     )
-    assert split_inputs(graph) == ("x", "a", "c", "d")
+    assert same_size(graph) == ("x", "a", "c")
     check(graph)
+
+
+@pytest.mark.parametrize("names", [["bias"], ["bias", "other"], ["scale", "bias"]])
+def test_an_input_as_long_as_the_batch_by_chance_goes_to_all(names: list[str]) -> None:
+    shapes = {"bias": (BATCH,), "other": (BATCH, BATCH), "scale": (BATCH, 1)}
+    nodes = [node("Relu", "x", out="r")]
+    for index, name in enumerate(names):
+        op = {"bias": "Add", "scale": "Mul", "other": "MatMul"}[name]
+        nodes.append(node(op, "r" if not index else f"v{index - 1}", name, out=f"v{index}"))
+    last = f"v{len(names) - 1}"
+    more = {name: ("float32", shapes[name]) for name in names}
+    graph = built(*nodes, x=(BATCH, BATCH), more=more, y={last: (BATCH, BATCH)})
+    micro = check(graph)
+    assert set(micro.parts.regions) == {"x", last} | ({"scale"} & set(names))
 
 
 def test_a_subgraph_that_reads_no_sample_runs_in_each() -> None:

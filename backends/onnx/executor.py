@@ -6,7 +6,7 @@ data, so that one process can run all ranks in turn.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -153,6 +153,10 @@ class Executor:
         self._kept = frozenset((*(o.value for o in model.header.outputs), *model.keep))
         batch = model.header.batch
         self._parts = 1 if batch is None else batch.parts.count
+        #: Of values to return, how many of a request there are.
+        self._times = dict.fromkeys(self._kept, self._parts)
+        if batch is not None:
+            self._times |= {o.value: len(batch.regions(o.whole)) for o in model.header.outputs}
         #: Values that the micro-batches of a request have in common.
         self._once = frozenset(
             name
@@ -178,17 +182,20 @@ class Executor:
         in_phases = turns.passes > 1 or self.model.header.batch is not None
         frees = _frees(self.actions, self._kept | self._once, in_phases=in_phases)
         flying: dict[int, Values] = {}
+        results: dict[int, Values] = defaultdict(dict)  # of all micro-batches, by request
         self.communicator.begin(turns)
         for turn in turns.of_rank(self.model.rank, self.actions):
             for action, number in turn.actions:
                 values = self._values(flying, number, feeds)
                 yield from self._act(action, number, values)
+                self._put(action, number, values, results)
                 if self.observe is not None:
                     self.observe(action, values)
                 for name in frees[action]:
                     values.pop(name, None)
             if turn.done is not None:
-                yield Done(turn.done, self._done(flying, turn.done, feeds))
+                made = results.pop(turn.done, {})
+                yield Done(turn.done, self._done(flying, turn.done, feeds, made))
         self.communicator.finish()
 
     def _values(
@@ -214,20 +221,35 @@ class Executor:
         flying: dict[int, Values],
         request: int,
         feeds: Sequence[Mapping[str, torch.Tensor]],
+        made: Values,
     ) -> Mapping[str, torch.Tensor]:
-        """The values of a request to return; the others are dropped."""
+        """The values of a request to return; the others are dropped.
+
+        `made` are those that its passes have put together.
+        """
         batch, first = self.model.header.batch, request * self._parts
         passes = [self._values(flying, first + index, feeds) for index in range(self._parts)]
         for index in range(self._parts):
             del flying[first + index]
         if batch is None:
             return {name: passes[0][name] for name in self._kept}
-        times = dict.fromkeys(self._kept, self._parts)
-        times |= {o.value: len(batch.regions(o.whole)) for o in self.model.header.outputs}
-        return {
-            name: torch.stack([values[name] for values in passes[: times[name]]])
-            for name in self._kept
+        return made | {
+            name: torch.stack([values[name] for values in passes[: self._times[name]]])
+            for name in self._kept - made.keys()
         }
+
+    def _put(self, action: Action, number: int, values: Values, results: dict[int, Values]) -> None:
+        """Put the values to return that a micro-batch has made beside those of the others."""
+        if self.model.header.batch is None:
+            return
+        request, micro_batch = divmod(number, self._parts)
+        for name in self._kept.intersection(action.writes) - self._once:
+            value, made = values[name], results[request]
+            if micro_batch < self._times[name]:
+                if name not in made:
+                    made[name] = value.new_empty((self._times[name], *value.shape))
+                made[name][micro_batch].copy_(value)
+                values[name] = made[name][micro_batch]
 
     def _act(self, action: Action, number: int, values: Values) -> Iterator[Waiting]:
         step = self.model.steps[action.index]

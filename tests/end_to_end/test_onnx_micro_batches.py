@@ -318,14 +318,23 @@ def test_auto_says_why_a_model_runs_as_a_whole() -> None:
 def test_auto_runs_in_parts_what_does_not_fit_as_a_whole() -> None:
     proto = examples.build("mlp", layers=2, hidden=8, batch=256)
     with pytest.raises(Infeasible):
-        partitioner.compile(proto, devices=1, memory=12_000)
-    result = partitioner.compile(proto, devices=1, memory=12_000, micro_batches="auto")
+        partitioner.compile(proto, devices=1, memory=20_000)
+    result = partitioner.compile(proto, devices=1, memory=20_000, micro_batches="auto")
     assert (result.plan.micro_batches or 1) > 1
     assert result.evaluation.fits_exactly
     feeds = inputs_of(proto)
     check(result.run(feeds), expected(proto, feeds))
     with pytest.raises(Infeasible):
         partitioner.compile(proto, devices=1, memory=600, micro_batches="auto")
+
+
+def test_inputs_and_outputs_of_all_micro_batches_count() -> None:
+    proto = examples.build("mlp", layers=2, hidden=8, batch=256)
+    result = compiled(proto, 2, 16)
+    first, last = (result.evaluation.exact_peak[rank].activation_bytes for rank in range(2))
+    part = 16 * 8 * 4  # bytes of a value of one micro-batch
+    assert 16 * part <= first <= 16 * part + 4 * part  # x of all of them
+    assert 16 * part <= last <= 16 * part + 4 * part  # y of all of them
 
 
 def test_a_changed_batch_is_a_changed_model(tmp_path: Path) -> None:

@@ -316,10 +316,10 @@ def test_auto_says_why_a_model_runs_as_a_whole() -> None:
 
 
 def test_auto_runs_in_parts_what_does_not_fit_as_a_whole() -> None:
-    proto = examples.build("mlp", layers=2, hidden=8, batch=256)
+    proto = examples.build("tiny", batch=64, channels=16)
     with pytest.raises(Infeasible):
-        partitioner.compile(proto, devices=1, memory=20_000)
-    result = partitioner.compile(proto, devices=1, memory=20_000, micro_batches="auto")
+        partitioner.compile(proto, devices=1, memory=1_000_000)
+    result = partitioner.compile(proto, devices=1, memory=1_000_000, micro_batches="auto")
     assert (result.plan.micro_batches or 1) > 1
     assert result.evaluation.fits_exactly
     feeds = inputs_of(proto)

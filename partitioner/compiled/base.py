@@ -118,6 +118,10 @@ class Model(ABC):
     def delivered(self) -> frozenset[str]:
         """Values of the graph that every rank delivers whole."""
 
+    def random_inputs(self, seed: int) -> Mapping[str, np.ndarray]:
+        """Valid random inputs of a request, by name."""
+        return random_inputs(self.graph, seed)
+
     @abstractmethod
     def write_request(self, folder: Path, final: Path) -> None:
         """Write `request.json` into `folder`, which will be moved to `final`."""
@@ -362,7 +366,7 @@ class Compiled(Planned):
         Raises:
             BackendError: An input is wrong, or a rank failed.
         """
-        arrays = random_inputs(self.graph, seed) if inputs is None else inputs
+        arrays = self.model.random_inputs(seed) if inputs is None else inputs
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
             folder = Path(name)
             self.ranks.write(folder)

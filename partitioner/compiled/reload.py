@@ -22,8 +22,7 @@ from partitioner.compiled.onnx_model import OnnxModel
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.files import ResultError
-from partitioner.frontends.inputs import random_inputs
-from partitioner.frontends.onnx.load import Traced, load_onnx
+from partitioner.frontends.onnx.load import load_onnx
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
 from partitioner.ir.errors import OptionError
@@ -78,8 +77,7 @@ def load(
         return ModuleProgram.of(model, **_stored_plan(folder, model.graph))
     if module is not None:
         raise ResultError(f"{folder} is of an ONNX model, which it finds itself: give no module")
-    trace = _load_onnx(folder, request)
-    onnx_model = OnnxModel(trace, request.model, None, request.dims, request.shapes)
+    onnx_model = _load_onnx(folder, request)
     return Compiled.of(onnx_model, **_stored_plan(folder, onnx_model.graph))
 
 
@@ -95,17 +93,25 @@ def draw_inputs(folder: Path, seed: int) -> Mapping[str, np.ndarray]:
         from partitioner.verify.module import random_inputs as module_inputs
 
         return module_inputs(_load_module(folder, request).module, seed)
-    return random_inputs(_load_onnx(folder, request).graph, seed)
+    return _load_onnx(folder, request).random_inputs(seed)
 
 
-def _load_onnx(folder: Path, request: OnnxRequest) -> Traced:
+def _load_onnx(folder: Path, request: OnnxRequest) -> OnnxModel:
     model = request.model
     if not model.is_file():
         raise ResultError(f"{folder}: its model {model} is gone; move it back or partition again")
     traced = load_onnx(model, request.dims, request.shapes, plan_only=True)
-    if traced.graph.digest != request.graph_digest:
-        raise ResultError(f"{folder}: its model {model} has changed since; partition it again")
-    return traced
+    onnx_model = OnnxModel(traced, model, None, request.dims, request.shapes)
+    pipeline = load_plan(folder).pipeline
+    changed = ResultError(f"{folder}: its model {model} has changed since; partition it again")
+    if pipeline is not None:
+        try:
+            onnx_model = onnx_model.in_micro_batches(pipeline.micro_batches)
+        except OptionError:  # another batch, or other nodes
+            raise changed from None
+    if onnx_model.graph.digest != request.graph_digest:
+        raise changed
+    return onnx_model
 
 
 def _load_module(

@@ -125,30 +125,21 @@ class ModuleInput:
 
         return trace_micro_batch(self.module, self.example, self.options, count)
 
-    def micro_batch_counts(self, asked: int | None, devices: int) -> tuple[int, ...]:
-        """The numbers of micro-batches to try: that asked for, or some that divide the batch.
-
-        Raises:
-            BackendError: The batch cannot be cut into as many as asked for.
-        """
-        from partitioner.backends.torch.micro_batches import usual_counts
-
-        if asked is None:
-            return usual_counts(self._batch(1), devices)
-        self._batch(asked)
-        return (asked,)
-
     def even_counts(self) -> tuple[int, ...]:
         """All numbers of equal micro-batches, ascending, from 2 on.
 
         Raises:
             BackendError: There is no batch.
         """
-        batch = self._batch(1)
+        batch = self.batch_size()
         return tuple(count for count in range(2, batch + 1) if batch % count == 0)
 
-    def _batch(self, count: int) -> int:
-        """Samples of the example inputs, which are to be cut into so many micro-batches."""
+    def batch_size(self, count: int = 1) -> int:
+        """Samples of the example inputs, which are to be cut into so many micro-batches.
+
+        Raises:
+            BackendError: They cannot be.
+        """
         from partitioner.backends.torch.micro_batches import micro_batch_sizes
 
         return sum(micro_batch_sizes((self.example.args, dict(self.example.kwargs)), count))

@@ -123,7 +123,9 @@ class Request:
                 f"micro_batches is {count!r}, not 'auto' or a whole number of at least 1"
             )
         if self.is_pipelined and self.objective == "memory":
-            raise SearchError("pipelines are planned for throughput: leave out objective memory")
+            raise SearchError(
+                "pipelines are planned for throughput or latency: leave out objective memory"
+            )
         if self.micro_batches == "auto" and not (self.is_pipelined or self.may_run_in_parts):
             raise SearchError(
                 "micro_batches 'auto' is for plans on one mesh, for throughput or latency: leave "

@@ -115,7 +115,7 @@ class EvenMesh:
 
 @lru_cache(maxsize=65536)
 def _fits(layout: DimLayout, parts: int) -> bool:
-    return all(
+    return not layout.windows and all(
         len(set(cuts)) == 1 and sum(cuts) % parts == 0 and cuts[0] > 0 for cuts in layout.segments
     )
 

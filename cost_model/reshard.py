@@ -153,6 +153,8 @@ class Resharder:
             return None
         if {a for a, _ in source.sharding.partial} - target.sharding.axes:
             return None
+        if any(dim.windows for dim in target.sharding.dims):  # parts that overlap
+            return None
         held, wanted = dict(source.parts()), dict(target.parts())
         for device, region in wanted.items():
             if not region_numel(region):
@@ -206,7 +208,7 @@ def simplest(source: Placement, target: Placement) -> tuple[Placement, Placement
         if held.axes or wanted.axes:
             pairs.append(pair)
     if len(pairs) > 1:
-        pairs.sort(key=lambda pair: [(dim.axes, dim.segments) for dim in pair])
+        pairs.sort(key=lambda pair: [(d.axes, d.segments, d.windows) for d in pair])
     first = DimLayout.whole(numel)
     before, after = ((first, *(pair[side] for pair in pairs)) for side in (0, 1))
     return (
@@ -218,9 +220,14 @@ def simplest(source: Placement, target: Placement) -> tuple[Placement, Placement
 @lru_cache(maxsize=65536)
 def _in_units(held: DimLayout, wanted: DimLayout) -> tuple[int, tuple[DimLayout, ...]]:
     """The greatest divisor of all cuts of a dim, and its two layouts counted in it."""
-    unit = math.gcd(*itertools.chain(*held.segments, *wanted.segments)) or 1
+    rows = (*held.segments, *held.windows, *wanted.segments, *wanted.windows)
+    unit = math.gcd(*itertools.chain(*rows)) or 1
     return unit, tuple(
-        DimLayout(dim.axes, tuple(tuple(part // unit for part in cuts) for cuts in dim.segments))
+        DimLayout(
+            dim.axes,
+            tuple(tuple(part // unit for part in cuts) for cuts in dim.segments),
+            tuple((start // unit, length // unit) for start, length in dim.windows),
+        )
         for dim in (held, wanted)
     )
 

@@ -1,12 +1,13 @@
 """Transfers of parts of a tensor when its placement changes.
 
 `exchange` serves every pair of placements without pending reductions, on one mesh or across
-meshes; each part that a device lacks is sent once, by one holder.
+meshes; each part that a device lacks is sent once, by one holder. From a plain cut to a windowed
+one, it is the halo exchange.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -96,11 +97,48 @@ def localize(pieces: Intervals, wanted: Intervals) -> Intervals:
     return tuple(local)
 
 
+def subtract(a: Intervals, b: Intervals) -> Intervals:
+    """The parts of `a` that are not in `b`."""
+    left = []
+    for start, length in a:
+        low, end = start, start + length
+        for other, size in b:
+            if other >= end or other + size <= low:
+                continue
+            if other > low:
+                left.append((low, other - low))
+            low = other + size
+        if low < end:
+            left.append((low, end - low))
+    return tuple(left)
+
+
 @lru_cache(maxsize=65536)
-def _overlap(held: Intervals, wanted: Intervals) -> tuple[Intervals, Intervals] | None:
-    """The intersection in the local coordinates of each side; None if it is empty."""
-    part = intersect(held, wanted)
+def _overlap(
+    held: Intervals, offered: Intervals, wanted: Intervals
+) -> tuple[Intervals, Intervals] | None:
+    """The elements both offered and wanted, in local coordinates of each side; None if none are.
+
+    `offered` are among those that are held.
+    """
+    part = intersect(offered, wanted)
     return (localize(held, part), localize(wanted, part)) if part else None
+
+
+@lru_cache(maxsize=65536)
+def _offers(held: tuple[Intervals, ...], own: Intervals | None) -> Mapping[Intervals, Intervals]:
+    """The elements of a dim that each holder offers, so that each element is offered once.
+
+    `held` are the distinct parts of the holders. A device takes what it holds, `own`, from itself.
+    Others offer the elements that no earlier part has: of parts that do not overlap, all of them.
+    """
+    first = [own] if own is not None else []
+    offers: dict[Intervals, Intervals] = {}
+    taken: Intervals = ()
+    for part in (*first, *(part for part in held if part != own)):
+        offers[part] = subtract(part, taken)
+        taken = tuple(sorted((*taken, *offers[part])))
+    return offers
 
 
 def exchange(source: Placement, target: Placement) -> tuple[Transfer, ...]:
@@ -120,16 +158,35 @@ def exchange(source: Placement, target: Placement) -> tuple[Transfer, ...]:
         holders.setdefault(pieces, []).append((device, points[device]))
     transfers = []
     same_mesh = source.mesh == target.mesh
+    windows = [bool(dim.windows) for dim in source.sharding.dims]
+    mine = dict(source.parts()) if any(windows) else {}
     for index, (device, wanted) in enumerate(target.parts()):
         point = points.get(device) if same_mesh else None
+        offers = _dim_offers(windows, holders, mine.get(device)) if any(windows) else None
         for pieces, owners in holders.items():
-            parts = [_overlap(held, want) for held, want in zip(pieces, wanted, strict=True)]
+            offered = pieces if offers is None else map(dict.__getitem__, offers, pieces)
+            parts = [
+                _overlap(held, offer, want)
+                for held, offer, want in zip(pieces, offered, wanted, strict=True)
+            ]
             if not all(parts):
                 continue
             owner = _choose(owners, device, point, index)
             read, write = (tuple(side) for side in zip(*parts, strict=True)) if parts else ((), ())
             transfers.append(Transfer(owner, device, read, write))
     return tuple(sorted(transfers, key=lambda t: (t.target, t.source, t.write)))
+
+
+def _dim_offers(
+    windows: Sequence[bool], holders: Iterable[Region], own: Region | None
+) -> list[dict[Intervals, Intervals]]:
+    """By dim, what each distinct part of the dim offers to a device that holds `own`."""
+    offers = []
+    for dim, windowed in enumerate(windows):
+        parts = tuple(dict.fromkeys(region[dim] for region in holders))
+        mine = own[dim] if own is not None else None
+        offers.append(dict(_offers(parts, mine) if windowed else zip(parts, parts, strict=True)))
+    return offers
 
 
 def _choose(

@@ -5,7 +5,11 @@ From the first element to the last, the owners form ascending runs; each run is 
 is stored as the sizes that each coordinate owns of it. A coordinate's part of the dim is the
 concatenation of its pieces, in order. One segment is the ordinary shard; several express Concat
 of shards, fused QKV, or a shard of a minor factor of a reshaped dim. Runs are maximal, so equal
-ownership has equal form. See docs/concepts/layouts.md.
+ownership has equal form.
+
+A *windowed* layout has one interval for each coordinate instead. Neighbouring intervals may
+overlap: a sliding window reads elements beyond its own part, the halo.
+See docs/concepts/layouts.md.
 """
 
 from __future__ import annotations
@@ -103,14 +107,17 @@ class DimLayout:
 
     #: Mesh axes that cut the dim, in the mesh's order; () if every device has it whole.
     axes: tuple[str, ...]
-    #: Per run of the dim, the elements that each coordinate of `axes` (row-major) owns.
+    #: Per run of the dim, the elements that each coordinate of `axes` (row-major) owns. A windowed
+    #: layout has one segment, the whole dim.
     segments: Segments
+    #: Of a windowed layout, the interval that each coordinate of `axes` (row-major) holds.
+    windows: tuple[Interval, ...] = ()
     size: int = field(init=False, repr=False, compare=False)  #: Elements of the whole dim.
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", sum(map(sum, self.segments)))
-        object.__setattr__(self, "_hash", hash((self.axes, self.segments)))
+        object.__setattr__(self, "_hash", hash((self.axes, self.segments, self.windows)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -132,11 +139,35 @@ class DimLayout:
             return cls.whole(size)
         return cls.cut(axes, [even_cut(size, mesh.size(axes), unit)])
 
+    @classmethod
+    def windowed(cls, size: int, axes: tuple[str, ...], windows: Iterable[Interval]) -> DimLayout:
+        """One interval of the dim for each coordinate of `axes`; neighbours may overlap.
+
+        Intervals that follow each other without overlap are a plain cut. If every coordinate holds
+        the whole dim, it is not cut.
+
+        Raises:
+            LayoutError: An interval is not within the dim.
+        """
+        held = tuple(windows)
+        for start, length in held:
+            if length < 0 or start < 0 or start + length > size:
+                raise LayoutError(f"window {start}..{start + length} is not within a dim of {size}")
+        if all(window == (0, size) for window in held):
+            return cls.whole(size)
+        lengths = tuple(length for _, length in held)
+        starts = [0, *itertools.accumulate(lengths)]
+        if starts.pop() == size and [start for start, _ in held] == starts:
+            return cls.cut(axes, [lengths])
+        return _interned(axes, ((size,),), held)
+
     def local_size(self, mesh: DeviceMesh, point: Mapping[str, int]) -> int:
         """Elements that a mesh coordinate holds."""
         if not self.axes:
             return self.segments[0][0]
         index = mesh.linear(self.axes, point)
+        if self.windows:
+            return self.windows[index][1]
         return sum(cuts[index] for cuts in self.segments)
 
     def pieces(self, mesh: DeviceMesh, point: Mapping[str, int]) -> tuple[Interval, ...]:
@@ -145,13 +176,23 @@ class DimLayout:
 
     def sizes(self) -> tuple[int, ...]:
         """Elements held by each coordinate of `axes`."""
+        if self.windows:
+            return tuple(length for _, length in self.windows)
         return tuple(map(sum, zip(*self.segments, strict=True)))
 
     def scaled(self, minor: int) -> DimLayout:
         """The layout of the compound dim (this, minor) with `minor` not cut."""
+        if self.windows:
+            wider = [(start * minor, length * minor) for start, length in self.windows]
+            return DimLayout.windowed(self.size * minor, self.axes, wider)
         return DimLayout.cut(
             self.axes, [tuple(part * minor for part in cuts) for cuts in self.segments]
         )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every element is held by some coordinate."""
+        return not self.windows or _is_complete(self)
 
     @property
     def is_equal(self) -> bool:
@@ -163,7 +204,7 @@ class DimLayout:
         """Whether the parts are those of ``torch.chunk``, the only cuts that DTensor has."""
         if not self.axes:
             return True
-        if len(self.segments) > 1:
+        if len(self.segments) > 1 or self.windows:
             return False
         (cuts,) = self.segments
         if len(self.axes) > 1:
@@ -174,22 +215,43 @@ class DimLayout:
     def __str__(self) -> str:
         if not self.axes:
             return "-"
+        if self.windows:
+            return cut_text(self.axes, None, self.windows)
         is_even = self.segments == (even_cut(self.size, len(self.segments[0])),)
         return cut_text(self.axes, None if is_even else self.segments)
 
 
-def cut_text(axes: tuple[str, ...], segments: Segments | None) -> str:
-    """``"tp"`` for an even cut (segments None), ``"dp*tp:8,8,8,8|4,4,4,4"`` for another."""
+def cut_text(
+    axes: tuple[str, ...], segments: Segments | None, windows: Sequence[Interval] = ()
+) -> str:
+    """``"tp"`` for an even cut (segments None), ``"dp*tp:8,8,8,8|4,4,4,4"`` for another.
+
+    Windows are ``"tp:0..5,3..8"``: from the first element to that after the last.
+    """
     name = "*".join(axes)
+    if windows:
+        return f"{name}:" + ",".join(f"{start}..{start + size}" for start, size in windows)
     if segments is None:
         return name
     return f"{name}:" + "|".join(",".join(map(str, cuts)) for cuts in segments)
 
 
 @lru_cache(maxsize=65536)
-def _interned(axes: tuple[str, ...], segments: Segments) -> DimLayout:
+def _interned(
+    axes: tuple[str, ...], segments: Segments, windows: tuple[Interval, ...] = ()
+) -> DimLayout:
     """Equal layouts are mostly one object, which is quicker to compare."""
-    return DimLayout(axes, segments)
+    return DimLayout(axes, segments, windows)
+
+
+@lru_cache(maxsize=65536)
+def _is_complete(layout: DimLayout) -> bool:
+    end = 0
+    for start, length in sorted(layout.windows):
+        if start > end:
+            return False
+        end = max(end, start + length)
+    return end == layout.size
 
 
 @lru_cache(maxsize=65536)
@@ -199,6 +261,8 @@ def _is_equal(layout: DimLayout) -> bool:
 
 @lru_cache(maxsize=65536)
 def _pieces(layout: DimLayout, index: int) -> tuple[Interval, ...]:
+    if layout.windows:
+        return (layout.windows[index],) if layout.windows[index][1] else ()
     pieces: list[Interval] = []
     run = 0
     for cuts in layout.segments:
@@ -216,12 +280,17 @@ def product(outer: DimLayout, inner: DimLayout, mesh: DeviceMesh) -> DimLayout:
     """Layout of the compound dim (outer, inner).
 
     Raises:
-        LayoutError: The two share an axis, or the result has more than MAX_SEGMENTS segments.
+        LayoutError: The two share an axis, the result has more than MAX_SEGMENTS segments, or the
+            parts of one are windows while the other is cut or, if that is the outer one, not 1.
     """
     if not outer.axes and not inner.axes:
         return DimLayout.whole(outer.size * inner.size)
     if not inner.axes:
         return outer.scaled(inner.size)
+    if outer.size == 1 and not outer.axes:
+        return inner
+    if outer.windows or inner.windows:
+        raise LayoutError(f"a compound dim of windows has no layout: {outer} and {inner}")
     if outer.size * len(inner.segments) > 64 * MAX_SEGMENTS:
         raise LayoutError(
             f"cutting a minor factor under a major one of {outer.size} makes too many segments"
@@ -254,9 +323,13 @@ def concat(parts: Iterable[DimLayout]) -> DimLayout:
     """Layout of the dim that consists of the parts one after the other.
 
     Raises:
-        LayoutError: The parts are cut over different axes.
+        LayoutError: The parts are cut over different axes, or are windows.
     """
     layouts = list(parts)
+    if len(layouts) == 1:
+        return layouts[0]
+    if any(layout.windows for layout in layouts):
+        raise LayoutError("a sum of dims of windows has no layout")
     axes = {layout.axes for layout in layouts}
     if len(axes) > 1:
         raise LayoutError(f"parts of one dim are cut over different axes {sorted(axes)}")
@@ -266,7 +339,13 @@ def concat(parts: Iterable[DimLayout]) -> DimLayout:
 
 
 def split(layout: DimLayout, sizes: Iterable[int]) -> tuple[DimLayout, ...]:
-    """Inverse of `concat`: the layouts of consecutive parts of a dim."""
+    """Inverse of `concat`: the layouts of consecutive parts of a dim.
+
+    Raises:
+        LayoutError: The parts are windows.
+    """
+    if layout.windows:
+        raise LayoutError(f"a dim of windows {layout} has no consecutive parts")
     owners = [(index, part) for cuts in layout.segments for index, part in enumerate(cuts) if part]
     width = len(layout.segments[0])
     parts = []

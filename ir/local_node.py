@@ -27,8 +27,9 @@ def local_op(graph: Graph, placed: PlacedNode, point: Mapping[str, int]) -> Loca
         tuple(() if at is None else at.sharding.local_shape(at.mesh, point) for at in side)
         for side in (placed.ins, placed.outs)
     )
+    where = row.where or placed.rule.slides(placed.layouts)
     regions, out_regions = (
-        tuple(() if at is None else at.region(point) for at in side) if row.where else ()
+        tuple(() if at is None else at.region(point) for at in side) if where else ()
         for side in (placed.ins, placed.outs)
     )
     sizes = placed.rule.local_sizes(placed.layouts, placed.mesh, point)

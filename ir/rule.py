@@ -20,6 +20,7 @@ from functools import cached_property, lru_cache
 from partitioner.ir.errors import IRError
 from partitioner.ir.layout import (
     DimLayout,
+    Interval,
     LayoutError,
     Segments,
     Sharding,
@@ -29,6 +30,7 @@ from partitioner.ir.layout import (
     split,
 )
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.windows import Window
 
 Term = tuple[str, ...]  #: Product of factors, major first; () is 1.
 DimExpr = tuple[Term, ...]  #: Sum of terms, one after the other.
@@ -44,7 +46,6 @@ class FactorKind(StrEnum):
     PASS = "pass"  # noqa: S105
     REDUCE = "reduce"  #: Only in operands: cutting it leaves partial results.
     WHOLE = "whole"  #: Not cut: each device needs the whole dim.
-    HALO = "halo"  #: A sliding window: an operand dim is wider than the loop; not cut yet.
     LINEAR = "linear"  #: No loop: cutting it passes pending sums of the operands to the results.
 
 
@@ -112,6 +113,9 @@ class Rule:
     #: the parts. Such a rule has a factor `PENDING` of kind LINEAR; cutting it over an axis means
     #: that these operands, and the results, are partial there.
     linear: frozenset[int] = frozenset()
+    #: By operand and factor: that operand's dim is not the loop itself, but what a sliding window
+    #: reads. A part of the loop needs a part of the dim with a halo.
+    windows: Mapping[tuple[int, str], Window] = field(default_factory=dict)
     #: Factors whose product is the number of loop iterations (default: all loops).
     points: tuple[str, ...] = ()
     flops_per_point: float = 0.0  #: FLOPs an iteration (a multiply-add counts 2).
@@ -130,7 +134,7 @@ class Rule:
         sizes: Mapping[str, int] | None = None,
         reduce: Mapping[str, str] | None = None,
         whole: Iterable[str] = (),
-        halo: Iterable[str] = (),
+        windows: Mapping[tuple[int, str], Window] | None = None,
         dropped: Iterable[str] = (),
         addends: Iterable[int] = (),
         linear: Iterable[int] = (),
@@ -142,8 +146,8 @@ class Rule:
         Tensors are written ``"b m k, k n"`` or as lists of dims (``["b", "m", "k"]``); ``"_"`` or
         None is an operand outside the loops. Shapes are None where a tensor is absent. `sizes` are
         those of factors that are no dim by themselves, `reduce` the reductions of factors in no
-        result. Factors in `whole` may not be cut; those in `halo` are sliding windows, of the size
-        in the result; those in `dropped`, of elements that no result depends on, may be cut.
+        result. Factors in `whole` may not be cut; those in `dropped`, of elements that no result
+        depends on, may be. For `windows`, see `Rule`: their factors have the size of another dim.
 
         Raises:
             IRError: A size does not fit, a factor has no size, or a factor in no result has no
@@ -152,12 +156,16 @@ class Rule:
         ins, outs = _parse(operands), _parse(results)
         in_shapes = tuple(tuple(s) if s is not None else () for s in operand_shapes)
         out_shapes = tuple(tuple(s) if s is not None else () for s in result_shapes)
-        known = _solve_sizes((*outs, *ins), (*out_shapes, *in_shapes), dict(sizes or {}), set(halo))
+        slides = _checked_windows(windows or {}, ins, in_shapes)
+        loops = [
+            None if dims is None else tuple(() if (i, _single(e)) in slides else e for e in dims)
+            for i, dims in enumerate(ins)
+        ]
+        known = _solve_sizes((*outs, *loops), (*out_shapes, *in_shapes), dict(sizes or {}))
         kinds = {
             **dict.fromkeys(reduce or {}, FactorKind.REDUCE),
             **dict.fromkeys((*_names(outs), *dropped), FactorKind.PASS),
             **dict.fromkeys(whole, FactorKind.WHOLE),
-            **dict.fromkeys(halo, FactorKind.HALO),
         }
         factors = {}
         for name in _names((*ins, *outs)):
@@ -169,7 +177,7 @@ class Rule:
                 raise IRError(f"factor {name!r} has no size")
             reduction = (reduce or {})[name] if kinds[name] is FactorKind.REDUCE else ""
             factors[name] = Factor(name, known[name], kinds[name], reduction)
-        loops = tuple(factors)
+        default_points = tuple(factors)
         if linear_operands := frozenset(linear):
             factors[PENDING] = Factor(PENDING, PENDING_SIZE, FactorKind.LINEAR, "sum")
         rule = cls(
@@ -180,7 +188,8 @@ class Rule:
             out_shapes,
             frozenset(addends),
             linear_operands,
-            tuple(points) if points is not None else loops,
+            slides,
+            tuple(points) if points is not None else default_points,
             flops,
         )
         rule._check()
@@ -189,8 +198,10 @@ class Rule:
     def __str__(self) -> str:
         """``"m=4 k=6 (reduction) n=8: (m, k), (k, n) -> (m, n)"``."""
         notes = {FactorKind.PASS: "", FactorKind.REDUCE: " (reduction)"}
+        windowed = {name for _, name in self.windows}
         factors = [
             f"{name}={factor.size}{notes.get(factor.kind, f' ({factor.kind})')}"
+            f"{' (window)' if name in windowed else ''}"
             for name, factor in self.factors.items()
         ]
         sides = [
@@ -202,8 +213,10 @@ class Rule:
     @cached_property
     def key(self) -> Hashable:
         """A hashable value, equal for equal rules."""
-        names = [item.name for item in fields(self) if item.compare and item.name != "factors"]
-        return (tuple(self.factors.items()), *(getattr(self, name) for name in names))
+        mappings = ("factors", "windows")
+        names = [item.name for item in fields(self) if item.compare and item.name not in mappings]
+        items = (tuple(getattr(self, name).items()) for name in mappings)
+        return (*items, *(getattr(self, name) for name in names))
 
     @cached_property
     def links(self) -> tuple[tuple[str, ...], ...]:
@@ -237,8 +250,10 @@ class Rule:
         """Whether each result element depends on one element of each operand."""
         kinds = {factor.kind for factor in self.factors.values()}
         loops = _names(self.results[:1]).keys()
-        return kinds <= {FactorKind.PASS, FactorKind.LINEAR} and all(
-            _names([dims]).keys() <= loops for dims in (*self.operands, *self.results)
+        return (
+            not self.windows
+            and kinds <= {FactorKind.PASS, FactorKind.LINEAR}
+            and all(_names([dims]).keys() <= loops for dims in (*self.operands, *self.results))
         )
 
     @cached_property
@@ -252,6 +267,14 @@ class Rule:
         return self.flops_per_point >= 2 and any(
             a & b & summed and a - b and b - a for a, b in itertools.combinations(names, 2)
         )
+
+    def window(self, operand: int, expr: DimExpr) -> Window | None:
+        """The window that slides over a dim of an operand, None over none or over a result's."""
+        return self.windows.get((operand, _single(expr))) if self.windows else None
+
+    def slides(self, layouts: Layouts) -> bool:
+        """Whether a cut gives devices windows: they have parts of equal sizes, but not alike."""
+        return any(name in layouts for _, name in self.windows)
 
     @property
     def flops(self) -> float:
@@ -288,9 +311,13 @@ class Rule:
         used = [axis for names in cut if names for axis in layouts[names[0]].axes]
         if len(used) != len(set(used)):
             raise LayoutError(f"an axis cuts two factors: {dict(layouts)}")
-        for name in layouts:
+        for name, layout in layouts.items():
             if self.factors[name].kind not in _CUTTABLE:
                 raise LayoutError(f"factor {name!r} is {self.factors[name].kind} and cannot be cut")
+            if layout.windows and self.factors[name].kind is not FactorKind.PASS:
+                raise LayoutError(f"factor {name!r} is reduced: its parts cannot overlap")
+            if not layout.is_complete:
+                raise LayoutError(f"no part of factor {name!r} has all of {layout}")
         pending = {
             axis: self.factors[name]
             for axis in mesh.names
@@ -303,7 +330,7 @@ class Rule:
         operands = zip(self.operands, self.operand_shapes, strict=True)
         for index, (dims, shape) in enumerate(operands):
             sums = partial if index in self.addends else passed if index in self.linear else ()
-            ins.append(Sharding(self._dims(dims, shape, layouts, mesh), sums))
+            ins.append(Sharding(self._dims(dims, shape, layouts, mesh, index), sums))
         outs = tuple(
             Sharding(self._dims(dims, shape, layouts, mesh), partial)
             for dims, shape in zip(self.results, self.result_shapes, strict=True)
@@ -311,15 +338,22 @@ class Rule:
         return tuple(ins), outs
 
     def factor_layouts(
-        self, expr: DimExpr, layout: DimLayout, mesh: DeviceMesh
+        self, expr: DimExpr, layout: DimLayout, mesh: DeviceMesh, window: Window | None = None
     ) -> dict[str, DimLayout] | None:
-        """The cut of one factor in each term that gives a dim this layout, None if none does."""
+        """The cut of one factor in each term that gives a dim this layout, None if none does.
+
+        Where a window slides over the dim, the cut of the loop that starts and ends where the
+        layout's parts do.
+        """
         if len(expr) == 1 and len(expr[0]) == 1:
             factor = self.factors[expr[0][0]]
+            if window is not None and factor.kind in _LOOPS:
+                positions = window.positions(layout, factor.size)
+                return None if positions is None else {factor.name: positions}
             fits = factor.kind in _LOOPS and factor.size == layout.size
             return {factor.name: layout} if fits else None
         sizes = [math.prod(self.factors[name].size for name in term) for term in expr]
-        if sum(sizes) != layout.size or any(not term for term in expr):
+        if sum(sizes) != layout.size or any(not term for term in expr) or layout.windows:
             return None
         layouts: dict[str, DimLayout] = {}
         for term, part in zip(expr, split(layout, sizes), strict=True):
@@ -351,12 +385,20 @@ class Rule:
         return None
 
     def _dims(
-        self, dims: Dims | None, shape: tuple[int, ...], layouts: Layouts, mesh: DeviceMesh
+        self,
+        dims: Dims | None,
+        shape: tuple[int, ...],
+        layouts: Layouts,
+        mesh: DeviceMesh,
+        operand: int = -1,
     ) -> tuple[DimLayout, ...]:
+        """Layouts of a tensor's dims; `operand` is the index of an operand, -1 for a result."""
         if dims is None:
             return tuple(DimLayout.whole(size) for size in shape)
         return tuple(
-            concat(self._term(term, layouts, mesh) for term in expr)
+            window.layout(layouts[_single(expr)])
+            if (window := self.window(operand, expr)) and _single(expr) in layouts
+            else concat(self._term(term, layouts, mesh) for term in expr)
             if any(name in layouts for term in expr for name in term)
             else DimLayout.whole(size)
             for expr, size in zip(dims, shape, strict=True)
@@ -374,14 +416,13 @@ class Rule:
             (*self.operands, *self.results),
             (*self.operand_shapes, *self.result_shapes),
         )
-        for dims, shape in zip(tensors, shapes, strict=True):
+        for index, (dims, shape) in enumerate(zip(tensors, shapes, strict=True)):
             if dims is not None and len(dims) != len(shape):
                 raise IRError(f"rule has {len(dims)} dims for shape {shape}")
             for expr, size in zip(dims or (), shape, strict=False):
                 terms = [[self.factors[name] for name in term] for term in expr]
-                halo = any(f.kind is FactorKind.HALO for factors in terms for f in factors)
                 total = sum(math.prod(f.size for f in factors) for factors in terms)
-                if total != size and not halo:
+                if total != size and self.window(index, expr) is None:
                     raise IRError(
                         f"rule dim {expr} is {total}, the tensor's dim is {size} of {shape}"
                     )
@@ -393,17 +434,38 @@ def _parse(side: str | Sequence[Sequence[str] | None]) -> tuple[Dims | None, ...
     return tuple(None if dims is None else tuple(parse_dim(dim) for dim in dims) for dims in side)
 
 
+def _single(expr: DimExpr) -> str:
+    """The factor that a dim is; "" of a compound or a sum."""
+    return expr[0][0] if len(expr) == 1 and len(expr[0]) == 1 else ""
+
+
+def _checked_windows(
+    windows: Mapping[tuple[int, str], Window],
+    operands: Sequence[Dims | None],
+    shapes: Sequence[tuple[int, ...]],
+) -> dict[tuple[int, str], Window]:
+    """The windows of operands that are present; each is over one dim, of the size that it says."""
+    kept = {}
+    for (index, name), window in windows.items():
+        if index >= len(operands) or (dims := operands[index]) is None:
+            continue
+        sizes = [size for e, size in zip(dims, shapes[index], strict=True) if _single(e) == name]
+        if sizes != [window.size]:
+            raise IRError(f"operand {index}: window of {name!r} over {window.size}, dims {sizes}")
+        kept[index, name] = window
+    return kept
+
+
 def _solve_sizes(
     tensors: tuple[Dims | None, ...],
     shapes: tuple[tuple[int, ...], ...],
     known: dict[str, int],
-    halo: set[str],
 ) -> dict[str, int]:
     for dims, shape in zip(tensors, shapes, strict=True):
         for expr, size in zip(dims or (), shape, strict=False):
             if len(expr) == 1 and len(expr[0]) == 1:
                 name = expr[0][0]
-                if known.setdefault(name, size) != size and name not in halo:
+                if known.setdefault(name, size) != size:
                     raise IRError(
                         f"factor {name!r} is {known[name]} in one dim and {size} in another"
                     )
@@ -414,11 +476,14 @@ def _solve_sizes(
 class Cut:
     """A plan's cut of one factor: the axes, and the part sizes unless the cut is even (None).
 
-    Text form: ``"tp"`` (even), ``"dp*tp"`` (two axes), ``"tp:48,32"``, ``"tp:8,8|4,4"``.
+    Parts that overlap are windows instead of segments.
+    Text form: ``"tp"`` (even), ``"dp*tp"`` (two axes), ``"tp:48,32"``, ``"tp:8,8|4,4"``,
+    ``"tp:0..5,3..8"`` (windows).
     """
 
     axes: tuple[str, ...]
     segments: Segments | None = None
+    windows: tuple[Interval, ...] = ()
 
     def layout(self, size: int, mesh: DeviceMesh) -> DimLayout:
         """The layout of a factor of `size` elements on a mesh.
@@ -431,9 +496,13 @@ class Cut:
                 raise IRError(f"cut {self} names axis {axis!r}; the mesh is {mesh}")
         if self.axes != tuple(name for name in mesh.names if name in self.axes):
             raise IRError(f"cut {self} names its axes twice or not in the order of mesh {mesh}")
+        parts = mesh.size(self.axes)
+        if self.windows:
+            if len(self.windows) != parts:
+                raise IRError(f"cut {self} does not fit size {size} over {parts} parts")
+            return DimLayout.windowed(size, self.axes, self.windows)
         if self.segments is None:
             return DimLayout.even(size, self.axes, mesh)
-        parts = mesh.size(self.axes)
         if (
             any(len(cuts) != parts for cuts in self.segments)
             or sum(map(sum, self.segments)) != size
@@ -444,6 +513,8 @@ class Cut:
     @classmethod
     def of(cls, layout: DimLayout, mesh: DeviceMesh) -> Cut:
         """The shortest form that gives this layout."""
+        if layout.windows:
+            return cls(layout.axes, None, layout.windows)
         even = cls(layout.axes)
         return even if even.layout(layout.size, mesh) == layout else cls(even.axes, layout.segments)
 
@@ -455,16 +526,23 @@ class Cut:
             IRError: The text is not of the form above.
         """
         names, colon, parts = text.partition(":")
+        axes = tuple(names.split("*"))
+        if all(axes) and re.fullmatch(r"\d+\.\.\d+(,\d+\.\.\d+)*", parts, re.ASCII):
+            ends = [[int(end) for end in part.split("..")] for part in parts.split(",")]
+            if all(start <= end for start, end in ends):
+                return cls(axes, None, tuple((start, end - start) for start, end in ends))
         try:
             segments = (
                 tuple(tuple(map(int, s.split(","))) for s in parts.split("|")) if colon else None
             )
         except ValueError:
             segments = ((-1,),)
-        axes = tuple(names.split("*"))
         if not all(axes) or (segments and any(part < 0 for cuts in segments for part in cuts)):
-            raise IRError(f"cut {text!r} is not like 'tp', 'dp*tp', 'tp:48,32' or 'tp:8,8|4,4'")
+            raise IRError(
+                f"cut {text!r} is not like 'tp', 'dp*tp', 'tp:48,32', 'tp:8,8|4,4' or "
+                "'tp:0..5,3..8'"
+            )
         return cls(axes, segments)
 
     def __str__(self) -> str:
-        return cut_text(self.axes, self.segments)
+        return cut_text(self.axes, self.segments, self.windows)

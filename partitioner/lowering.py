@@ -399,7 +399,8 @@ def _is_shared(placed: PlacedNode) -> bool:
     if row is None or row.localize is None or not placed.layouts:
         return True
     even = all(layout.is_equal for layout in placed.layouts.values())
-    return not row.where and even and all(map(_is_equal, (*placed.ins, *placed.outs)))
+    where = row.where or (placed.rule is not None and placed.rule.slides(placed.layouts))
+    return not where and even and all(map(_is_equal, (*placed.ins, *placed.outs)))
 
 
 def _is_equal(at: Placement | None) -> bool:

@@ -10,6 +10,7 @@ from typing import TypedDict, Unpack
 from partitioner.ir.errors import IRError
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import DTYPE_BITS, TensorType
+from partitioner.ir.windows import Window
 
 Shape = tuple[int, ...]
 Dims = str | Sequence[str] | None  #: Of one tensor: "b m k" or ["b", "m", "k"].
@@ -31,7 +32,7 @@ class Options(TypedDict, total=False):
     sizes: Mapping[str, int]
     whole: Names
     reduce: Names | Mapping[str, str]
-    halo: Names
+    windows: Mapping[tuple[int, str], Window]
     dropped: Names
     addends: Iterable[int]
     linear: Iterable[int]
@@ -138,7 +139,7 @@ class Signature(ABC):
             sizes=options.get("sizes"),
             reduce=reduce,
             whole=expanded(options.get("whole", ())),
-            halo=expanded(options.get("halo", ())),
+            windows=options.get("windows"),
             dropped=expanded(options.get("dropped", ())),
             addends=options.get("addends", ()),
             linear=(*options.get("linear", ()), *self.sums(options.get("sums", ()))),

@@ -113,7 +113,8 @@ class LocalView:
         sizes: Local size of every factor.
         shapes: Local sizes of the operands (() where absent).
         out_shapes: Local sizes of the results (() where absent).
-        regions: The part of each whole operand that the device has; () unless the row says `where`.
+        regions: The part of each whole operand that the device has; () unless the row says `where`
+            or the loop of a sliding window is cut.
         out_regions: The same of the results.
     """
 

@@ -21,6 +21,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import PENDING, DimExpr, Rule
+from partitioner.ir.windows import Window
 
 #: Cuts of one class over one set of axes that are kept, by the mesh's number of axes: the first
 #: one and the finest ones. Strategies multiply over axes, so meshes of several keep fewer. Cuts by
@@ -203,7 +204,11 @@ def _distance(a: DimLayout, b: DimLayout) -> int:
 def _scaled(layout: DimLayout, size: int) -> DimLayout | None:
     """The same cut of a dim of another size; None if that would cut an element."""
     parts = [[part * size for part in cuts] for cuts in layout.segments]
-    if not layout.size or any(part % layout.size for cuts in parts for part in cuts):
+    if (
+        layout.windows
+        or not layout.size
+        or any(part % layout.size for cuts in parts for part in cuts)
+    ):
         return None
     return DimLayout.cut(
         layout.axes, [tuple(part // layout.size for part in cuts) for cuts in parts]
@@ -258,13 +263,13 @@ class _Propagation:
                     size = rule.factors[PENDING].size
                     cut = {PENDING: DimLayout.even(size, axes, mesh)}
                     news |= self._add(node, rule, axes, cut)
-        for value, dim, expr in _dims(node, rule):
+        for value, dim, expr, window in _dims(node, rule):
             for axes in axis_sets(mesh):
                 known = self.layouts.get((value, dim, axes), [])
                 start = self.seen.get((node.name, value, dim, axes), 0)
                 self.seen[(node.name, value, dim, axes)] = len(known)
                 for layout in known[start:]:
-                    if factors := rule.factor_layouts(expr, layout, mesh):
+                    if factors := rule.factor_layouts(expr, layout, mesh, window):
                         linked = self.choice.complete(rule, axes, factors)
                         news |= self._add(node, rule, axes, linked)
         return news
@@ -301,7 +306,7 @@ class _Propagation:
     def _publish(self, value: str, sharding: Sharding, axes: Axes) -> None:
         """Make a value's layouts known to the nodes that touch it."""
         for dim, layout in enumerate(sharding.dims):
-            if layout.axes == axes:
+            if layout.axes == axes and not layout.windows:
                 known = self.layouts.setdefault((value, dim, axes), [])
                 if layout not in known:
                     known.append(layout)
@@ -309,12 +314,13 @@ class _Propagation:
             self.layouts.setdefault((value, PENDING_DIM, axes), [])
 
 
-def _dims(node: Node, rule: Rule) -> Iterator[tuple[str, int, DimExpr]]:
-    """(value, index, factors) of every dim of the node's tensors."""
+def _dims(node: Node, rule: Rule) -> Iterator[tuple[str, int, DimExpr, Window | None]]:
+    """(value, index, factors, window over it) of every dim of the node's tensors."""
     values, tensors = (*node.inputs, *node.outputs), (*rule.operands, *rule.results)
-    for value, dims in zip(values, tensors, strict=True):
-        if value:
-            yield from ((value, index, expr) for index, expr in enumerate(dims or ()))
+    for tensor, (value, dims) in enumerate(zip(values, tensors, strict=True)):
+        for index, expr in enumerate(dims or ()):
+            if value:
+                yield value, index, expr, rule.window(tensor, expr)
 
 
 def _follows(node: Node, rule: Rule) -> bool:

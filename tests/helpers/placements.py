@@ -42,7 +42,7 @@ def random_placement(
 ) -> Placement:
     """Each axis cuts one dim, leaves the tensor pending (if `partial` names a reduction), or not.
 
-    Cuts are even, uneven, or of several segments; every device holds something.
+    Cuts are even, uneven, of several segments, or windows; every device holds something.
     """
     by_dim: dict[int, list[str]] = {}
     pending = []
@@ -64,13 +64,21 @@ def _random_cut(
     parts = mesh.size(axes)
     if not axes or size < parts:
         return DimLayout.whole(size)
-    how = rng.integers(3)
+    how = rng.integers(4)
     if how == 0:
         return DimLayout.even(size, axes, mesh)
     owners = np.concatenate([np.arange(parts), rng.integers(parts, size=size - parts)])
     rng.shuffle(owners)
-    if how == 1:
+    if how in (1, 3):
         owners.sort()
+    if how == 3:
+        ends = [np.flatnonzero(owners == part)[[0, -1]] for part in range(parts)]
+        reach = rng.integers(0, 4, (parts, 2))
+        halos = [
+            (max(0, int(low - before)), min(size, int(high + 1 + after)))
+            for (low, high), (before, after) in zip(ends, reach, strict=True)
+        ]
+        return DimLayout.windowed(size, axes, [(low, high - low) for low, high in halos])
     return DimLayout.cut(axes, [tuple(int(i == o) for i in range(parts)) for o in owners])
 
 

@@ -251,7 +251,7 @@ class _Cutting:
 
     def _regions(self, shardings: tuple[Sharding, ...], point: Point) -> tuple[Region, ...]:
         row = row_of(self.trial.node)
-        if row is None or not row.where:
+        if row is None or not (row.where or self.rule.slides(self.layouts)):
             return ()
         return tuple(
             tuple(dim.pieces(self.mesh, point) for dim in sharding.dims) for sharding in shardings

@@ -255,6 +255,7 @@ def test_layouts_print_short() -> None:
         "tp:48,32": DimLayout.even(80, ("tp",), mesh, unit=16),
         "tp:2,2|1,1": DimLayout.cut(("tp",), [(2, 2), (1, 1)]),
         "dp*tp": DimLayout.even(8, ("dp", "tp"), GRID),
+        "tp:0..4,2..5": DimLayout.windowed(5, ("tp",), [(0, 4), (2, 3)]),
     }
     assert {str(layout) for layout in texts.values()} == set(texts)
 
@@ -283,3 +284,51 @@ def test_a_placement_lists_every_devices_pieces() -> None:
     at = Placement(mesh, Sharding((DimLayout.cut(("tp",), [(2, 1), (1, 0)]),)))
     assert at.parts() == ((4, (((0, 2), (3, 1)),)), (7, (((2, 1),),)))
     assert str(at) == "[tp:2,1|1,0] on tp=2 on 4,7"
+
+
+@st.composite
+def windows(draw: st.DrawFn, size: int, parts: int) -> list[tuple[int, int]]:
+    """Any intervals of a dim."""
+    ends = st.tuples(st.integers(0, size), st.integers(0, size)).map(sorted)
+    return [(low, high - low) for low, high in (draw(ends) for _ in range(parts))]
+
+
+@budget
+@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), windows(n, 3))))
+def test_windows_hold_their_elements(case: tuple[int, list[tuple[int, int]]]) -> None:
+    size, held = case
+    mesh = DeviceMesh.line(3)
+    layout = DimLayout.windowed(size, ("tp",), held)
+    wanted = [list(range(start, start + length)) for start, length in held]
+    assert layout.size == size
+    assert elements_of(layout, mesh) == wanted
+    assert [layout.local_size(mesh, point) for _, point in mesh.coords()] == [*map(len, wanted)]
+    if layout.axes:
+        assert list(layout.sizes()) == [*map(len, wanted)]
+    assert layout.is_equal == (len({*map(len, wanted)}) == 1)
+    assert layout.is_complete == (set(range(size)) == {i for part in wanted for i in part})
+    pairs = [[2 * i + j for i in part for j in (0, 1)] for part in wanted]
+    assert elements_of(layout.scaled(2), mesh) == pairs
+
+
+def test_windows_without_overlap_are_a_plain_cut() -> None:
+    assert DimLayout.windowed(7, ("tp",), [(0, 3), (3, 4)]) == DimLayout.cut(("tp",), [(3, 4)])
+    assert DimLayout.windowed(7, ("tp",), [(0, 7), (0, 7)]) == DimLayout.whole(7)
+
+
+def test_no_window_reaches_beyond_its_dim() -> None:
+    with pytest.raises(LayoutError, match=r"window 3\.\.8 is not within a dim of 7"):
+        DimLayout.windowed(7, ("tp",), [(0, 4), (3, 5)])
+
+
+def test_windows_are_no_part_of_a_compound_or_a_sum() -> None:
+    halo, mesh = DimLayout.windowed(5, ("tp",), [(0, 4), (2, 3)]), DeviceMesh.line(2)
+    assert not halo.is_chunked
+    assert concat([halo]) == halo
+    assert product(DimLayout.whole(1), halo, mesh) == halo
+    with pytest.raises(LayoutError, match="a compound dim of windows has no layout"):
+        product(DimLayout.whole(2), halo, mesh)
+    with pytest.raises(LayoutError, match="a sum of dims of windows has no layout"):
+        concat([halo, DimLayout.whole(2)])
+    with pytest.raises(LayoutError, match=r"a dim of windows tp:0\.\.4,2\.\.5 has no consecutive"):
+        split(halo, [2, 3])

@@ -10,6 +10,7 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.layout import DimLayout, LayoutError, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.rule import Cut, FactorKind, Rule, parse_dim, parse_tensor
+from partitioner.ir.windows import Window
 
 LINE = DeviceMesh.line(2)
 GRID = DeviceMesh.of({"dp": 2, "tp": 2})
@@ -239,16 +240,26 @@ def test_a_cut_is_read_as_it_is_written(layout: DimLayout) -> None:
     assert cut.layout(layout.size, LINE) == layout
 
 
-@pytest.mark.parametrize("text", ["tp", "dp*tp", "tp:48,32", "tp:8,8|4,4"])
+@pytest.mark.parametrize("text", ["tp", "dp*tp", "tp:48,32", "tp:8,8|4,4", "tp:0..5,3..8"])
 def test_cuts_print_as_they_are_written(text: str) -> None:
     assert str(Cut.parse(text)) == text
+
+
+def test_windows_are_read_as_they_are_written() -> None:
+    layout = DimLayout.windowed(8, ("tp",), [(0, 5), (3, 5)])
+    cut = Cut.of(layout, LINE)
+    assert str(cut) == str(layout) == "tp:0..5,3..8"
+    assert Cut.parse(str(cut)).layout(8, LINE) == layout
 
 
 def test_an_even_cut_is_written_without_sizes() -> None:
     assert str(Cut.of(DimLayout.even(5, ("dp", "tp"), GRID), GRID)) == "dp*tp"
 
 
-@pytest.mark.parametrize("text", ["", "tp*", "tp:", "tp:a,b", "tp:3,-1", "tp:1,2|"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "tp*", "tp:", "tp:a,b", "tp:3,-1", "tp:1,2|", "tp:5..3,0..8", "tp:1..2.,2..3", "*:0..1"],
+)
 def test_cuts_that_are_not_written_right(text: str) -> None:
     with pytest.raises(IRError, match=r"is not like 'tp', 'dp\*tp', 'tp:48,32'"):
         Cut.parse(text)
@@ -262,8 +273,55 @@ def test_cuts_that_are_not_written_right(text: str) -> None:
         ("tp*tp", r"cut tp\*tp names its axes twice or not in the order"),
         ("tp:3,2", "cut tp:3,2 does not fit size 8 over 2 parts"),
         ("dp*tp:5,3", "does not fit size 8 over 4 parts"),
+        ("tp:0..4,2..6,4..8", "does not fit size 8 over 2 parts"),
+        ("tp:0..4,2..9", r"window 2\.\.9 is not within a dim of 8"),
     ],
 )
 def test_cuts_that_do_not_fit(text: str, message: str) -> None:
     with pytest.raises(IRError, match=message):
         Cut.parse(text).layout(8, GRID)
+
+
+def sliding(extent: int, stride: int = 1, before: int = 0) -> Rule:
+    """Windows over 9 elements, of which other operands and the result have one a position."""
+    count = (9 + 2 * before - extent) // stride + 1
+    window = Window(9, stride, before, extent)
+    return Rule.of("s, s", "s", [(9,), (count,)], [(count,)], windows={(0, "s"): window})
+
+
+def test_a_cut_loop_reads_windows() -> None:
+    rule = sliding(3, before=1)
+    cut = {"s": DimLayout.even(9, ("tp",), LINE)}
+    ins, outs = rule.shardings(cut, LINE)
+    assert shown((*ins, *outs)) == ["[tp:0..6,4..9]", "[tp]", "[tp]"]
+    assert str(rule) == "s=9 (window): (s), (s) -> (s)"
+    assert rule.slides(cut)
+    assert not rule.slides({})
+    assert not rule.is_pointwise
+
+
+def test_windows_that_do_not_overlap_are_a_plain_cut() -> None:
+    ins, _ = sliding(3, stride=3).shardings({"s": DimLayout.even(3, ("tp",), LINE)}, LINE)
+    assert shown(ins) == ["[tp:6,3]", "[tp]"]
+
+
+def test_parts_of_a_loop_may_overlap() -> None:
+    """They compute what they share twice, in place of an exchange."""
+    halo = DimLayout.windowed(9, ("tp",), [(0, 6), (4, 5)])
+    ins, outs = sliding(3, before=1).shardings({"s": halo}, LINE)
+    assert shown((*ins, *outs)) == ["[tp:0..7,3..9]", "[tp:0..6,4..9]", "[tp:0..6,4..9]"]
+
+
+def test_overlapping_parts_are_not_summed_and_leave_nothing_out() -> None:
+    total = Rule.of([["s"]], [[]], [(9,)], [()], reduce={"s": "sum"})
+    halo = DimLayout.windowed(9, ("tp",), [(0, 6), (4, 5)])
+    with pytest.raises(LayoutError, match="factor 's' is reduced: its parts cannot overlap"):
+        total.shardings({"s": halo}, LINE)
+    gap = DimLayout.windowed(9, ("tp",), [(0, 4), (5, 4)])
+    with pytest.raises(LayoutError, match=r"no part of factor 's' has all of tp:0\.\.4,5\.\.9"):
+        sliding(3, before=1).shardings({"s": gap}, LINE)
+
+
+def test_a_window_is_over_one_dim_of_its_size() -> None:
+    with pytest.raises(IRError, match=r"operand 0: window of 's' over 9, dims \[8\]"):
+        Rule.of("s", "s", [(8,)], [(7,)], windows={(0, "s"): Window(9, 1, 0, 3)})

@@ -25,7 +25,7 @@ def block() -> Graph:
         helper.make_node("Conv", ["x", "w"], ["a"], name="a", pads=[1] * 4),
         helper.make_node("BatchNormalization", ["a", *of_channels], ["b"], name="b"),
         helper.make_node("Relu", ["b"], ["c"], name="c"),
-        helper.make_node("MaxPool", ["c"], ["y"], name="y", kernel_shape=[1, 1]),
+        helper.make_node("MaxPool", ["c"], ["y"], name="y", kernel_shape=[3, 3], pads=[1] * 4),
     ]
     weights = dict.fromkeys(of_channels, np.ones(4, np.float32))
     weights["w"] = np.ones((4, 4, 3, 3), np.float32)

@@ -5,6 +5,7 @@ from partitioner.backends.torch.operators import (  # noqa: F401 - imported to b
     convolution,
     dropout,
     normalization,
+    pooling,
     upsampling,
     vocabulary,
 )

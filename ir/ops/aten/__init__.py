@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from partitioner.ir.ops.aten import (
     attention,
     contraction,
+    convolution,
     factories,
     indexing,
     losses,
     movement,
     normalization,
     pointwise,
+    pools,
     reduction,
     state,
     windows,
@@ -20,6 +22,6 @@ from partitioner.ir.ops.aten import (
 from partitioner.ir.ops.table import OpRow, merged
 
 ROWS: Mapping[str, OpRow] = merged(
-    *(attention, contraction, factories, indexing, losses, movement),
-    *(normalization, pointwise, reduction, state, windows),
+    *(attention, contraction, convolution, factories, indexing, losses, movement),
+    *(normalization, pointwise, pools, reduction, state, windows),
 )

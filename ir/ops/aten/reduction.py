@@ -90,13 +90,14 @@ def _local_extreme(view: OpView, local: LocalView) -> LocalOp:
     dtype = view.out_type.dtype
     attrs: dict[str, Attr] = {
         "size": local.out_shapes[0],
-        "fill_value": _end_of_range(dtype, largest=view.node.op in ("aten::amin", "aten::min")),
+        "fill_value": end_of_range(dtype, largest=view.node.op in ("aten::amin", "aten::min")),
         "dtype": dtype,
     }
     return LocalOp((replace(view.node, op="aten::full", inputs=(), attrs=attrs),))
 
 
-def _end_of_range(dtype: str, *, largest: bool) -> int | float:
+def end_of_range(dtype: str, *, largest: bool = False) -> int | float:
+    """The least number of an element type, or the largest."""
     if "float" in dtype:
         return math.inf if largest else -math.inf
     limits = np.iinfo(numpy_dtype(dtype))

@@ -1,22 +1,25 @@
-"""Windows over space: convolutions, pools, upsampling and samples at a grid, and their gradients.
+"""Adaptive pools, upsampling and samples at a grid, and their gradients.
 
-Batch, groups and channels are cut, space is not. The indices of maxima that PyTorch gives count
-inside a plane, so that they hold in a part.
+Batch and channels are cut, and space where an image grows by a whole number. The indices of maxima
+that PyTorch gives count inside a plane, so that they hold in a part.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from partitioner.ir.graph import Attr
-from partitioner.ir.ops.local import local_groups, local_shape, same_node
-from partitioner.ir.ops.rules.convolution import ConvDims, conv
+from partitioner.ir.ops.aten.convolution import cropped
+from partitioner.ir.ops.local import local_groups
+from partitioner.ir.ops.rules import sliding
 from partitioner.ir.ops.rules.dims import names
-from partitioner.ir.ops.signature import Shape
+from partitioner.ir.ops.rules.sliding import Zoom
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
+from partitioner.ir.windows import Window
 
 #: Elements that one of an upsampled result is made of along a dim, by mode.
 TAPS: Mapping[str, int] = {"nearest": 1, "linear": 2, "cubic": 4}
@@ -38,39 +41,6 @@ UPSAMPLING: Mapping[str, tuple[str, int]] = {
 }
 
 
-def _conv_dims(view: OpView, weights: Shape, *, apart: bool = False) -> ConvDims:
-    groups, transposed = view.int_attr("groups", 1), bool(view.attr("transposed"))
-    return ConvDims.of(weights, groups, transposed=transposed, apart=apart)
-
-
-def _convolution(view: OpView) -> Rule:
-    """A convolution without a bias is linear in the data."""
-    dims, linear = _conv_dims(view, view.shape(1)), [0] if view.type(2) is None else []
-    return conv(view, dims, [dims.data, dims.weights, dims.channel], bias=2, linear=linear)
-
-
-def _conv_gradient(view: OpView, *, of_weights: bool) -> Rule:
-    """``result, weights -> data`` sums output channels, ``result, data -> weights`` the batch."""
-    dims = _conv_dims(view, view.out_shape if of_weights else view.shape(1), apart=True)
-    other, gradient = (dims.data, dims.weights) if of_weights else (dims.weights, dims.data)
-    return view.rule(
-        [dims.result, other],
-        [gradient],
-        sizes=dims.sizes,
-        reduce="n" if of_weights else "co",
-        whole=[*dims.data[2:], *dims.result[2:], *dims.kernel],
-        linear=[0],
-        points=dims.loops,
-        flops=2,
-    )
-
-
-def _local_conv_gradient(view: OpView, local: LocalView, size: str) -> LocalOp:
-    """A device computes its part of the gradient, whose shape is attribute `size`."""
-    groups: dict[str, Attr] = {"groups": local.sizes["g"]} if "g" in local.sizes else {}
-    return same_node(view, **groups, **{size: local.out_shapes[0]})
-
-
 def _window(view: OpView, space: int) -> int:
     """Size of the window of attribute `kernel_size`, which may be one number for all dims."""
     kernel = view.ints("kernel_size") or (1,)
@@ -82,36 +52,14 @@ def _planes(view: OpView, space: int, prefix: str = "s") -> list[str]:
     return [*names("n", view.rank() - space), *names(prefix, space)]
 
 
-def _pool(view: OpView, space: int, *, linear: bool) -> Rule:
-    """A pool over `space` dims, one FLOP a point of the window."""
-    dims = _planes(view, space)
-    return view.rule(
-        [dims],
-        [dims, dims],
-        halo=dims[-space:],
-        linear=[0] if linear else [],
-        flops=float(_window(view, space)),
-    )
-
-
-def _resampled(
-    view: OpView,
-    space: int,
-    operands: str = "s",
-    *,
-    linear: bool = True,
-    flops: float = 1,
-    of_result: bool = False,
-) -> Rule:
-    """``n.. s.. -> n.. o..``, where all spatial dims are whole.
+def _resampled(view: OpView, space: int, operands: str = "s", *, linear: bool = True) -> Rule:
+    """``n.. s.. -> n.. o..``, where all spatial dims are whole; a FLOP an element of operand 0.
 
     Args:
         view: The node.
         space: Number of spatial dims.
         operands: Prefix of the spatial dims of each operand: s, or o for those of the result.
         linear: The op is linear in operand 0.
-        flops: FLOPs an element of operand 0.
-        of_result: `flops` are for an element of the result.
     """
     first, result = _planes(view, space), _planes(view, space, "o")
     return view.rule(
@@ -119,30 +67,106 @@ def _resampled(
         [result, result],
         whole=[*first[-space:], *result[-space:]],
         linear=[0] if linear else [],
-        points=result if of_result else first,
-        flops=flops,
+        points=first,
+        flops=1,
     )
-
-
-def _pool_backward(view: OpView, space: int, operands: str) -> Rule:
-    """The gradient of a pool, one FLOP a point of the window."""
-    return _resampled(view, space, operands, flops=float(_window(view, space)))
 
 
 def _upsample(view: OpView, mode: str, space: int, *, backward: bool = False) -> Rule:
     """A multiply-add for each tap of an element of the larger tensor, linear in every mode.
 
-    The larger tensor is the result, of a gradient the operand. A copy costs no FLOPs.
+    The larger tensor is the result, of a gradient the operand. A copy costs no FLOPs. Dims that
+    grow by a whole number are cut with a halo.
     """
     points = TAPS[mode] ** space
+    zooms, rank = _zooms(view, mode, space, backward=backward), view.rank()
+    first, last = _planes(view, space), _planes(view, space, "o")
+    shape, windows = view.shape(), dict[tuple[int, str], Window]()
+    for dim, zoom in zooms.items():
+        first[dim] = last[dim]
+        size = shape[dim]
+        windows[0, last[dim]] = zoom.gradient(size) if backward else zoom.window(size)
     flops = 0.0 if points == 1 else 2.0 * points
-    return _resampled(view, space, flops=flops, of_result=not backward)
+    if backward:
+        flops *= math.prod(shape[-space:]) / max(math.prod(view.out_shape[-space:]), 1)
+    uncut = [name for dim in range(rank) if dim not in zooms for name in (first[dim], last[dim])]
+    return view.rule(
+        [first],
+        [last],
+        whole=[name for name in uncut if name[0] != "n"],
+        windows=windows,
+        linear=[0],
+        points=last,
+        flops=flops,
+    )
+
+
+def _zooms(view: OpView, mode: str, space: int, *, backward: bool = False) -> dict[int, Zoom]:
+    """Dims that grow by a whole number, so that each part is resized as the whole is.
+
+    With antialiasing, weights at a border depend on what lies beyond it.
+    """
+    small, large = view.shape(), view.out_shape
+    if backward:
+        small, large = large, small
+    scales = [value for name, value in view.node.attrs.items() if name.startswith("scale")]
+    listed = [v for value in scales for v in (value if isinstance(value, tuple) else (value,))]
+    given = [float(v) for v in listed if isinstance(v, int | float)]
+    antialias = "_aa" in view.node.op or "antialias" in str(view.attr("mode"))
+    if antialias or view.attr("align_corners") or len(given) not in (0, space):
+        return {}
+    zooms = {}
+    for place, dim in enumerate(range(len(small) - space, len(small))):
+        zoom = sliding.zoom(mode, small[dim], large[dim])
+        if zoom is not None and (not given or given[place] == zoom.factor):
+            zooms[dim] = zoom
+    return zooms
+
+
+def _local_upsample(view: OpView, local: LocalView, mode: str, space: int) -> LocalOp:
+    """The device's part of what its data give."""
+    if view.attr("output_size") is None and not local.regions:
+        return LocalOp((view.node,))
+    zooms = _zooms(view, mode, space) if local.regions else {}
+    shape, crops = list(local.out_shapes[0]), [(0, 0)] * space
+    for dim, zoom in zooms.items():
+        ((read, count),), ((start, _),) = local.regions[0][dim], local.out_regions[0][dim]
+        shape[dim] = count * zoom.factor
+        crops[dim - len(shape)] = start - read * zoom.factor, 0
+    attrs: dict[str, Attr] = {}
+    if view.attr("output_size") is not None:
+        attrs = {"output_size": tuple(shape[-space:])}
+    node = replace(view.node, attrs={**view.node.attrs, **attrs})
+    return cropped(node, view.out_type.with_shape(shape), local.out_shapes[0], crops)
+
+
+def _local_upsample_backward(view: OpView, local: LocalView, mode: str, space: int) -> LocalOp:
+    """The device's part of the gradient of the data that its part of the result's reaches."""
+    zooms = _zooms(view, mode, space, backward=True) if local.regions else {}
+    shape, crops = list(local.out_shapes[0]), [(0, 0)] * space
+    for dim, zoom in zooms.items():
+        ((read, count),), ((start, _),) = local.regions[0][dim], local.out_regions[0][dim]
+        shape[dim] = count // zoom.factor
+        crops[dim - len(shape)] = start - read // zoom.factor, 0
+    attrs: dict[str, Attr] = {"input_size": tuple(shape)}
+    if view.attr("output_size") is not None:
+        attrs["output_size"] = local.shapes[0][-space:]
+    node = replace(view.node, attrs={**view.node.attrs, **attrs})
+    return cropped(node, view.out_type.with_shape(shape), local.out_shapes[0], crops)
 
 
 def _any_upsample(view: OpView, *, backward: bool = False) -> Rule:
     """Our own operators, whose mode is an attribute."""
-    mode = str(view.attr("mode")).partition("-")[0]
-    return _upsample(view, mode, view.rank() - 2, backward=backward)
+    return _upsample(view, _mode(view), view.rank() - 2, backward=backward)
+
+
+def _any_local_upsample(view: OpView, local: LocalView, *, backward: bool = False) -> LocalOp:
+    localize = _local_upsample_backward if backward else _local_upsample
+    return localize(view, local, _mode(view), view.rank() - 2)
+
+
+def _mode(view: OpView) -> str:
+    return str(view.attr("mode")).partition("-")[0]
 
 
 def _grid_sample(view: OpView, operands: str, results: str) -> Rule:
@@ -186,31 +210,26 @@ def _channel_shuffle(view: OpView) -> Rule:
     return view.rule("n (g c) s..", "n (c g) s..", sizes=sizes, linear=[0])
 
 
-def _pools(space: int) -> dict[str, OpRow]:
-    """Rows of pools over 2 or 3 dims; adaptive ones read every element about once."""
+def _adaptive_pools(space: int) -> dict[str, OpRow]:
+    """Rows of adaptive pools over 2 or 3 dims, which read every element about once."""
     rules = {
         f"_adaptive_avg_pool{space}d": partial(_resampled, space=space),
         f"_adaptive_avg_pool{space}d_backward": partial(_resampled, space=space, operands="so"),
         f"adaptive_max_pool{space}d": partial(_resampled, space=space, linear=False),
         f"adaptive_max_pool{space}d_backward": partial(_resampled, space=space, operands="sos"),
-        f"avg_pool{space}d": partial(_pool, space=space, linear=True),
-        f"avg_pool{space}d_backward": partial(_pool_backward, space=space, operands="so"),
-        f"max_pool{space}d_with_indices": partial(_pool, space=space, linear=False),
-        f"max_pool{space}d_with_indices_backward": partial(
-            _pool_backward, space=space, operands="sos"
-        ),
     }
     return {f"aten::{op}": OpRow(rule) for op, rule in rules.items()}
 
 
 def _upsampling(mode: str, space: int, *, backward: bool = False) -> OpRow:
     rule = partial(_upsample, mode=mode, space=space, backward=backward)
-    return OpRow(rule, local_shape("input_size") if backward else None)
+    localize = _local_upsample_backward if backward else _local_upsample
+    return OpRow(rule, partial(localize, mode=mode, space=space))
 
 
 ROWS: Mapping[str, OpRow] = {
-    **_pools(2),
-    **_pools(3),
+    **_adaptive_pools(2),
+    **_adaptive_pools(3),
     **{f"aten::{op}": _upsampling(*mode) for op, mode in UPSAMPLING.items()},
     **{f"aten::{op}.vec": _upsampling(*mode) for op, mode in UPSAMPLING.items()},
     **{
@@ -218,7 +237,6 @@ ROWS: Mapping[str, OpRow] = {
     },
     "aten::channel_shuffle": OpRow(_channel_shuffle, local_groups("groups")),
     "aten::col2im": OpRow(partial(_columns, operand="n.. (c k) l", result="n.. c h w", flops=1)),
-    "aten::convolution": OpRow(_convolution, local_groups("groups")),
     "aten::grid_sampler_2d": OpRow(
         partial(_grid_sample, operands="n c h w, n p q t", results="n c p q")
     ),
@@ -226,21 +244,15 @@ ROWS: Mapping[str, OpRow] = {
         partial(_grid_sample, operands="n c p q, n c h w, n p q t", results="n c h w, n p q t")
     ),
     "aten::im2col": OpRow(partial(_columns, operand="n.. c h w", result="n.. (c k) l")),
-    "aten::max_unpool2d": OpRow(partial(_resampled, space=2, operands="ss", linear=False, flops=0)),
+    "aten::max_unpool2d": OpRow(partial(_resampled, space=2, operands="ss", linear=False)),
     "aten::pixel_shuffle": OpRow(
         partial(_pixels, operand=_DEEP, result=_WIDE, factor="upscale_factor")
     ),
     "aten::pixel_unshuffle": OpRow(
         partial(_pixels, operand=_WIDE, result=_DEEP, factor="downscale_factor")
     ),
-    "partitioner::convolution_grad_input": OpRow(
-        partial(_conv_gradient, of_weights=False), partial(_local_conv_gradient, size="input_size")
-    ),
-    "partitioner::convolution_grad_weight": OpRow(
-        partial(_conv_gradient, of_weights=True), partial(_local_conv_gradient, size="weight_size")
-    ),
-    "partitioner::upsample": OpRow(_any_upsample),
+    "partitioner::upsample": OpRow(_any_upsample, _any_local_upsample),
     "partitioner::upsample_backward": OpRow(
-        partial(_any_upsample, backward=True), local_shape("input_size")
+        partial(_any_upsample, backward=True), partial(_any_local_upsample, backward=True)
     ),
 }

@@ -1,21 +1,28 @@
 """Windows over space: convolutions, pools, resizes and samples of images.
 
-Batch, groups and channels are cut; the positions of windows are not.
+Batch, groups, channels and space are cut: a device reads its part of the image with a halo, and
+pads what lies at the image's border.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from partitioner.ir.ops.local import local_groups, with_constant
+from partitioner.ir.errors import IRError
+from partitioner.ir.graph import Attr, Node
+from partitioner.ir.layout import Interval
+from partitioner.ir.ops.local import same_node, with_constant
 from partitioner.ir.ops.onnx.reduction import weighted_mean
+from partitioner.ir.ops.rules import sliding
 from partitioner.ir.ops.rules.convolution import ConvDims, conv
 from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.rules.reshape import changed_dims, resize
+from partitioner.ir.ops.rules.sliding import Slide, Zoom
 from partitioner.ir.ops.signature import OpaqueError
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
@@ -25,21 +32,74 @@ TAPS = {"nearest": 1, "linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}
 
 SIZES = 3  #: Index of Resize's operand "sizes".
 
+#: First opsets in which Resize has its modes as attributes, and Slice its bounds as operands.
+RESIZE_MODES, SLICE_INPUT = 11, 10
+
 
 def _conv_dims(view: OpView, weights: int = 1, *, transposed: bool = False) -> ConvDims:
     return ConvDims.of(view.shape(weights), view.positive("group", 1), transposed=transposed)
 
 
-def _conv(view: OpView, *, transposed: bool = False) -> Rule:
-    dims = _conv_dims(view, transposed=transposed)
-    return conv(view, dims, [dims.data, dims.weights, dims.channel], bias=2)
+def _slides(view: OpView, kernel: Sequence[int]) -> list[Slide]:
+    """The windows of a convolution or a pool; one of a transposed convolution, where explicit."""
+    space = len(kernel)
+    ones, zeros = (1,) * space, (0,) * (2 * space)
+    strides, dilations = view.ints("strides") or ones, view.ints("dilations") or ones
+    pads, auto = view.ints("pads") or zeros, str(view.attr("auto_pad", "NOTSET"))
+    if len(strides) != space or len(dilations) != space or len(pads) != 2 * space:
+        raise IRError(f"strides {strides}, dilations {dilations}, pads {pads} for {space} dims")
+    pairs = zip(pads[:space], pads[space:], strict=True)
+    if auto not in ("", "NOTSET"):
+        pairs = zip(zeros[:space], zeros[:space], strict=True)
+    slides = [
+        Slide(size, stride, dilation, *pad)
+        for size, stride, dilation, pad in zip(kernel, strides, dilations, pairs, strict=True)
+    ]
+    if not auto.startswith("SAME"):
+        return slides
+    sizes = zip(slides, view.shape()[2:], view.out_shape[2:], strict=True)
+    upper = auto == "SAME_UPPER"
+    return [sliding.same_pads(slide, size, count, more_after=upper) for slide, size, count in sizes]
+
+
+def _back_slides(view: OpView, kernel: Sequence[int]) -> list[Slide]:
+    """The windows of a transposed convolution, which may state its result's shape in place of pads.
+
+    Then what is left over is cropped, in halves.
+    """
+    slides, auto = _slides(view, kernel), str(view.attr("auto_pad", "NOTSET"))
+    if view.attr("output_shape") is None and not auto.startswith("SAME"):
+        return slides
+    more = view.ints("output_padding") or (0,) * len(kernel)
+    sizes = zip(slides, view.shape()[2:], view.out_shape[2:], more, strict=True)
+    totals = [(size - 1) * s.stride + s.extent + extra - count for s, size, count, extra in sizes]
+    if min(totals) < 0:
+        raise OpaqueError(f"the result {view.out_shape[2:]} has more than the windows reach")
+    halves = [total // 2 if auto == "SAME_UPPER" else -(-total // 2) for total in totals]
+    return [
+        replace(slide, before=half, after=total - half)
+        for slide, half, total in zip(slides, halves, totals, strict=True)
+    ]
+
+
+def _conv(view: OpView) -> Rule:
+    dims = _conv_dims(view)
+    operands = [dims.data, dims.weights, dims.channel]
+    return conv(view, dims, operands, _slides(view, view.shape(1)[2:]), bias=2)
+
+
+def _conv_transpose(view: OpView) -> Rule:
+    dims = _conv_dims(view, transposed=True)
+    operands = [dims.data, dims.weights, dims.channel]
+    return conv(view, dims, operands, _back_slides(view, view.shape(1)[2:]), bias=2)
 
 
 def _conv_integer(view: OpView) -> Rule:
     """Zero points are one for the tensor or one for each output channel."""
     dims = _conv_dims(view)
     settings = [_per_channel(view, index, dims) for index in (2, 3)]
-    return conv(view, dims, [dims.data, dims.weights, *settings])
+    operands = [dims.data, dims.weights, *settings]
+    return conv(view, dims, operands, _slides(view, view.shape(1)[2:]))
 
 
 def _qlinear_conv(view: OpView) -> Rule:
@@ -47,7 +107,53 @@ def _qlinear_conv(view: OpView) -> Rule:
     dims = _conv_dims(view, 3)
     settings = [_per_channel(view, index, dims) for index in (1, 2, 4, 5, 6, 7)]
     operands = [dims.data, *settings[:2], dims.weights, *settings[2:], dims.channel]
-    return conv(view, dims, operands, rounded=True)
+    return conv(view, dims, operands, _slides(view, view.shape(3)[2:]), rounded=True)
+
+
+def _local_conv(view: OpView, local: LocalView, weights: int = 1) -> LocalOp:
+    """The device's own groups; its pads."""
+    attrs = _groups(local)
+    if local.regions:
+        attrs |= _local_pads(view, local, _slides(view, view.shape(weights)[2:]))
+    return same_node(view, **attrs)
+
+
+def _local_conv_transpose(view: OpView, local: LocalView) -> LocalOp:
+    """The device's own groups; what it crops."""
+    attrs = _groups(local)
+    if local.regions:
+        slides = _back_slides(view, view.shape(1)[2:])
+        crops = [slide.local_crops(*at) for slide, at in zip(slides, _places(local), strict=True)]
+        firsts, lasts = zip(*crops, strict=True)
+        attrs["pads"] = (*firsts, *(max(last, 0) for last in lasts))
+        attrs |= {"output_padding": tuple(max(-last, 0) for last in lasts), "auto_pad": "NOTSET"}
+    node = same_node(view, **attrs).nodes[0]
+    kept = {k: v for k, v in node.attrs.items() if not local.regions or k != "output_shape"}
+    return LocalOp((replace(node, attrs=kept),))
+
+
+def _groups(local: LocalView) -> dict[str, Attr]:
+    return {"group": local.sizes["g"]} if "g" in local.sizes else {}
+
+
+def _places(local: LocalView) -> list[tuple[Interval, Interval]]:
+    """What a device has of the whole data and of the whole result, of each spatial dim."""
+    sides = zip(local.regions[0][2:], local.out_regions[0][2:], strict=True)
+    return [(read[0], written[0]) for read, written in sides]
+
+
+def _local_pads(view: OpView, local: LocalView, slides: Sequence[Slide]) -> dict[str, Attr]:
+    """The pads at the image's border; none where a device's part ends inside.
+
+    With ceil_mode, the last window may reach beyond the padding, which keeps its size.
+    """
+    pads = [slide.local_pads(*at) for slide, at in zip(slides, _places(local), strict=True)]
+    firsts = [before for before, _ in pads]
+    lasts = [min(after, s.after) for (_, after), s in zip(pads, slides, strict=True)]
+    attrs: dict[str, Attr] = {"pads": (*firsts, *lasts)}
+    if view.attr("auto_pad") is not None:
+        attrs["auto_pad"] = "NOTSET"
+    return attrs
 
 
 def _per_channel(view: OpView, index: int, dims: ConvDims) -> list[str] | None:
@@ -67,8 +173,14 @@ def _pool(view: OpView) -> Rule:
     """``n c s.. -> n c s..``, one FLOP a point of the window."""
     if len(view.node.writes) > 1:
         raise OpaqueError("result Indices counts through the whole tensor")
-    flops = float(math.prod(view.ints("kernel_shape") or ()))
-    return view.rule("n c s..", "n c s..", halo="s..", flops=flops)
+    kernel, dims = view.ints("kernel_shape") or (), names("s", view.rank() - 2)
+    slid = sliding.windows(_slides(view, kernel), view.shape(), dims)
+    return view.rule("n c s..", "n c s..", windows=slid, flops=float(math.prod(kernel)))
+
+
+def _local_pool(view: OpView, local: LocalView) -> LocalOp:
+    slides = _slides(view, view.ints("kernel_shape") or ())
+    return same_node(view, **_local_pads(view, local, slides)) if local.regions else same_node(view)
 
 
 def _global_pool(view: OpView, how: str = "") -> Rule:
@@ -101,7 +213,7 @@ def _regions(view: OpView) -> Rule:
 
 
 def _resize(view: OpView) -> Rule:
-    """Dims that keep their size are cut, resized ones are whole."""
+    """Dims that keep their size are cut, and those that grow by a whole number, with a halo."""
     if view.attr("coordinate_transformation_mode") == "tf_crop_and_resize":
         # It crops: a dim that keeps its size may still be resampled.
         raise OpaqueError("coordinate_transformation_mode is tf_crop_and_resize")
@@ -114,7 +226,35 @@ def _resize(view: OpView) -> Rule:
     elif view.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
         changed |= set(dims)  # the scale of a dim follows from the others' sizes
     taps = TAPS.get(str(view.attr("mode", "nearest")), 1) ** len(changed)
-    return resize(view, changed, flops=2.0 * taps if taps > 1 else 0.0)
+    slid = {dim: zoom.window(view.shape()[dim]) for dim, zoom in _zooms(view).items()}
+    return resize(view, changed, slid, flops=2.0 * taps if taps > 1 else 0.0)
+
+
+def _zooms(view: OpView) -> dict[int, Zoom]:
+    """Dims that grow by a whole number, so that each part is resized as the whole is."""
+    mode = str(view.attr("mode", "nearest"))
+    if mode not in sliding.REACH or view.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return {}
+    if view.attr("antialias", 0) or view.attr("exclude_outside", 0):
+        return {}
+    old = view.node.op == "Upsample" or view.opset < RESIZE_MODES
+    how = str(view.attr("coordinate_transformation_mode", "asymmetric" if old else "half_pixel"))
+    rounding = str(view.attr("nearest_mode", "floor" if old else "round_prefer_floor"))
+    if how not in ("asymmetric", "half_pixel", "pytorch_half_pixel"):
+        return {}
+    if mode == "nearest" and rounding.startswith("round_prefer") == (how == "asymmetric"):
+        return {}
+    if mode == "nearest" and rounding == "ceil":
+        return {}
+    sizes = zip(view.shape(), view.out_shape, strict=True)
+    zooms = {dim: sliding.zoom(mode, *size) for dim, size in enumerate(sizes)}
+    dims, scales = _resized_dims(view), _scales(view)
+    given = dict(zip(dims, scales, strict=True)) if scales is not None else {}
+    return {
+        dim: zoom
+        for dim, zoom in zooms.items()
+        if zoom is not None and given.get(dim, zoom.factor) == zoom.factor
+    }
 
 
 def _scales(view: OpView) -> list[float] | None:
@@ -135,14 +275,40 @@ def _resized_dims(view: OpView) -> list[int]:
     return list(range(view.rank())) if axes is None else [axis % view.rank() for axis in axes]
 
 
-def _local_sizes(view: OpView, local: LocalView) -> LocalOp:
-    """The wanted sizes of cut dims become the local ones."""
+def _local_resize(view: OpView, local: LocalView) -> LocalOp:
+    """The wanted sizes of cut dims become the local ones; what the halo adds is sliced off."""
+    shape, starts = list(local.out_shapes[0]), dict[int, int]()
+    for dim, zoom in _zooms(view).items() if local.regions else ():
+        ((read, count),), ((start, _),) = local.regions[0][dim], local.out_regions[0][dim]
+        shape[dim] = count * zoom.factor
+        if shape[dim] != local.out_shapes[0][dim]:
+            starts[dim] = start - read * zoom.factor
+    resized = _sized(view, shape)
+    if not starts:
+        return resized
+    name = f"{view.node.name}.whole"
+    node = replace(resized.nodes[0], name=name, outputs=(name,))
+    ends = {dim: start + local.out_shapes[0][dim] for dim, start in starts.items()}
+    bounds = {"starts": (*starts.values(),), "ends": (*ends.values(),), "axes": (*starts,)}
+    types = {name: view.out_type.with_shape(shape)}
+    if view.opset < SLICE_INPUT:
+        attrs: dict[str, Attr] = {**bounds}
+        slice_ = Node(view.node.name, "Slice", (name,), view.node.outputs, attrs)
+        return LocalOp((node, slice_), resized.constants, types)
+    lists = {f"{name}.{key}": np.array(numbers, np.int64) for key, numbers in bounds.items()}
+    slice_ = Node(view.node.name, "Slice", (name, *lists), view.node.outputs)
+    return LocalOp((node, slice_), {**resized.constants, **lists}, types)
+
+
+def _sized(view: OpView, shape: Sequence[int]) -> LocalOp:
+    """The node with a result of a local shape."""
     sizes = view.type(SIZES)
     if view.node.op != "Resize" or sizes is None or sizes.numel == 0:
         return LocalOp((view.node,))
     whole = view.constant(SIZES)
+    changed = changed_dims(view) - _zooms(view).keys()
     local_sizes = [
-        local.out_shapes[0][dim] if f"d{dim}" in local.sizes else int(size)
+        int(size) if dim in changed else shape[dim]
         for dim, size in zip(_resized_dims(view), whole, strict=True)
     ]
     return with_constant(view, SIZES, np.array(local_sizes, whole.dtype))
@@ -162,16 +328,16 @@ def _grid_sample(view: OpView) -> Rule:
 
 
 ROWS: Mapping[str, OpRow] = {
-    **{op: OpRow(_pool) for op in ("AveragePool", "LpPool", "MaxPool")},
+    **{op: OpRow(_pool, _local_pool) for op in ("AveragePool", "LpPool", "MaxPool")},
     **{op: OpRow(_regions) for op in ("MaxRoiPool", "RoiAlign")},
-    **{op: OpRow(_resize, _local_sizes) for op in ("Resize", "Upsample")},
-    "Conv": OpRow(_conv, local_groups("group")),
-    "ConvInteger": OpRow(_conv_integer, local_groups("group")),
-    "ConvTranspose": OpRow(partial(_conv, transposed=True), local_groups("group")),
+    **{op: OpRow(_resize, _local_resize) for op in ("Resize", "Upsample")},
+    "Conv": OpRow(_conv, _local_conv),
+    "ConvInteger": OpRow(_conv_integer, _local_conv),
+    "ConvTranspose": OpRow(_conv_transpose, _local_conv_transpose),
     "GlobalAveragePool": OpRow(partial(_global_pool, how="sum"), _local_average),
     "GlobalLpPool": OpRow(_global_pool),
     "GlobalMaxPool": OpRow(partial(_global_pool, how="max")),
     "GridSample": OpRow(_grid_sample),
     "LRN": OpRow(_lrn),
-    "QLinearConv": OpRow(_qlinear_conv, local_groups("group")),
+    "QLinearConv": OpRow(_qlinear_conv, partial(_local_conv, weights=3)),
 }

@@ -1,11 +1,14 @@
-"""Convolutions: batch, groups and channels are cut, windows over space are not."""
+"""Convolutions: batch, groups, channels and space are cut; space with a halo."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from partitioner.ir.ops.rules import sliding
 from partitioner.ir.ops.rules.dims import broadcast, compound, names
+from partitioner.ir.ops.rules.sliding import Slide
 from partitioner.ir.ops.signature import Shape, Signature
 from partitioner.ir.rule import Rule
 
@@ -18,7 +21,7 @@ class ConvDims:
         data: ``n (g ci) s..``.
         weights: ``(g co) ci k..``; ``(g ci) co k..`` of a transposed convolution.
         channel: Dims of a bias, ``(g co)``.
-        result: ``n (g co) s..``, with spatial dims ``o..`` if they are apart.
+        result: ``n (g co) s..``. Where data and result differ in size, windows slide over one.
         kernel: Factors of the window.
         sizes: Sizes of the channel factors.
         transposed: The convolution is transposed.
@@ -33,16 +36,13 @@ class ConvDims:
     transposed: bool
 
     @classmethod
-    def of(
-        cls, weights: Shape, groups: int, *, transposed: bool = False, apart: bool = False
-    ) -> ConvDims:
+    def of(cls, weights: Shape, groups: int, *, transposed: bool = False) -> ConvDims:
         """Dims for weights of a shape.
 
         Args:
             weights: Shape of the weights.
             groups: Number of groups.
             transposed: The convolution is transposed.
-            apart: Spatial dims of the result are ``o..``, as they always are if it is transposed.
         """
         first, second = weights[0] // groups, weights[1]
         kernel = names("k", len(weights) - 2)
@@ -58,23 +58,18 @@ class ConvDims:
             ["n", inner, *names("s", len(kernel))],
             [*channels, *kernel],
             [outer],
-            ["n", outer, *names("o" if transposed or apart else "s", len(kernel))],
+            ["n", outer, *names("s", len(kernel))],
             [name for name in kernel if name != "1"],
             sizes,
             transposed,
         )
-
-    @property
-    def loops(self) -> list[str]:
-        """Loops that do the multiply-adds: batch, channels, window positions, window."""
-        channels = (name for name, size in self.sizes.items() if size != 1)
-        return ["n", *channels, *(self.data if self.transposed else self.result)[2:], *self.kernel]
 
 
 def conv(
     signature: Signature,
     dims: ConvDims,
     operands: Sequence[Sequence[str] | None],
+    slides: Sequence[Slide],
     *,
     bias: int | None = None,
     rounded: bool = False,
@@ -85,22 +80,24 @@ def conv(
     Args:
         signature: Signature of the node.
         dims: Dims of the convolution's tensors.
-        operands: Dims of the node's operands.
+        operands: Dims of the node's operands, of which the first is the data.
+        slides: Windows over the spatial dims.
         bias: Index of the operand that is a bias.
         rounded: The sum is rounded, so that input channels are whole.
         linear: See `Rule`.
     """
-    inner, outer = dims.data[2:], dims.result[2:]
-    windows = [*inner, *outer, *dims.kernel] if dims.transposed else dims.kernel
+    windows = sliding.windows(slides, signature.shape(), dims.data, transposed=dims.transposed)
+    flops = 2.0
+    if dims.transposed:  # an element of the data, not of the result, meets all of the kernel
+        flops *= math.prod(signature.shape()[2:]) / max(math.prod(signature.out_shape[2:]), 1)
     return signature.rule(
         operands,
         [dims.result],
         sizes=dims.sizes,
         reduce="ci",
-        whole=[*windows, "ci"] if rounded else windows,
-        halo=() if dims.transposed else outer,
+        whole=[*dims.kernel, "ci"] if rounded else dims.kernel,
+        windows=windows,
         addends=() if bias is None else {bias},
         linear=linear,
-        points=dims.loops if dims.transposed else None,
-        flops=2,
+        flops=flops,
     )

@@ -11,6 +11,7 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.ops.rules.dims import broadcast, names
 from partitioner.ir.ops.signature import Shape, Signature
 from partitioner.ir.rule import Rule
+from partitioner.ir.windows import Window
 
 Sized = tuple[tuple[int, int], ...]  #: (dim, what is left of its size), major first.
 
@@ -161,9 +162,21 @@ def changed_dims(signature: Signature) -> set[int]:
     return {dim for dim, (before, after) in enumerate(sizes) if before != after}
 
 
-def resize(signature: Signature, changed: Collection[int], flops: float = 0.0) -> Rule:
-    """Changed dims are whole, others pass; `flops` are FLOPs a result element."""
-    before = [f"x{i}" if i in changed else f"d{i}" for i in range(signature.rank())]
-    after = [f"y{i}" if i in changed else f"d{i}" for i in range(signature.rank())]
+def resize(
+    signature: Signature,
+    changed: Collection[int],
+    slid: Mapping[int, Window] | None = None,
+    flops: float = 0.0,
+) -> Rule:
+    """Changed dims are whole but for those that windows slide over; others pass.
+
+    `flops` are FLOPs a result element.
+    """
+    windows = {(0, f"d{i}"): window for i, window in (slid or {}).items()}
+    kept = [i not in changed or (0, f"d{i}") in windows for i in range(signature.rank())]
+    before = [f"d{i}" if keeps else f"x{i}" for i, keeps in enumerate(kept)]
+    after = [f"d{i}" if keeps else f"y{i}" for i, keeps in enumerate(kept)]
     whole = {*before, *after}.difference(f"d{i}" for i in range(signature.rank()))
-    return signature.rule([before], [after], whole=whole, points=after, flops=flops)
+    return signature.rule(
+        [before], [after], whole=whole, windows=windows, points=after, flops=flops
+    )

@@ -269,6 +269,8 @@ def weight_side(graph: Graph) -> Iterator[str]:
 def _joined(cuts: Sequence[tuple[str, DimLayout]], model: DeviceMesh) -> DimLayout | None:
     """One factor's cuts over several axes as one; None unless they are plain."""
     axes = tuple(axis for axis, _ in cuts)
+    if any(layout.windows for _, layout in cuts):
+        return None
     if len(cuts) == 1:
         return DimLayout.cut(axes, cuts[0][1].segments)
     if any(len(layout.segments) > 1 for _, layout in cuts):

@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from aten_rows import aten
 from rows import Case, Draw, check_row, f32
 
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops.aten.windows import UPSAMPLING
 
 PLAIN = ([1, 1], [0, 0], [1, 1], False, [0, 0])  # stride, padding, dilation, transposed, ...
@@ -78,6 +80,21 @@ def places(*shape: int) -> np.ndarray:
     return np.ascontiguousarray(PLANES[: shape[0], : shape[1], :count]).reshape(shape)
 
 
+def maxima(shape: Sequence[int], *settings: Any) -> np.ndarray:
+    """Places of the maxima of windows over random planes."""
+    x = torch.rand(*shape, generator=torch.Generator().manual_seed(3))
+    pool = getattr(torch.ops.aten, f"max_pool{len(shape) - 2}d_with_indices")
+    return pool(x, *settings)[1].numpy()
+
+
+def max_backward(shape: Sequence[int], *settings: Any, cuts: int) -> Case:
+    """The gradient of a max pool of planes of this shape."""
+    places = maxima(shape, *settings)
+    name = f"max_pool{len(shape) - 2}d_with_indices_backward"
+    operands = f32(*places.shape), f32(*shape)
+    return aten(name, *operands, *settings, places, options=ways(cuts))
+
+
 def ways(cuts: int) -> dict[str, int]:
     return {"min_cuts": cuts}
 
@@ -124,19 +141,12 @@ POOLS = [
     aten("max_pool2d_with_indices", f32(4, 6, 5, 5), [3, 3], [2, 2], [1, 1], options=ways(2)),
     aten("max_pool2d_with_indices", f32(6, 5, 5), [2, 2], options=ways(1)),
     aten("max_pool2d_with_indices", f32(4, 6, 5, 5), [2, 2], absent=(1,), options=ways(2)),
-    aten(
-        "max_pool2d_with_indices_backward",
-        *(f32(2, 4, 3, 3), f32(2, 4, 6, 6), [2, 2], [2, 2], [0, 0], [1, 1], False),
-        places(2, 4, 3, 3),
-        options=ways(3),
-    ),
+    max_backward((2, 4, 6, 6), [2, 2], [2, 2], [0, 0], [1, 1], False, cuts=5),
+    max_backward((2, 4, 7, 8), [3, 3], [2, 2], [1, 1], [1, 1], False, cuts=5),
+    max_backward((2, 4, 8, 7), [3, 3], [2, 2], [0, 1], [1, 1], True, cuts=5),
+    max_backward((2, 3, 9, 7), [2, 2], [1, 3], [1, 0], [2, 1], False, cuts=5),
     aten("max_pool3d_with_indices", f32(4, 6, 3, 5, 5), [2, 2, 2], options=ways(2)),
-    aten(
-        "max_pool3d_with_indices_backward",
-        *(f32(2, 4, 1, 3, 3), f32(2, 4, 1, 6, 6), [1, 2, 2], [1, 2, 2], [0] * 3, [1] * 3, False),
-        places(2, 4, 3, 3)[:, :, None],
-        options=ways(3),
-    ),
+    max_backward((2, 4, 1, 6, 6), [1, 2, 2], [1, 2, 2], [0] * 3, [1] * 3, False, cuts=5),
     aten("max_unpool2d", f32(2, 4, 3, 3), places(2, 4, 3, 3), [6, 6], options=ways(2)),
     aten("pixel_shuffle", f32(4, 12, 3, 5), 2, options=ways(5)),
     aten("pixel_shuffle", f32(12, 3, 5), 2, options=ways(4)),
@@ -217,9 +227,100 @@ SAMPLES = [
     *(case for mode, spaces in MODES.items() for space in spaces for case in ours(mode, space)),
 ]
 
+
+def slid_forward(
+    shape: tuple[int, ...], kernel: tuple[int, ...], *settings: Sequence[int], outer: int = 1
+) -> list[Case]:
+    """A convolution of one channel, its two gradients, and that which it is the gradient of."""
+    space = len(kernel)
+    stride, padding, dilation = settings
+    full = [stride, padding, dilation, False, [0] * space]
+    data, weight = f32(1, 1, *shape), f32(outer, 1, *kernel)
+    sizes = [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(shape, kernel, *settings, strict=True)
+    ]
+    grad = f32(1, outer, *sizes)
+    more = [
+        n - ((o - 1) * s - 2 * p + d * (k - 1) + 1)
+        for n, o, k, s, p, d in zip(shape, sizes, kernel, *settings, strict=True)
+    ]
+    back = [stride, padding, dilation, True, more]
+    return [
+        forward(data, weight, full, 1, space),
+        grad_input(grad, weight, [1, 1, *shape], full, 1, space),
+        grad_weight(grad, data, [outer, 1, *kernel], full, 1, space),
+        forward(grad, weight, back, 1, space),
+        grad_input(data, weight, [1, outer, *sizes], back, 1, space),
+        grad_weight(data, grad, [outer, 1, *kernel], back, 1, space),
+    ]
+
+
+SLID = [
+    *(
+        case
+        for size, kernel, stride, padding, dilation in (
+            (11, 1, 2, 0, 1),
+            (12, 2, 1, 0, 1),
+            (13, 3, 1, 1, 1),
+            (11, 3, 2, 1, 1),
+            (10, 3, 3, 0, 1),
+            (14, 3, 1, 2, 2),
+            (13, 4, 2, 1, 1),
+            (12, 5, 1, 2, 1),
+            (17, 7, 2, 3, 1),
+            (17, 7, 3, 2, 1),
+            (17, 2, 3, 0, 2),
+        )
+        for case in slid_forward((size,), (kernel,), [stride], [padding], [dilation])
+    ),
+    *slid_forward((9, 7), (3, 4), [2, 1], [1, 2], [1, 1], outer=2),
+    *slid_forward((5, 8, 6), (3, 2, 3), [1, 2, 1], [1, 0, 1], [1, 1, 2]),
+    aten("avg_pool2d", f32(2, 2, 9, 8), [3, 2], [2, 1], [1, 1], False, False, options=ways(4)),
+    aten("avg_pool2d", f32(2, 2, 9, 8), [3, 3], [2, 2], [1, 1], True, True, options=ways(4)),
+    aten("avg_pool2d", f32(2, 2, 8, 8), [3, 3], [2, 2], [0, 1], True, False, options=ways(4)),
+    aten("avg_pool2d", f32(2, 2, 8, 8), [3, 3], [2, 2], [1, 1], True, True, 5, options=ways(4)),
+    *(
+        aten(
+            "avg_pool2d_backward",
+            *(f32(2, 2, *out), f32(2, 2, 9, 8), [3, 2], [2, 3], [1, 0], ceil, include, divisor),
+            options=ways(4),
+        )
+        for ceil, out in ((False, (5, 3)), (True, (5, 3)))
+        for include in (False, True)
+        for divisor in (None, 7)
+    ),
+    aten(
+        "avg_pool2d_backward",
+        *(f32(2, 2, 4, 5), f32(2, 2, 8, 9), [3, 3], [2, 2], [0, 1], True, True, None),
+        options=ways(4),
+    ),
+    aten("max_pool2d_with_indices", f32(2, 2, 9, 8), [3], [2], [1], [1], True, options=ways(4)),
+    aten(
+        "max_pool2d_with_indices",
+        *(f32(2, 2, 9, 9), [3, 2], [1, 2], [1, 0], [2, 3]),
+        absent=(1,),
+        options=ways(4),
+    ),
+]
+
+LINES = ({"tp": 2}, {"tp": 3}, {"tp": 4}, {"tp": 5}, {"dp": 2, "tp": 3})
+WIDE = tuple(DeviceMesh.of(axes) for axes in LINES)
+
 CASES = [*CONVOLUTIONS, *POOLS, *SAMPLES]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_row(case: Case) -> None:
     check_row(case)
+
+
+@pytest.mark.parametrize("case", SLID, ids=str)
+def test_space_is_cut_with_a_halo(case: Case) -> None:
+    check_row(case, WIDE)
+
+
+def test_indices_of_maxima_stay_inside_the_plane() -> None:
+    """A window of nothing but -inf has its first element, not the padding, as its maximum."""
+    plane = np.full((1, 1, 6, 6), -np.inf, np.float32)
+    check_row(aten("max_pool2d_with_indices", plane, [3, 3], [1, 1], [1, 1], options=ways(2)))

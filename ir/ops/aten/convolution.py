@@ -1,0 +1,247 @@
+"""Convolutions and their gradients: batch, groups, channels and space are cut.
+
+A device reads its part of the image with a halo. PyTorch pads both ends of a dim alike: where a
+part needs another padding at each end, it is padded by a node of its own; and where a part of a
+gradient reaches beyond the device's elements, these are sliced from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from partitioner.ir.graph import Attr, Node
+from partitioner.ir.layout import Interval
+from partitioner.ir.ops.rules import sliding
+from partitioner.ir.ops.rules.convolution import ConvDims, conv
+from partitioner.ir.ops.rules.sliding import Slide
+from partitioner.ir.ops.signature import Shape
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
+from partitioner.ir.rule import Rule
+from partitioner.ir.types import TensorType
+
+Pads = Sequence[tuple[int, int]]  #: Before and after, of each spatial dim.
+
+
+def _is_transposed(view: OpView) -> bool:
+    return bool(view.attr("transposed"))
+
+
+def _dims(view: OpView, weights: Shape) -> ConvDims:
+    return ConvDims.of(weights, view.int_attr("groups", 1), transposed=_is_transposed(view))
+
+
+def _slides(view: OpView, weights: Shape) -> list[Slide]:
+    """The windows over the spatial dims; a setting of one number is that of all dims."""
+    kernel = weights[2:]
+
+    def setting(name: str) -> tuple[int, ...]:
+        numbers = view.ints(name) or ()
+        return numbers if len(numbers) == len(kernel) else numbers * len(kernel)
+
+    pads = setting("padding")
+    settings = zip(kernel, setting("stride"), setting("dilation"), pads, pads, strict=True)
+    return [Slide(*numbers) for numbers in settings]
+
+
+def _forward(view: OpView) -> Rule:
+    """A convolution without a bias is linear in the data."""
+    dims, linear = _dims(view, view.shape(1)), [0] if view.type(2) is None else []
+    operands = [dims.data, dims.weights, dims.channel]
+    return conv(view, dims, operands, _slides(view, view.shape(1)), bias=2, linear=linear)
+
+
+def _grad_input(view: OpView) -> Rule:
+    """``result, weights -> data`` sums output channels.
+
+    It slides as the transposed convolution does; that of a transposed one as a convolution.
+    """
+    dims, transposed = _dims(view, view.shape(1)), _is_transposed(view)
+    slid = sliding.windows(
+        _slides(view, view.shape(1)), view.shape(), dims.data, transposed=not transposed
+    )
+    meets = 1.0 if transposed else math.prod(view.shape()[2:]) / math.prod(view.out_shape[2:])
+    return view.rule(
+        [dims.result, dims.weights],
+        [dims.data],
+        sizes=dims.sizes,
+        reduce="co",
+        whole=dims.kernel,
+        windows=slid,
+        linear=[0],
+        flops=2 * meets,
+    )
+
+
+def _grad_weight(view: OpView) -> Rule:
+    """``result, data -> weights`` sums the batch and the positions of the windows.
+
+    These are elements of the result, and of a transposed convolution those of the data.
+    """
+    dims, slides = _dims(view, view.out_shape), _slides(view, view.out_shape)
+    slid = 0 if _is_transposed(view) else 1
+    windows = sliding.windows(slides, view.shape(slid), dims.data, operand=slid)
+    return view.rule(
+        [dims.result, dims.data],
+        [dims.weights],
+        sizes=dims.sizes,
+        reduce=["n", *dims.data[2:]],
+        whole=dims.kernel,
+        windows=windows,
+        linear=[0],
+        flops=2,
+    )
+
+
+def _local_forward(view: OpView, local: LocalView) -> LocalOp:
+    """The device's own groups, and its part of the image."""
+    slides = _slides(view, view.shape(1))
+    if _is_transposed(view):
+        return _spread(view, local, slides)
+    return _gathered(view, local, slides, 0, local.out_regions)
+
+
+def _local_grad_input(view: OpView, local: LocalView) -> LocalOp:
+    slides = _slides(view, view.shape(1))
+    if _is_transposed(view):
+        return _gathered(view, local, slides, 0, local.out_regions, input_size=local.out_shapes[0])
+    return _spread(view, local, slides)
+
+
+def _local_grad_weight(view: OpView, local: LocalView) -> LocalOp:
+    slid = 0 if _is_transposed(view) else 1
+    slides, shape = _slides(view, view.out_shape), local.out_shapes[0]
+    positions = local.regions[1 - slid : 2 - slid]
+    return _gathered(view, local, slides, slid, positions, weight_size=shape)
+
+
+def _groups(local: LocalView) -> dict[str, Attr]:
+    return {"groups": local.sizes["g"]} if "g" in local.sizes else {}
+
+
+def _gathered(
+    view: OpView,
+    local: LocalView,
+    slides: Sequence[Slide],
+    index: int,
+    positions: Sequence[Sequence[Sequence[Interval]]],
+    **attrs: Attr,
+) -> LocalOp:
+    """The node on a padded operand: each position reads a window of it.
+
+    Args:
+        view: The node.
+        local: The device's part.
+        slides: Windows over the spatial dims.
+        index: The operand that they slide over.
+        positions: One tensor's region, whose spatial dims are the positions.
+        attrs: More attributes of the local node.
+    """
+    attrs = {**_groups(local), **attrs}
+    node = replace(view.node, attrs={**view.node.attrs, **attrs})
+    if not local.regions:
+        return LocalOp((node,))
+    pads = [
+        slide.local_pads(read[0], at[0])
+        for slide, read, at in zip(slides, local.regions[index][2:], positions[0][2:], strict=True)
+    ]
+    return padded(view, replace(node, attrs={**node.attrs, **_no_more(slides)}), index, local, pads)
+
+
+def _no_more(slides: Sequence[Slide]) -> Mapping[str, Attr]:
+    """A part has all elements that its windows read: nothing is added to a result's sizes."""
+    return {"output_padding": (0,) * len(slides)}
+
+
+def padded(
+    view: OpView,
+    node: Node,
+    index: int,
+    local: LocalView,
+    pads: Pads,
+    value: float = 0,
+) -> LocalOp:
+    """A local node with attribute `padding`, or on an operand that is padded first.
+
+    A pool's attribute may be no more than half its window.
+    """
+    most = view.ints("kernel_size") or (math.inf,)
+    if all(before == after <= min(most) / 2 for before, after in pads):
+        padding = tuple(before for before, _ in pads)
+        return LocalOp((replace(node, attrs={**node.attrs, "padding": padding}),))
+    name, operand = f"{node.name}.padded", view.type(index)
+    assert operand is not None
+    shape = list(local.shapes[index])
+    for dim, (before, after) in enumerate(pads, len(shape) - len(pads)):
+        shape[dim] += before + after
+    flat = tuple(size for pair in reversed(pads) for size in pair)
+    pad: dict[str, Attr] = {"pad": flat, "value": value}
+    inputs = tuple(name if i == index else value for i, value in enumerate(node.inputs))
+    unpadded: dict[str, Attr] = {**node.attrs, "padding": (0,) * len(pads)}
+    return LocalOp(
+        (
+            Node(name, "aten::constant_pad_nd", (node.inputs[index],), (name,), pad),
+            replace(node, inputs=inputs, attrs=unpadded),
+        ),
+        types={name: operand.with_shape(shape)},
+    )
+
+
+def _spread(view: OpView, local: LocalView, slides: Sequence[Slide]) -> LocalOp:
+    """The node without cropping, then the device's part of its result: a window is added up.
+
+    `view` is a transposed convolution, or the gradient of the data of another one.
+    """
+    of_data = "input_size" in view.node.attrs
+    attrs = _groups(local)
+    if not local.regions:
+        attrs |= {"input_size": local.out_shapes[0]} if of_data else {}
+        return LocalOp((replace(view.node, attrs={**view.node.attrs, **attrs}),))
+    places = zip(slides, local.regions[0][2:], local.out_regions[0][2:], strict=True)
+    crops = [slide.local_crops(read[0], written[0]) for slide, read, written in places]
+    more = tuple(max(-after, 0) for _, after in crops)
+    shape = list(local.out_shapes[0])
+    for dim, (before, after) in enumerate(crops, 2):
+        shape[dim] += before + max(after, 0)
+    attrs |= {"padding": (0,) * len(slides)}
+    attrs |= {"input_size": tuple(shape)} if of_data else {"output_padding": more}
+    node = replace(view.node, attrs={**view.node.attrs, **attrs})
+    return cropped(node, view.out_type.with_shape(shape), local.out_shapes[0], crops)
+
+
+def cropped(node: Node, result: TensorType, shape: Shape, crops: Pads) -> LocalOp:
+    """A local node, and its result without the first elements of its last dims.
+
+    Args:
+        node: The node.
+        result: Type of its result.
+        shape: Sizes that are left.
+        crops: Elements before and after these, of each of the last dims.
+    """
+    dims = range(len(shape) - len(crops), len(shape))
+    cut = [
+        (dim, before, shape[dim])
+        for dim, (before, _) in zip(dims, crops, strict=True)
+        if result.shape[dim] != shape[dim]
+    ]
+    if not cut:
+        return LocalOp((node,))
+    names = [f"{node.name}.whole", *(f"{node.name}.dim{dim}" for dim, *_ in cut[:-1])]
+    nodes, types = [replace(node, name=names[0], outputs=(names[0],))], {names[0]: result}
+    left = list(result.shape)
+    for (dim, start, count), source, name in zip(cut, names, (*names[1:], ""), strict=True):
+        left[dim] = count
+        attrs: dict[str, Attr] = {"dim": dim, "start": start, "end": start + count, "step": 1}
+        outputs = (name or node.outputs[0],)
+        nodes.append(Node(name or node.name, "aten::slice.Tensor", (source,), outputs, attrs))
+        if name:
+            types[name] = result.with_shape(left)
+    return LocalOp(tuple(nodes), types=types)
+
+
+ROWS: Mapping[str, OpRow] = {
+    "aten::convolution": OpRow(_forward, _local_forward),
+    "partitioner::convolution_grad_input": OpRow(_grad_input, _local_grad_input),
+    "partitioner::convolution_grad_weight": OpRow(_grad_weight, _local_grad_weight),
+}

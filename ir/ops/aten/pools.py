@@ -1,0 +1,230 @@
+"""Pools and their gradients: batch, channels and space are cut.
+
+A device reads its part of the image with a halo. The indices of maxima that PyTorch gives count
+inside a plane of the whole tensor, also on a device that has a part of the plane.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial, reduce
+
+import numpy as np
+
+from partitioner.ir.graph import Attr, Node
+from partitioner.ir.layout import Interval
+from partitioner.ir.ops.aten.convolution import cropped, padded
+from partitioner.ir.ops.aten.reduction import end_of_range
+from partitioner.ir.ops.rules import sliding
+from partitioner.ir.ops.rules.dims import names
+from partitioner.ir.ops.rules.sliding import Slide
+from partitioner.ir.ops.signature import Shape
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
+from partitioner.ir.rule import Rule
+from partitioner.ir.types import numpy_dtype
+
+
+def _planes(view: OpView, space: int) -> list[str]:
+    """Dims of a tensor whose last `space` dims are spatial: ``n0 n1 s0 s1``."""
+    return [*names("n", view.rank() - space), *names("s", space)]
+
+
+def _slides(view: OpView, space: int) -> list[Slide]:
+    """The windows over the spatial dims; a setting of one number is that of all dims."""
+
+    def setting(name: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        numbers = view.ints(name) or default
+        return numbers if len(numbers) == space else numbers * space
+
+    kernel = setting("kernel_size", (1,))
+    strides, dilations = setting("stride", kernel), setting("dilation", (1,))
+    pads = setting("padding", (0,))
+    settings = zip(kernel, strides, dilations, pads, pads, strict=True)
+    return [Slide(*numbers) for numbers in settings]
+
+
+def _volume(slides: Sequence[Slide]) -> int:
+    """Points of the window."""
+    return math.prod(slide.kernel for slide in slides)
+
+
+def _pool(view: OpView, space: int, *, linear: bool) -> Rule:
+    """A pool over `space` dims, one FLOP a point of the window."""
+    dims, slides = _planes(view, space), _slides(view, space)
+    return view.rule(
+        [dims],
+        [dims, dims],
+        windows=sliding.windows(slides, view.shape(), dims),
+        linear=[0] if linear else [],
+        flops=float(_volume(slides)),
+    )
+
+
+def _backward(view: OpView, space: int) -> Rule:
+    """The gradient of a pool, one FLOP a point of the window.
+
+    The operands are the result's gradient, the data, and maybe the indices of the maxima.
+    """
+    dims, slides = _planes(view, space), _slides(view, space)
+    slid = {
+        key: window
+        for index in (0, 2)
+        for key, window in sliding.windows(
+            slides, view.shape(), dims, transposed=True, operand=index
+        ).items()
+    }
+    meets = math.prod(view.shape()[-space:]) / max(math.prod(view.out_shape[-space:]), 1)
+    return view.rule(
+        [dims] * len(view.types),
+        [dims],
+        windows={key: window for key, window in slid.items() if key[0] < len(view.types)},
+        linear=[0],
+        flops=float(_volume(slides)) * meets,
+    )
+
+
+def _intervals(region: Sequence[Sequence[Interval]], space: int) -> list[Interval]:
+    """A device's interval of each spatial dim."""
+    return [pieces[0] for pieces in region[len(region) - space :]]
+
+
+def _local_pads(slides: Sequence[Slide], local: LocalView, space: int) -> Sequence[tuple[int, int]]:
+    read, written = _intervals(local.regions[0], space), _intervals(local.out_regions[0], space)
+    return [slide.local_pads(*at) for slide, *at in zip(slides, read, written, strict=True)]
+
+
+def _local_max(view: OpView, local: LocalView, space: int) -> LocalOp:
+    """The part is padded by the least number, where PyTorch cannot pad it so itself."""
+    if not local.regions:
+        return LocalOp((view.node,))
+    slides = _slides(view, space)
+    pads = _local_pads(slides, local, space)
+    if len(view.node.writes) > 1:
+        befores, afters = zip(*pads, strict=True)
+        attrs: dict[str, Attr] = {
+            "kernel_size": tuple(slide.kernel for slide in slides),
+            "stride": tuple(slide.stride for slide in slides),
+            "dilation": tuple(slide.dilation for slide in slides),
+            "pads": (*befores, *afters),
+            "starts": tuple(start for start, _ in _intervals(local.regions[0], space)),
+            "whole": view.shape()[-space:],
+        }
+        return LocalOp((replace(view.node, op="partitioner::max_pool_part", attrs=attrs),))
+    node = replace(view.node, attrs={**view.node.attrs, "ceil_mode": False})
+    return padded(view, node, 0, local, pads, value=end_of_range(view.out_type.dtype))
+
+
+def _local_max_backward(view: OpView, local: LocalView, space: int) -> LocalOp:
+    """The maxima that lie in the device's part."""
+    if not local.regions:
+        return LocalOp((view.node,))
+    gradient, _, indices = view.node.inputs
+    attrs: dict[str, Attr] = {
+        "starts": tuple(start for start, _ in _intervals(local.out_regions[0], space)),
+        "sizes": local.out_shapes[0][-space:],
+        "whole": view.out_shape[-space:],
+    }
+    op = "partitioner::max_pool_grad_part"
+    return LocalOp((replace(view.node, op=op, inputs=(gradient, indices), attrs=attrs),))
+
+
+def _shares(view: OpView, space: int, data: Shape, positions: Sequence[Interval]) -> np.ndarray:
+    """Points of the window over those that an average divides by, at positions of the result."""
+    include, override = view.attr("count_include_pad", True), view.attr("divisor_override")
+    slides, shares = _slides(view, space), []
+    for slide, size, (start, count) in zip(slides, data[-space:], positions, strict=True):
+        first = np.arange(start, start + count) * slide.stride - slide.before
+        low, high = (-slide.before, size + slide.after) if include else (0, size)
+        points = np.minimum(first + slide.kernel, high) - np.maximum(first, low)
+        shares.append(slide.kernel / points if override is None else np.ones(count))
+    return reduce(np.multiply.outer, shares)
+
+
+def _divisor(view: OpView, slides: Sequence[Slide]) -> int:
+    override = view.attr("divisor_override")
+    return override if isinstance(override, int) else _volume(slides)
+
+
+def _local_average(view: OpView, local: LocalView, space: int) -> LocalOp:
+    """The part is padded by zeros; positions that do not count all points have their own share."""
+    if not local.regions:
+        return LocalOp((view.node,))
+    slides, node = _slides(view, space), view.node
+    shares = _shares(view, space, view.shape(), _intervals(local.out_regions[0], space))
+    attrs: dict[str, Attr] = {
+        **node.attrs,
+        "stride": tuple(slide.stride for slide in slides),
+        "ceil_mode": False,
+        "count_include_pad": True,
+        "divisor_override": _divisor(view, slides),
+    }
+    pads = _local_pads(slides, local, space)
+    pooled = padded(view, replace(node, attrs=attrs), 0, local, pads)
+    if (shares == 1).all():
+        return pooled
+    mean, share = f"{node.name}.mean", f"{node.name}.share"
+    last = replace(pooled.nodes[-1], name=mean, outputs=(mean,))
+    scale = Node(node.name, "aten::mul.Tensor", (mean, share), node.outputs)
+    part = view.out_type.with_shape(local.out_shapes[0])
+    constant = shares.astype(numpy_dtype(part.dtype))
+    types = {**pooled.types, mean: part}
+    return LocalOp((*pooled.nodes[:-1], last, scale), {share: constant}, types)
+
+
+def _local_average_backward(view: OpView, local: LocalView, space: int) -> LocalOp:
+    """The gradient of a larger part, without padding, from which the device's is sliced."""
+    if not local.regions:
+        return LocalOp((view.node,))
+    slides, node = _slides(view, space), view.node
+    read, written = _intervals(local.regions[0], space), _intervals(local.out_regions[0], space)
+    crops = [slide.local_crops(*at) for slide, *at in zip(slides, read, written, strict=True)]
+    shape = list(local.out_shapes[0])
+    for dim, (before, after) in enumerate(crops, len(shape) - space):
+        shape[dim] += before + max(after, 0)
+    gradient, whole = node.inputs[0], view.out_type.with_shape(shape)
+    data, share, scaled = (f"{node.name}.{name}" for name in ("data", "share", "scaled"))
+    size: dict[str, Attr] = {"size": tuple(shape)}
+    nodes = [Node(data, "aten::new_empty", (gradient,), (data,), size)]
+    types, constants = {data: whole}, dict[str, np.ndarray]()
+    shares = _shares(view, space, view.out_shape, read)
+    if (shares != 1).any():
+        constants = {share: shares.astype(numpy_dtype(whole.dtype))}
+        types[scaled] = view.out_type.with_shape(local.shapes[0])
+        nodes.append(Node(scaled, "aten::mul.Tensor", (gradient, share), (scaled,)))
+        gradient = scaled
+    attrs: dict[str, Attr] = {
+        **node.attrs,
+        "stride": tuple(slide.stride for slide in slides),
+        "padding": (0,) * space,
+        "ceil_mode": False,
+        "count_include_pad": True,
+        "divisor_override": _divisor(view, slides),
+    }
+    last = replace(node, inputs=(gradient, data), attrs=attrs)
+    part = cropped(last, whole, local.out_shapes[0], crops)
+    return LocalOp((*nodes, *part.nodes), constants, {**types, **part.types})
+
+
+def _pools(space: int) -> dict[str, OpRow]:
+    """Rows of pools over 2 or 3 dims."""
+    backward = partial(_backward, space=space)
+    rows = {
+        f"avg_pool{space}d": OpRow(
+            partial(_pool, space=space, linear=True), partial(_local_average, space=space)
+        ),
+        f"avg_pool{space}d_backward": OpRow(
+            backward, partial(_local_average_backward, space=space)
+        ),
+        f"max_pool{space}d_with_indices": OpRow(
+            partial(_pool, space=space, linear=False), partial(_local_max, space=space)
+        ),
+        f"max_pool{space}d_with_indices_backward": OpRow(
+            backward, partial(_local_max_backward, space=space)
+        ),
+    }
+    return {f"aten::{op}": row for op, row in rows.items()}
+
+
+ROWS: Mapping[str, OpRow] = {**_pools(2), **_pools(3)}

@@ -1,0 +1,134 @@
+"""Windows that slide over the spatial dims of convolutions and pools, and their local padding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from partitioner.ir.layout import Interval
+from partitioner.ir.ops.signature import Shape
+from partitioner.ir.windows import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Slide:
+    """The window over one spatial dim.
+
+    Attributes:
+        kernel: Points of the window.
+        stride: Elements from one window to the next; of a transposed convolution, in the result.
+        dilation: Elements from one point of the window to the next.
+        before: Padding before the first element; cropping, of a transposed convolution.
+        after: The same after the last element.
+    """
+
+    kernel: int
+    stride: int = 1
+    dilation: int = 1
+    before: int = 0
+    after: int = 0
+
+    @property
+    def extent(self) -> int:
+        """Elements from the first to the last point of the window."""
+        return (self.kernel - 1) * self.dilation + 1
+
+    @property
+    def is_point(self) -> bool:
+        """Whether each position reads the element of its own index."""
+        return self.extent == self.stride == 1 and self.before == self.after == 0
+
+    def window(self, size: int) -> Window:
+        """The window over a dim of `size` elements."""
+        return Window(size, self.stride, self.before, self.extent)
+
+    def transposed(self, size: int) -> Window:
+        """The window of a transposed convolution, by positions of its result.
+
+        It spans a stride at least, so that it has an element for positions that no point reaches.
+        """
+        extent = max(self.extent, self.stride)
+        return Window(size, 1, extent - 1 - self.before, extent, self.stride)
+
+    def local_pads(self, read: Interval, written: Interval) -> tuple[int, int]:
+        """Padding of a part that reads and writes these intervals of the whole dims."""
+        start, count = written
+        first = start * self.stride - self.before
+        last = (start + count - 1) * self.stride - self.before + self.extent
+        return read[0] - first, max(last - sum(read), 0)
+
+    def local_crops(self, read: Interval, written: Interval) -> tuple[int, int]:
+        """Cropping of a part of a transposed convolution, before and after.
+
+        The second is negative if the result has elements after those that the part reaches.
+        """
+        before = written[0] + self.before - read[0] * self.stride
+        length = (read[1] - 1) * self.stride + self.extent
+        return before, length - before - written[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Zoom:
+    """Upsampling of one spatial dim by a whole number.
+
+    Attributes:
+        factor: Elements of the result for each element of the data.
+        reach: Elements of the data before and after its own that a result's element reads.
+    """
+
+    factor: int
+    reach: int = 0
+
+    def window(self, size: int) -> Window:
+        """The window over a dim of `size` elements, by positions of the result."""
+        halo = self.reach * self.factor
+        return Window(size, 1, self.factor - 1 + halo, self.factor + 2 * halo, self.factor)
+
+    def gradient(self, size: int) -> Window:
+        """The window over the result's gradient, of `size` elements, by positions of the data."""
+        halo = self.reach * self.factor
+        return Window(size, self.factor, halo, self.factor + 2 * halo)
+
+
+#: Elements before and after its own that one of an upsampled result reads, by mode.
+REACH: Mapping[str, int] = {"nearest": 0, "linear": 1, "cubic": 2}
+#: Upsampling by more is not cut: up to here, PyTorch's division by the factor in single precision
+#: gives the right element of dims of any size (checked to 200,000 elements).
+MOST_ZOOM = 16
+
+
+def zoom(mode: str, before: int, after: int) -> Zoom | None:
+    """The upsampling from one size to another; None unless parts of it are the whole's.
+
+    By a whole number, all elements have the same weights. Weights are computed from the distance
+    to the border: a power of two keeps them exact.
+    """
+    factor, rest = divmod(after, max(before, 1))
+    exact = mode == "nearest" or factor & (factor - 1) == 0
+    if rest or not exact or not 1 < factor <= MOST_ZOOM:
+        return None
+    return Zoom(factor, REACH[mode])
+
+
+def windows(
+    slides: Sequence[Slide],
+    shape: Shape,
+    dims: Sequence[str],
+    *,
+    transposed: bool = False,
+    operand: int = 0,
+) -> Mapping[tuple[int, str], Window]:
+    """Windows of an operand, whose last dims are spatial; none over dims that are read by point."""
+    spatial = zip(slides, shape[-len(slides) :], dims[-len(slides) :], strict=True)
+    return {
+        (operand, name): slide.transposed(size) if transposed else slide.window(size)
+        for slide, size, name in spatial
+        if not slide.is_point
+    }
+
+
+def same_pads(slide: Slide, size: int, count: int, *, more_after: bool) -> Slide:
+    """The window with the least padding for `count` positions over `size` elements, in halves."""
+    total = max((count - 1) * slide.stride + slide.extent - size, 0)
+    before = total // 2 if more_after else total - total // 2
+    return Slide(slide.kernel, slide.stride, slide.dilation, before, total - before)

@@ -1,0 +1,88 @@
+"""Sliding windows: the elements of an operand's dim that a part of a loop reads.
+
+Position o of the loop reads the elements i with ``0 <= i * divisor - o * stride + before < extent``
+that lie within the dim. A convolution or a pool has divisor 1; extent is what its kernel spans. A
+transposed convolution has stride 1, and its own stride is the divisor. See ADR 0021.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
+
+from partitioner.ir.layout import DimLayout, Interval, LayoutError
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The window of one loop over one dim of an operand.
+
+    Attributes:
+        size: Elements of the dim.
+        stride: Steps by which the window moves from one position to the next.
+        before: Steps by which the window of position 0 starts before element 0.
+        extent: Steps that the window spans.
+        divisor: Steps from one element to the next.
+    """
+
+    size: int
+    stride: int
+    before: int
+    extent: int
+    divisor: int = 1
+
+    def reach(self, start: int, length: int) -> Interval:
+        """What positions start..start + length read, with what lies outside the dim."""
+        first = -((self.before - start * self.stride) // self.divisor)
+        last = (start + length - 1) * self.stride - self.before + self.extent - 1
+        return first, last // self.divisor + 1 - first
+
+    def read(self, start: int, length: int) -> Interval:
+        """The elements that positions start..start + length read.
+
+        Raises:
+            LayoutError: There is none: all of the window lies outside the dim.
+        """
+        first, count = self.reach(start, length)
+        low, high = max(first, 0), min(first + count, self.size)
+        if low >= high:
+            raise LayoutError(
+                f"positions {start}..{start + length} read no element of a dim of {self.size}"
+            )
+        return low, high - low
+
+    def layout(self, positions: DimLayout) -> DimLayout:
+        """The layout of the dim under a cut of the loop.
+
+        Raises:
+            LayoutError: A part is in several pieces, or empty, or reads no element.
+        """
+        return _layout(self, positions)
+
+    def positions(self, layout: DimLayout, count: int) -> DimLayout | None:
+        """The cut of the loop, of `count` positions, along the parts of the dim; None without one.
+
+        A position belongs to the part that has its element, counted without the padding.
+        """
+        if len(layout.segments) > 1 or layout.windows or not layout.axes:
+            return None
+        (cuts,) = layout.segments
+        ends = (-(-end * self.divisor // self.stride) for end in accumulate(cuts[:-1]))
+        bounds = [0, *(min(end, count) for end in ends), count]
+        return DimLayout.cut(layout.axes, [tuple(b - a for a, b in pairwise(bounds))])
+
+
+@lru_cache(maxsize=65536)
+def _layout(window: Window, positions: DimLayout) -> DimLayout:
+    if not positions.axes:
+        return DimLayout.whole(window.size)
+    if len(positions.segments) > 1 or 0 in positions.sizes():
+        raise LayoutError(f"a sliding window needs parts of one piece each, not {positions}")
+    parts = positions.windows
+    if not parts:
+        (cuts,) = positions.segments
+        starts = (sum(cuts[:index]) for index in range(len(cuts)))
+        parts = tuple(zip(starts, cuts, strict=True))
+    read = [window.read(start, length) for start, length in parts]
+    return DimLayout.windowed(window.size, positions.axes, read)

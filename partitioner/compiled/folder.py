@@ -64,6 +64,7 @@ class ModuleRequest:
         call: The example inputs in words, as `Signature.described` gives them.
         training: Whether the backward pass was planned too.
         optimizer: The optimizer whose memory was counted.
+        stores: Whether parameters that are only read are stored apart from their uses.
     """
 
     file: Path | None
@@ -73,6 +74,7 @@ class ModuleRequest:
     call: str
     training: bool
     optimizer: str
+    stores: bool
 
     def write(self, folder: Path, final: Path) -> None:
         """Write `request.json` into `folder`, which will be moved to `final`."""
@@ -105,6 +107,7 @@ def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
         return _onnx_request(folder, data)
     if kind != "module":
         raise ResultError(f"{folder}: request.json has kind = {_shown(kind)}")
+    data = {"stores": False, **data}  # older folders have no such field
     _check_fields(folder, "request.json", data, _MODULE)
     return ModuleRequest(
         _path(folder, data["file"]),
@@ -114,6 +117,7 @@ def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
         data["call"],
         data["training"],
         data["optimizer"],
+        data["stores"],
     )
 
 
@@ -250,7 +254,7 @@ _REQUEST: Mapping[str, Check] = {
 }
 _MODULE: Mapping[str, Check] = {
     **dict.fromkeys(("file", "factory", "folder", "graph_digest", "call", "optimizer"), _is_text),
-    "training": lambda value: type(value) is bool,
+    **dict.fromkeys(("training", "stores"), lambda value: type(value) is bool),
 }
 _SUMMARY: Mapping[str, Check] = {
     "objective": _one_of(*OBJECTIVES),

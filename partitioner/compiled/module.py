@@ -98,6 +98,7 @@ class ModuleModel(Model):
             self.module.signature.traced,
             options.training,
             options.optimizer,
+            options.stores,
         ).write(folder, final)
 
     def emit(self, programs: Programs, plan: Plan) -> ModuleRanks:

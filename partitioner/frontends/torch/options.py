@@ -25,6 +25,7 @@ class ModuleOptions:
     Attributes:
         training: Whether the program has a backward pass.
         optimizer: One of `OPTIMIZERS`, whose state is counted in training.
+        stores: Whether parameters are stored apart from their uses though nothing writes them.
 
     Raises:
         OptionError: The optimizer is none of `OPTIMIZERS`.
@@ -32,6 +33,7 @@ class ModuleOptions:
 
     training: bool = False
     optimizer: str = "adamw"
+    stores: bool = False
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partitioner.frontends.onnx.load import Traced, load_onnx
-from partitioner.frontends.torch.options import ModuleOptions
+from partitioner.frontends.torch.options import AtRest, ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
@@ -187,13 +187,27 @@ def open_model(
         return OnnxInput(model, dims or {}, shapes or {}, plan_only)
     if dims or shapes:
         raise OptionError("dims and shapes are for ONNX models: give example inputs instead")
-    stores = not training and "zero3" in (parallel or "").split("+")
-    module_input = ModuleInput(*opened, ModuleOptions(training, optimizer, stores=stores))
+    options = ModuleOptions(training, optimizer, at_rest=_at_rest(parallel, training=training))
+    module_input = ModuleInput(*opened, options)
     if recompute is True and not training:
         raise OptionError("recompute is for training: inference keeps nothing")
     if not training:
         _check_parallel(parallel, " in inference", _NOT_OF_INFERENCE)
     return module_input
+
+
+def _at_rest(parallel: str | None, *, training: bool) -> AtRest:
+    """The kind of parallelism that changes what a module stores, see `ModuleOptions.at_rest`.
+
+    Joined with another kind, parameters and gradients are kept in parts: a part that two axes cut
+    is not always a part of what one of them cuts.
+    """
+    words = (parallel or "").split("+")
+    if not training:
+        return "zero3" if "zero3" in words else ""
+    if len(words) > 1:
+        return ""
+    return "zero1" if parallel == "zero1" else "zero2" if parallel == "zero2" else ""
 
 
 #: Kinds of parallelism that some models do not have, and why.

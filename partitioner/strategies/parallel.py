@@ -1,11 +1,11 @@
 """Well-known kinds of parallelism as constraints on a module's graph.
 
     dp      data parallel: the batch is cut, parameters are stored and used whole
-    zero1   dp with optimizer states cut; here gradients are always cut as parameters are, so it
-            is zero2
-    zero2   dp with parameters, gradients and optimizer states cut at rest; parameters are gathered
-            once a step
-    zero3   zero2 with parameters gathered for each pass and freed after their use
+    zero1   dp with optimizer state cut; parameters and gradients are whole at rest, and what a
+            step has changed of parameters is gathered at the begin of the next one
+    zero2   zero1 with gradients cut too
+    zero3   parameters, gradients and optimizer state are cut at rest, and parameters gathered for
+            each pass and freed after their use
     tp      tensor parallel: the batch is whole, every weight matrix is stored and used cut
     dp+tp   and so on: both, each over its axis
     pp      pipeline parallel: stages on devices of their own, which `search.pipelines` cuts
@@ -28,7 +28,8 @@ from partitioner.strategies.batch import Followed, batch_of
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
 from partitioner.strategies.spaces import SearchError
 
-#: Kinds that cut the batch: whether parameters are cut at rest, and in a pass until their use.
+#: Kinds that cut the batch: whether what the optimizer works on is cut, and, in a pass, parameters
+#: until their use. (`partitioner::rest` nodes hold parameters between steps in zero1 and zero2.)
 DATA = {"dp": (False, False), "zero1": (True, False), "zero2": (True, False), "zero3": (True, True)}
 TENSOR = "tp"
 #: Stages, each on devices of its own; the others are then inside of a stage.
@@ -104,7 +105,12 @@ def parallel_notes(kind: str | None, graph: Graph, plan: Plan) -> tuple[str, ...
     axis = "dp"
     if word is None or not any(axis in mesh.names for mesh in plan.groups):
         return ()
-    batch, notes = batch_of(graph), []
+    batch, notes = batch_of(graph), list[str]()
+    if word in ("zero1", "zero2") and word != kind:
+        notes.append(
+            f"parallel {kind}: joined with another kind, {word} keeps parameters and gradients in "
+            "parts between steps too"
+        )
     shaped = [name for name in graph.inputs if graph.types[name].rank]
     if any(batch.inputs.get(name) != 0 for name in shaped):
         dims = ", ".join(f"dim {dim} of {name!r}" for name, dim in batch.inputs.items())
@@ -169,8 +175,8 @@ def _data(
         dim = 0 if cut and rows and shape[0] % size == 0 else None
         yield Pin(text, tensor=value, axis=axis, side="made", **_stored(cut, dim))
         for name in uses:
-            if graph.producers[name].op == "partitioner::alias":
-                kept = cut and until_use
+            if _is_again(graph, name):
+                kept = cut and (until_use or _is_stored_again(graph, name))
                 yield Pin(text, tensor=name, axis=axis, side="made", **_stored(kept, dim))
             yield Pin(text, tensor=name, axis=axis, side="read", replicate=True)
 
@@ -207,21 +213,42 @@ def _uses(graph: Graph) -> Mapping[str, tuple[str, ...]]:
     """
     by_parameter: dict[str, list[str]] = {}
     root: dict[str, str] = {}
-    trained = {n.inputs[1] for n in graph.nodes if n.attrs.get("role") == "gradient"}
+    updated = (n.inputs[1] for n in graph.nodes if n.attrs.get("role") == "gradient")
+    trained = {_origin(graph, value) for value in updated}
     for node in graph.nodes:
         row = row_of(node)
-        kept = not graph.backward or node.outputs[0] in trained
-        if row is not None and row.stored and kept:
+        if row is None or row.in_place is not None:
+            continue
+        if row.stored and not node.inputs and (node.outputs[0] in trained or not graph.backward):
             by_parameter[node.outputs[0]] = []
             root[node.outputs[0]] = node.outputs[0]
-        elif row is not None and row.view and row.in_place is None and node.inputs[0] in root:
+        elif node.inputs and (row.view or row.again) and node.inputs[0] in root:
             parameter = root[node.inputs[0]]
             root.update(dict.fromkeys(node.writes, parameter))
             by_parameter[parameter] += node.writes
     for parameter, uses in by_parameter.items():
-        if not any(graph.producers[use].op == "partitioner::alias" for use in uses):
+        if not any(_is_again(graph, use) for use in uses):
             uses.append(parameter)
     return {parameter: tuple(uses) for parameter, uses in by_parameter.items()}
+
+
+def _origin(graph: Graph, value: str) -> str:
+    """The value of which a value at rest is another name."""
+    while inputs := graph.producers[value].inputs:
+        value = inputs[0]
+    return value
+
+
+def _is_again(graph: Graph, value: str) -> bool:
+    """Whether a value is another one, in a pass or at rest."""
+    row = row_of(graph.producers[value])
+    return row is not None and row.again
+
+
+def _is_stored_again(graph: Graph, value: str) -> bool:
+    """Whether a value is gathered for where it lies at rest."""
+    rows = map(row_of, graph.consumers[value])
+    return any(row is not None and row.stored for row in rows)
 
 
 def _matrices(graph: Graph) -> Mapping[str, str]:

@@ -268,17 +268,17 @@ def test_a_sweep_of_a_module(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "build_training" in Path(page).read_text()
 
 
-@pytest.mark.parametrize(("kind", "stores"), [("dp", False), ("zero3", True)])
+@pytest.mark.parametrize(("kind", "at_rest"), [("dp", ""), ("zero3", "zero3")])
 def test_kinds_of_parallelism_in_inference(
-    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, stores: bool
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, at_rest: str
 ) -> None:
     folder = str(tmp_path / "p")
     arguments = [str(here / "m.pt2"), "--devices", "2", "--parallel", kind, "-q", "-o", folder]
     assert main(arguments) == 0
     assert main(["verify", folder]) == 0
     assert capsys.readouterr().out.startswith("equal: 2 ranks against the whole module")
-    assert json.loads((tmp_path / "p/request.json").read_text())["stores"] is stores
-    assert main([*arguments[:3], "--parallel", "zero2", "-q", "-o", f"{folder}2"]) == 1
+    assert json.loads((tmp_path / "p/request.json").read_text())["at_rest"] == at_rest
+    assert main([*arguments[:3], "--parallel", "zero2", "-q", "-o", f"{folder}2"]) == 2
     assert "parallel 'zero2' in inference: it cuts" in one_line(capsys.readouterr().err)
 
 

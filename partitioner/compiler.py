@@ -49,6 +49,7 @@ from partitioner.search.what_would_fit import relaxed
 from partitioner.solver import Infeasible
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.micro_batch_graph import batch_size, even_counts
+from partitioner.strategies.parallel import parallel_notes
 from partitioner.strategies.same_in_parts import Difference, difference
 from partitioner.strategies.spaces import SearchError, check_space, families
 from partitioner.tuning import Compile, check_tunable, tuned, tuning_notes
@@ -95,10 +96,11 @@ def compile(  # noqa: A001 - the public name
             "adamw" (default), "adam", "sgd", "momentum" (SGD with momentum), "rmsprop" or
             "adagrad".
 
-            parallel: For training a module: the kind of parallelism, instead of the cheapest: "dp",
-            "zero1", "zero2", "zero3", "tp", or several joined by "+" (then with `mesh`). "pp": a
-            pipeline of stages, of one device each or, joined with another kind, of so many as the
-            mesh leaves.
+            parallel: The kind of parallelism, instead of the cheapest: "dp", "tp", for a module
+            "zero3", for training one also "zero1" and "zero2", or several joined by "+" (then with
+            `mesh`). "pp": a module's pipeline of stages, of one device each or, joined with another
+            kind, of so many as the mesh leaves. The batch is the dim of the inputs that can be
+            followed furthest through the model; a note says where it is not dim 0 of all of them.
 
             schedule: Run in micro-batches, through stages in the order of this schedule, "gpipe",
             "1f1b", "interleaved", "zb1", "zbv", "dualpipev" or, for inference, "forward", or a
@@ -223,6 +225,7 @@ def _plan_onnx(
         return Compiled.of(onnx_model, cluster, candidate.plan, candidate.evaluation, {})
 
     graph = onnx_model.graph
+    request = request.over(len(cluster)).on(graph)
     try:
         return plan_graph(graph, notes, cluster, request, clock, compiled=compiled, fuses=True)
     except Infeasible as error:
@@ -621,8 +624,9 @@ def _facts_in_parts(
         for note in _recompute_notes(graph, outcome)
         if any(node.name in graph.optional for node in outcome.graph.nodes)
     )
+    kind = parallel_notes(request.parallel, outcome.graph, outcome.plan)
     return facts(
-        *(outcome, single, len(cluster), (*notes, *again, *_opaque_notes(rules))),
+        *(outcome, single, len(cluster), (*notes, *kind, *again, *_opaque_notes(rules))),
         rules=rules_of(outcome.graph),
         sources=_sources(outcome, cluster),
         pinned=request.constraints.bound,
@@ -739,7 +743,8 @@ def plan_graph(
         with clock("running the best plans"):
             outcome = tuned(outcome, compiled, request, cluster, clock.say)
         notes = (*notes, *tuning_notes(outcome, request))
-    notes = (*notes, *planned.notes, *_opaque_notes(rules), *_size_notes(cluster))
+    kind = parallel_notes(request.parallel, outcome.graph, outcome.plan)
+    notes = (*notes, *kind, *planned.notes, *_opaque_notes(rules), *_size_notes(cluster))
     with no_collection():
         plan = outcome.plan
         _, single = best_single(outcome.graph, cluster, request.objective, plan.micro_batches)

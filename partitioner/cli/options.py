@@ -251,7 +251,8 @@ def module_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parallel",
         metavar="KIND",
-        help="of --training: dp, zero1, zero2, zero3, tp, pp, or several joined by + (with --mesh)",
+        help="dp, tp, of modules also zero3 and pp, of --training also zero1 and zero2, or several "
+        "joined by + (with --mesh)",
     )
 
 
@@ -322,9 +323,9 @@ def target_options(args: argparse.Namespace) -> TargetOptions:
 
 #: Options of only one of the two front ends.
 _OF_ONNX = ("dim", "shape", "annotate")
-_OF_MODULES = ("training", "optimizer", "parallel", "recompute")
+_OF_MODULES = ("training", "optimizer", "recompute")
 #: Of those, the ones of training alone.
-_OF_TRAINING = ("optimizer", "parallel", "recompute")
+_OF_TRAINING = ("optimizer", "recompute")
 
 
 def check_kind(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

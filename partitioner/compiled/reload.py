@@ -126,7 +126,8 @@ def _load_module(
 
     source = ModuleSource(request.file, request.factory, request.folder)
     opened, example = _open(folder, source, module, example_inputs)
-    plan, options = load_plan(folder), ModuleOptions(request.training, request.optimizer)
+    plan = load_plan(folder)
+    options = ModuleOptions(request.training, request.optimizer, request.at_rest)
     traced = (
         trace_module(opened, example, options)
         if plan.pipeline is None

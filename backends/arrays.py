@@ -10,6 +10,7 @@ import numpy as np
 from partitioner.backends.errors import BackendError
 from partitioner.backends.header import Header
 from partitioner.backends.regions import cut, whole_region, write_region
+from partitioner.ir.exchange import Region, nested
 from partitioner.ir.types import DTYPE_BITS, numpy_dtype
 
 
@@ -62,8 +63,29 @@ def _names(names: Mapping[str, object]) -> str:
 
 
 def local_inputs(header: Header, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The parts of whole inputs that a rank is fed with, by local name."""
-    return {name: cut(inputs[part.whole], part.region) for name, part in header.inputs.items()}
+    """The parts of whole inputs that a rank is fed with, by local name.
+
+    Of a request in micro-batches, they are those of all of them, one behind the other along a
+    first dim, or once if all take the same.
+    """
+    if header.batch is None:
+        return {name: cut(inputs[part.whole], part.region) for name, part in header.inputs.items()}
+    return {
+        name: np.stack(
+            [
+                cut(inputs[part.whole], _within(region, part.region))
+                for region in header.batch.regions(part.whole)
+            ]
+        )
+        for name, part in header.inputs.items()
+    }
+
+
+def _within(outer: Region | None, inner: Region | None) -> Region | None:
+    """A region of a micro-batch's tensor as one of the whole batch's."""
+    if outer is None or inner is None:
+        return outer or inner
+    return nested(outer, inner)
 
 
 def assemble(
@@ -73,7 +95,8 @@ def assemble(
 
     Args:
         headers: Of all ranks.
-        parts: Local output values by rank and local name.
+        parts: Local output values by rank and local name; of a request in micro-batches, those
+            of all of them, as `local_inputs` has inputs.
     """
     wholes = {
         name: np.empty(type_.shape, numpy_dtype(type_.dtype))
@@ -81,9 +104,11 @@ def assemble(
     }
     for header in headers:
         for output in header.outputs:
-            whole = wholes[output.whole]
-            region = output.region if output.region is not None else whole_region(whole.shape)
-            write_region(whole, region, parts[header.rank][output.value])
+            whole, part = wholes[output.whole], parts[header.rank][output.value]
+            outer = (None,) if header.batch is None else header.batch.regions(output.whole)
+            for one, of_run in zip(outer, [part] if header.batch is None else part, strict=True):
+                region = _within(one, output.region)
+                write_region(whole, whole_region(whole.shape) if region is None else region, of_run)
     return wholes
 
 

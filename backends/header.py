@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from partitioner.backends.regions import region_shape
+from partitioner.ir.batch_parts import BatchParts
 from partitioner.ir.exchange import Region
+from partitioner.ir.phases import RunOrder
+from partitioner.ir.pipeline import check, from_csv, to_csv
 from partitioner.ir.program import Output, Part, Programs, RankProgram
 from partitioner.ir.types import TensorType
 
@@ -26,6 +30,23 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class Batch:
+    """The micro-batches of a request.
+
+    Attributes:
+        parts: Their parts of the request.
+        order: The order in which ranks run their phases.
+    """
+
+    parts: BatchParts
+    order: RunOrder
+
+    def regions(self, name: str) -> tuple[Region | None, ...]:
+        """The part of each micro-batch in a whole input or output; one None if they share it."""
+        return self.parts.regions.get(name, (None,))
+
+
+@dataclass(frozen=True)
 class Header:
     """A rank file's description.
 
@@ -35,10 +56,12 @@ class Header:
         programs: Digest of what all ranks exchange; the files of one folder have the same.
         origin: The plan and weights behind the files; the same in all of a folder.
         comms: Number of communications in the file (local slices are ordinary nodes).
-        inputs: Part of a whole input by local value.
-        outputs: Parts of whole outputs that this rank delivers.
+        inputs: Part of a whole input by local value; of a request in micro-batches, the part in
+            that of a micro-batch.
+        outputs: Parts of whole outputs that this rank delivers; likewise.
         whole_inputs: Types of the model's inputs.
         whole_outputs: Types of the model's outputs.
+        batch: The micro-batches that a request runs in; None if it runs as a whole.
     """
 
     rank: int
@@ -50,6 +73,12 @@ class Header:
     outputs: tuple[Output, ...]
     whole_inputs: Mapping[str, TensorType]
     whole_outputs: Mapping[str, TensorType]
+    batch: Batch | None = None
+
+    def run_type(self, name: str) -> TensorType:
+        """Type of an input or output in one run: of the request, or of a micro-batch."""
+        whole = self.whole_inputs.get(name) or self.whole_outputs[name]
+        return whole if self.batch is None else _part_type(whole, self.batch.regions(name)[0])
 
 
 def digest(programs: Programs) -> str:
@@ -63,9 +92,16 @@ def digest(programs: Programs) -> str:
 
 
 def header_data(
-    program: RankProgram, programs: Programs, comms: int, origin: Origin
+    program: RankProgram,
+    programs: Programs,
+    comms: int,
+    origin: Origin,
+    parts: BatchParts | None = None,
 ) -> dict[str, Any]:
-    """The description of one rank's file; `parse_header` reads it."""
+    """The description of one rank's file; `parse_header` reads it.
+
+    `parts` are those of a request whose micro-batches the file itself tells apart.
+    """
     return {
         "rank": program.rank,
         "ranks": len(programs.ranks),
@@ -75,8 +111,24 @@ def header_data(
         "comms": comms,
         "inputs": {name: [part.whole, part.region] for name, part in program.inputs.items()},
         "outputs": [[output.value, output.whole, output.region] for output in program.outputs],
-        "whole_inputs": _types(programs.inputs),
-        "whole_outputs": _types(programs.outputs),
+        "whole_inputs": _types(programs.inputs if parts is None else _of(parts, programs.inputs)),
+        "whole_outputs": _types(
+            programs.outputs if parts is None else _of(parts, programs.outputs)
+        ),
+        **({} if parts is None else {"batch": _batch_data(parts, programs)}),
+    }
+
+
+def _of(parts: BatchParts, names: Iterable[str]) -> Mapping[str, TensorType]:
+    return {name: parts.types[name] for name in names}
+
+
+def _batch_data(parts: BatchParts, programs: Programs) -> dict[str, Any]:
+    assert programs.order is not None
+    return {
+        "regions": parts.regions,
+        "lanes": programs.order.lanes,
+        "schedule": to_csv(programs.order.table).splitlines(),
     }
 
 
@@ -87,23 +139,56 @@ def parse_header(data: Any) -> Header:
         KeyError, TypeError, ValueError, AttributeError, IRError: It is malformed.
     """
     inputs, outputs = _parse_types(data["whole_inputs"]), _parse_types(data["whole_outputs"])
+    ranks = count(data["ranks"])
+    batch = _parse_batch(data["batch"], {**inputs, **outputs}, ranks) if "batch" in data else None
+
+    def part(whole: str, region: Any) -> Region | None:
+        """A region of an input or output, or of a micro-batch's part of it."""
+        type_ = {**inputs, **outputs}[whole]
+        own = type_ if batch is None else _part_type(type_, batch.regions(whole)[0])
+        return _region_of(own, region)
+
     return Header(
         rank=count(data["rank"]),
-        ranks=count(data["ranks"]),
+        ranks=ranks,
         programs=text(data["programs"]),
         origin=Origin(text(data["plan"]), text(data["weights"])),
         comms=count(data["comms"]),
         inputs={
-            name: Part(text(whole), _region_of(inputs[text(whole)], region))
+            name: Part(text(whole), part(text(whole), region))
             for name, (whole, region) in data["inputs"].items()
         },
         outputs=tuple(
-            Output(text(value), text(whole), _region_of(outputs[text(whole)], region))
+            Output(text(value), text(whole), part(text(whole), region))
             for value, whole, region in data["outputs"]
         ),
         whole_inputs=inputs,
         whole_outputs=outputs,
+        batch=batch,
     )
+
+
+def _parse_batch(data: Any, types: Mapping[str, TensorType], ranks: int) -> Batch:
+    table = from_csv("\n".join(map(text, data["schedule"])) + "\n")
+    check(table, ())
+    lanes = tuple(tuple(map(count, lane)) for lane in data["lanes"])
+    devices = sorted(device for lane in lanes for device in lane)
+    if len(lanes) != len(table.lanes) or len(set(devices)) < len(devices) or not all(lanes):
+        raise ValueError(f"lanes {lanes} are not those of a schedule of {len(table.lanes)} lanes")
+    if max(devices) >= ranks:
+        raise ValueError(f"lanes {lanes} have more than {ranks} ranks")
+    regions = {}
+    for name, parsed in data["regions"].items():
+        parts = tuple(_region_of(types[name], part) or () for part in parsed)
+        shapes = {region_shape(part) for part in parts}
+        if len(parts) != table.micro_batches or len(shapes) != 1:
+            raise ValueError(f"{name!r} has no {table.micro_batches} equal parts")
+        regions[name] = parts
+    return Batch(BatchParts(table.micro_batches, types, regions), RunOrder(table, lanes))
+
+
+def _part_type(whole: TensorType, region: Region | None) -> TensorType:
+    return whole if region is None else TensorType.of(whole.dtype, region_shape(region))
 
 
 def _parse_types(data: Any) -> dict[str, TensorType]:

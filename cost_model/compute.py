@@ -21,7 +21,7 @@ from partitioner.cost_model.cluster import Cluster, DeviceSpec
 from partitioner.cost_model.entries import Estimate
 from partitioner.cost_model.forms import LocalShape, form_of, stores_parts, trains
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.layout import Placement
+from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
 from partitioner.ir.ops.estimate import estimated_flops
@@ -248,11 +248,17 @@ def moved_bytes(
     return sum(ins) + sum(outs)
 
 
-def stored_bytes(node: Node, dtype: str, nbytes: float) -> int:
-    """Bytes of a part of a node's stored value and of its optimizer state; `nbytes` without it."""
+def stored_bytes(node: Node, dtype: str, nbytes: float, at: Sharding | None = None) -> int:
+    """Bytes of a part of a node's stored value and of its optimizer state; `nbytes` without it.
+
+    Of the state alone, where the value is the rows of what another node stores: they are one part
+    of its memory. `at` is the value's sharding, None for a whole one.
+    """
     state_bytes = node.attrs.get("state_bytes", 0)  # by element
     assert isinstance(state_bytes, int)
-    return int(nbytes + nbytes * 8 // DTYPE_BITS[dtype] * state_bytes)
+    in_rows = at is None or not any(dim.axes for dim in at.dims[1:])
+    own = 0 if node.attrs.get("apart") and in_rows else nbytes
+    return int(own + nbytes * 8 // DTYPE_BITS[dtype] * state_bytes)
 
 
 def sharded_flops_share(graph: Graph, placed: Sequence[PlacedNode]) -> float:

@@ -32,7 +32,8 @@ import numpy.typing as npt
 
 from partitioner.cost_model.schedule import Key, LocalKey, Schedule, Task
 from partitioner.ir.ops import row_of
-from partitioner.ir.phases import StepOrder
+from partitioner.ir.phases import Part, StepOrder
+from partitioner.ir.pipeline import ActionKind
 
 #: Bytes that executors request for activations, as a share of the live bytes: ONNX Runtime 1.31
 #: on CPU took 1.13 to 1.5 times at realistic sizes (buffers of a whole segment's operands and
@@ -140,7 +141,8 @@ class StepLives:
             from the task that writes it to the end of its phase.
         kept: Tensors that a later phase reads, with the phases that make them and that read them
             last: held once for each micro-batch in between.
-        always: Tensors that are made or read once a step: held throughout.
+        always: Tensors that are made or read once a step: held throughout. In inference also the
+            inputs of all micro-batches, one after the other as one tensor.
     """
 
     inside: Sequence[Lifetime]
@@ -162,8 +164,14 @@ class StepLives:
         uses = _Uses.of(schedule)
         inside: list[Lifetime] = []
         kept: list[tuple[Lifetime, tuple[int, int]]] = []
-        always: list[Lifetime] = []
-        for life in lifetimes:
+        fed, given = _borders(schedule, order, uses)
+        end, count = order.phases.number(Part.REDUCE), order.table.micro_batches
+        lifetimes = tuple(lifetimes)
+        inputs = {x for x in lifetimes if (x.device, x.value) in fed and not x.buffer}
+        always = [
+            replace(x, nbytes=x.nbytes * count) for x in sorted(inputs, key=lambda x: x.value)
+        ]
+        for life in (x for x in lifetimes if x not in inputs):
             device, own = life.device, order.own(life.device)
             used = uses.phases(device, life.value)
             made, read = phase_at[life.first], phase_at[life.last]
@@ -178,16 +186,31 @@ class StepLives:
                 first=max(life.first, start_of.get(made, 0)),
                 last=max(life.first, end_of.get(made, 0)),
             )
-            if made == read:
+            is_given = (device, life.value) in given
+            if made == read and not is_given:
                 inside.append(replace(span, last=max(span.first, min(life.last, span.last))))
                 continue
-            if order.phases.is_once(made) or order.phases.is_once(read):
+            if order.phases.is_once(made) or (order.phases.is_once(read) and not is_given):
                 always.append(life)
             else:
-                kept.append((life, (made, read)))
+                kept.append((life, (made, end if is_given else read)))
             if not order.phases.is_once(made):
                 inside.append(span)
         return cls(inside, kept, always)
+
+
+def _borders(
+    schedule: Schedule, order: StepOrder, uses: _Uses
+) -> tuple[frozenset[tuple[int, str]], frozenset[tuple[int, str]]]:
+    """Inputs and outputs by device, of all micro-batches of a step of inference.
+
+    Inputs are there when it begins, outputs until it ends. In training they are small, or summed.
+    """
+    if any(a.kind is not ActionKind.FORWARD for lane in order.table.lanes for a in lane):
+        return frozenset(), frozenset()
+    fed = frozenset((device, value) for device, (value, _) in schedule.feeds)
+    outputs = ((device, value) for device, (value, _) in schedule.outputs)
+    return fed, frozenset((device, uses.root.get(value, value)) for device, value in outputs)
 
 
 def _step_curves(schedule: Schedule, order: StepOrder, lifetimes: Sequence[Lifetime]) -> Curves:

@@ -280,7 +280,9 @@ class _Builder:
             for device, size in self._sizes(key).items():
                 if stored:
                     dtype = self.graph.types[value].dtype
-                    self.residents[(device, key)] = stored_bytes(placed.node, dtype, size)
+                    self.residents[(device, key)] = stored_bytes(
+                        placed.node, dtype, size, at.sharding
+                    )
                 writes.append((device, key, 0 if stored else size))
         devices = self._observed(placed.mesh.devices)
         seconds = node_seconds(self.graph, placed, self.cluster, devices, in_parts=self.in_parts)

@@ -57,6 +57,27 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
     return tuple(common)
 
 
+def nested(outer: Region, inner: Region) -> Region:
+    """The region of a tensor that is a region of a region of it, packed.
+
+    >>> nested((((4, 2), (8, 2)),), (((1, 2),),))
+    (((5, 1), (8, 1)),)
+    """
+    return tuple(map(_nested, outer, inner))
+
+
+def _nested(outer: Intervals, inner: Intervals) -> Intervals:
+    found: list[Interval] = []
+    for start, length in inner:
+        at = 0  # where the outer interval begins in the packed region
+        for begin, size in outer:
+            low, high = max(start, at), min(start + length, at + size)
+            if low < high:
+                found.append((begin + low - at, high - low))
+            at += size
+    return tuple(found)
+
+
 def localize(pieces: Intervals, wanted: Intervals) -> Intervals:
     """Global intervals as intervals of the local concatenation of `pieces`, neighbours merged.
 

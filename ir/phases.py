@@ -98,23 +98,21 @@ class Phases:
 
 
 @dataclass(frozen=True)
-class StepOrder:
-    """The order in which ranks run the phases of a step.
+class RunOrder:
+    """The order in which ranks run the phases of a step, each with its micro-batch.
 
     Attributes:
-        phases: The numbers of the phases.
-        numbers: Phase of each node, by name.
-        before: The phases that run before each phase, of the same micro-batch, in every order that
-            the data allow.
         table: The schedule of the stages.
         lanes: Devices of each lane of the schedule, ascending.
     """
 
-    phases: Phases
-    numbers: Mapping[str, int]
-    before: Mapping[int, frozenset[int]]
     table: PipelineSchedule
     lanes: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def phases(self) -> Phases:
+        """The numbers of the phases."""
+        return Phases(len(self.table.lane_of), self.table.splits_backward)
 
     def runs(self, device: int) -> tuple[tuple[int, int], ...]:
         """(phase, micro-batch) of all that a device runs in a step, in order."""
@@ -144,6 +142,20 @@ class StepOrder:
         return runs
 
 
+@dataclass(frozen=True)
+class StepOrder(RunOrder):
+    """The order of a step of a plan in stages.
+
+    Attributes:
+        numbers: Phase of each node, by name.
+        before: The phases that run before each phase, of the same micro-batch, in every order that
+            the data allow.
+    """
+
+    numbers: Mapping[str, int]
+    before: Mapping[int, frozenset[int]]
+
+
 def step_order(graph: Graph, placed: Sequence[PlacedNode], pipeline: Pipeline) -> StepOrder:
     """The order of a step of a plan in stages.
 
@@ -171,7 +183,7 @@ def step_order(graph: Graph, placed: Sequence[PlacedNode], pipeline: Pipeline) -
     before = _phases_before(phases, edges)
     phase_of = _phases_of(graph, placed, phases, parts)
     _check(graph, placed, phases, phase_of, before)
-    return StepOrder(phases, phase_of, before, table, lanes)
+    return StepOrder(table, lanes, phase_of, before)
 
 
 def _stage_devices(placed: Sequence[PlacedNode]) -> tuple[tuple[int, ...], ...]:

@@ -20,7 +20,7 @@ from partitioner.cost_model.compute import Sources
 from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.profile_notes import profile_notes
 from partitioner.files import check_file, refuse_to_replace
-from partitioner.frontends.model import ModuleInput, open_model
+from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of, rules_of
@@ -41,12 +41,15 @@ from partitioner.report.whole_machine import whole_machine_notes
 from partitioner.search.explicit import first_problem
 from partitioner.search.find_plan import find_plan
 from partitioner.search.limits import MOST_EXPLICIT
-from partitioner.search.micro_batch_counts import CountSearch, Graphs
+from partitioner.search.micro_batch_counts import CountSearch, Graphs, usual_counts
 from partitioner.search.outcome import Candidate, Outcome
+from partitioner.search.pipelines import over_counts
 from partitioner.search.request import Budget, Request, Say, silent
 from partitioner.search.what_would_fit import relaxed
 from partitioner.solver import Infeasible
 from partitioner.strategies.derive import Rules
+from partitioner.strategies.micro_batch_graph import batch_size, even_counts
+from partitioner.strategies.parallel import parallel_notes
 from partitioner.strategies.same_in_parts import Difference, difference
 from partitioner.strategies.spaces import SearchError, check_space, families
 from partitioner.tuning import Compile, check_tunable, tuned, tuning_notes
@@ -93,20 +96,24 @@ def compile(  # noqa: A001 - the public name
             "adamw" (default), "adam", "sgd", "momentum" (SGD with momentum), "rmsprop" or
             "adagrad".
 
-            parallel: For training a module: the kind of parallelism, instead of the cheapest: "dp",
-            "zero1", "zero2", "zero3", "tp", or several joined by "+" (then with `mesh`). "pp": a
-            pipeline of stages, of one device each or, joined with another kind, of so many as the
-            mesh leaves.
+            parallel: The kind of parallelism, instead of the cheapest: "dp", "tp", for a module
+            "zero3", for training one also "zero1" and "zero2", or several joined by "+" (then with
+            `mesh`). "pp": a module's pipeline of stages, of one device each or, joined with another
+            kind, of so many as the mesh leaves. The batch is the dim of the inputs that can be
+            followed furthest through the model; a note says where it is not dim 0 of all of them.
 
-            schedule: For a module: run in micro-batches, through stages in the order of this
-            schedule, "gpipe", "1f1b", "interleaved", "zb1", "zbv", "dualpipev" or, for inference,
-            "forward", or a file with its table (see `partition schedule`); default: the best.
+            schedule: Run in micro-batches, through stages in the order of this schedule, "gpipe",
+            "1f1b", "interleaved", "zb1", "zbv", "dualpipev" or, for inference, "forward", or a
+            file with its table (see `partition schedule`); default: the best.
 
-            micro_batches: For a module: run each batch in so many equal micro-batches, whose
-            gradients are added up, through stages or all on the same devices. With `schedule` or
-            "pp" alone several numbers are tried. Default: the whole batch or, where no plan of it
-            fits, the fewest micro-batches that do, if they are proven to compute the same (no batch
-            norms, no dropout). "auto" takes them even if not.
+            micro_batches: Run each batch in so many equal micro-batches, whose gradients are added
+            up, through stages or all on the same devices. With `schedule` or "pp" alone several
+            numbers are tried. Default of a module: the whole batch or, where no plan of it fits,
+            the fewest micro-batches that do, if they are proven to compute the same (no batch
+            norms, no dropout); "auto" takes them even if not. The batch of an ONNX model is dim 0
+            of its first input and of all inputs as long as that; a model whose outputs are not
+            proven to be the same is refused. Default: the whole batch; "auto": the whole batch or
+            several numbers of micro-batches, whichever costs least.
 
             recompute: For training: whether the plan may compute values of the forward pass again
             in the backward pass instead of keeping them. "auto" allows it if no plan that keeps all
@@ -182,32 +189,154 @@ def compile(  # noqa: A001 - the public name
         if request.is_pipelined:
             return _compile_in_stages(opened, cluster, request, clock)
         return _compile_module(opened, cluster, request, clock)
-    if request.is_pipelined or request.micro_batches is not None:
-        raise OptionError(
-            "schedule, micro_batches and parallel='pp' are for PyTorch modules: stages of an ONNX "
-            "model take requests in turn (strategy='inter')"
-        )
+    return _compile_onnx(opened, cluster, request, clock)
+
+
+def _compile_onnx(opened: OnnxInput, cluster: Cluster, request: Request, clock: Clock) -> Compiled:
     with clock("reading the model"):
         traced = opened.traced
     onnx_model = OnnxModel.of(opened.model, traced, opened.dims, opened.shapes)
+    notes = (*traced.notes, *profile_notes(cluster, _onnx_backend))
+    parts = _OnnxParts(onnx_model, notes, cluster, request, clock)
+    if request.is_pipelined:
+        outcome, summary = parts.best()
+    elif request.micro_batches == "auto":
+        outcome, summary = _whole_or_in_parts(parts)
+    else:
+        outcome, summary = _plan_onnx(onnx_model, notes, cluster, request, clock)
+    result = Compiled.of(
+        *(parts.of(outcome.plan), cluster, outcome.plan, outcome.evaluation),
+        *(summary, clock.seconds),
+    )
+    _lower(result, clock)
+    return result
+
+
+def _plan_onnx(
+    onnx_model: OnnxModel,
+    notes: tuple[str, ...],
+    cluster: Cluster,
+    request: Request,
+    clock: Clock,
+) -> tuple[Outcome, dict[str, Any]]:
+    """The best plan of requests that run as a whole."""
 
     def compiled(candidate: Candidate) -> Compiled:
         return Compiled.of(onnx_model, cluster, candidate.plan, candidate.evaluation, {})
 
-    notes = (*traced.notes, *profile_notes(cluster, _onnx_backend))
-    graph = traced.graph
+    graph = onnx_model.graph
+    request = request.over(len(cluster)).on(graph)
     try:
-        outcome, summary = plan_graph(
-            graph, notes, cluster, request, clock, compiled=compiled, fuses=True
-        )
+        return plan_graph(graph, notes, cluster, request, clock, compiled=compiled, fuses=True)
     except Infeasible as error:
         clock.say("looking for what would fit")
         raise relaxed(error, graph, cluster, request, Rules.of(graph)) from None
-    result = Compiled.of(
-        onnx_model, cluster, outcome.plan, outcome.evaluation, summary, clock.seconds
+
+
+@dataclass(frozen=True)
+class _OnnxParts:
+    """An ONNX model whose requests run in micro-batches, once for each number of them."""
+
+    whole: OnnxModel
+    notes: tuple[str, ...]
+    cluster: Cluster
+    request: Request
+    clock: Clock
+    _models: dict[int, OnnxModel] = field(default_factory=dict)
+
+    def __getitem__(self, count: int) -> OnnxModel:
+        if count not in self._models:
+            self._models[count] = self.whole.in_micro_batches(count)
+        return self._models[count]
+
+    def of(self, plan: Plan) -> OnnxModel:
+        """The model with the graph of a plan."""
+        return self.whole if plan.micro_batches is None else self[plan.micro_batches]
+
+    def graphs(self, count: int) -> Iterator[Graph]:
+        """The graph of a micro-batch."""
+        yield self[count].graph
+
+    def best(self, *, least: int = 1) -> tuple[Outcome, dict[str, Any]]:
+        """The best plan in micro-batches: so many as are asked for, or several numbers from least.
+
+        Raises:
+            OptionError: The model does not run in so many.
+            Infeasible: No plan fits.
+        """
+        graph, devices = self.whole.graph, len(self.cluster)
+        with self.clock("cutting the batch"):
+            asked = self.request.micro_batch_count
+            batch = batch_size(graph)
+            counts = (asked,) if asked else usual_counts(batch, devices)
+            counts = tuple(count for count in counts if count >= least) or (batch,)
+            for count in counts:
+                self[count]
+        more = tuple(count for count in even_counts(graph) if count > max(counts))
+        with self.clock("searching"):
+            outcome = plan_in_stages(
+                counts, more, self.graphs, self.cluster, self.request, self.clock
+            )
+        return outcome, self.facts(outcome)
+
+    def facts(self, outcome: Outcome) -> dict[str, Any]:
+        """The facts of a plan in micro-batches, beside those of the whole batch on one device."""
+        graph, objective = self.whole.graph, self.request.objective
+        cost = outcome.evaluation.cost(objective)
+        with no_collection():
+            alone = whole_machine_notes(graph, self.cluster, cost, objective, fuses=True)
+        notes = (*self.notes, *alone)
+        return _facts_in_parts(outcome, notes, self.graphs, self.cluster, self.request, graph)
+
+
+def _whole_or_in_parts(parts: _OnnxParts) -> tuple[Outcome, dict[str, Any]]:
+    """The better of the plans of requests as a whole and in micro-batches.
+
+    Raises:
+        Infeasible: Neither fits.
+    """
+    request = replace(parts.request, time_limit_s=parts.request.time_limit_s / 2)
+    whole = refusal = None
+    try:
+        whole = _plan_onnx(
+            *(parts.whole, parts.notes, parts.cluster),
+            *(replace(request, micro_batches=None), parts.clock),
+        )
+    except Infeasible as error:
+        refusal = error
+    try:
+        cut = replace(parts, request=request).best(least=2)
+    except (OptionError, Infeasible) as error:
+        if whole is None:
+            assert refusal is not None
+            raise refusal from None
+        outcome, summary = whole
+        return outcome, {**summary, "notes": [*summary["notes"], f"not in micro-batches: {error}"]}
+    if whole is None:
+        return cut
+    objective = request.objective
+    costs = [outcome.evaluation.cost(objective) for outcome, _ in (whole, cut)]
+    count = cut[0].plan.micro_batches
+    assert count is not None
+    tried = {0: whole[0], count: cut[0]}
+    if costs[1] < costs[0]:
+        outcome = over_counts(tried, count, request.gap)
+        return outcome, parts.facts(outcome)
+    outcome, summary = over_counts(tried, 0, request.gap), whole[1]
+    certificate = outcome.plan.certificate
+    assert certificate is not None
+    note = (
+        f"not in micro-batches: {units.seconds(cut[0].evaluation.step_s)} a request in {count} of "
+        "them"
     )
-    _lower(result, clock)
-    return result
+    return outcome, {
+        **summary,
+        "bound": certificate.bound,
+        "gap": certificate.gap,
+        "status": certificate.status,
+        "searched": certificate.space,
+        "notes": [*summary["notes"], note],
+    }
 
 
 def _compile_module(
@@ -413,7 +542,9 @@ def _compile_in_stages(
     with clock("tracing the module"):
         agreement = agreement_on(len(cluster))
         with agreement.together("compile()"):
-            counts = opened.micro_batch_counts(request.micro_batch_count, len(cluster))
+            asked = request.micro_batch_count
+            batch = opened.batch_size(asked or 1)
+            counts = (asked,) if asked else usual_counts(batch, len(cluster))
             traces = [parts[count] for count in counts]
 
     def search() -> tuple[Outcome, dict[str, Any]]:
@@ -469,13 +600,22 @@ def plan_in_stages(
 
 
 def _facts_in_parts(
-    outcome: Outcome, notes: tuple[str, ...], graphs: Graphs, cluster: Cluster, request: Request
+    outcome: Outcome,
+    notes: tuple[str, ...],
+    graphs: Graphs,
+    cluster: Cluster,
+    request: Request,
+    whole: Graph | None = None,
 ) -> dict[str, Any]:
-    """The facts of the summary of a plan in micro-batches."""
+    """The facts of the summary of a plan in micro-batches.
+
+    One device beside it runs the `whole` batch at once or, without one, the same micro-batches.
+    """
     count = outcome.plan.micro_batches
     assert count is not None
     with no_collection():
-        _, single = best_single(outcome.graph, cluster, request.objective, count)
+        graph, times = (outcome.graph, count) if whole is None else (whole, None)
+        _, single = best_single(graph, cluster, request.objective, times)
     rules = Rules.of(outcome.graph)
     again = tuple(
         note
@@ -484,8 +624,9 @@ def _facts_in_parts(
         for note in _recompute_notes(graph, outcome)
         if any(node.name in graph.optional for node in outcome.graph.nodes)
     )
+    kind = parallel_notes(request.parallel, outcome.graph, outcome.plan)
     return facts(
-        *(outcome, single, len(cluster), (*notes, *again, *_opaque_notes(rules))),
+        *(outcome, single, len(cluster), (*notes, *kind, *again, *_opaque_notes(rules))),
         rules=rules_of(outcome.graph),
         sources=_sources(outcome, cluster),
         pinned=request.constraints.bound,
@@ -602,7 +743,8 @@ def plan_graph(
         with clock("running the best plans"):
             outcome = tuned(outcome, compiled, request, cluster, clock.say)
         notes = (*notes, *tuning_notes(outcome, request))
-    notes = (*notes, *planned.notes, *_opaque_notes(rules), *_size_notes(cluster))
+    kind = parallel_notes(request.parallel, outcome.graph, outcome.plan)
+    notes = (*notes, *kind, *planned.notes, *_opaque_notes(rules), *_size_notes(cluster))
     with no_collection():
         plan = outcome.plan
         _, single = best_single(outcome.graph, cluster, request.objective, plan.micro_batches)
@@ -729,8 +871,8 @@ def _size_notes(cluster: Cluster) -> tuple[str, ...]:
     if len(cluster) <= MOST_EXPLICIT:
         return ()
     note = (
-        f"{len(cluster)} devices: the plan and its summary are all that is written; rank files, "
-        f"timelines and reports are made for up to {MOST_EXPLICIT} devices"
+        f"{len(cluster)} devices: rank files are written for up to {MOST_EXPLICIT}; the plan, its "
+        "timeline and its report are"
     )
     return (note,)
 

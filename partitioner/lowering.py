@@ -15,11 +15,11 @@ from itertools import groupby, islice
 import numpy as np
 
 from partitioner.cost_model.schedule import Key, LocalKey, Schedule, Task
-from partitioner.ir.errors import naming
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
-from partitioner.ir.ops import LocalOp, LocalView, OpView, row_of
+from partitioner.ir.local_node import local_op, renamed
+from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import (
     Comm,
@@ -235,7 +235,7 @@ class _Shared:
     def _localized(
         self, placed: PlacedNode, point: Mapping[str, int], slots: Sequence[str], phase: int
     ) -> _Local:
-        local = self._local_op(placed, point)
+        local = local_op(self.graph, placed, point)
         new = (*local.constants, *local.types)
         clashes = {*_operands(placed), *placed.node.outputs}.intersection(new)
         if clashes:
@@ -263,45 +263,9 @@ class _Shared:
         """A local node under local names, of operands by slot (by value, if the row moved them)."""
         results = {value: self.names.of((value, at)) for value, at in placed.results()}
         results.update(names)
-        operands = _operands(placed)
-        by_value = dict(zip(reversed(operands), reversed(slots), strict=True))
-
-        def name(slot: int, value: str) -> str:
-            if value in results:
-                return results[value]
-            if slot < len(operands) and operands[slot] == value:
-                return slots[slot]
-            return by_value.get(value, value)
-
-        captures = tuple(by_value[value] for value in node.captures)
-        renamed = replace(
-            node,
-            inputs=tuple(name(slot, value) for slot, value in enumerate(node.inputs)),
-            outputs=tuple(results.get(value, value) for value in node.outputs),
-            captures=captures,
-        )
-        renames = tuple(zip(node.captures, captures, strict=True))
-        return Compute(renamed, placed.node.name, phase, renames)
-
-    def _local_op(self, placed: PlacedNode, point: Mapping[str, int]) -> LocalOp:
-        row = row_of(placed.node)
-        if placed.rule is None or row is None or row.localize is None or not placed.layouts:
-            return LocalOp((placed.node,))
-        shapes, out_shapes = (
-            tuple(() if at is None else at.sharding.local_shape(at.mesh, point) for at in side)
-            for side in (placed.ins, placed.outs)
-        )
-        where = row.where or placed.rule.slides(placed.layouts)
-        regions, out_regions = (
-            tuple(() if at is None else at.region(point) for at in side) if where else ()
-            for side in (placed.ins, placed.outs)
-        )
-        sizes = placed.rule.local_sizes(placed.layouts, placed.mesh, point)
-        view = LocalView(sizes, shapes, out_shapes, regions, out_regions)
-        node = placed.node
-        what = f"model {self.graph.name!r}: node {node.name!r} ({node.op}) on one device"
-        with naming(what, ProgramError):
-            return row.localize(OpView(node, self.graph), view)
+        local = renamed(node, _operands(placed), slots, results)
+        renames = tuple(zip(node.captures, local.captures, strict=True))
+        return Compute(local, placed.node.name, phase, renames)
 
 
 @dataclass

@@ -253,10 +253,11 @@ def _row(point: Point) -> tuple[str, ...]:
 
 
 def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
-    cluster, request = target.cluster, target.request.on(graph)
+    cluster, request = target.cluster, target.request
     _, single = best_single(graph, cluster, request.objective)
     outcome, why = None, ""
     try:
+        request = request.on(graph)
         outcome = find_plan(graph, cluster, request, Budget.of(request), rules)
     except (Infeasible, ConstraintError) as error:  # ConstraintError: of a kind of parallelism
         why = str(error)

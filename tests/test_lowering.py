@@ -367,7 +367,7 @@ def test_half_precision_means_of_large_values_do_not_overflow(
     ("part", "kind", "message"),
     [
         (
-            "lowering.row_of",
+            "ir.local_node.row_of",
             ProgramError,
             r"^model 'hand': node 'mm' \(MatMul\) on one device: Index",
         ),

@@ -14,6 +14,8 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.header import Header
 from partitioner.backends.onnx.steps import Cut, Segment
 from partitioner.ir.exchange import Transfer, region_numel
+from partitioner.ir.phases import Part
+from partitioner.ir.pipeline import PipelineScheduleError, check
 
 Steps = Sequence[Segment | Cut]
 
@@ -41,7 +43,8 @@ def check_delivery(headers: Sequence[Header]) -> None:
     Raises:
         BackendError: The ranks' parts have more or fewer elements than the output.
     """
-    for name, type_ in headers[0].whole_outputs.items():
+    for name in headers[0].whole_outputs:
+        type_ = headers[0].run_type(name)
         parts = [out.region for header in headers for out in header.outputs if out.whole == name]
         delivered = sum(type_.numel if part is None else region_numel(part) for part in parts)
         if delivered != type_.numel:
@@ -49,6 +52,28 @@ def check_delivery(headers: Sequence[Header]) -> None:
                 f"the ranks deliver {delivered} elements of output {name!r}, which is {type_}; "
                 "partition the model again"
             )
+
+
+def check_order(header: Header, files: Sequence[Steps]) -> None:
+    """Refuse an order of micro-batches in which ranks would wait for each other for ever.
+
+    Raises:
+        BackendError: It is one, for the communications in these files.
+    """
+    if header.batch is None:
+        return
+    order = header.batch.order
+    spans = {step.span for steps in files for step in steps if isinstance(step, Cut)}
+    ends = ([order.phases.of(phase) for phase in span] for span in spans)
+    edges = {
+        (stage, target)
+        for (part, stage), (of_target, target) in ends
+        if part is of_target is Part.FORWARD and stage != target
+    }
+    try:
+        check(order.table, sorted(edges))
+    except PipelineScheduleError as error:
+        raise BackendError(f"the schedule of micro-batches cannot run: {error}") from None
 
 
 def _check_phases(files: Sequence[Steps]) -> None:

@@ -4,11 +4,11 @@ Data that is not reduced travels as bytes, so that every element type does. Sums
 the library's all-reduce where it takes the type; else parts are exchanged and combined here, in
 ascending order of rank.
 
-Data for a later round is posted without waiting. Ranks match point-to-point data by its order
-alone: a sender posts in order of (round, seq); with several requests in flight the receiver may
-want it in another order, so it posts its receives in the sender's order, which it can compute.
-On the CPU it posts those of a whole round at once, a round ahead: data arrives while it computes,
-at its place in the value that it is a part of, if it lies together there.
+Data for a later turn is posted without waiting. Ranks match point-to-point data by its order
+alone: a sender posts in order of (turn, seq); with several requests or micro-batches in flight the
+receiver may want it in another order, so it posts its receives in the sender's order, which it can
+compute. On the CPU it posts those of a whole turn at once, a turn ahead: data arrives while it
+computes, at its place in the value that it is a part of, if it lies together there.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from partitioner.backends.onnx.executor import round_of, write_parts
+from partitioner.backends.onnx.executor import write_parts
 from partitioner.backends.onnx.steps import Cut, RankModel
+from partitioner.backends.onnx.turns import Rounds, Turns
 from partitioner.backends.process_group import Group, Groups
 from partitioner.backends.regions import box_view, read_region, region_shape, write_region
 from partitioner.backends.tensors import REDUCIBLE, combine, torch_dtype
@@ -39,7 +40,7 @@ _OPS = {
 
 @dataclass(frozen=True)
 class _Sent:
-    """Data on its way: `buffer` must live until `work` is done, at the latest in round `due`."""
+    """Data on its way: `buffer` must live until `work` is done, at the latest in turn `due`."""
 
     work: Any
     buffer: torch.Tensor
@@ -48,10 +49,10 @@ class _Sent:
 
 @dataclass(frozen=True, eq=False)
 class _Message:
-    """A transfer of a request to this rank for a later round; each is an object of its own."""
+    """A transfer of a pass to this rank for a later turn; each is an object of its own."""
 
     cut: Cut
-    request: int
+    number: int
     transfer: Transfer
 
 
@@ -69,31 +70,31 @@ class DistributedCommunicator:
         self._device = device
         self._groups = groups
         self._cuts = tuple(step for step in model.steps if isinstance(step, Cut))
-        self._requests = 0
-        #: Messages by (seq, request), and by source in the order in which it sends them.
+        self._turns: Turns = Rounds(0)
+        #: Messages by (seq, pass), and by source in the order in which it sends them.
         self._messages: dict[tuple[int, int], list[_Message]] = {}
         self._queues: dict[int, deque[_Message]] = {}
         #: Of posted receives: their work, and the data if it is not at its place in the value.
         self._arriving: dict[_Message, tuple[Any, torch.Tensor | None]] = {}
-        #: Values that data arrives in, by (seq, request).
+        #: Values that data arrives in, by (seq, pass).
         self._filling: dict[tuple[int, int], torch.Tensor] = {}
         self._sources: dict[tuple[int, int], torch.Tensor] = {}
         self._sent: deque[_Sent] = deque()
 
-    def begin(self, requests: int) -> None:
+    def begin(self, turns: Turns) -> None:
         """Forget the last run and compute in which order the other ranks will send."""
         messages = [
-            _Message(cut, request, transfer)
+            _Message(cut, number, transfer)
             for cut in self._cuts
             if cut.pipelined
-            for request in range(requests)
+            for number in range(turns.passes)
             for transfer in _moving(cut)
             if transfer.target == self._rank
         ]
-        self._requests = requests
+        self._turns = turns
         self._messages = defaultdict(list)
         for message in messages:
-            self._messages[message.cut.comm.seq, message.request].append(message)
+            self._messages[message.cut.comm.seq, message.number].append(message)
         self._queues = defaultdict(deque)
         in_order = sorted(
             messages,
@@ -104,24 +105,24 @@ class DistributedCommunicator:
         self._arriving.clear()
         self._filling.clear()
         self._sources.clear()
-        self._expect_round(0)
+        self._expect(0)
 
-    def send(self, cut: Cut, request: int, source: torch.Tensor) -> None:
-        """Post data for a later round; else keep it for `receive`, or exchange it now."""
+    def send(self, cut: Cut, number: int, source: torch.Tensor) -> None:
+        """Post data for a later turn; else keep it for `receive`, or exchange it now."""
         receives = cut.target is not None and not cut.keeps_all
         if receives:
-            self._sources[cut.comm.seq, request] = source
+            self._sources[cut.comm.seq, number] = source
         if cut.pipelined:
-            self._post(cut, request, source)
+            self._post(cut, number, source)
         elif not receives:
-            self._exchange(cut, request, source, None)
+            self._exchange(cut, number, source, None)
 
-    def receive(self, cut: Cut, request: int, target: torch.Tensor) -> torch.Tensor:
-        """The value: a tensor of its own for data of an earlier round, else `target`."""
-        source = self._sources.pop((cut.comm.seq, request), None)
+    def receive(self, cut: Cut, number: int, target: torch.Tensor) -> torch.Tensor:
+        """The value: a tensor of its own for data of an earlier turn, else `target`."""
+        source = self._sources.pop((cut.comm.seq, number), None)
         if cut.pipelined:
-            return self._collect(cut, request, source, target)
-        self._exchange(cut, request, source, target)
+            return self._collect(cut, number, source, target)
+        self._exchange(cut, number, source, target)
         return target
 
     def finish(self) -> None:
@@ -129,11 +130,11 @@ class DistributedCommunicator:
         while self._sent:
             self._sent.popleft().work.wait()
 
-    # Data of a later round -------------------------------------------------------------------
+    # Data of a later turn --------------------------------------------------------------------
 
-    def _post(self, cut: Cut, request: int, source: torch.Tensor) -> None:
-        due = round_of(cut.comm.target_phase, request, self._requests)
-        self._reap(round_of(cut.comm.phase, request, self._requests))
+    def _post(self, cut: Cut, number: int, source: torch.Tensor) -> None:
+        due = self._turns.taken(self._rank, cut.comm, number)
+        self._reap(self._turns.turn(self._rank, cut.comm.phase, number))
         for transfer in _moving(cut):
             if transfer.source == self._rank != transfer.target:
                 data = _bytes(_packed(source, transfer.read))
@@ -141,58 +142,63 @@ class DistributedCommunicator:
                 work = dist.isend(data, transfer.target, group=group)
                 self._sent.append(_Sent(work, data, due))
 
-    def _reap(self, round_: int) -> None:
-        """Drop completed sends; wait for those that receivers took in earlier rounds."""
+    def _reap(self, now: int) -> None:
+        """Drop completed sends; wait for those that receivers have taken before turn `now`."""
         waiting: deque[_Sent] = deque()
         for sent in self._sent:
-            if sent.due < round_:
+            if sent.due < now:
                 sent.work.wait()
             elif not sent.work.is_completed():
                 waiting.append(sent)
         self._sent = waiting
 
     def _collect(
-        self, cut: Cut, request: int, source: torch.Tensor | None, target: torch.Tensor
+        self, cut: Cut, number: int, source: torch.Tensor | None, target: torch.Tensor
     ) -> torch.Tensor:
         parts: list[tuple[Region, torch.Tensor]] = []
-        for message in self._messages[cut.comm.seq, request]:
+        for message in self._messages[cut.comm.seq, number]:
             transfer = message.transfer
             if transfer.source == self._rank:
                 assert source is not None
                 parts.append((transfer.write, _packed(source, transfer.read)))
                 continue
             while message not in self._arriving:
-                self._expect(self._queues[transfer.source].popleft())
+                self._get_ready(self._queues[transfer.source].popleft())
             work, buffer = self._arriving.pop(message)
             work.wait()
             if buffer is not None:
                 parts.append((transfer.write, buffer))
-        target = self._filling.pop((cut.comm.seq, request), target)
+        target = self._filling.pop((cut.comm.seq, number), target)
         write_parts(cut, parts, target)
-        self._expect_round(round_of(cut.comm.target_phase, request, self._requests))
+        self._expect(self._turns.turn(self._rank, cut.comm.target_phase, number))
         return target
 
-    def _expect_round(self, round_: int) -> None:
-        """Post the receives of what other ranks send up to a round.
+    def _expect(self, now: int) -> None:
+        """Post the receives that turn `now` is to post.
 
-        A single request is one round: of it one message a rank is expected at a time, so that
-        buffers do not add up. Not on GPUs, where a posted receive is a kernel that waits there.
+        A single pass is one turn, or has few: of it one message a rank is expected at a time, so
+        that buffers do not add up. Not on GPUs, where a posted receive is a kernel that waits
+        there.
         """
         if self._device.type != "cpu":
             return
         coming = {message.transfer.source for message in self._arriving}
         for source, queue in self._queues.items():
-            while queue and self._sent_in(queue[0]) <= round_:
-                if self._requests == 1 and source in coming:
+            while queue and self._is_expected(queue[0], now):
+                if self._turns.passes == 1 and source in coming:
                     break
                 coming.add(source)
-                self._expect(queue.popleft())
+                self._get_ready(queue.popleft())
+
+    def _is_expected(self, message: _Message, now: int) -> bool:
+        return self._turns.is_expected(self._rank, message.cut.comm, message.number, now)
 
     def _sent_in(self, message: _Message) -> int:
-        """The round in which its source sends a message."""
-        return round_of(message.cut.comm.phase, message.request, self._requests)
+        """The turn in which its source sends a message."""
+        source, phase = message.transfer.source, message.cut.comm.phase
+        return self._turns.turn(source, phase, message.number)
 
-    def _expect(self, message: _Message) -> None:
+    def _get_ready(self, message: _Message) -> None:
         """Post the receive of the next data from a rank: ranks match data in the order sent."""
         source, region = message.transfer.source, message.transfer.write
         place, apart = self._place(message), None
@@ -207,7 +213,7 @@ class DistributedCommunicator:
         if cut.reduces:
             return None
         assert cut.target is not None
-        key = cut.comm.seq, message.request
+        key = cut.comm.seq, message.number
         if key not in self._filling:
             self._filling[key] = self._empty(cut, cut.target.shape)
         return _together(self._filling[key], message.transfer.write)
@@ -215,10 +221,10 @@ class DistributedCommunicator:
     def _empty(self, cut: Cut, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.empty(shape, dtype=torch_dtype(cut.comm.dtype), device=self._device)
 
-    # Data of this round ----------------------------------------------------------------------
+    # Data of this turn -----------------------------------------------------------------------
 
     def _exchange(
-        self, cut: Cut, request: int, source: torch.Tensor | None, target: torch.Tensor | None
+        self, cut: Cut, number: int, source: torch.Tensor | None, target: torch.Tensor | None
     ) -> None:
         group = self._groups.of[cut.active]
         if cut.comm.kind is CommKind.ALL_REDUCE:
@@ -230,13 +236,13 @@ class DistributedCommunicator:
         elif cut.uniform and source is not None and target is not None:
             _all_gather(cut, source, target, group)
         else:
-            self._point_to_point(cut, request, source, target)
+            self._point_to_point(cut, number, source, target)
 
     def _point_to_point(
-        self, cut: Cut, request: int, source: torch.Tensor | None, target: torch.Tensor | None
+        self, cut: Cut, number: int, source: torch.Tensor | None, target: torch.Tensor | None
     ) -> None:
         group, rank = self._groups.of[cut.active], self._rank
-        now = round_of(cut.comm.phase, request, self._requests)
+        now = self._turns.turn(rank, cut.comm.phase, number)
         self._reap(now)
         works: list[Any] = []
         parts: list[tuple[Region, torch.Tensor]] = []
@@ -263,7 +269,7 @@ class DistributedCommunicator:
 
 
 def rank_sets(model: RankModel) -> list[tuple[int, ...]]:
-    """Ranks of the communications within a round: each set needs a process group."""
+    """Ranks of the communications within a turn: each set needs a process group."""
     cuts = (step for step in model.steps if isinstance(step, Cut))
     return sorted({cut.active for cut in cuts if not cut.pipelined})
 

@@ -21,6 +21,7 @@ from partitioner.backends.onnx.slices import slice_nodes
 from partitioner.backends.onnx.stubs import comm_node, stub
 from partitioner.backends.onnx.weights import Store, WeightFile, inline_tensor
 from partitioner.backends.regions import cut
+from partitioner.ir.batch_parts import BatchParts
 from partitioner.ir.errors import naming
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import Comm, CommKind, Compute, Programs, RankProgram
@@ -30,10 +31,17 @@ IR_VERSION = 10
 _NO_ORIGIN = Origin()
 
 
-def emit(programs: Programs, graph: Graph, directory: Path, origin: Origin = _NO_ORIGIN) -> None:
+def emit(
+    programs: Programs,
+    graph: Graph,
+    directory: Path,
+    origin: Origin = _NO_ORIGIN,
+    parts: BatchParts | None = None,
+) -> None:
     """Write `rank0.onnx`, ... and, for ranks with large constants, `rank0.weights`, ...
 
-    Constants of the graph are read one at a time.
+    Constants of the graph are read one at a time. If the graph is of a micro-batch, `parts` has
+    the requests that it is a part of.
 
     Raises:
         ProgramError: The programs would deadlock or read a value before it is made.
@@ -42,20 +50,28 @@ def emit(programs: Programs, graph: Graph, directory: Path, origin: Origin = _NO
     programs.check()
     for program in programs.ranks:
         with closing(WeightFile(directory / f"rank{program.rank}.weights")) as weights:
-            model = _build(program, programs, graph, weights.tensor, origin)
+            model = _build(program, programs, graph, weights.tensor, origin, parts)
         (directory / f"rank{program.rank}.onnx").write_bytes(model.SerializeToString())
 
 
-def emit_models(programs: Programs, graph: Graph) -> tuple[ModelProto, ...]:
+def emit_models(
+    programs: Programs, graph: Graph, parts: BatchParts | None = None
+) -> tuple[ModelProto, ...]:
     """The rank files as messages with all constants inside: small models, without a folder."""
     programs.check()
     return tuple(
-        _build(program, programs, graph, inline_tensor, _NO_ORIGIN) for program in programs.ranks
+        _build(program, programs, graph, inline_tensor, _NO_ORIGIN, parts)
+        for program in programs.ranks
     )
 
 
 def _build(
-    program: RankProgram, programs: Programs, graph: Graph, store: Store, origin: Origin
+    program: RankProgram,
+    programs: Programs,
+    graph: Graph,
+    store: Store,
+    origin: Origin,
+    parts: BatchParts | None,
 ) -> ModelProto:
     opset = graph.opsets[""]
     body = GraphProto(name=f"{graph.name or 'model'}.rank{program.rank}")
@@ -80,7 +96,7 @@ def _build(
         opset_imports=[helper.make_opsetid(*pair) for pair in opsets],
         functions=[stub(name, node, opset) for name, node in sorted(functions.items())],
     )
-    write_header(model, program, programs, len(comms), origin)
+    write_header(model, program, programs, len(comms), origin, parts)
     return model
 
 

@@ -1,13 +1,12 @@
-"""Runs the steps of a rank for one or several requests in flight.
+"""Runs the steps of a rank for one or several requests in flight, or in micro-batches.
 
-With several requests, round t runs phase p of request t - p, in step order; a single request runs
-all steps in order. The executor is a generator that pauses before it waits for data, so that one
-process can run all ranks in turn.
+In which order is a matter of `turns`. The executor is a generator that pauses before it waits for
+data, so that one process can run all ranks in turn.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from partitioner.backends.errors import BackendError, CommunicationError, one_li
 from partitioner.backends.onnx.load import constants_outside
 from partitioner.backends.onnx.sessions import SessionConfig, open_session
 from partitioner.backends.onnx.steps import Cut, RankModel, Segment
+from partitioner.backends.onnx.turns import Turns
 from partitioner.backends.regions import write_region
 from partitioner.backends.tensors import combine, from_numpy, torch_dtype
 from partitioner.ir.exchange import Region
@@ -34,13 +34,13 @@ Values = dict[str, torch.Tensor]
 class Communicator(Protocol):
     """Exchange of data between ranks, which call `send` and `receive` in order of steps."""
 
-    def begin(self, requests: int) -> None:
-        """Announce how many requests the next run has."""
+    def begin(self, turns: Turns) -> None:
+        """Announce the turns of the next run."""
 
-    def send(self, cut: Cut, request: int, source: torch.Tensor) -> None:
-        """Hand over this rank's parts, without waiting for a later round."""
+    def send(self, cut: Cut, number: int, source: torch.Tensor) -> None:
+        """Hand over this rank's parts of a pass, without waiting for a later turn."""
 
-    def receive(self, cut: Cut, request: int, target: torch.Tensor) -> torch.Tensor:
+    def receive(self, cut: Cut, number: int, target: torch.Tensor) -> torch.Tensor:
         """The value received: `target`, filled, or a dense tensor of its own in its place.
 
         For an all-reduce `target` may be the source's own memory.
@@ -60,7 +60,7 @@ class Role(IntEnum):
 
 @dataclass(frozen=True)
 class Action:
-    """A rank's part in one step, done for every request.
+    """A rank's part in one step, done in every pass.
 
     Attributes:
         index: Of the step.
@@ -79,15 +79,19 @@ class Action:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A rank needs the data of a cut now."""
+    """A rank needs the data of a cut in a pass now."""
 
     cut: Cut
-    request: int
+    number: int
 
 
 @dataclass(frozen=True)
 class Done:
-    """A request is done on a rank; `values` are outputs and those to keep, by local name."""
+    """A request is done on a rank; `values` are outputs and those to keep, by local name.
+
+    Of a request in micro-batches, they are those of all of them, as `arrays.local_inputs` has
+    inputs.
+    """
 
     request: int
     values: Mapping[str, torch.Tensor]
@@ -108,12 +112,7 @@ def write_parts(
         write_region(target, region, combine(summands, cut.comm.reduce))
 
 
-def round_of(phase: int, request: int, requests: int) -> int:
-    """The round in which a phase of a request runs; one request alone has a single round."""
-    return request + phase if requests > 1 else 0
-
-
-#: Gets an action that was just done and the values of its request.
+#: Gets an action that was just done and the values of its pass.
 Observer = Callable[[Action, Mapping[str, torch.Tensor]], None]
 
 
@@ -124,7 +123,7 @@ class Executor:
         model: The rank's file.
         communicator: Its side of the communications.
         config: How segments run.
-        observe: Called after each action of each request with the values that live then.
+        observe: Called after each action of each pass with the values that live then.
 
     Raises:
         BackendError: ONNX Runtime refuses a segment.
@@ -152,11 +151,26 @@ class Executor:
             for name, type_ in constants_outside(model).items()
         }
         self._kept = frozenset((*(o.value for o in model.header.outputs), *model.keep))
+        batch = model.header.batch
+        self._parts = 1 if batch is None else batch.parts.count
+        #: Of values to return, how many of a request there are.
+        self._times = dict.fromkeys(self._kept, self._parts)
+        if batch is not None:
+            self._times |= {o.value: len(batch.regions(o.whole)) for o in model.header.outputs}
+        #: Values that the micro-batches of a request have in common.
+        self._once = frozenset(
+            name
+            for action in self.actions
+            if batch is not None and batch.order.phases.is_once(action.phase)
+            for name in action.writes
+        )
         self._nowhere = torch.empty(1, device=config.device)  # of tensors without elements
         self._in_place = frozenset(_in_place(model.steps, self._kept))
 
     def run(self, feeds: Sequence[Mapping[str, torch.Tensor]]) -> Iterator[Waiting | Done]:
         """Run requests, given by their local inputs, which are contiguous and on the device.
+
+        Of a request in micro-batches, inputs are as `arrays.local_inputs` has them.
 
         Yields:
             `Waiting` before each receive, `Done` after each request.
@@ -164,43 +178,95 @@ class Executor:
         Raises:
             BackendError: ONNX Runtime or a communication fails.
         """
-        requests = len(feeds)
-        frees = _frees(self.actions, self._kept, staggered=requests > 1)
-        last = max((action.phase for action in self.actions), default=0)
+        turns = Turns.of(self.model.header.batch, len(feeds))
+        in_phases = turns.passes > 1 or self.model.header.batch is not None
+        frees = _frees(self.actions, self._kept | self._once, in_phases=in_phases)
         flying: dict[int, Values] = {}
-        self.communicator.begin(requests)
-        for round_ in range(round_of(last, requests - 1, requests) + 1):
-            for action in self.actions:
-                request = round_ - round_of(action.phase, 0, requests)
-                if 0 <= request < requests:
-                    values = flying.setdefault(request, {**self._constants, **feeds[request]})
-                    yield from self._act(action, request, values)
-                    if self.observe is not None:
-                        self.observe(action, values)
-                    for name in frees[action]:
-                        values.pop(name, None)
-            request = round_ - round_of(last, 0, requests)
-            if request >= 0:
-                values = flying.pop(request, {**self._constants, **feeds[request]})
-                yield Done(request, {name: values[name] for name in self._kept})
+        results: dict[int, Values] = defaultdict(dict)  # of all micro-batches, by request
+        self.communicator.begin(turns)
+        for turn in turns.of_rank(self.model.rank, self.actions):
+            for action, number in turn.actions:
+                values = self._values(flying, number, feeds)
+                yield from self._act(action, number, values)
+                self._put(action, number, values, results)
+                if self.observe is not None:
+                    self.observe(action, values)
+                for name in frees[action]:
+                    values.pop(name, None)
+            if turn.done is not None:
+                made = results.pop(turn.done, {})
+                yield Done(turn.done, self._done(flying, turn.done, feeds, made))
         self.communicator.finish()
 
-    def _act(self, action: Action, request: int, values: Values) -> Iterator[Waiting]:
+    def _values(
+        self, flying: dict[int, Values], number: int, feeds: Sequence[Mapping[str, torch.Tensor]]
+    ) -> Values:
+        """The values of a pass that live, its inputs when it begins.
+
+        The first micro-batch of a request begins it: what does not depend on them is computed
+        then, and the others take it over.
+        """
+        if number not in flying:
+            request, micro_batch = divmod(number, self._parts)
+            feed = feeds[request]
+            if self.model.header.batch is not None:
+                feed = {name: of[min(micro_batch, len(of) - 1)] for name, of in feed.items()}
+            shared = flying.get(number - micro_batch, {}) if micro_batch else {}
+            once = {name: value for name, value in shared.items() if name in self._once}
+            flying[number] = {**self._constants, **once, **feed}
+        return flying[number]
+
+    def _done(
+        self,
+        flying: dict[int, Values],
+        request: int,
+        feeds: Sequence[Mapping[str, torch.Tensor]],
+        made: Values,
+    ) -> Mapping[str, torch.Tensor]:
+        """The values of a request to return; the others are dropped.
+
+        `made` are those that its passes have put together.
+        """
+        batch, first = self.model.header.batch, request * self._parts
+        passes = [self._values(flying, first + index, feeds) for index in range(self._parts)]
+        for index in range(self._parts):
+            del flying[first + index]
+        if batch is None:
+            return {name: passes[0][name] for name in self._kept}
+        return made | {
+            name: torch.stack([values[name] for values in passes[: self._times[name]]])
+            for name in self._kept - made.keys()
+        }
+
+    def _put(self, action: Action, number: int, values: Values, results: dict[int, Values]) -> None:
+        """Put the values to return that a micro-batch has made beside those of the others."""
+        if self.model.header.batch is None:
+            return
+        request, micro_batch = divmod(number, self._parts)
+        for name in self._kept.intersection(action.writes) - self._once:
+            value, made = values[name], results[request]
+            if micro_batch < self._times[name]:
+                if name not in made:
+                    made[name] = value.new_empty((self._times[name], *value.shape))
+                made[name][micro_batch].copy_(value)
+                values[name] = made[name][micro_batch]
+
+    def _act(self, action: Action, number: int, values: Values) -> Iterator[Waiting]:
         step = self.model.steps[action.index]
         if isinstance(step, Segment):
             self._compute(action.index, step, values)
         elif action.role is Role.SEND:
             with _failing(self.model.rank, step):
-                self.communicator.send(step, request, values[step.comm.source])
+                self.communicator.send(step, number, values[step.comm.source])
         elif step.keeps_all:
             values[step.comm.target] = values[step.comm.source]
         else:
             in_place = step.comm.target in self._in_place
             assert step.target is not None
             target = values[step.comm.source] if in_place else self._empty(step.target)
-            yield Waiting(step, request)
+            yield Waiting(step, number)
             with _failing(self.model.rank, step):
-                values[step.comm.target] = self.communicator.receive(step, request, target)
+                values[step.comm.target] = self.communicator.receive(step, number, target)
 
     def _empty(self, type_: TensorType) -> torch.Tensor:
         return torch.empty(type_.shape, dtype=torch_dtype(type_.dtype), device=self.config.device)
@@ -246,10 +312,10 @@ def _actions(steps: Sequence[Segment | Cut]) -> Iterator[Action]:
 
 
 def _frees(
-    actions: Sequence[Action], kept: frozenset[str], *, staggered: bool
+    actions: Sequence[Action], kept: frozenset[str], *, in_phases: bool
 ) -> Mapping[Action, tuple[str, ...]]:
-    """Per action, the values that no later action of the same request reads."""
-    ordered = sorted(actions, key=lambda a: (a.phase if staggered else 0, a.index, a.role))
+    """Per action, the values that no later action of the same pass reads."""
+    ordered = sorted(actions, key=lambda a: (a.phase if in_phases else 0, a.index, a.role))
     last: dict[str, Action] = {}
     for action in ordered:
         last.update(dict.fromkeys((*action.reads, *action.writes), action))

@@ -16,6 +16,7 @@ from partitioner.backends.header import (
     parse_header,
     parse_region,
 )
+from partitioner.ir.batch_parts import BatchParts
 from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.program import Programs, RankProgram
@@ -33,10 +34,15 @@ ORIGIN_KEY = f"{DOMAIN}.origin"
 
 
 def write_header(
-    model: ModelProto, program: RankProgram, programs: Programs, comms: int, origin: Origin
+    model: ModelProto,
+    program: RankProgram,
+    programs: Programs,
+    comms: int,
+    origin: Origin,
+    parts: BatchParts | None,
 ) -> None:
     """Add the description of one rank to its file's metadata (`model` is modified)."""
-    data = header_data(program, programs, comms, origin)
+    data = header_data(program, programs, comms, origin, parts)
     model.metadata_props.add(key=VERSION_KEY, value=str(FORMAT_VERSION))
     model.metadata_props.add(key=PROGRAM_KEY, value=json.dumps(data, separators=(",", ":")))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +12,7 @@ from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.header import Header, fits
-from partitioner.backends.onnx.agreement import check_agreement, check_delivery
+from partitioner.backends.onnx.agreement import check_agreement, check_delivery, check_order
 from partitioner.backends.onnx.header import DOMAIN, PHASE_KEY, parse_transfers, read_header
 from partitioner.backends.onnx.nodes import attribute_graphs
 from partitioner.backends.onnx.steps import Cut, RankModel, Segment
@@ -20,6 +20,7 @@ from partitioner.backends.regions import region_shape
 from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.onnx_types import from_onnx_dtype
+from partitioner.ir.phases import RunOrder
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import TensorType
 
@@ -47,9 +48,8 @@ def read_rank(directory: Path, rank: int) -> RankFile:
     """
     proto, header = _read_file(directory / f"rank{rank}.onnx")
     steps, types = _steps(proto, header), _types(proto.graph)
-    inputs, outputs = header.whole_inputs, header.whole_outputs
-    parts = [(name, inputs[part.whole], part.region) for name, part in header.inputs.items()]
-    parts += [(out.value, outputs[out.whole], out.region) for out in header.outputs]
+    parts = [(n, header.run_type(part.whole), part.region) for n, part in header.inputs.items()]
+    parts += [(out.value, header.run_type(out.whole), out.region) for out in header.outputs]
     for name, whole, region in parts:
         part = whole if region is None else TensorType.of(whole.dtype, region_shape(region))
         if types.get(name) != part:
@@ -78,6 +78,7 @@ def check_ranks(files: Sequence[RankFile], where: str) -> tuple[Header, ...]:
     try:
         check_agreement([steps for _, steps in files])
         check_delivery(headers)
+        check_order(headers[0], [steps for _, steps in files])
     except BackendError as error:
         raise BackendError(f"{where}: {error}") from None
     return headers
@@ -85,7 +86,8 @@ def check_ranks(files: Sequence[RankFile], where: str) -> tuple[Header, ...]:
 
 def _shared(header: Header) -> tuple[object, ...]:
     """The fields that are equal in all files of a folder."""
-    return header.ranks, header.programs, header.origin, header.whole_inputs, header.whole_outputs
+    plan = header.ranks, header.programs, header.origin, header.batch
+    return *plan, header.whole_inputs, header.whole_outputs
 
 
 def load_rank(source: Path | ModelProto, keep: Collection[str] = ()) -> RankModel:
@@ -137,11 +139,36 @@ def _steps(proto: ModelProto, header: Header) -> tuple[Segment | Cut, ...]:
     for cut in cuts:
         if cut.pipelined and cut.comm.kind is CommKind.ALL_REDUCE:
             raise BackendError(f"rank {header.rank}: {cut} cannot end in a later phase")
+    if header.batch is not None:
+        _check_phases(steps, header.rank, header.batch.order)
     if len(cuts) != header.comms:
         raise BackendError(
             f"rank {header.rank}: the file holds {len(cuts)} communications, not {header.comms}"
         )
     return steps
+
+
+def _check_phases(steps: Iterable[Segment | Cut], rank: int, order: RunOrder) -> None:
+    """Refuse steps in phases that the rank does not run, or as often as it does not.
+
+    Raises:
+        BackendError: There are such steps.
+    """
+    for step in steps:
+        if isinstance(step, Segment):
+            what, phases = f"node {step.nodes[0].name!r}", {step.phase}
+        else:
+            ends = (step.source, step.comm.phase), (step.target, step.comm.target_phase)
+            what, phases = str(step), {phase for type_, phase in ends if type_ is not None}
+        for phase in sorted(phases - order.own(rank)):
+            raise BackendError(
+                f"rank {rank}: {what} is in phase {phase}, which its schedule does not run there"
+            )
+        if len({order.phases.is_once(phase) for phase in step.span}) > 1:
+            raise BackendError(
+                f"rank {rank}: {what} is between phase {step.span[0]} and phase {step.span[1]}, of "
+                "which one runs once a request and one for each micro-batch"
+            )
 
 
 def _split(nodes: Iterable[NodeProto], rank: int) -> Iterator[Segment | Cut]:
@@ -236,12 +263,14 @@ def _link(model: RankModel) -> Iterator[Segment | Cut]:
     last_read = {name: index for index, reads in enumerate(reads_of) for name in reads}
     last_read |= dict.fromkeys(delivered, len(model.steps))
     made = dict.fromkeys(model.header.inputs, 0)  # the phase in which each value is made
+    runs_first = _runs_first(model.header)
     for index, (step, reads) in enumerate(zip(model.steps, reads_of, strict=True)):
         missing = [name for name in reads if name not in made and name not in model.constants]
         if missing:
             raise BackendError(f"rank {model.rank}: {missing[0]!r} is read before it is made")
         phase, last = step.span
         late = [name for name in reads if made.get(name, 0) > phase]
+        late += [name for name in reads if name in made and not runs_first(made[name], phase)]
         if late:
             raise BackendError(
                 f"rank {model.rank}: {late[0]!r} is made in phase {made[late[0]]}, "
@@ -262,6 +291,21 @@ def _link(model: RankModel) -> Iterator[Segment | Cut]:
     for name in delivered:
         if name not in made and name not in model.constants:
             raise BackendError(f"rank {model.rank}: no value {name!r}")
+
+
+def _runs_first(header: Header) -> Callable[[int, int], bool]:
+    """A function that tells whether a rank runs a phase before another one of the same pass."""
+    if header.batch is None:
+        return lambda one, other: one <= other
+    phases, count = header.batch.order.phases, header.batch.parts.count
+    index = {run: at for at, run in enumerate(header.batch.order.runs(header.rank))}
+
+    def runs_first(one: int, other: int) -> bool:
+        return all(
+            index[one, 0 if phases.is_once(one) else m] <= index[other, m] for m in range(count)
+        )
+
+    return lambda one, other: one == other or phases.is_once(other) or runs_first(one, other)
 
 
 def _values(step: Segment | Cut) -> tuple[str, ...]:

@@ -39,12 +39,17 @@ def run_local(
         timeout_s: Seconds after which the run is given up; None waits for ever.
 
     Raises:
-        BackendError: An input or a file is wrong, a rank raised or was killed, or the time is up.
+        BackendError: An input or a file is wrong, the steps of a plan in micro-batches are to be
+            recorded, a rank raised or was killed, or the time is up.
             No process and no temporary file is left, also on any other exception.
     """
     if requests < 1:
         raise BackendError(f"requests is {requests}; it must be at least 1")
     headers = read_directory(directory)
+    if steps and headers[0].batch is not None:
+        raise BackendError(
+            "profiles do not serve plans in micro-batches: run the plan without recording it"
+        )
     check_inputs(headers[0], inputs)
     job = {
         "runner": _RUNNER,

@@ -24,6 +24,7 @@ from partitioner.backends.onnx.executor import Done, Executor, Observer, Waiting
 from partitioner.backends.onnx.load import load_rank, read_directory
 from partitioner.backends.onnx.sessions import SessionConfig
 from partitioner.backends.onnx.steps import Cut, RankModel
+from partitioner.backends.onnx.turns import Turns
 from partitioner.backends.regions import read_region, region_shape, whole_region
 from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.ir.exchange import Region, Transfer
@@ -31,7 +32,7 @@ from partitioner.ir.program import CommKind
 
 _NOTHING: Mapping[int, Collection[str]] = MappingProxyType({})
 
-#: Where data lies between ranks: (seq, request, source rank, target rank, number of the transfer).
+#: Where data lies between ranks: (seq, pass, source rank, target rank, number of the transfer).
 _Key = tuple[int, int, int, int, int]
 
 
@@ -41,7 +42,8 @@ class Lockstep:
 
     Attributes:
         outputs: Whole outputs by name.
-        values: The local values to keep, by rank and local name.
+        values: The local values to keep, by rank and local name; of a request in micro-batches
+            those of all of them, along a first dim.
     """
 
     outputs: Mapping[str, np.ndarray]
@@ -130,14 +132,14 @@ class Simulator:
                         waits[rank] = event
             if not moved:
                 each = "; ".join(
-                    f"rank {rank} waits for {wait.cut} (request {wait.request})"
+                    f"rank {rank} waits for {wait.cut} (pass {wait.number})"
                     for rank, wait in sorted(waits.items())
                 )
                 raise BackendError(f"the ranks deadlock: {each}")
 
     def _ready(self, rank: int, wait: Waiting) -> bool:
         """Whether everything that a rank waits for has been sent."""
-        return all(key in self._mail for _, key in _arrivals(wait.cut, rank, wait.request))
+        return all(key in self._mail for _, key in _arrivals(wait.cut, rank, wait.number))
 
     def _gather(self, values: Mapping[int, Mapping[str, torch.Tensor]]) -> Lockstep:
         parts, kept = {}, {}
@@ -194,44 +196,44 @@ class _Mailbox:
         self._mail = mail
         self._rank = rank
 
-    def begin(self, requests: int) -> None:
+    def begin(self, turns: Turns) -> None:
         """Nothing to prepare."""
 
     def finish(self) -> None:
         """Nothing to wait for: sending is a copy."""
 
-    def send(self, cut: Cut, request: int, source: torch.Tensor) -> None:
+    def send(self, cut: Cut, number: int, source: torch.Tensor) -> None:
         """Put copies of this rank's parts into the mail."""
         seq, rank = cut.comm.seq, self._rank
         if cut.comm.kind is CommKind.ALL_REDUCE:
             copy = source.clone()
             for target in cut.comm.ranks:
-                self._mail[seq, request, rank, target, 0] = copy
+                self._mail[seq, number, rank, target, 0] = copy
             return
-        for transfer, number in _numbered(cut.comm.transfers):
+        for transfer, at in _numbered(cut.comm.transfers):
             if transfer.source == rank:
                 part = source.new_empty(region_shape(transfer.read))
                 read_region(source, transfer.read, part)
-                self._mail[seq, request, rank, transfer.target, number] = part
+                self._mail[seq, number, rank, transfer.target, at] = part
 
-    def receive(self, cut: Cut, request: int, target: torch.Tensor) -> torch.Tensor:
+    def receive(self, cut: Cut, number: int, target: torch.Tensor) -> torch.Tensor:
         """Take this rank's parts out of the mail; reductions are in ascending order of rank."""
-        arrivals = _arrivals(cut, self._rank, request)
+        arrivals = _arrivals(cut, self._rank, number)
         write_parts(cut, [(region, self._mail.pop(key)) for region, key in arrivals], target)
         return target
 
 
-def _arrivals(cut: Cut, rank: int, request: int) -> Iterator[tuple[Region, _Key]]:
+def _arrivals(cut: Cut, rank: int, number: int) -> Iterator[tuple[Region, _Key]]:
     """Regions that a rank receives of a cut, and where in the mail their data lies."""
     if cut.comm.kind is CommKind.ALL_REDUCE:
         assert cut.target is not None
         everything = whole_region(cut.target.shape)
         for source in cut.comm.ranks:
-            yield everything, (cut.comm.seq, request, source, rank, 0)
+            yield everything, (cut.comm.seq, number, source, rank, 0)
         return
-    for transfer, number in _numbered(cut.comm.transfers):
+    for transfer, at in _numbered(cut.comm.transfers):
         if transfer.target == rank:
-            yield transfer.write, (cut.comm.seq, request, transfer.source, rank, number)
+            yield transfer.write, (cut.comm.seq, number, transfer.source, rank, at)
 
 
 def _numbered(transfers: Sequence[Transfer]) -> Iterator[tuple[Transfer, int]]:

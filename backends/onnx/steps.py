@@ -86,7 +86,7 @@ class Cut:
 
     @property
     def pipelined(self) -> bool:
-        """Whether the receiving side runs in a later round than the sending side."""
+        """Whether the receiving side runs in a later turn than the sending side."""
         return self.comm.target_phase > self.comm.phase
 
     @cached_property

@@ -31,7 +31,10 @@ from partitioner.ir.program import Comm, CommKind, Compute, Output, Part, Progra
 from partitioner.ir.types import TensorType, numpy_dtype
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
-STATE, UPDATE = "partitioner::state", "partitioner::update"
+STATE, REST = "partitioner::state", "partitioner::rest"
+UPDATE, KEEP = "partitioner::update", "partitioner::keep"
+#: Nodes that take a value to where it is stored.
+UPDATES = UPDATE, KEEP
 ALIASES = ALIAS, "partitioner::either"
 
 #: Name of the result of a pass that has none: a tensor without elements.
@@ -83,11 +86,15 @@ class RankGraphs:
         return {"forward": self.forward, **backward}
 
 
-def emit_rank(programs: Programs, rank: int, graph: Graph, device: torch.device) -> RankGraphs:
+def emit_rank(
+    programs: Programs, rank: int, graph: Graph, device: torch.device, *, keeps: bool = False
+) -> RankGraphs:
     """Graph modules of a rank.
 
     Args:
         graph: The whole model, which has the contents of constants.
+        keeps: Whether values at rest are arguments, which the forward pass brings up to date; else
+            it makes them anew.
 
     Raises:
         BackendError: PyTorch has no operator of a name in the program, or no type of a constant.
@@ -96,7 +103,7 @@ def emit_rank(programs: Programs, rank: int, graph: Graph, device: torch.device)
     steps = program.steps
     turn = len(steps) if program.backward is None else program.backward
     first, second = steps[:turn], steps[turn:]
-    writer = partial(PassWriter, program, device)
+    writer = partial(PassWriter, program, device, keeps=keeps)
     in_forward = writer().written(first) | _constant_results(program, graph)
     early = [output for output in program.outputs if output.value in in_forward]
     late = [output for output in program.outputs if output.value not in in_forward]
@@ -123,6 +130,11 @@ def stored_values(steps: Steps) -> tuple[str, ...]:
         for step in steps
         if isinstance(step, Compute) and step.node.op == STATE
     )
+
+
+def rest_argument(name: str) -> str:
+    """Name of the argument that holds the value of a `REST` node between steps."""
+    return f"{name} at rest"
 
 
 def _constant_results(program: RankProgram, graph: Graph) -> set[str]:
@@ -167,7 +179,7 @@ def emit_pass(
     """
     program, rank = writer.program, writer.program.rank
     outside = writer.outside(steps) | (set(results) - writer.written(steps))
-    outside |= {*stored_values(steps)}
+    outside |= {*stored_values(steps), *writer.at_rest(steps)}
     constants = outside & {*program.constants, *program.literals}
     arguments = (*sorted(outside - constants), *writer.received(steps))
     for name in arguments:
@@ -210,6 +222,7 @@ class PassWriter:
         made_at: Number of the step that makes a value; -1 if it is an argument.
         pending: Task of each value that is added when it is read.
         sent: Names of what the pass returns for other ranks, beside its results.
+        keeps: As of `emit_rank`.
     """
 
     program: RankProgram
@@ -221,6 +234,16 @@ class PassWriter:
     made_at: dict[str, int] = field(default_factory=dict)
     pending: dict[str, Task] = field(default_factory=dict)
     sent: list[str] = field(default_factory=list)
+    keeps: bool = False
+
+    def at_rest(self, steps: Steps) -> Iterator[str]:
+        """Names of the arguments that hold values between steps, apart from stored ones."""
+        stored = {*stored_values(steps)}
+        for node in (step.node for step in steps if self.keeps and isinstance(step, Compute)):
+            if node.op == ALIAS and node.inputs[0] in stored:
+                stored.update(node.outputs)
+            elif node.op == REST and node.inputs[0] not in stored:
+                yield rest_argument(node.outputs[0])
 
     def received(self, steps: Steps) -> tuple[str, ...]:
         """Names of what the pass is called with from other ranks; here none."""
@@ -232,7 +255,7 @@ class PassWriter:
         if isinstance(step, Comm):
             return step.touched(self.program.rank)
         reads, writes = step.touched
-        return step.node.inputs[:1] if step.node.op == UPDATE else reads, writes
+        return step.node.inputs[:1] if step.node.op in UPDATES else reads, writes
 
     def written(self, steps: Steps) -> set[str]:
         """Local values that steps make."""
@@ -278,10 +301,10 @@ class PassWriter:
         """Add a node of the program, which is of a task."""
         if node.op == STATE:
             return
-        if self._is_late(node):
+        if self._is_late(node) or self._rests(node):
             self.known[node.outputs[0]] = lambda: self._late(node)
             self.pending[node.outputs[0]] = task
-        elif node.op in (*ALIASES, UPDATE):
+        elif node.op in (*ALIASES, *UPDATES, REST):
             self.known[node.outputs[0]] = self.known[node.inputs[0]]
             if node.inputs[0] in self.pending:
                 self.pending[node.outputs[0]] = self.pending[node.inputs[0]]
@@ -293,11 +316,25 @@ class PassWriter:
     def _is_late(self, node: Node) -> bool:
         """Whether a node only renames or reshapes a value that is on its way: no need to wait."""
         row = row_of(node)
-        views = row is not None and row.view and len(node.outputs) == 1
+        views = row is not None and (row.view or node.op == REST) and len(node.outputs) == 1
         return views and not isinstance(self.known[node.inputs[0]], fx.Node)
 
+    def _rests(self, node: Node) -> bool:
+        """Whether a node's value is held by an argument between steps."""
+        return node.op == REST and rest_argument(node.outputs[0]) in self.known
+
+    def _refreshed(self, node: Node) -> fx.Node:
+        """The argument that holds a value between steps, once the value has arrived in it."""
+        value = self.value(node.inputs[0])
+        if not self._rests(node):
+            return value
+        held = self.value(rest_argument(node.outputs[0]))
+        return self.graph.call_function(torch.ops.aten.copy_.default, (held, value))
+
     def _late(self, node: Node) -> fx.Node:
-        if node.op in (*ALIASES, UPDATE):
+        if node.op == REST:
+            return self._refreshed(node)
+        if node.op in (*ALIASES, *UPDATES):
             return self.value(node.inputs[0])
         self._call(node)
         return self.value(node.outputs[0])

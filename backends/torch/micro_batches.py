@@ -127,14 +127,6 @@ def micro_batch_sizes(arguments: Any, count: int) -> tuple[int, ...]:
     return (size,) * whole + ((rest,) if rest else ())
 
 
-def usual_counts(batch: int, devices: int) -> tuple[int, ...]:
-    """Numbers of micro-batches worth a try: about one, two and four for each device."""
-    divisors = [count for count in range(1, batch + 1) if batch % count == 0]
-    wanted = (devices, 2 * devices, 4 * devices)
-    nearest = (min(divisors, key=lambda n: (abs(n - count), n)) for count in wanted)
-    return tuple(sorted(set(nearest)))
-
-
 def part(arguments: Any, batch: int, rows: slice) -> Any:
     """The arguments of a call with some rows of its batch."""
 

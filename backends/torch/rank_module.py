@@ -26,6 +26,7 @@ from torch.distributed.tensor.experimental import register_sharding
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError, CommunicationError
+from partitioner.backends.regions import box_view
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.agreement import AgreedError, Agreement
 from partitioner.backends.torch.changes import (
@@ -45,10 +46,12 @@ from partitioner.backends.torch.shards import (
     is_first_holder,
     part_of,
     region_on,
+    region_within,
     total_norm,
 )
 from partitioner.backends.torch.sums import Sums, checksum, code
 from partitioner.ir.errors import PartitionerError
+from partitioner.ir.exchange import Region
 from partitioner.ir.layout import Placement, Sharding
 
 #: The graphs of a program, of a batch as a whole or of its micro-batches.
@@ -142,6 +145,7 @@ class RankModule(nn.Module):
         names = cut if listed is None else [*cut, listed.names[0]]
         meshes = torch_meshes([self._places[name].mesh for name in names], device)
         self._tensors: dict[str, Tensor] = {}
+        self._at_rest: dict[str, Tensor] = {}  # by value of the graph
         for entry in whole.stored:  # first names first: PyTorch lists those
             if self._holds(self.rank, entry):
                 _submodule(self, entry.names[0].split(".")[:-1])
@@ -193,9 +197,13 @@ class RankModule(nn.Module):
             return 0 if isinstance(source, Initialiser) else self._sum_of(source(entry.names[0]))
         whole = source(entry.names[0])
         word = self._sum_of(whole)
-        part = part_of(whole.detach(), region_on(place, self.rank)).to(self._device)
-        if part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
-            part = part.clone()
+        part = self._copy_of(whole, place)
+        home = self._whole.programs.homes.get(entry.rest)
+        if home is not None and home.placement != place:
+            held = self._copy_of(whole, home.placement)
+            self._at_rest[entry.rest] = held.detach()
+            view = _view_within(held, region_within(place, home.placement, self.rank))
+            part = part if view is None else view
         tensor = part
         if self._are_cut[entry.parameter]:
             tensor = DTensor.from_local(
@@ -217,6 +225,12 @@ class RankModule(nn.Module):
             else:
                 owner.register_buffer(leaf, tensor, persistent=name not in entry.hidden)
         return word
+
+    def _copy_of(self, whole: Tensor, place: Placement) -> Tensor:
+        """This rank's part of a whole value, in memory of its own."""
+        part = part_of(whole.detach(), region_on(place, self.rank)).to(self._device)
+        is_shared = part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+        return part.clone() if is_shared else part
 
     def _list_another(self, meshes: Mapping[Any, Any]) -> dict[str, nn.Parameter]:
         """List a parameter of other ranks if this one holds none; returns it by its first name.
@@ -354,6 +368,8 @@ class RankModule(nn.Module):
         with torch.inference_mode(False), torch.set_grad_enabled(grads):
             passes, values = self._begin(training, args, kwargs)
             shards = {name: _local(tensor) for name, tensor in self._tensors.items()}
+            # writing to these is no change of a parameter: the parts that are its own stay the same
+            shards |= {value: tensor.data for value, tensor in self._at_rest.items()}
             if passes.differentiates and grads:
                 trained = {n: t for n, t in self._tensors.items() if t.requires_grad}
                 names, tensors = tuple(trained), trained.values()
@@ -482,10 +498,30 @@ class RankModule(nn.Module):
         for name in names:
             tensor, gradient = self._tensors[name], gradients.get(name)
             if gradient is not None:
+                gradient = self._own_part(passes, name, gradient)
                 gradient = _strided_as(_local(tensor), gradient)
                 if isinstance(tensor, DTensor):
                     gradient = _sharded_as(tensor, gradient)
             yield gradient
+
+    def _own_part(self, passes: Passes, name: str, gradient: Tensor) -> Tensor:
+        """The part of a gradient that is of this rank's part of a parameter: a view, if it can be.
+
+        Raises:
+            BackendError: The plan gives this rank no such part.
+        """
+        if gradient.shape == _local(self._tensors[name]).shape:
+            return gradient
+        (value,) = (e.gradient for e in passes.whole.stored if e.names[0] == name)
+        place = passes.whole.programs.homes[value].placement
+        region = region_within(self._places[name], place, self.rank)
+        if region is None:
+            raise BackendError(
+                f"rank {self.rank}: the optimizer's state of {name} is of no part of the gradient "
+                "that it holds: compile with parallel='zero2'"
+            )
+        view = _view_within(gradient, region)
+        return part_of(gradient, region) if view is None else view
 
     def _agree_on_overflow(self, gradients: Sequence[Tensor | None], step: int) -> None:
         """Give each rank a gradient that is no number if any rank has one that is not finite.
@@ -666,6 +702,12 @@ def _sharded_as(tensor: DTensor, part: Tensor) -> DTensor:
         shape=tensor.shape,
         stride=tensor.stride(),
     )
+
+
+def _view_within(tensor: Tensor, region: Region | None) -> Tensor | None:
+    """A dense view of a region of a tensor; None if there is none."""
+    view = None if region is None else box_view(tensor, region)
+    return view if view is not None and view.is_contiguous() else None
 
 
 def _strided_as(shard: Tensor, gradient: Tensor) -> Tensor:

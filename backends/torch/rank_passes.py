@@ -15,7 +15,7 @@ from partitioner.backends.tensors import dtype_word, torch_dtype
 from partitioner.backends.torch.agreement import Agreement
 from partitioner.backends.torch.buffers import memory_of, without_views, write_buffers
 from partitioner.backends.torch.eager import eager
-from partitioner.backends.torch.emit import PassGraph, emit_rank
+from partitioner.backends.torch.emit import PassGraph, emit_rank, rest_argument
 from partitioner.backends.torch.faults import Roll, explained
 from partitioner.backends.torch.groups import group_ranks, register_named
 from partitioner.backends.torch.micro_batches import MicroBatches
@@ -46,6 +46,7 @@ class Stored:
         gradient: Graph output of its gradient; "" if it has none.
         written: Graph output of its next contents; "" if it is not written.
         hidden: Those of its names that are not in the module's `state_dict`.
+        rest: Name in the graph of the value as it lies between steps; "" if that is `value`.
     """
 
     value: str
@@ -58,6 +59,7 @@ class Stored:
     gradient: str = ""
     written: str = ""
     hidden: frozenset[str] = frozenset()
+    rest: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,16 @@ class Whole:
                 raise BackendError(f"{name} is stored as {places.get(name)}, not as {place}")
 
     def local_shards(self, shards: Mapping[str, Tensor]) -> Values:
-        """A rank's shards, which have first names, by local name."""
+        """A rank's shards, which have first names, and values at rest, by local name."""
         homes = self.programs.homes
         return {
             homes[entry.value].name: shards[entry.names[0]]
             for entry in self.stored
             if entry.value in homes and entry.names[0] in shards
+        } | {
+            rest_argument(homes[entry.rest].name): shards[entry.rest]
+            for entry in self.stored
+            if entry.rest in homes and entry.rest in shards
         }
 
 
@@ -128,7 +134,7 @@ class RankPasses:
         self.device = device
         self._roll = roll
         register_named(group_ranks(whole.programs))
-        self.graphs = emit_rank(whole.programs, rank, whole.graph, device)
+        self.graphs = emit_rank(whole.programs, rank, whole.graph, device, keeps=True)
         passes = {"forward": self.graphs.forward, "backward": self.graphs.backward}
         self._modules = {
             w: graph.module.to(device) for w, graph in passes.items() if graph is not None

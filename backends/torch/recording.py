@@ -19,8 +19,10 @@ from partitioner.backends.process_group import Group, clock_offset, timed, timed
 from partitioner.backends.torch.clocks import Clock, clock_of
 from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.optimizers import OPTIMIZERS
+from partitioner.backends.torch.shards import part_of
 from partitioner.backends.torch.timing import NAME, stored_part
 from partitioner.backends.torch.values import noted_tasks
+from partitioner.ir.exchange import Region
 
 c10d = torch.ops._c10d_functional
 Values = dict[str, Tensor]
@@ -115,12 +117,14 @@ class Update(NamedTuple):
         stored: Local name of the parameter.
         gradient: Local name of its gradient.
         cut: Whether any parameter of the plan is stored in parts: then all are DTensors.
+        part: The part of the gradient that is the parameter's, where the gradient has more.
     """
 
     node: str
     stored: str
     gradient: str
     cut: bool
+    part: Region | None = None
 
 
 class Training:
@@ -159,7 +163,7 @@ class Training:
         if self.optimizer is None:
             return
         for one, parameter in zip(self.updates, self.parameters, strict=True):
-            gradient = gradients[one.gradient]
+            gradient = part_of(gradients[one.gradient], one.part)
             parameter.grad = _like(parameter, gradient)
         self.optimizer.step()
         self.optimizer.zero_grad()

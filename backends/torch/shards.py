@@ -28,6 +28,19 @@ def part_of(whole: Tensor, region: Region | None) -> Tensor:
     return part.contiguous()
 
 
+def region_within(inner: Placement, outer: Placement, rank: int) -> Region | None:
+    """Where a rank's part of a placement lies in its part of another; None if it does not."""
+    region: list[tuple[tuple[int, int], ...]] = []
+    for of_inner, of_outer in zip(region_on(inner, rank), region_on(outer, rank), strict=True):
+        if len(of_outer) != 1:
+            return None
+        ((begin, size),) = of_outer
+        if any(not begin <= start <= start + length <= begin + size for start, length in of_inner):
+            return None
+        region.append(tuple((start - begin, length) for start, length in of_inner))
+    return tuple(region)
+
+
 def region_on(placement: Placement, rank: int) -> Region:
     """The region of a value that a rank of its placement holds."""
     return dict(placement.parts())[rank]

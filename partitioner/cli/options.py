@@ -251,7 +251,8 @@ def module_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parallel",
         metavar="KIND",
-        help="of --training: dp, zero1, zero2, zero3, tp, pp, or several joined by + (with --mesh)",
+        help="dp, tp, of modules also zero3 and pp, of --training also zero1 and zero2, or several "
+        "joined by + (with --mesh)",
     )
 
 
@@ -261,15 +262,16 @@ def pipeline_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--schedule",
         metavar="NAME|FILE",
-        help="of a module in stages: gpipe, 1f1b, interleaved, zb1, zbv, dualpipev, or a table "
+        help="of stages: forward, gpipe, 1f1b, interleaved, zb1, zbv, dualpipev, or a table "
         "(see partition schedule)",
     )
     add(
         "--micro-batches",
         type=micro_batches,
         metavar="M|auto",
-        help="of a module: run each batch in so many parts; auto: in as many as memory wants, even "
-        "if that changes results (default: if it does not)",
+        help="run each batch in so many parts; auto: of a module, in as many as memory wants, even "
+        "if that changes results (default: if it does not); of an ONNX model, in as many as are "
+        "fastest",
     )
 
 
@@ -321,9 +323,9 @@ def target_options(args: argparse.Namespace) -> TargetOptions:
 
 #: Options of only one of the two front ends.
 _OF_ONNX = ("dim", "shape", "annotate")
-_OF_MODULES = ("training", "optimizer", "parallel", "recompute", "schedule", "micro_batches")
+_OF_MODULES = ("training", "optimizer", "recompute")
 #: Of those, the ones of training alone.
-_OF_TRAINING = ("optimizer", "parallel", "recompute")
+_OF_TRAINING = ("optimizer", "recompute")
 
 
 def check_kind(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

@@ -142,6 +142,8 @@ def _write_annotated(result: Compiled, path: Path, _args: argparse.Namespace) ->
     from partitioner.annotations.write import annotate
 
     model = _onnx(result)
+    if model.part is not None:
+        raise PartitionerError("--annotate has no micro-batches, and the plan runs in them")
     annotated = annotate(model.traced, result.schedule, result.cluster, path, model_path=model.path)
     return tuple(annotated.lines())
 

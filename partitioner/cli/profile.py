@@ -56,7 +56,7 @@ def profile_command(argv: Sequence[str]) -> int:
     add("--mesh", type=mesh, metavar="dp=2,tp=2", help="mesh of intra plans (default: all)")
     shape_options(parser)
     training_options(parser)
-    parts = "of a module: measure one of so many micro-batches of the batch, for plans in stages"
+    parts = "measure one of so many micro-batches of the batch, for plans in micro-batches"
     add("--micro-batches", type=positive, metavar="M", help=parts)
     time_limit(parser, 120.0, "for the measurements")
     add("--json", action="store_true", help="print it as JSON")

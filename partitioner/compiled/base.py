@@ -118,6 +118,10 @@ class Model(ABC):
     def delivered(self) -> frozenset[str]:
         """Values of the graph that every rank delivers whole."""
 
+    def random_inputs(self, seed: int) -> Mapping[str, np.ndarray]:
+        """Valid random inputs of a request, by name."""
+        return random_inputs(self.graph, seed)
+
     @abstractmethod
     def write_request(self, folder: Path, final: Path) -> None:
         """Write `request.json` into `folder`, which will be moved to `final`."""
@@ -177,15 +181,15 @@ class Compiled(Planned):
         """The programs of the ranks.
 
         Raises:
-            ResultError: As `schedule`.
+            ResultError: There are more than `MOST_EXPLICIT` devices.
         """
+        check_explicit(self.cluster)
         count = len(self.cluster)
         return lower(self.graph, self.run_schedule, count, deliver_all=self.model.delivers_all)
 
     @cached_property
     def run_schedule(self) -> Schedule:
         """See `Planned.run_schedule`: a plan's cost leaves out the sends of results everywhere."""
-        check_explicit(self.cluster)
         results = self.model.delivered
         if not results:
             return self.schedule
@@ -283,8 +287,8 @@ class Compiled(Planned):
     ) -> Path:
         """Write the plan, the rank files, the timeline and the report; all of them or nothing.
 
-        On more than `MOST_EXPLICIT` devices only the plan and its summary are written, and the
-        summary's notes say so.
+        On more than `MOST_EXPLICIT` devices rank files are left out, and the summary's notes say
+        so.
 
         Args:
             directory: Folder to make.
@@ -306,8 +310,6 @@ class Compiled(Planned):
                 json.dumps(summary, indent=1, allow_nan=False) + "\n"
             )
             self.model.write_request(folder, target)
-            if len(self.cluster) > MOST_EXPLICIT:
-                return
             if self.measured is not None:
                 (folder / FILE).write_text(self.measured.to_json(), encoding="utf-8")
             timeline = simulate(self.schedule)
@@ -316,7 +318,7 @@ class Compiled(Planned):
             if progress is not None:
                 progress("drawing the report")
             (folder / "report.html").write_text(self._page(), encoding="utf-8")
-            if not plan_only:
+            if not plan_only and len(self.cluster) <= MOST_EXPLICIT:
                 self.ranks.write(folder)
 
         replace_directory(target, write, force=force, ours=is_written)
@@ -364,7 +366,7 @@ class Compiled(Planned):
         Raises:
             BackendError: An input is wrong, or a rank failed.
         """
-        arrays = random_inputs(self.graph, seed) if inputs is None else inputs
+        arrays = self.model.random_inputs(seed) if inputs is None else inputs
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
             folder = Path(name)
             self.ranks.write(folder)

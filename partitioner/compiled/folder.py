@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from partitioner.files import ResultError
+from partitioner.frontends.torch.options import AtRest
 from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan, trial_of
 
 SOURCE_VERSION = 1
@@ -64,6 +65,7 @@ class ModuleRequest:
         call: The example inputs in words, as `Signature.described` gives them.
         training: Whether the backward pass was planned too.
         optimizer: The optimizer whose memory was counted.
+        at_rest: As of `ModuleOptions`.
     """
 
     file: Path | None
@@ -73,6 +75,7 @@ class ModuleRequest:
     call: str
     training: bool
     optimizer: str
+    at_rest: AtRest
 
     def write(self, folder: Path, final: Path) -> None:
         """Write `request.json` into `folder`, which will be moved to `final`."""
@@ -105,6 +108,7 @@ def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
         return _onnx_request(folder, data)
     if kind != "module":
         raise ResultError(f"{folder}: request.json has kind = {_shown(kind)}")
+    data = {"at_rest": "", **data}  # older folders have no such field
     _check_fields(folder, "request.json", data, _MODULE)
     return ModuleRequest(
         _path(folder, data["file"]),
@@ -114,6 +118,7 @@ def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
         data["call"],
         data["training"],
         data["optimizer"],
+        data["at_rest"],
     )
 
 
@@ -251,6 +256,7 @@ _REQUEST: Mapping[str, Check] = {
 _MODULE: Mapping[str, Check] = {
     **dict.fromkeys(("file", "factory", "folder", "graph_digest", "call", "optimizer"), _is_text),
     "training": lambda value: type(value) is bool,
+    "at_rest": _one_of("", "zero1", "zero2", "zero3"),
 }
 _SUMMARY: Mapping[str, Check] = {
     "objective": _one_of(*OBJECTIVES),

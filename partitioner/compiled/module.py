@@ -98,6 +98,7 @@ class ModuleModel(Model):
             self.module.signature.traced,
             options.training,
             options.optimizer,
+            options.at_rest,
         ).write(folder, final)
 
     def emit(self, programs: Programs, plan: Plan) -> ModuleRanks:
@@ -289,16 +290,22 @@ class ModuleRanks(Ranks):
 
     def _updates(self, rank: int) -> list[Update]:
         from partitioner.backends.torch.recording import Update
+        from partitioner.backends.torch.shards import region_within
 
         traced, is_cut = self.module.traced, self._stores_parts
-        homes, producers = self.programs.homes, self.module.graph.producers
+        homes, graph = self.programs.homes, self.module.graph
         results = {output.whole: output.value for output in self.programs.ranks[rank].outputs}
         updates = []
         for name, gradient in traced.gradients.items():
             home = homes[traced.stored[name]]
             if rank in home.placement.mesh.devices:
-                node = producers[gradient].name
-                updates.append(Update(node, home.name, results[gradient], is_cut))
+                steps = (n for n in graph.consumers[gradient] if "optimizer" in n.attrs)
+                node = next(steps, graph.producers[gradient]).name
+                whole = homes[gradient].placement
+                part = None
+                if whole.sharding != home.placement.sharding:
+                    part = region_within(home.placement, whole, rank)
+                updates.append(Update(node, home.name, results[gradient], is_cut, part))
         return updates
 
 
@@ -602,6 +609,7 @@ class ModuleProgram(Compiled):
                 gradient=traced.gradients.get(of, ""),
                 written=traced.written.get(of, ""),
                 hidden=frozenset(names[of]) - captured.persistent,
+                rest=traced.rests.get(of, ""),
             )
             for of in names
             if of in traced.stored or (self.training and of in captured.persistent)

@@ -7,10 +7,10 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -19,11 +19,14 @@ from partitioner.compiled.base import Model, Ranks, origin
 from partitioner.compiled.folder import OnnxRequest
 from partitioner.compiled.rank_files import OnnxFiles
 from partitioner.frontends.inputs import random_inputs
+from partitioner.frontends.onnx.fold import draws
 from partitioner.frontends.onnx.load import Traced
 from partitioner.ir.checks import is_a
+from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
+from partitioner.strategies.micro_batch_graph import MicroBatch, micro_batch_graph
 from partitioner.verify.compare import Verification
 from partitioner.verify.onnx_model import verify
 
@@ -46,6 +49,7 @@ class OnnxModel(Model):
         proto: The model in memory; None if it has a file.
         dims: Sizes of symbolic dims, by symbol.
         shapes: Shapes of inputs, by name.
+        part: The part of a request that is planned, if it runs in micro-batches.
     """
 
     traced: Traced
@@ -53,6 +57,7 @@ class OnnxModel(Model):
     proto: onnx.ModelProto | None
     dims: Mapping[str, int]
     shapes: Mapping[str, tuple[int, ...]]
+    part: MicroBatch | None = None
     files = OnnxFiles
     delivers_all = False
 
@@ -70,10 +75,24 @@ class OnnxModel(Model):
             return cls(traced, path.parent.resolve() / path.name, None, dims, shapes)
         return cls(traced, None, model, dims, shapes)
 
+    def in_micro_batches(self, count: int) -> Self:
+        """The model whose requests run in so many micro-batches.
+
+        Raises:
+            OptionError: As `micro_batch_graph`, or the model draws random numbers.
+        """
+        for node in self.traced.graph.nodes:
+            if draws(node.op):
+                raise OptionError(
+                    f"micro_batches={count}: {node.name!r} ({node.op}) draws random numbers, which "
+                    "would be others: leave micro_batches out"
+                )
+        return replace(self, part=micro_batch_graph(self.traced.graph, count))
+
     @property
     def graph(self) -> Graph:
-        """The traced graph."""
-        return self.traced.graph
+        """The graph that is planned: the traced one, or that of a micro-batch."""
+        return self.traced.graph if self.part is None else self.part.graph
 
     @property
     def name(self) -> str:
@@ -105,11 +124,15 @@ class OnnxModel(Model):
 
     def emit(self, programs: Programs, plan: Plan) -> OnnxRanks:
         """See `Model.emit`; the files are written on first use."""
-        return OnnxRanks(self.traced, programs, plan=plan)
+        return OnnxRanks(self.traced, self.part, programs, plan=plan)
 
     def read(self, programs: Programs, folder: Path) -> OnnxRanks:
         """See `Model.read`."""
-        return OnnxRanks(self.traced, programs, read_from=folder)
+        return OnnxRanks(self.traced, self.part, programs, read_from=folder)
+
+    def random_inputs(self, seed: int) -> Mapping[str, np.ndarray]:
+        """See `Model.random_inputs`: of the whole batch."""
+        return random_inputs(self.traced.graph, seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,12 +144,14 @@ class OnnxRanks(Ranks):
 
     Attributes:
         traced: The whole model.
+        part: The part of a request that the programs run, if it is in micro-batches.
         programs: The programs of the ranks.
         plan: The plan of the programs; None if the ranks were read from files.
         read_from: Folder of the files that were read; None if the ranks were emitted.
     """
 
     traced: Traced
+    part: MicroBatch | None
     programs: Programs
     plan: Plan | None = None
     read_from: Path | None = None
@@ -136,7 +161,7 @@ class OnnxRanks(Ranks):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies, pickled ones too, open sessions of their own."""
-        return type(self), (self.traced, self.programs, self.plan, self.read_from)
+        return type(self), (self.traced, self.part, self.programs, self.plan, self.read_from)
 
     @cached_property
     def folder(self) -> Path:
@@ -153,7 +178,9 @@ class OnnxRanks(Ranks):
         from partitioner.backends.onnx.loadable import check_loadable
 
         assert self.plan is not None
-        emit(self.programs, self.traced.graph, folder, origin(self.plan, self.traced.graph))
+        graph = self.traced.graph if self.part is None else self.part.graph
+        parts = None if self.part is None else self.part.parts
+        emit(self.programs, graph, folder, origin(self.plan, graph), parts)
         check_loadable(folder, len(self.programs.ranks), self.traced.whole)
 
     def write(self, folder: Path) -> None:
@@ -200,7 +227,7 @@ class OnnxRanks(Ranks):
 
     def verify(self, seed: int) -> Verification:
         """See `Ranks.verify`."""
-        return verify(self.traced, self.programs, self.folder, seed)
+        return verify(self.traced, self.programs, self.folder, seed, self.part)
 
 
 def _state(folder: Path) -> _State:

@@ -22,15 +22,14 @@ from partitioner.compiled.onnx_model import OnnxModel
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.files import ResultError
-from partitioner.frontends.inputs import random_inputs
-from partitioner.frontends.onnx.load import Traced, load_onnx
+from partitioner.frontends.onnx.load import load_onnx
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Certificate, Plan
 from partitioner.report.measured import FILE, Measured
-from partitioner.report.planned import check_explicit
+from partitioner.search.limits import MOST_EXPLICIT
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,8 +77,7 @@ def load(
         return ModuleProgram.of(model, **_stored_plan(folder, model.graph))
     if module is not None:
         raise ResultError(f"{folder} is of an ONNX model, which it finds itself: give no module")
-    trace = _load_onnx(folder, request)
-    onnx_model = OnnxModel(trace, request.model, None, request.dims, request.shapes)
+    onnx_model = _load_onnx(folder, request)
     return Compiled.of(onnx_model, **_stored_plan(folder, onnx_model.graph))
 
 
@@ -95,17 +93,25 @@ def draw_inputs(folder: Path, seed: int) -> Mapping[str, np.ndarray]:
         from partitioner.verify.module import random_inputs as module_inputs
 
         return module_inputs(_load_module(folder, request).module, seed)
-    return random_inputs(_load_onnx(folder, request).graph, seed)
+    return _load_onnx(folder, request).random_inputs(seed)
 
 
-def _load_onnx(folder: Path, request: OnnxRequest) -> Traced:
+def _load_onnx(folder: Path, request: OnnxRequest) -> OnnxModel:
     model = request.model
     if not model.is_file():
         raise ResultError(f"{folder}: its model {model} is gone; move it back or partition again")
     traced = load_onnx(model, request.dims, request.shapes, plan_only=True)
-    if traced.graph.digest != request.graph_digest:
-        raise ResultError(f"{folder}: its model {model} has changed since; partition it again")
-    return traced
+    onnx_model = OnnxModel(traced, model, None, request.dims, request.shapes)
+    pipeline = load_plan(folder).pipeline
+    changed = ResultError(f"{folder}: its model {model} has changed since; partition it again")
+    if pipeline is not None:
+        try:
+            onnx_model = onnx_model.in_micro_batches(pipeline.micro_batches)
+        except OptionError:  # another batch, or other nodes
+            raise changed from None
+    if onnx_model.graph.digest != request.graph_digest:
+        raise changed
+    return onnx_model
 
 
 def _load_module(
@@ -120,7 +126,8 @@ def _load_module(
 
     source = ModuleSource(request.file, request.factory, request.folder)
     opened, example = _open(folder, source, module, example_inputs)
-    plan, options = load_plan(folder), ModuleOptions(request.training, request.optimizer)
+    plan = load_plan(folder)
+    options = ModuleOptions(request.training, request.optimizer, request.at_rest)
     traced = (
         trace_module(opened, example, options)
         if plan.pipeline is None
@@ -186,10 +193,9 @@ def _stored_plan(folder: Path, graph: Graph) -> dict[str, Any]:
     """
     plan = load_plan(folder)
     cluster = Cluster.from_data(plan.cluster)
-    check_explicit(cluster)
     evaluation = evaluate(graph, plan, cluster)
     summary = load_summary(folder)
-    stale = tuple(_stale(folder, plan.certificate, evaluation))
+    stale = tuple(_stale(folder, plan.certificate, evaluation, cluster))
     measured, why_left_out = _measured(folder, plan)
     return {
         "cluster": cluster,
@@ -202,12 +208,18 @@ def _stored_plan(folder: Path, graph: Graph) -> dict[str, Any]:
     }
 
 
-def _stale(folder: Path, cert: Certificate | None, evaluation: Evaluation) -> Iterator[str]:
-    """A warning if the plan's cost is not the one that its certificate states."""
+def _stale(
+    folder: Path, cert: Certificate | None, evaluation: Evaluation, cluster: Cluster
+) -> Iterator[str]:
+    """A warning if the plan's cost is not the one that its certificate states.
+
+    Of more than `MOST_EXPLICIT` devices the certificate's cost is an upper estimate.
+    """
     if cert is None:
         return
     cost = evaluation.cost(cert.objective)
-    if not math.isclose(cost, cert.cost, rel_tol=COST_TOLERANCE):
+    estimated = len(cluster) > MOST_EXPLICIT and cert.bound <= cost <= cert.cost
+    if not estimated and not math.isclose(cost, cert.cost, rel_tol=COST_TOLERANCE):
         yield (
             f"{folder}: the certificate in plan.json is left out: it says {cert.objective} cost "
             f"{cert.cost:.6g}, but the plan costs {cost:.6g}; it was edited, or made by another "

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from partitioner.files import ResultError
 from partitioner.frontends.torch.micro_batches import trace_micro_batch
-from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.trace import TracedModule, trace_module
 from partitioner.ir.errors import IRError
@@ -82,7 +81,7 @@ def variant(
     compiled = program.model.module
     compiled.check_unchanged(modes=False)
     compiled.signature.check_floats(args, kwargs)
-    options = ModuleOptions(training, compiled.options.optimizer)
+    options = replace(compiled.options, training=training)
     evaluation = program.training and not training
     keep = frozenset(entry.names[0] for entry in program.stored)
     micro = None if evaluation else compiled.micro

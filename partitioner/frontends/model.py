@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partitioner.frontends.onnx.load import Traced, load_onnx
-from partitioner.frontends.torch.options import ModuleOptions
+from partitioner.frontends.torch.options import AtRest, ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
@@ -125,30 +125,21 @@ class ModuleInput:
 
         return trace_micro_batch(self.module, self.example, self.options, count)
 
-    def micro_batch_counts(self, asked: int | None, devices: int) -> tuple[int, ...]:
-        """The numbers of micro-batches to try: that asked for, or some that divide the batch.
-
-        Raises:
-            BackendError: The batch cannot be cut into as many as asked for.
-        """
-        from partitioner.backends.torch.micro_batches import usual_counts
-
-        if asked is None:
-            return usual_counts(self._batch(1), devices)
-        self._batch(asked)
-        return (asked,)
-
     def even_counts(self) -> tuple[int, ...]:
         """All numbers of equal micro-batches, ascending, from 2 on.
 
         Raises:
             BackendError: There is no batch.
         """
-        batch = self._batch(1)
+        batch = self.batch_size()
         return tuple(count for count in range(2, batch + 1) if batch % count == 0)
 
-    def _batch(self, count: int) -> int:
-        """Samples of the example inputs, which are to be cut into so many micro-batches."""
+    def batch_size(self, count: int = 1) -> int:
+        """Samples of the example inputs, which are to be cut into so many micro-batches.
+
+        Raises:
+            BackendError: They cannot be.
+        """
         from partitioner.backends.torch.micro_batches import micro_batch_sizes
 
         return sum(micro_batch_sizes((self.example.args, dict(self.example.kwargs)), count))
@@ -178,21 +169,54 @@ def open_model(
     if opened is None:
         of_modules = {
             "training": training,
-            "parallel": parallel,
             "recompute": recompute is True,
             "example_inputs": example_inputs is not None,
         }
         for name in (name for name, value in of_modules.items() if value):
             raise OptionError(f"{name} is for PyTorch modules; the model is {_described(model)}")
+        _check_parallel(parallel, " of an ONNX model", _NOT_OF_ONNX)
         return OnnxInput(model, dims or {}, shapes or {}, plan_only)
     if dims or shapes:
         raise OptionError("dims and shapes are for ONNX models: give example inputs instead")
-    module_input = ModuleInput(*opened, ModuleOptions(training, optimizer))
+    options = ModuleOptions(training, optimizer, at_rest=_at_rest(parallel, training=training))
+    module_input = ModuleInput(*opened, options)
     if recompute is True and not training:
         raise OptionError("recompute is for training: inference keeps nothing")
-    if parallel is not None and not training:
-        raise OptionError("parallel is for training; give constraints for inference")
+    if not training:
+        _check_parallel(parallel, " in inference", _NOT_OF_INFERENCE)
     return module_input
+
+
+def _at_rest(parallel: str | None, *, training: bool) -> AtRest:
+    """The kind of parallelism that changes what a module stores, see `ModuleOptions.at_rest`.
+
+    Joined with another kind, parameters and gradients are kept in parts: a part that two axes cut
+    is not always a part of what one of them cuts.
+    """
+    words = (parallel or "").split("+")
+    if not training:
+        return "zero3" if "zero3" in words else ""
+    if len(words) > 1:
+        return ""
+    return "zero1" if parallel == "zero1" else "zero2" if parallel == "zero2" else ""
+
+
+#: Kinds of parallelism that some models do not have, and why.
+_NOT_OF_INFERENCE = {
+    "zero1": "it cuts optimizer state, and there is none: give dp or zero3",
+    "zero2": "it cuts gradients and optimizer state, and there are none: give dp or zero3",
+}
+_NOT_OF_ONNX = {
+    **dict.fromkeys(_NOT_OF_INFERENCE, "it cuts what training keeps: give dp or tp"),
+    "zero3": "a rank's file holds weights as its operators read them: give dp or tp",
+}
+
+
+def _check_parallel(parallel: str | None, where: str, reasons: Mapping[str, str]) -> None:
+    """Refuse kinds of parallelism that a model does not have, for these reasons."""
+    for word in (parallel or "").split("+"):
+        if word in reasons:
+            raise OptionError(f"parallel {word!r}{where}: {reasons[word]}")
 
 
 def _open_module(model: Any, example_inputs: Any) -> tuple[nn.Module, Example, ModuleSource] | None:

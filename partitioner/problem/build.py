@@ -249,7 +249,7 @@ class _Builder:
             if row is not None and row.stored:
                 dtype = self.graph.types[value].dtype
                 parts = self._bytes(value, at, resident=True)
-                stored = tuple(stored_bytes(node, dtype, nbytes) for nbytes in parts)
+                stored = tuple(stored_bytes(node, dtype, nbytes, at.sharding) for nbytes in parts)
                 yield self._item(self._key(value, at), stored, 0, last)
             else:
                 end = max(first, self._last_uses[value])

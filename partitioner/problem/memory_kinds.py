@@ -120,7 +120,8 @@ class Kinds:
         extra = node.attrs.get("state_bytes", 0) if node is not None else 0
         assert isinstance(extra, int)
         bits = DTYPE_BITS[self.graph.types[value].dtype]
-        itself = nbytes * bits // (bits + 8 * extra)
+        apart = node is not None and bool(node.attrs.get("apart"))  # columns count as state here
+        itself = 0 if apart else nbytes * bits // (bits + 8 * extra)
         return {
             _PARAMETERS if self.graph.backward else _WEIGHTS: itself,
             _STATE: nbytes - itself,

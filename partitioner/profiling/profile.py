@@ -34,6 +34,7 @@ from partitioner.profiling.measure import Timing
 from partitioner.profiling.whole import whole_seconds
 from partitioner.profiling.work import RUNNER, Item, Program, Work, leave_work, read_status
 from partitioner.search.request import Say, silent
+from partitioner.strategies.micro_batch_graph import micro_batch_graph
 from partitioner.strategies.spaces import check_space
 
 if TYPE_CHECKING:
@@ -138,8 +139,8 @@ def profile(
 
             profile: File of the profile; default: `profile.sqlite` in the user's cache folder.
 
-            micro_batches: Of a module: measure what one of so many micro-batches of the example
-            inputs runs, for plans in stages; default: the batch as a whole.
+            micro_batches: Measure what one of so many micro-batches of the batch runs, for plans
+            in micro-batches; default: the batch as a whole.
 
     Raises:
         PartitionerError: The model is wrong, the cluster's devices have no profile, the file is no
@@ -192,16 +193,16 @@ def _graph(opened: OnnxInput | ModuleInput, micro_batches: int | None) -> Graph:
     """The graph to measure: of the whole batch, or of one micro-batch.
 
     Raises:
-        OptionError: Micro-batches of an ONNX model are asked for, or less than one.
+        OptionError: Less than one micro-batch is asked for, or an ONNX model has no such ones.
         BackendError: The batch cannot be cut into as many.
         FrontendError: The module cannot be traced.
     """
     if micro_batches is None:
         return opened.graph
-    if isinstance(opened, OnnxInput):
-        raise OptionError("micro_batches is for PyTorch modules: an ONNX model has none")
     if not is_whole(micro_batches) or micro_batches < 1:
         raise OptionError(f"micro_batches is {micro_batches!r}, not a number of at least 1")
+    if isinstance(opened, OnnxInput):
+        return micro_batch_graph(opened.graph, micro_batches).graph
     return opened.in_micro_batches(micro_batches).graph
 
 

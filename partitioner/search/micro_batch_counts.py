@@ -18,6 +18,14 @@ from partitioner.strategies.constraints import ConstraintError
 Graphs = Callable[[int], Iterable[Graph]]
 
 
+def usual_counts(batch: int, devices: int) -> tuple[int, ...]:
+    """Numbers of micro-batches worth a try: about one, two and four for each device."""
+    divisors = [count for count in range(1, batch + 1) if batch % count == 0]
+    wanted = (devices, 2 * devices, 4 * devices)
+    nearest = (min(divisors, key=lambda n: (abs(n - count), n)) for count in wanted)
+    return tuple(sorted(set(nearest)))
+
+
 @dataclass
 class CountSearch:
     """Plans of a step by the number of its micro-batches.

@@ -16,12 +16,12 @@ from partitioner.ir.plan import OBJECTIVES
 from partitioner.solver import Objective
 from partitioner.solver.milp.engines import HIGHS, Engine, find
 from partitioner.solver.work import STEPS_PER_S, Work
+from partitioner.strategies.batch import batch_of
 from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.parallel import (
     DATA,
     PIPELINE,
     TENSOR,
-    batch_inputs,
     parallel_constraints,
     parallel_mesh,
 )
@@ -123,7 +123,9 @@ class Request:
                 f"micro_batches is {count!r}, not 'auto' or a whole number of at least 1"
             )
         if self.is_pipelined and self.objective == "memory":
-            raise SearchError("pipelines are planned for throughput: leave out objective memory")
+            raise SearchError(
+                "pipelines are planned for throughput or latency: leave out objective memory"
+            )
         if self.micro_batches == "auto" and not (self.is_pipelined or self.may_run_in_parts):
             raise SearchError(
                 "micro_batches 'auto' is for plans on one mesh, for throughput or latency: leave "
@@ -213,11 +215,14 @@ class Request:
         return replace(self, mesh=parallel_mesh(self.parallel, devices, self.mesh))
 
     def on(self, graph: Graph) -> Request:
-        """The request with `parallel` as constraints on a graph; called after `over`."""
+        """The request with `parallel` as constraints on a graph; called after `over`.
+
+        Raises:
+            ConstraintError: `parallel` cuts the batch, and there is none, or it is too small.
+        """
         if self.parallel is None or self.mesh is None:
             return self
-        batch = batch_inputs(graph)
-        pins = parallel_constraints(self.parallel, graph, batch, self.mesh)
+        pins = parallel_constraints(self.parallel, graph, batch_of(graph), self.mesh)
         merged = Constraints((*self.constraints.pins, *pins.pins), self.constraints.plan, pins.busy)
         return replace(self, constraints=merged)
 

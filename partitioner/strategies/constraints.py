@@ -23,7 +23,7 @@ lists to the decision it has there.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from glob import escape
@@ -74,12 +74,13 @@ class Pin:
 class Constraints:
     """Pins, the plan whose decisions (of all nodes or some) are kept, and nodes to be cut.
 
-    `busy` has, by mesh axis, nodes that are cut over the axis if any of their strategies is.
+    `busy` has, by mesh axis, nodes that are cut over the axis if any of their strategies is: along
+    the factors named or, if none of their strategies is or none are named, along any.
     """
 
     pins: tuple[Pin, ...] = ()
     plan: Plan | None = None
-    busy: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    busy: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict)
 
     @property
     def bound(self) -> bool:
@@ -209,7 +210,8 @@ class Constraints:
                 kept = tuple(placed for placed in kept if _honours(pin, node, placed))
         for axis, nodes in self.busy.items():
             if node.name in nodes:
-                kept = tuple(placed for placed in kept if _uses(placed, axis)) or kept
+                along = tuple(p for p in kept if _uses(p, axis, nodes[node.name]))
+                kept = along or tuple(p for p in kept if _uses(p, axis, p.layouts)) or kept
         return kept
 
     def blame(self, node: Node, candidates: Sequence[PlacedNode]) -> str:
@@ -292,8 +294,9 @@ def _honours(pin: Pin, node: Node, placed: PlacedNode) -> bool:
     return all(_fits(pin, at.sharding) for value, at in sides if value == pin.tensor)
 
 
-def _uses(placed: PlacedNode, axis: str) -> bool:
-    return any(axis in layout.axes for layout in placed.layouts.values())
+def _uses(placed: PlacedNode, axis: str, factors: Container[str]) -> bool:
+    """Whether a node is cut over an axis along one of these factors."""
+    return any(axis in at.axes for name, at in placed.layouts.items() if name in factors)
 
 
 def _fits(pin: Pin, sharding: Sharding) -> bool:

@@ -21,7 +21,8 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.rule import PENDING, PENDING_SIZE, FactorKind, Rule
 
-_AXIS = "micro"
+#: The axis of the mesh whose devices are the micro-batches.
+AXIS = "micro"
 #: Attributes that follow from the sizes of results, or say how they lie in memory.
 _SIZES = frozenset(
     {"size", "end", "length", "split_size", "split_sizes", "stride", "memory_format"}
@@ -60,7 +61,7 @@ class _Value(NamedTuple):
         return bool(self.sharding.partial)
 
 
-class _CombinesError(Exception):
+class CombinesError(Exception):
     """A node does not take its operands as they lie."""
 
 
@@ -114,11 +115,11 @@ class _Proof:
     @cached_property
     def mesh(self) -> DeviceMesh:
         """The micro-batches, as devices."""
-        return DeviceMesh.line(self.count, _AXIS)
+        return DeviceMesh.line(self.count, AXIS)
 
     def _cut(self, shape: Sequence[int], dim: int) -> Sharding:
         whole = [DimLayout.whole(size) for size in shape]
-        whole[dim] = DimLayout.even(shape[dim], (_AXIS,), self.mesh)
+        whole[dim] = DimLayout.even(shape[dim], (AXIS,), self.mesh)
         return Sharding(tuple(whole))
 
     def _because(self, kind: str, reason: str) -> None:
@@ -137,7 +138,7 @@ class _Proof:
             return unknown
         try:
             results = self._laid_out(node)
-        except (LayoutError, _CombinesError):
+        except (LayoutError, CombinesError):
             self._because("combines", f"{node.name} combines the samples of a batch")
             return unknown
         sizes = all(
@@ -151,7 +152,7 @@ class _Proof:
 
     def _has_size(self, name: str, value: _Value) -> bool:
         """Whether the result of a micro-batch has the size of a part of the whole one."""
-        local = value.sharding.local_shape(self.mesh, {_AXIS: 0})
+        local = value.sharding.local_shape(self.mesh, {AXIS: 0})
         return name in self.part.types and local == self.part.types[name].shape
 
     def _reads_same_numbers(self, node: Node) -> bool:
@@ -168,7 +169,7 @@ class _Proof:
         """The results of a node that takes its operands as they lie.
 
         Raises:
-            LayoutError, _CombinesError: It does not.
+            LayoutError, CombinesError: It does not.
         """
         operands = [self.values[value] if value else None for value in node.inputs]
         read = [value for value in map(self.values.get, node.reads) if value is not None]
@@ -176,12 +177,12 @@ class _Proof:
             return [self._same(node, name) for name in node.outputs]
         rule, captured = self.rules.get(node.name), map(self.values.get, node.captures)
         if not isinstance(rule, Rule) or any(v is not None and v.sharding.axes for v in captured):
-            raise _CombinesError
+            raise CombinesError
         scale = self._scale(node)
         if any(value.is_pending for value in read):
             return self._pending(node, rule, operands, scale)
         if scale != 1.0:
-            raise _CombinesError
+            raise CombinesError
         return self._by_samples(node, rule, operands)
 
     def _by_samples(
@@ -190,19 +191,15 @@ class _Proof:
         """The results of a node whose operands are cut by samples, or whole.
 
         Raises:
-            LayoutError, _CombinesError: It does not take them so.
+            LayoutError, CombinesError: It does not take them so.
         """
-        layouts: dict[str, DimLayout] = {}
-        for dims, value in zip(rule.operands, operands, strict=True):
-            for expr, layout in zip(dims or (), value.sharding.dims if value else (), strict=False):
-                cut = rule.factor_layouts(expr, layout, self.mesh) if layout.axes else {}
-                if cut is None or any(layouts.setdefault(*one) != one[1] for one in cut.items()):
-                    raise _CombinesError
+        lie = [None if value is None else value.sharding for value in operands]
+        layouts = cut_factors(rule, lie, self.mesh)
         ins, outs = rule.shardings(layouts, self.mesh)
         if any(v is not None and v.sharding != at for v, at in zip(operands, ins, strict=True)):
-            raise _CombinesError
+            raise CombinesError
         if any(how != "sum" for at in outs for _, how in at.partial):
-            raise _CombinesError
+            raise CombinesError
         share = 1 / self.count if _averages(node) else 1.0
         return [
             _Value(at, share) if name else None for name, at in zip(node.outputs, outs, strict=True)
@@ -237,9 +234,9 @@ class _Proof:
         if ours == theirs:
             return 1.0
         if not (isinstance(ours, int | float) and isinstance(theirs, int | float)):
-            raise _CombinesError
+            raise CombinesError
         if not (ours and theirs):
-            raise _CombinesError
+            raise CombinesError
         return ours / theirs if scales == "times" else theirs / ours
 
     def _pending(
@@ -248,26 +245,26 @@ class _Proof:
         """The results of a node that reads pending sums.
 
         Raises:
-            LayoutError, _CombinesError: It is not linear in them.
+            LayoutError, CombinesError: It is not linear in them.
         """
         pending = [value for value in operands if value is not None and value.is_pending]
         shares = [value.share for value in pending]
         share = shares[0]
         if not all(math.isclose(share, other) for other in shares):
-            raise _CombinesError
+            raise CombinesError
         if _scales(node) == "over" and len(pending) == 2 and self._is_count(node.inputs[1]):
             self.counts = True
             return [_Value(pending[0].sharding, 1 / self.count)]
         if PENDING not in rule.factors:
-            raise _CombinesError
-        cut = DimLayout.even(PENDING_SIZE, (_AXIS,), self.mesh)
+            raise CombinesError
+        cut = DimLayout.even(PENDING_SIZE, (AXIS,), self.mesh)
         ins, outs = rule.shardings({PENDING: cut}, self.mesh)
         is_mean = math.isclose(share * self.count, 1.0)
         for value, at in zip(operands, ins, strict=True):
             # What all micro-batches have alike is the mean of itself, and no part of a sum.
             is_alike = is_mean and value is not None and value.sharding.is_replicated
             if value is not None and value.sharding != at and not is_alike:
-                raise _CombinesError
+                raise CombinesError
         return [
             _Value(at, share * scale) if name else None
             for name, at in zip(node.outputs, outs, strict=True)
@@ -305,3 +302,25 @@ def _averages(node: Node) -> bool:
     """Whether a node divides its sum by the number of the terms."""
     row = row_of(node)
     return row is not None and row.averages
+
+
+def cut_factors(
+    rule: Rule, operands: Sequence[Sharding | None], mesh: DeviceMesh
+) -> Mapping[str, DimLayout]:
+    """The layouts of a node's factors that its operands' cut dims ask for.
+
+    Args:
+        rule: The rule of the node.
+        operands: How its operands lie; None where one is absent.
+        mesh: The micro-batches, as devices.
+
+    Raises:
+        CombinesError: Operands ask for different ones, or for one that no factor has.
+    """
+    layouts: dict[str, DimLayout] = {}
+    for dims, sharding in zip(rule.operands, operands, strict=True):
+        for expr, layout in zip(dims or (), sharding.dims if sharding else (), strict=False):
+            cut = rule.factor_layouts(expr, layout, mesh) if layout.axes else {}
+            if cut is None or any(layouts.setdefault(*one) != one[1] for one in cut.items()):
+                raise CombinesError
+    return layouts

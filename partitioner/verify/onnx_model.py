@@ -16,7 +16,8 @@ import numpy as np
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import Traced
 from partitioner.ir.program import Programs
-from partitioner.verify.compare import Verification, check_memory, compare
+from partitioner.strategies.micro_batch_graph import MicroBatch
+from partitioner.verify.compare import FirstDifference, Verification, check_memory, compare
 from partitioner.verify.first_difference import Run, Side, first_difference, uncut_programs
 
 if TYPE_CHECKING:
@@ -27,7 +28,13 @@ if TYPE_CHECKING:
 _EXACT = "disable"
 
 
-def verify(traced: Traced, programs: Programs, directory: Path, seed: int = 0) -> Verification:
+def verify(
+    traced: Traced,
+    programs: Programs,
+    directory: Path,
+    seed: int = 0,
+    part: MicroBatch | None = None,
+) -> Verification:
     """Compare all ranks with the whole model.
 
     Args:
@@ -35,6 +42,7 @@ def verify(traced: Traced, programs: Programs, directory: Path, seed: int = 0) -
         programs: The ranks' programs, which name their values.
         directory: Folder of the rank files.
         seed: Seed of the random inputs, which are valid (indices within their tables).
+        part: The part of a request that the programs run, if it is in micro-batches.
 
     Raises:
         VerificationError: Both sides together would not fit this machine's free memory.
@@ -54,19 +62,57 @@ def verify(traced: Traced, programs: Programs, directory: Path, seed: int = 0) -
     )
     if all(output.equal for output in outputs):
         return Verification(len(programs.ranks), seed, outputs)
-    alone = uncut_programs(traced.graph)
-    first = first_difference(
-        traced.graph,
-        Side(programs, _run(directory, inputs)),
-        Side(alone, _run(emit_models(alone, traced.graph), inputs)),
-    )
+    if part is None:
+        alone = uncut_programs(traced.graph)
+        one = _run(emit_models(alone, traced.graph), inputs)
+        first = first_difference(
+            traced.graph, Side(programs, _run(directory, inputs)), Side(alone, one)
+        )
+    else:
+        first = _first_of_parts(part, programs, directory, inputs)
     return Verification(len(programs.ranks), seed, outputs, first)
 
 
-def _run(source: Path | Sequence[onnx.ModelProto], inputs: Mapping[str, np.ndarray]) -> Run:
+def _first_of_parts(
+    part: MicroBatch, programs: Programs, directory: Path, inputs: Mapping[str, np.ndarray]
+) -> FirstDifference | None:
+    """The first value that differs in the first micro-batch in which any does."""
+    from partitioner.backends.onnx.emit import emit_models
+    from partitioner.backends.regions import cut
+
+    alone = uncut_programs(part.graph)
+    models = emit_models(alone, part.graph)
+    regions = part.parts.regions
+    for index in range(part.parts.count):
+        own = {
+            name: cut(array, regions[name][index]) if name in regions else array
+            for name, array in inputs.items()
+        }
+        first = first_difference(
+            part.graph,
+            Side(programs, _run(directory, inputs, index)),
+            Side(alone, _run(models, own)),
+        )
+        if first is not None:
+            return first
+    return None
+
+
+def _run(
+    source: Path | Sequence[onnx.ModelProto],
+    inputs: Mapping[str, np.ndarray],
+    micro_batch: int | None = None,
+) -> Run:
+    """Runs ranks that keep values, which are those of a micro-batch if its number is given."""
     from partitioner.backends.onnx.simulator import Simulator
 
     def run(keep: Mapping[int, Collection[str]]) -> Mapping[int, Mapping[str, np.ndarray]]:
-        return Simulator(source, keep=keep, optimization=_EXACT).run([inputs])[0].values
+        values = Simulator(source, keep=keep, optimization=_EXACT).run([inputs])[0].values
+        if micro_batch is None:
+            return values
+        return {
+            rank: {name: array[micro_batch] for name, array in kept.items()}
+            for rank, kept in values.items()
+        }
 
     return run

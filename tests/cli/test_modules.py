@@ -142,7 +142,6 @@ def test_names_and_folders_by_default(
         (["m.pt2", "--recompute", "yes"], "--recompute is of --training"),
         (["sweep", "m.pt2", "--devices", "2", "--dim", "n=3"], "--dim is for ONNX models"),
         (["sweep", "m.onnx", "--devices", "2", "--training"], "--training is for PyTorch modules"),
-        (["sweep", "m.pt2", "--devices", "2", "--parallel", "dp"], "--parallel is of --training"),
     ],
 )
 def test_options_of_the_other_kind_exit_2(
@@ -265,8 +264,22 @@ def test_a_sweep_of_a_module(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     data = json.loads(capsys.readouterr().out)
     assert data["title"] == "build_training"
     assert [point["strategy"] for point in data["points"]] == ["single", "intra", ""]
-    assert "parallel dp: batch of 'ids'" in data["points"][2]["why"]
+    assert "parallel dp: the batch (dim 0 of 'ids'" in data["points"][2]["why"]
     assert "build_training" in Path(page).read_text()
+
+
+@pytest.mark.parametrize(("kind", "at_rest"), [("dp", ""), ("zero3", "zero3")])
+def test_kinds_of_parallelism_in_inference(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, at_rest: str
+) -> None:
+    folder = str(tmp_path / "p")
+    arguments = [str(here / "m.pt2"), "--devices", "2", "--parallel", kind, "-q", "-o", folder]
+    assert main(arguments) == 0
+    assert main(["verify", folder]) == 0
+    assert capsys.readouterr().out.startswith("equal: 2 ranks against the whole module")
+    assert json.loads((tmp_path / "p/request.json").read_text())["at_rest"] == at_rest
+    assert main([*arguments[:3], "--parallel", "zero2", "-q", "-o", f"{folder}2"]) == 2
+    assert "parallel 'zero2' in inference: it cuts" in one_line(capsys.readouterr().err)
 
 
 @pytest.mark.usefixtures("here")

@@ -17,6 +17,7 @@ from partitioner.backends.torch import buckets
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model.cluster import Cluster, LinkLevel
 from partitioner.ir.errors import OptionError
+from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.spaces import SearchError
 
 KINDS = [
@@ -229,8 +230,14 @@ def test_unknown_kinds_and_meshes_are_refused() -> None:
         SearchError, match="wants a mesh of axes dp and tp; the mesh given has none"
     ):
         compile_with(devices=4, parallel="dp+tp")
-    with pytest.raises(OptionError, match="parallel is for training"):
-        partitioner.compile(model, batch, devices=2, parallel="dp")
+    with pytest.raises(
+        OptionError, match="'zero1' in inference: it cuts optimizer state, and there"
+    ):
+        partitioner.compile(model, batch, devices=2, parallel="zero1")
+    with pytest.raises(
+        ConstraintError, match=r"the batch \(dim 0 of 'ids' and dim 0 of 'labels'\) has 8"
+    ):
+        compile_with(devices=9, parallel="dp")
     with pytest.raises(OptionError, match="'lbfgs' is not one of adamw"):
         compile_with(devices=2, optimizer="lbfgs")
 

@@ -214,7 +214,7 @@ def test_modules_are_measured_in_pytorch(file: Path, training: bool) -> None:
     assert program.summary["cost_sources"] == {"measured": pytest.approx(1.0)}
 
 
-def test_micro_batches_are_measured_for_plans_in_stages(file: Path, mlp: onnx.ModelProto) -> None:
+def test_micro_batches_are_measured_for_plans_in_stages(file: Path) -> None:
     two_processes(file)
     module, batch = modules.classifier(training=True), modules.batch(labels=True)
     options = {"devices": 2, "training": True, "profile": file}
@@ -225,8 +225,17 @@ def test_micro_batches_are_measured_for_plans_in_stages(file: Path, mlp: onnx.Mo
     assert program.summary["cost_sources"] == {"measured": pytest.approx(1.0)}
     with pytest.raises(OptionError, match="micro_batches is 0, not a number of at least 1"):
         profile(module, batch, micro_batches=0, **options)
-    with pytest.raises(OptionError, match="micro_batches is for PyTorch modules"):
-        profile(mlp, devices=2, profile=file, micro_batches=2)
+
+
+def test_micro_batches_of_an_onnx_model_are_measured(file: Path, mlp: onnx.ModelProto) -> None:
+    two_processes(file)
+    done = profile(mlp, devices=2, profile=file, strategy="inter", micro_batches=2)
+    assert done.measured == done.forms
+    options = {"devices": 2, "cluster": "local", "profile": file, "objective": "latency"}
+    result = partitioner.compile(mlp, **options, mesh={"pp": 2}, micro_batches=2)
+    assert result.summary["cost_sources"] == {"measured": pytest.approx(1.0)}
+    with pytest.raises(OptionError, match=r"micro_batches=7: the batch of \d+ \(dim 0 of 'x'\)"):
+        profile(mlp, devices=2, profile=file, micro_batches=7)
 
 
 def test_a_bias_that_is_a_pending_sum_is_zeros_on_the_second_device(file: Path) -> None:

@@ -4,7 +4,10 @@
 plan's choice of storage. `partitioner::update` takes the value's gradient, or its next value, to
 where it is stored. `partitioner::alias` is the same value in another pass, which may read it from
 the storage or from the copy that an earlier pass has made. `partitioner::either` is a value that
-was kept or, if there is a second operand and the plan says so, computed again. The numbers that a
+was kept or, if there is a second operand and the plan says so, computed again. `partitioner::rest`
+is a stored value as it lies between steps, where that is not where the optimizer's state of it
+lies: the value of the operand, whose own bytes are then a part of the result's. `partitioner::keep`
+takes a gradient to where such a value lies. The numbers that a
 part of `partitioner::dropout` or `partitioner::uniform` draws follow from its position in the whole
 tensor.
 """
@@ -62,6 +65,8 @@ ROWS: Mapping[str, OpRow] = {
         pattern("d.., -> d.., d..", flops=RANDOM), _local_dropout, where=True
     ),
     "partitioner::either": OpRow(pattern("d.., d.. -> d.."), view=True, either=True),
+    "partitioner::keep": OpRow(pattern("d.., d.. -> d.."), view=True, in_place=1),
+    "partitioner::rest": OpRow(pattern("d.. -> d.."), stored=True, again=True, moved=lambda *_: 0),
     "partitioner::state": OpRow(pattern("-> d.."), stored=True, moved=lambda *_: 0),
     # The first operand is the gradient or next value, the second the stored one.
     "partitioner::uniform": OpRow(pattern("-> d..", flops=RANDOM), _local_uniform, where=True),

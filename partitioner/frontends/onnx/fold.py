@@ -64,6 +64,11 @@ class Growth:
         return True
 
 
+def draws(op: str) -> bool:
+    """Whether an operator draws random numbers, others each time it runs."""
+    return op in _RANDOM
+
+
 def fold(model: onnx_ir.Model, growth: Growth) -> bool:
     """Fold what inferred shapes allow; True if anything changed, so that more may be inferred."""
     changed = _fold_known(model.graph)

@@ -34,6 +34,8 @@ from partitioner.frontends.torch.capture import Captured, Role, Slot
 from partitioner.frontends.torch.nodes import dtype_name
 from partitioner.frontends.torch.options import OPTIMIZERS
 from partitioner.frontends.torch.passes import (
+    KEEP,
+    REST,
     backward_pass,
     early_updates,
     fetched_early,
@@ -64,6 +66,8 @@ class ModuleGraph:
         tangent: Graph input for the gradient of the loss; "" for inference.
         inputs: Graph input of each flat example input; "" for those that are no tensors.
         fixed: Value of each parameter or buffer that is a constant, by its first name.
+        rests: Value of each parameter as it lies at rest, by its first name, where that is not
+            where its optimizer's state lies.
         kept: In training, the graph in which all that the backward pass reads is kept.
         offer: In training, makes the graph that offers to compute it again.
     """
@@ -77,6 +81,7 @@ class ModuleGraph:
     tangent: str
     inputs: tuple[str, ...]
     fixed: Mapping[str, str] = field(default_factory=dict)
+    rests: Mapping[str, str] = field(default_factory=dict)
     kept: Graph | None = None
     offer: Callable[[], Graph] | None = field(default=None, repr=False, compare=False)
 
@@ -100,16 +105,21 @@ def module_graph(
     name: str,
     optimizer: str = "adamw",
     keep: frozenset[str] = frozenset(),
+    *,
+    at_rest: str = "",
 ) -> ModuleGraph:
     """The graph of a captured module.
 
     The `optimizer`, one of `OPTIMIZERS`, keeps its state with each trained parameter. Parameters
-    and buffers whose first names are in `keep` are stored even if they are only read.
+    and buffers whose first names are in `keep` are stored even if they are only read. `at_rest` is
+    as of `ModuleOptions`.
 
     Raises:
         FrontendError: An operator, a type or an argument has no form in the IR.
     """
-    calls = _ModuleCalls(module=captured.graph, captured=captured, optimizer=optimizer, keep=keep)
+    calls = _ModuleCalls(
+        module=captured.graph, captured=captured, optimizer=optimizer, keep=keep, at_rest=at_rest
+    )
     example_inputs = calls.add_placeholders()
     calls.add_calls()
     written = calls.add_updates(Role.BUFFER)
@@ -132,6 +142,7 @@ def module_graph(
         calls.tangent,
         example_inputs,
         {first: value for first, value in calls.fixed.items() if value in graph.constants},
+        {first: value for first, value in calls.rests.items() if value in graph.types},
         graph if training else None,
         partial(ordered, offers=True) if training else None,
     )
@@ -146,17 +157,23 @@ class _ModuleCalls(Calls):
         tangent: Graph input for the gradient of the loss; "" for inference.
         stored: Value of each stored parameter or buffer, by its first name.
         fixed: Value of each constant parameter or buffer, by its first name.
+        rests: Value of each parameter as it lies at rest, by its first name, where that is not
+            where its optimizer's state lies.
         draws: How many random draws there are.
+        steps: Names of the nodes that only stand for the steps of the optimizer.
     """
 
     captured: Captured
     optimizer: str
     keep: frozenset[str]
+    at_rest: str
     inputs: list[str] = field(default_factory=list)
     tangent: str = ""
     stored: dict[str, str] = field(default_factory=dict)
     fixed: dict[str, str] = field(default_factory=dict)
+    rests: dict[str, str] = field(default_factory=dict)
     draws: int = 0
+    steps: set[str] = field(default_factory=set)
 
     def add_placeholders(self) -> tuple[str, ...]:
         """Declare weights and inputs; returns the graph input of each flat example input."""
@@ -194,8 +211,14 @@ class _ModuleCalls(Calls):
         if written or trained_with or first in self.keep:
             trained = parameter and captured.training and tensor.requires_grad
             attrs = {"state_bytes": OPTIMIZERS[self.optimizer] if trained else 0}
+            if trained and self.at_rest:
+                attrs["apart"] = 1
             self.add_node(Node(_path(first), "partitioner::state", (), (value,), attrs))
             self.stored[first] = value
+            if trained and self.at_rest:
+                parts = self._alias(value, f"{_path(first)}/parts", "parts")
+                rest = self.values[node.name] = self.rests[first] = self.copy_value(value, "rest")
+                self.add_node(Node(f"{_path(first)}/rest", REST, (parts,), (rest,)))
         else:
             steers = not (parameter or tensor.is_floating_point() or is_fake(tensor))
             load = constant_loader(tensor, first)
@@ -231,8 +254,22 @@ class _ModuleCalls(Calls):
             if role is Role.GRADIENT:
                 attrs["optimizer"] = self.optimizer
             name = f"{_path(first)}/{word}"
+            if role is Role.GRADIENT and self.at_rest == "zero1" and first in self.rests:
+                kept = (self.values[node.name], self.rests[first])
+                self.add_node(Node(name, KEEP, kept, outputs, {"role": word}))
+                parts = self._alias(updates[first], f"{name}/parts", "parts")
+                name, attrs = f"{_path(first)}/step", {"optimizer": self.optimizer}
+                inputs, outputs = (parts, self.stored[first]), (self.copy_value(first, "step"),)
             self.add_node(Node(name, "partitioner::update", inputs, outputs, attrs))
+            if outputs[0] != updates[first]:
+                self.steps.add(self.nodes[-1].name)
         return updates
+
+    def _alias(self, value: str, name: str, suffix: str) -> str:
+        """An alias of a value, so that copies of it last as long as the readers of the alias."""
+        alias = self.copy_value(value, suffix)
+        self.add_node(Node(name, "partitioner::alias", (value,), (alias,)))
+        return alias
 
     def add_results(self) -> tuple[str, ...]:
         """The value of each flat result of the module; "" for one that is no tensor.
@@ -273,7 +310,7 @@ def _ordered_graph(
 
     With offers it may compute again what the backward pass reads.
     """
-    nodes = list(early_updates(needed(calls.nodes, outputs)))
+    nodes = list(early_updates(needed(calls.nodes, outputs, calls.steps)))
     if not calls.captured.training:
         nodes = list(fetched_early(nodes))
         return calls.graph(name, tuple(calls.inputs), outputs, nodes, calls.constants)
@@ -285,7 +322,8 @@ def _ordered_graph(
         backward, optional = backward_with_offers(forward, backward, scope, outputs)
     else:
         backward = backward_pass(forward, backward, plain_access(forward), scope)
-    stored = calls.stored.values()
+    apart = {calls.stored[first] for first in calls.rests}
+    stored = [value for value in calls.stored.values() if value not in apart]
     read_again = {value for node in backward for value in node.reads}.intersection(stored)
     forward = list(fetched_early(forward_aliases(forward, read_again, scope)))
     backward = list(fetched_early(backward, stored))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from partitioner.ir.errors import OptionError
+
+#: Kinds of parallelism that change what a trace stores; "" for none of them.
+AtRest = Literal["", "zero1", "zero2", "zero3"]
 
 #: Bytes of state that each optimizer keeps for one element of a parameter.
 OPTIMIZERS: Mapping[str, int] = {
@@ -25,6 +29,9 @@ class ModuleOptions:
     Attributes:
         training: Whether the program has a backward pass.
         optimizer: One of `OPTIMIZERS`, whose state is counted in training.
+        at_rest: "zero3" in inference: parameters are stored apart from their uses, though nothing
+            writes them. "zero1" and "zero2" in training: they lie otherwise than the optimizer's
+            state between steps, and with "zero1" so do gradients. "" for none of these.
 
     Raises:
         OptionError: The optimizer is none of `OPTIMIZERS`.
@@ -32,6 +39,7 @@ class ModuleOptions:
 
     training: bool = False
     optimizer: str = "adamw"
+    at_rest: AtRest = ""
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:

@@ -15,6 +15,11 @@ from partitioner.ir.ops import row_of
 AHEAD = 2
 
 
+#: Nodes that declare what is stored, and those that write to it.
+STATE, REST = "partitioner::state", "partitioner::rest"
+UPDATE, KEEP = "partitioner::update", "partitioner::keep"
+
+
 class Access(Enum):
     """The ways in which the backward pass reads a value of the forward pass."""
 
@@ -32,7 +37,7 @@ def plain_access(forward: Iterable[Node]) -> dict[str, Access]:
         row = row_of(node)
         is_view = row is not None and (row.view or node.op == "aten::_to_copy")
         repeated = is_view and bool(node.reads) and stored.issuperset(node.reads)
-        if repeated or node.op == "partitioner::state":
+        if repeated or node.op in (STATE, REST):
             stored.update(node.writes)
         access.update(dict.fromkeys(node.writes, Access.REPEATED if repeated else Access.ALIAS))
     return access
@@ -48,7 +53,7 @@ def backward_pass(
     made = {value: node for node in forward for value in node.writes}
     writer = _BackwardWriter(made=made, access=access, scope=scope)
     for node in backward:
-        stays = node.inputs[1:] if node.op == "partitioner::update" else ()
+        stays = node.inputs[1:] if node.op in (UPDATE, KEEP) else ()
         for value in node.reads:
             if value in made and value not in stays:
                 writer.rename(value)
@@ -97,7 +102,7 @@ class _BackwardWriter:
         inputs: tuple[str, ...] = (value,)
         name, op = f"{node.name}/taken", "partitioner::either"
         if access is Access.ALIAS:
-            path = "/" + value.replace(".", "/") if node.op == "partitioner::state" else node.name
+            path = "/" + value.replace(".", "/") if node.op == STATE else node.name
             name, op = f"{path}/backward", "partitioner::alias"
         elif access is Access.OFFERED:
             if value not in self.clones:
@@ -129,7 +134,7 @@ def forward_aliases(forward: Iterable[Node], stored: Collection[str], scope: Sco
     aliases: dict[str, str] = {}
     nodes: list[Node] = []
     for node in forward:
-        if node.op == "partitioner::update":
+        if node.op == UPDATE:
             nodes.append(node)
             continue
         for value in node.reads:
@@ -146,14 +151,15 @@ def early_updates(nodes: Sequence[Node]) -> Iterator[Node]:
     made = {value for node in nodes for value in node.writes}
     updates: dict[str, list[Node]] = {}
     for node in nodes:
-        if node.op == "partitioner::update" and node.inputs[0] in made:
+        if node.op in (UPDATE, KEEP) and node.inputs[0] in made:
             updates.setdefault(node.inputs[0], []).append(node)
     moved = {node.name for group in updates.values() for node in group}
     for node in nodes:
-        if node.name not in moved:
+        waiting = [] if node.name in moved else [node]
+        while waiting:
+            node = waiting.pop(0)
             yield node
-            for value in node.writes:
-                yield from updates.get(value, ())
+            waiting += [update for value in node.writes for update in updates.get(value, ())]
 
 
 def fetched_early(nodes: Sequence[Node], stored: Iterable[str] = ()) -> Iterator[Node]:
@@ -162,11 +168,11 @@ def fetched_early(nodes: Sequence[Node], stored: Iterable[str] = ()) -> Iterator
     So a plan may gather a value while others are computed with; it takes memory from there on.
     `stored` are the values that another pass declares.
     """
-    names = {*stored, *(node.outputs[0] for node in nodes if node.op == "partitioner::state")}
+    names = {*stored, *(node.outputs[0] for node in nodes if node.op == STATE)}
     early: dict[str, Node] = {}
     for node in nodes:
-        alias = node.op == "partitioner::alias" and node.inputs[0] in names
-        if node.op == "partitioner::state" or alias:
+        alias = node.op in ("partitioner::alias", REST) and node.inputs[0] in names
+        if node.op == STATE or alias:
             names.add(node.outputs[0])
             early[node.outputs[0]] = node
     rest = [node for node in nodes if node.outputs[0] not in early]

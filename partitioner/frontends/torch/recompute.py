@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from partitioner.frontends.torch.calls import Scope
-from partitioner.frontends.torch.passes import Access, backward_pass, plain_access
+from partitioner.frontends.torch.passes import REST, STATE, Access, backward_pass, plain_access
 from partitioner.frontends.torch.regions import Life, regions
 from partitioner.ir.graph import Node
 from partitioner.ir.ops import row_of
@@ -59,7 +59,7 @@ def _offered_access(
     computed: dict[str, Node] = {}
     for node in forward:
         for value in node.writes:
-            if value in outputs or node.op == "partitioner::state":
+            if value in outputs or node.op in (STATE, REST):
                 continue
             if _is_view(node):
                 access[value] = Access.REPEATED

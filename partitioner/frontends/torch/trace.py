@@ -15,6 +15,7 @@ from partitioner.backends.torch.signature import Signature
 from partitioner.frontends.torch.attention import replace_attention
 from partitioner.frontends.torch.capture import (
     ASSIGNED,
+    Role,
     capture,
     export_module,
     materialised,
@@ -167,6 +168,10 @@ def trace_module(
     if options.training:
         constants = captured.ties.keys() - dict(module.state_dict(keep_vars=True)).keys()
         check_registered(before, (captured.tensors[name] for name in sorted(constants)))
-    graph = module_graph(captured, type(module).__name__, options.optimizer, keep)
+    if options.at_rest == "zero3" and not options.training:
+        names = {slot.target for slot in captured.inputs if slot.role is Role.PARAMETER}
+        keep |= {captured.ties.get(name, name) for name in names}
+    name, at_rest = type(module).__name__, options.at_rest if options.training else ""
+    graph = module_graph(captured, name, options.optimizer, keep, at_rest=at_rest)
     assigned = program.graph_module.meta[ASSIGNED]
     return TracedModule(module, graph, options, Snapshot.of(module, before, assigned, graph.fixed))

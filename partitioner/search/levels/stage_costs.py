@@ -134,7 +134,7 @@ class _Stages:
                     continue
                 if row is not None and row.stored:  # with its optimizer's state
                     nbytes, dtype = self._bytes(stage, value, at), graph.types[value].dtype
-                    yield stage, "resident", stored_bytes(node, dtype, nbytes)
+                    yield stage, "resident", stored_bytes(node, dtype, nbytes, at.sharding)
                 yield from self._value(value, at, stage, readers[value], beside=value in beside)
 
     def _bytes(self, stage: int, value: str, at: Placement) -> int:

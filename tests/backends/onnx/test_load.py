@@ -332,7 +332,7 @@ def test_ranks_that_wait_for_each_other_are_named() -> None:
     models[0].graph.node.remove(models[0].graph.node[1])  # rank 0 does not send "n"
     with pytest.raises(
         BackendError,
-        match=r"the ranks deadlock: rank 0 waits for send 2 \(request 0\); rank 1 waits for send 0",
+        match=r"the ranks deadlock: rank 0 waits for send 2 \(pass 0\); rank 1 waits for send 0",
     ):
         run_lockstep(models, case.inputs)
 

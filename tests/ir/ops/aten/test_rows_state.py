@@ -21,6 +21,8 @@ CASES = [
     Case("partitioner::alias", (f32(4, 6),), runner=pass_on, min_cuts=3),
     Case("partitioner::either", (f32(4, 6),), runner=pass_on, min_cuts=2),
     Case("partitioner::either", (f32(4, 6), f32(4, 6)), runner=pass_on, min_cuts=2),
+    Case("partitioner::keep", (f32(4, 6), f32(4, 6)), runner=pass_on, min_cuts=2),
+    Case("partitioner::rest", (f32(4, 6),), runner=pass_on, min_cuts=2),
     Case("partitioner::update", (f32(4, 6), f32(4, 6)), runner=pass_on, min_cuts=2),
     aten("partitioner::dropout", f32(4, 6, 5), scalar(7), 0.3, 2, options={"min_cuts": 3}),
     aten("partitioner::dropout", f32(6, 5), scalar(-3), 0.5, 0, options={"min_cuts": 2}),

@@ -1,0 +1,68 @@
+"""A node of a graph as one device runs it, on its parts of the operands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from partitioner.ir.errors import naming
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.ops import LocalOp, LocalView, OpView, row_of
+from partitioner.ir.plan import PlacedNode
+from partitioner.ir.program import ProgramError
+
+
+def local_op(graph: Graph, placed: PlacedNode, point: Mapping[str, int]) -> LocalOp:
+    """The nodes that the device at a mesh coordinate runs in place of a node.
+
+    Their operands and results have the names of the graph.
+
+    Raises:
+        ProgramError: The row of the operator fails.
+    """
+    row = row_of(placed.node)
+    if placed.rule is None or row is None or row.localize is None or not placed.layouts:
+        return LocalOp((placed.node,))
+    shapes, out_shapes = (
+        tuple(() if at is None else at.sharding.local_shape(at.mesh, point) for at in side)
+        for side in (placed.ins, placed.outs)
+    )
+    where = row.where or placed.rule.slides(placed.layouts)
+    regions, out_regions = (
+        tuple(() if at is None else at.region(point) for at in side) if where else ()
+        for side in (placed.ins, placed.outs)
+    )
+    sizes = placed.rule.local_sizes(placed.layouts, placed.mesh, point)
+    view = LocalView(sizes, shapes, out_shapes, regions, out_regions)
+    node = placed.node
+    what = f"model {graph.name!r}: node {node.name!r} ({node.op}) on one device"
+    with naming(what, ProgramError):
+        return row.localize(OpView(node, graph), view)
+
+
+def renamed(
+    node: Node, operands: Sequence[str], slots: Sequence[str], results: Mapping[str, str]
+) -> Node:
+    """A node of a `LocalOp` under local names.
+
+    Args:
+        node: The node.
+        operands: Inputs and captures of the graph's node that it is made from.
+        slots: Local names of these, which may differ where one value is read twice.
+        results: Local names of the graph's node's results and of the temporaries.
+    """
+    by_value = dict(zip(reversed(operands), reversed(slots), strict=True))
+
+    def name(slot: int, value: str) -> str:
+        if value in results:
+            return results[value]
+        if slot < len(operands) and operands[slot] == value:
+            return slots[slot]
+        return by_value.get(value, value)
+
+    return replace(
+        node,
+        inputs=tuple(name(slot, value) for slot, value in enumerate(node.inputs)),
+        outputs=tuple(results.get(value, value) for value in node.outputs),
+        captures=tuple(by_value[value] for value in node.captures),
+    )

@@ -1,0 +1,207 @@
+"""The batch of a model: a dim of its inputs, followed through the graph by the factor rules.
+
+A dim of one input is cut in two, and each node takes its operands as they lie, as far as its rule
+allows: the cut passes on to results and, against the flow, to the other operands. So the batch may
+be any dim of an input, the minor part of a flattened dim, or of some inputs only. Where a rule does
+not pass a cut on (rows gathered by an index, edges added up to nodes), the chain ends.
+The batch is the dim whose cut leaves most FLOPs as they are, without a communication or a cut
+weight: the features of an input meet those of a weight, a sequence meets itself in attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.layout import DimLayout, LayoutError, Sharding
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import row_of, rules_of
+from partitioner.ir.rule import Rule
+
+_AXIS = "batch"
+_MESH = DeviceMesh.line(2, _AXIS)
+#: Sweeps over the graph, forward and back in turn.
+_MAX_SWEEPS = 6
+
+Dim = tuple[str, int]  #: A value and the index of a dim of it.
+
+
+@dataclass(frozen=True)
+class Followed:
+    """One dim of a model, such as its batch.
+
+    Attributes:
+        inputs: Graph inputs that have it, and which of their dims it is.
+        factors: By name, the nodes that read or make values that have it, and the factors of each
+            that stand for it; none where no factor does.
+        values: All values that have it, as far as it was followed.
+    """
+
+    inputs: Mapping[str, int]
+    factors: Mapping[str, frozenset[str]]
+    values: frozenset[str] = frozenset()
+
+    def size(self, graph: Graph) -> int:
+        """Elements of the dim; 0 if no input has it."""
+        return next((graph.types[value].shape[dim] for value, dim in self.inputs.items()), 0)
+
+
+@lru_cache(maxsize=8)
+def batch_of(graph: Graph) -> Followed:
+    """The batch of a graph; without inputs if none of them has a dim that can be cut."""
+    rules, seeds, walks = rules_of(graph), list(_candidates(graph)), list[_Walk]()
+    for seed in seeds:
+        if any(seed in walk.inputs.items() for walk in walks):
+            continue
+        walks.append(_Walk(graph, rules).run([seed]))
+        if seed == seeds[0] and not walks[0].broken:
+            break  # nothing stands in the way of the usual batch
+    return max(walks, key=lambda walk: walk.score).followed if walks else Followed({}, {})
+
+
+def follow(graph: Graph, seeds: Iterable[Dim]) -> Followed:
+    """Follow dims of values, which are one dim of the model, through the graph."""
+    return _Walk(graph, rules_of(graph)).run(seeds).followed
+
+
+def _candidates(graph: Graph) -> Iterator[Dim]:
+    """Dims of inputs: first those of dim 0 of the size that most inputs have there.
+
+    No other is the batch if that is 1: it is one sample.
+    """
+    shapes = {name: graph.types[name].shape for name in graph.inputs if graph.types[name].rank}
+    first = [shape[0] for shape in shapes.values()]
+    usual = max(first, key=first.count, default=0)
+    if usual == 1:
+        return
+    yield from ((name, 0) for name, shape in shapes.items() if shape[0] == usual)
+    dims = sorted((dim, name) for name, shape in shapes.items() for dim in range(len(shape)))
+    order = {name: index for index, name in enumerate(shapes)}
+    for dim, name in sorted(dims, key=lambda pair: (pair[0], order[pair[1]])):
+        if shapes[name][dim] > 1:
+            yield name, dim
+
+
+@dataclass
+class _Walk:
+    """Follows one dim: a layout of each value that has it, factors of each node."""
+
+    graph: Graph
+    rules: Mapping[str, Rule | str]
+    layouts: dict[str, Sharding] = field(default_factory=dict)
+    factors: dict[str, dict[str, DimLayout]] = field(default_factory=dict)
+
+    def run(self, seeds: Iterable[Dim]) -> _Walk:
+        for value, dim in seeds:
+            self._publish(value, _cut(self.graph.types[value].shape, dim))
+        for sweep in range(_MAX_SWEEPS):
+            order = reversed(self.graph.nodes) if sweep % 2 else self.graph.nodes
+            news = [self._visit(node) for node in order]
+            if not any(news):
+                break
+        return self
+
+    @cached_property
+    def weights(self) -> frozenset[str]:
+        """Values that are kept from step to step, and constants."""
+        stored = (n.outputs[0] for n in self.graph.nodes if (row := row_of(n)) and row.stored)
+        return frozenset((*stored, *self.graph.constants))
+
+    @property
+    def inputs(self) -> Mapping[str, int]:
+        """The dim of each graph input that has it."""
+        dims = {}
+        for value in self.graph.inputs:
+            if value in self.layouts:
+                cut = [i for i, at in enumerate(self.layouts[value].dims) if at.axes]
+                dims[value] = cut[0]
+        return dims
+
+    @property
+    def followed(self) -> Followed:
+        """The dim, with all nodes that read or make a value that has it."""
+        names = {
+            node.name: frozenset(self.factors.get(node.name, ()))
+            for node in self.graph.nodes
+            if any(value in self.layouts for value in (*node.reads, *node.writes))
+        }
+        return Followed(self.inputs, names, frozenset(self.layouts))
+
+    @cached_property
+    def broken(self) -> bool:
+        """Whether a node of the forward pass that reads the dim does not take it as it lies."""
+        return any(
+            not self._takes(node)
+            for node in self.graph.nodes
+            if node.name not in self.graph.backward
+            and any(value in self.layouts for value in node.reads)
+        )
+
+    @cached_property
+    def score(self) -> tuple[float, int]:
+        """FLOPs and number of the nodes of the forward pass that take the dim as it lies."""
+        taken = [
+            self.rules[node.name]
+            for node in self.graph.nodes
+            if node.name not in self.graph.backward and self._takes(node)
+        ]
+        return sum(rule.flops for rule in taken if isinstance(rule, Rule)), len(taken)
+
+    def _takes(self, node: Node) -> bool:
+        """Whether a node takes its operands as they lie, and its results are cut."""
+        rule, layouts = self.rules[node.name], self.factors.get(node.name)
+        if not isinstance(rule, Rule) or not layouts:
+            return False
+        ins, _ = rule.shardings(layouts, _MESH)
+        for value, at in zip(node.inputs, ins, strict=True):
+            if at.axes and value in self.weights:
+                return False
+            if value and at != self.layouts.get(value, at if not at.axes else None):
+                return False
+        return True
+
+    def _visit(self, node: Node) -> bool:
+        """Pass the dim on to the values of a node; whether any was new."""
+        rule = self.rules[node.name]
+        if not isinstance(rule, Rule) or node.name in self.factors:
+            return False
+        for cut in self._cuts(node, rule):
+            try:
+                ins, outs = rule.shardings(cut, _MESH)
+            except LayoutError:
+                continue
+            self.factors[node.name] = cut
+            for value, at in zip((*node.inputs, *node.outputs), (*ins, *outs), strict=True):
+                if value:
+                    self._publish(value, at)
+            return True
+        return False
+
+    def _cuts(self, node: Node, rule: Rule) -> Iterator[dict[str, DimLayout]]:
+        """Cuts of a class of factors that an operand or a result leads to."""
+        values = (*node.inputs, *node.outputs)
+        for value, dims in zip(values, (*rule.operands, *rule.results), strict=True):
+            if value not in self.layouts or dims is None:
+                continue
+            for expr, layout in zip(dims, self.layouts[value].dims, strict=True):
+                cut = rule.factor_layouts(expr, layout, _MESH) if layout.axes else None
+                links = [link for link in rule.links if cut and set(cut) <= set(link)]
+                if cut and links:
+                    even = {n: _even(rule.factors[n].size) for n in links[0] if n not in cut}
+                    yield {**even, **cut}
+
+    def _publish(self, value: str, at: Sharding) -> None:
+        if at.axes and not at.partial and value not in self.layouts:
+            self.layouts[value] = at
+
+
+def _cut(shape: tuple[int, ...], dim: int) -> Sharding:
+    whole = [DimLayout.whole(size) for size in shape]
+    whole[dim] = _even(shape[dim])
+    return Sharding(tuple(whole))
+
+
+def _even(size: int) -> DimLayout:
+    return DimLayout.even(size, (_AXIS,), _MESH)

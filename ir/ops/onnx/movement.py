@@ -23,6 +23,7 @@ from partitioner.ir.ops.rules.reshape import (
     squeeze,
     unsqueeze,
 )
+from partitioner.ir.ops.rules.sliding import Slide
 from partitioner.ir.ops.signature import OpaqueError
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
@@ -92,14 +93,42 @@ def _local_tile(view: OpView, local: LocalView) -> LocalOp:
     return with_constant(view, 1, np.array(repeats, np.int64))
 
 
-def _pad(view: OpView) -> Rule:
-    """Padded (or, by negative pads, cropped) dims are whole."""
+def _pads(view: OpView) -> dict[int, Slide]:
+    """Padded (or, by negative pads, cropped) dims, as windows of one point."""
     pads, rank = view.ints("pads", 1), view.rank()
     if pads is None:
         raise OpaqueError("pads are not given")
     axes = view.ints("axes", 3) or tuple(range(rank))
     both = zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True)
-    return resize(view, {axis % rank for axis, first, last in both if first or last})
+    padded = {axis % rank: Slide(1, before=a, after=b) for axis, a, b in both}
+    return {dim: slide for dim, slide in padded.items() if not slide.is_point}
+
+
+def _pad(view: OpView) -> Rule:
+    """Dims that are padded by a constant are cut, those that repeat elements are whole."""
+    slides, mode = _pads(view), view.attr("mode", "constant")
+    slid = {dim: slide.window(view.shape()[dim]) for dim, slide in slides.items()}
+    return resize(view, slides.keys(), slid if mode == "constant" else None)
+
+
+def _local_pad(view: OpView, local: LocalView) -> LocalOp:
+    """A device pads its part by what of it lies outside the whole operand."""
+    if not local.regions:
+        return LocalOp((view.node,))
+    pads = {dim: (slide.before, slide.after) for dim, slide in _pads(view).items()}
+    for dim in pads:
+        if local.out_shapes[0][dim] != view.out_shape[dim]:
+            ((start, count),), ((first, positions),) = (
+                region[0][dim] for region in (local.regions, local.out_regions)
+            )
+            low = first - pads[dim][0]
+            pads[dim] = start - low, low + positions - start - count
+    axes = [axis % view.rank() for axis in view.ints("axes", 3) or range(view.rank())]
+    sides = [[pads.get(axis, (0, 0))[side] for axis in axes] for side in (0, 1)]
+    numbers = (*sides[0], *sides[1])
+    if "pads" in view.node.attrs:
+        return same_node(view, pads=numbers)
+    return with_constant(view, 1, np.array(numbers, np.int64))
 
 
 def _center_crop_pad(view: OpView) -> Rule:
@@ -208,7 +237,7 @@ ROWS: Mapping[str, OpRow] = {
     "DepthToSpace": OpRow(_depth_to_space),
     "Expand": OpRow(expand, local_shape_operand(1)),
     "Flatten": OpRow(_flatten, view=True),
-    "Pad": OpRow(_pad),
+    "Pad": OpRow(_pad, _local_pad),
     "Reshape": OpRow(reshape, _local_reshape, view=True),
     "ReverseSequence": OpRow(_reverse_sequence),
     "Slice": OpRow(_slice, _local_slice, moved=lambda _, outs: 2 * outs[0]),

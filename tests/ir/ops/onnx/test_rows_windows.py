@@ -1,8 +1,12 @@
 """Rows of convolutions, pools and sampling."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from rows import Case, Draw, case, check_opaque, check_row, f32, ints, scalar, vec
+
+from partitioner.ir.mesh import DeviceMesh
 
 
 def u8(*shape: int) -> Draw:
@@ -143,6 +147,70 @@ SAMPLING_CASES = (
     ),
 )
 CASES = (*CONV_CASES, *POOL_CASES, *SAMPLING_CASES)
+
+
+def line(op: str, size: int, kernel: int, **attrs: object) -> Case:
+    """A window over a line of one channel; a pool has no weights."""
+    if "Pool" in op:
+        return case(op, f32(1, 1, size), attrs={"kernel_shape": (kernel,), **attrs}, opset=19)
+    return case(op, f32(1, 1, size), f32(1, 1, kernel), attrs=attrs)
+
+
+SLID = (
+    *(
+        line(op, 13, kernel, strides=(stride,), dilations=(dilation,), pads=pads)
+        for op in ("Conv", "ConvTranspose", "MaxPool", "AveragePool")
+        for kernel, stride, dilation, pads in (
+            (1, 2, 1, (0, 0)),
+            (2, 1, 1, (0, 1)),
+            (3, 1, 1, (1, 1)),
+            (3, 2, 1, (1, 0)),
+            (3, 1, 2, (2, 1)),
+            (4, 3, 1, (1, 2)),
+            (5, 2, 1, (2, 2)),
+            (7, 2, 1, (3, 3)),
+        )
+    ),
+    *(
+        line("AveragePool", 12, 3, strides=(stride,), pads=(1, 1), count_include_pad=include)
+        for stride in (1, 2)
+        for include in (0, 1)
+    ),
+    *(
+        line(op, size, 3, strides=(2,), pads=(0, 1), ceil_mode=1)
+        for op in ("MaxPool", "AveragePool")
+        for size in (12, 13)
+    ),
+    *(
+        line(op, 13, kernel, strides=(2,), auto_pad=auto)
+        for op in ("Conv", "ConvTranspose", "MaxPool")
+        for kernel in (3, 4)
+        for auto in ("SAME_UPPER", "SAME_LOWER", "VALID")
+    ),
+    line("ConvTranspose", 12, 3, strides=(2,), output_shape=(24,)),
+    line("ConvTranspose", 12, 4, strides=(3,), output_padding=(1,), pads=(2, 0)),
+    line("LpPool", 13, 3, strides=(2,), pads=(1, 1)),
+)
+WIDE = tuple(
+    DeviceMesh.of(axes) for axes in ({"tp": 2}, {"tp": 3}, {"tp": 4}, {"tp": 5}, {"dp": 2, "tp": 3})
+)
+
+
+@pytest.mark.parametrize("case", SLID, ids=str)
+def test_space_is_cut_with_a_halo(case: Case) -> None:
+    check_row(case, WIDE)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("how", ["half_pixel", "asymmetric", "pytorch_half_pixel"])
+def test_resized_images_are_cut(mode: str, how: str) -> None:
+    attrs: dict[str, object] = {"mode": mode, "coordinate_transformation_mode": how}
+    if mode == "nearest" and how == "asymmetric":
+        attrs["nearest_mode"] = "floor"
+    factor = vec(3, 2, dtype="float32") if mode == "nearest" else vec(4, 2, dtype="float32")
+    check_row(replace(resize(f32(1, 1, 7, 6), None, factor, axes=(2, 3), **attrs), min_cuts=2))
+    sizes = vec(1, 1, 14, 6)
+    check_row(replace(resize(f32(1, 1, 7, 6), None, None, sizes, **attrs), min_cuts=2))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

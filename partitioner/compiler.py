@@ -866,8 +866,8 @@ def _size_notes(cluster: Cluster) -> tuple[str, ...]:
     if len(cluster) <= MOST_EXPLICIT:
         return ()
     note = (
-        f"{len(cluster)} devices: the plan and its summary are all that is written; rank files, "
-        f"timelines and reports are made for up to {MOST_EXPLICIT} devices"
+        f"{len(cluster)} devices: rank files are written for up to {MOST_EXPLICIT}; the plan, its "
+        "timeline and its report are"
     )
     return (note,)
 

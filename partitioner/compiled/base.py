@@ -181,15 +181,15 @@ class Compiled(Planned):
         """The programs of the ranks.
 
         Raises:
-            ResultError: As `schedule`.
+            ResultError: There are more than `MOST_EXPLICIT` devices.
         """
+        check_explicit(self.cluster)
         count = len(self.cluster)
         return lower(self.graph, self.run_schedule, count, deliver_all=self.model.delivers_all)
 
     @cached_property
     def run_schedule(self) -> Schedule:
         """See `Planned.run_schedule`: a plan's cost leaves out the sends of results everywhere."""
-        check_explicit(self.cluster)
         results = self.model.delivered
         if not results:
             return self.schedule
@@ -287,8 +287,8 @@ class Compiled(Planned):
     ) -> Path:
         """Write the plan, the rank files, the timeline and the report; all of them or nothing.
 
-        On more than `MOST_EXPLICIT` devices only the plan and its summary are written, and the
-        summary's notes say so.
+        On more than `MOST_EXPLICIT` devices rank files are left out, and the summary's notes say
+        so.
 
         Args:
             directory: Folder to make.
@@ -310,8 +310,6 @@ class Compiled(Planned):
                 json.dumps(summary, indent=1, allow_nan=False) + "\n"
             )
             self.model.write_request(folder, target)
-            if len(self.cluster) > MOST_EXPLICIT:
-                return
             if self.measured is not None:
                 (folder / FILE).write_text(self.measured.to_json(), encoding="utf-8")
             timeline = simulate(self.schedule)
@@ -320,7 +318,7 @@ class Compiled(Planned):
             if progress is not None:
                 progress("drawing the report")
             (folder / "report.html").write_text(self._page(), encoding="utf-8")
-            if not plan_only:
+            if not plan_only and len(self.cluster) <= MOST_EXPLICIT:
                 self.ranks.write(folder)
 
         replace_directory(target, write, force=force, ours=is_written)

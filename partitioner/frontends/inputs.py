@@ -14,6 +14,7 @@ from types import MappingProxyType
 import numpy as np
 
 from partitioner.ir.graph import Graph, Node
+from partitioner.ir.ops import row_of
 from partitioner.ir.types import DTYPE_BITS, TensorType, numpy_dtype
 
 #: Integers that meet no known limit are drawn from 1 .. 7: no zero to divide by.
@@ -60,6 +61,29 @@ def _rotations(_: Node, shapes: _Shapes) -> int:
     return cache[0] - (x[-2] - 1 if len(positions) == 1 else 0)
 
 
+def _number(attr: str) -> _Limit:
+    """An attribute."""
+
+    def limit(node: Node, _: _Shapes) -> int:
+        number = node.attrs[attr]
+        assert isinstance(number, int)
+        return number
+
+    return limit
+
+
+def _classes(logits: int) -> _Limit:
+    """Classes of PyTorch's losses: dim 1 of operand `logits`, or its only one."""
+
+    def limit(_: Node, shapes: _Shapes) -> int:
+        return shapes[logits][min(1, len(shapes[logits]) - 1)]
+
+    return limit
+
+
+#: Most dims that PyTorch's advanced indices are looked for in.
+_MOST_INDICES = 8
+
 #: Operands that hold indices, by op and operand number.
 INDEX_OPERANDS: Mapping[tuple[str, int], _Limit] = MappingProxyType(
     {
@@ -79,6 +103,25 @@ INDEX_OPERANDS: Mapping[tuple[str, int], _Limit] = MappingProxyType(
         ("com.microsoft::EmbedLayerNormalization", 1): _dim(4),
         ("com.microsoft::GatherBlockQuantized", 1): _dim(0, "gather_axis"),
         ("com.microsoft::RotaryEmbedding", 1): _rotations,
+        **{
+            (f"aten::{op}", 1 + dim): _dim(0, default=dim)
+            for op in ("_unsafe_index.Tensor", "_unsafe_index_put", "index.Tensor", "index_put")
+            for dim in range(_MOST_INDICES)
+        },
+        **{
+            (f"aten::{op}", 1): _dim(0, "dim")
+            for op in (
+                *("gather", "index_add", "index_copy", "index_select", "scatter.src"),
+                *("scatter.value", "scatter_add", "scatter_reduce.two"),
+            )
+        },
+        ("aten::embedding", 1): _dim(0),
+        ("aten::embedding_dense_backward", 1): _number("num_weights"),
+        ("partitioner::embedding_part", 1): _number("size"),
+        **{(f"aten::{op}_forward", 1): _classes(0) for op in ("nll_loss", "nll_loss2d")},
+        **{(f"aten::{op}_backward", 2): _classes(1) for op in ("nll_loss", "nll_loss2d")},
+        ("partitioner::cross_entropy_parts", 2): _classes(0),
+        ("partitioner::cross_entropy_grad", 4): _classes(2),
     }
 )
 
@@ -90,7 +133,8 @@ _INT_ENDS = {
 #: Ops whose first result holds the elements of operand 0 (or of any operand), moved or cast.
 _MOVES_FIRST = frozenset((
     "Cast", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape",
-    "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+    "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze", "aten::_to_copy", "aten::clone",
+    "aten::gather", "aten::index.Tensor", "aten::index_select", "aten::masked_fill.Scalar",
 ))  # fmt: skip
 _MOVES_ALL = frozenset({"Concat", "Max", "Min"})
 #: Operands that read an integer as yes or no.
@@ -213,8 +257,8 @@ def _results(graph: Graph, use: _Use) -> Iterator[tuple[str, int]]:
         return
     if (
         node.op in _MOVES_ALL
-        or (node.op in _MOVES_FIRST and use.index == 0)
-        or (node.op == "Where" and use.index > 0)
+        or (use.index == 0 and (node.op in _MOVES_FIRST or _is_view(node)))
+        or (use.index > 0 and node.op in {"Where", "aten::where.self"})
     ):
         yield node.outputs[0], use.shift
     elif node.op == "Split" and use.index == 0:
@@ -225,3 +269,9 @@ def _results(graph: Graph, use: _Use) -> Iterator[tuple[str, int]]:
             sign = 1 if node.op == "Add" else -1
             for extreme in {int(other.min()), int(other.max())}:
                 yield node.outputs[0], use.shift + sign * extreme
+
+
+def _is_view(node: Node) -> bool:
+    """Whether the result is the first operand under another shape."""
+    row = row_of(node)
+    return row is not None and row.view

@@ -68,34 +68,25 @@ class Planned:
 
     @property
     def run_schedule(self) -> Schedule:
-        """The tasks that the ranks run: those of `schedule`, and what the cost leaves out.
-
-        Raises:
-            ResultError: As `schedule`.
-        """
+        """The tasks that the ranks run: those of `schedule`, and what the cost leaves out."""
         return self.schedule
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The tasks whose seconds the plan's cost counts, in the global order.
-
-        Raises:
-            ResultError: The cluster has more devices than schedules are made for.
-        """
-        check_explicit(self.cluster)
+        """The tasks whose seconds the plan's cost counts, in the global order."""
         with no_collection():
             pipeline = self.plan.pipeline
             return schedule(self.graph, self.placed, self.cluster, pipeline=pipeline)
 
 
 def check_explicit(cluster: Cluster) -> None:
-    """Refuse clusters too large for a list of every device's tasks.
+    """Refuse clusters too large for a program of every rank.
 
     Raises:
         ResultError: There are more than `MOST_EXPLICIT` devices.
     """
     if len(cluster) > MOST_EXPLICIT:
         raise ResultError(
-            f"the plan is for {len(cluster)} devices: programs, schedules and reports are made for "
-            f"up to {MOST_EXPLICIT} devices; plan.json and summary.json say all there is"
+            f"the plan is for {len(cluster)} devices: programs are made for up to {MOST_EXPLICIT} "
+            "devices; `partition show` and the report say which device does what"
         )

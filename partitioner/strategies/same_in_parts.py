@@ -18,13 +18,11 @@ from typing import NamedTuple
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError, Sharding
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import OpRow, row_of, rules_of
+from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.rule import PENDING, PENDING_SIZE, FactorKind, Rule
 
 #: The axis of the mesh whose devices are the micro-batches.
 AXIS = "micro"
-#: A row of an operator that has none.
-_NO_ROW = OpRow(lambda _: Rule.of("", "", (), ()))
 #: Attributes that follow from the sizes of results, or say how they lie in memory.
 _SIZES = frozenset(
     {"size", "end", "length", "split_size", "split_sizes", "stride", "memory_format"}
@@ -162,7 +160,7 @@ class _Proof:
         other = self.part.by_name.get(node.name)
         if other is None or other.op != node.op or other.attrs.keys() != node.attrs.keys():
             return False
-        free = _SIZES | ({"other"} if _row(node).scales else set())
+        free = _SIZES | ({"other"} if _scales(node) else set())
         return all(
             node.attrs[key] == value for key, value in other.attrs.items() if key not in free
         )
@@ -202,7 +200,7 @@ class _Proof:
             raise CombinesError
         if any(how != "sum" for at in outs for _, how in at.partial):
             raise CombinesError
-        share = 1 / self.count if _row(node).averages else 1.0
+        share = 1 / self.count if _averages(node) else 1.0
         return [
             _Value(at, share) if name else None for name, at in zip(node.outputs, outs, strict=True)
         ]
@@ -221,14 +219,15 @@ class _Proof:
         dims = [
             dim for dim, (size, less) in enumerate(zip(shape, own, strict=False)) if size > less
         ]
-        if dims and _row(node).uniform and shape[dims[0]] % self.count == 0:
+        row = row_of(node)
+        if dims and row is not None and row.uniform and shape[dims[0]] % self.count == 0:
             return _Value(self._cut(shape, dims[0]))
         return _Value(Sharding.replicate(shape))
 
     def _scale(self, node: Node) -> float:
         """The number that the whole batch is multiplied by, over that of a micro-batch."""
         other = self.part.by_name.get(node.name)
-        scales = _row(node).scales
+        scales = _scales(node)
         if not scales or "other" not in node.attrs or other is None:
             return 1.0
         ours, theirs = node.attrs["other"], other.attrs.get("other")
@@ -253,7 +252,7 @@ class _Proof:
         share = shares[0]
         if not all(math.isclose(share, other) for other in shares):
             raise CombinesError
-        if _row(node).scales == "over" and len(pending) == 2 and self._is_count(node.inputs[1]):
+        if _scales(node) == "over" and len(pending) == 2 and self._is_count(node.inputs[1]):
             self.counts = True
             return [_Value(pending[0].sharding, 1 / self.count)]
         if PENDING not in rule.factors:
@@ -279,7 +278,7 @@ class _Proof:
             factor.kind is FactorKind.REDUCE and factor.reduce == "sum"
             for factor in rule.factors.values()
         )
-        is_sum = summed and len(node.inputs) == 1 and not _row(node).averages
+        is_sum = summed and len(node.inputs) == 1 and not _averages(node)
         return is_sum and self.whole.types[node.inputs[0]].dtype == "bool"
 
     def _check_result(self, name: str) -> None:
@@ -291,6 +290,18 @@ class _Proof:
             self._because("sum", f"the result {name!r} is a sum over the batch, and not a mean")
         elif shape and value.sharding != self._cut(shape, 0):
             self._because("combines", f"the result {name!r} is not one of samples")
+
+
+def _scales(node: Node) -> str:
+    """How a node scales its first operand by the other; "" if it does not."""
+    row = row_of(node)
+    return row.scales if row is not None else ""
+
+
+def _averages(node: Node) -> bool:
+    """Whether a node divides its sum by the number of the terms."""
+    row = row_of(node)
+    return row is not None and row.averages
 
 
 def cut_factors(
@@ -313,8 +324,3 @@ def cut_factors(
             if cut is None or any(layouts.setdefault(*one) != one[1] for one in cut.items()):
                 raise CombinesError
     return layouts
-
-
-def _row(node: Node) -> OpRow:
-    """The row of a node's operator; one that states nothing if it has none."""
-    return row_of(node) or _NO_ROW

@@ -356,6 +356,7 @@ def _devices(made: Made, groups: list[GroupRow], memory: list[Memory]) -> list[D
     return [
         {
             "name": f"accelerator {device}",
+            "members": [device],
             "limit_bytes": row["limit_bytes"],
             "compute_s": sum(
                 node["seconds"] for node in made.nodes if device in groups[node["group"]]["devices"]

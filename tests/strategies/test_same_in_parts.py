@@ -51,6 +51,7 @@ SAME: dict[str, Forward] = {
     "cross entropy of a transformer": crossed,
     "penalty": lambda m, x, y: crossed(m, x, y) + 0.1 * m.linear.weight.square().sum(),
     "two losses": lambda m, x, y: crossed(m, x, y) + 0.5 * m.linear(x).square().mean(),
+    "filled": lambda m, x, _: (m.linear(x) * torch.full((len(x), 1), 0.5)).square().mean(),
     "expanded": lambda m, x, _: (
         torch.cat([m.token.expand(len(x), 1, 8), m.linear(x)[:, None]], 1).square().mean()
     ),
@@ -142,6 +143,15 @@ def test_one_sample_each_is_the_same_too() -> None:
 def test_a_mean_over_targets_counts_the_ignored() -> None:
     assert of(crossed).counts
     assert not of(SAME["mean"]).counts
+
+
+def test_a_mean_over_what_a_mask_marks_counts_it() -> None:
+    def masked(m: Parts, x: Tensor, y: Tensor) -> Tensor:
+        marked = y[:, 0] > 3
+        return (m.linear(x).square().mean(1) * marked).sum() / marked.count_nonzero()
+
+    assert of(masked) == Difference((), counts=True)
+    assert differs(masked)  # the micro-batches' marks are not equally many
 
 
 def test_random_numbers_and_written_buffers_are_named() -> None:

@@ -27,6 +27,7 @@ from partitioner.report.bottleneck import (
     worth_sentence,
 )
 from partitioner.report.edges import NODE, edges
+from partitioner.report.lanes import Lanes, lanes
 from partitioner.report.measured import Comparison
 from partitioner.report.page.blocks import Block, blocks
 from partitioner.report.page.measured import measured_run
@@ -117,13 +118,13 @@ def _step_row(result: Planned) -> StepRow | None:
         schedule=schedule_name(pipeline),
         micro_batches=pipeline.micro_batches,
         bubble=bubble_share(result.evaluation, plan),
-        stages=[_stage_row(stage) for stage in stages(result.schedule)],
+        stages=[_stage_row(stage, lanes(result)) for stage in stages(result.schedule)],
     )
 
 
-def _stage_row(stage: Stage) -> StageRow:
+def _stage_row(stage: Stage, lanes: Lanes) -> StageRow:
     return StageRow(
-        devices=list(stage.devices),
+        devices=lanes.among(stage.devices),
         nodes=stage.nodes,
         forward_s=stage.forward_s,
         backward_s=stage.backward_s,
@@ -152,6 +153,10 @@ class _Builder:
         return self.result.graph
 
     @cached_property
+    def lanes(self) -> Lanes:
+        return lanes(self.result)
+
+    @cached_property
     def neighbourhood(self) -> Neighbourhood:
         return Neighbourhood(self.graph, self.result.plan, self.result.cluster)
 
@@ -162,17 +167,20 @@ class _Builder:
             kind="plan",
             title=result.name,
             head=headline(result),
-            devices=device_rows(result),
-            groups=[GroupRow(devices=list(m.devices), mesh=str(m)) for m in result.plan.groups],
+            devices=device_rows(result, self.lanes),
+            groups=[
+                GroupRow(devices=self.lanes.among(mesh.devices), mesh=str(mesh))
+                for mesh in result.plan.groups
+            ],
             nodes=[self._node(node) for node in self.graph.nodes],
             edges=list(self._edges()),
             terminals=list(self._terminals()),
             comms=[self._comm(task) for task in self._comms],
             blocks=self._blocks(),
             tasks=self._refs,
-            timelines=timelines(result.schedule, self._refs),
-            memory=memory(result),
-            traffic=traffic(result.schedule, result.cluster),
+            timelines=timelines(result.schedule, self._refs, self.lanes),
+            memory=memory(result, self.lanes),
+            traffic=traffic(result.schedule, result.cluster, self.lanes),
             measured=None if self.comparison is None else measured_run(self.comparison, self._refs),
         )
 
@@ -307,7 +315,7 @@ class _Builder:
         return CommRow(
             kind=comm.kind.spelled,
             value=comm.source,
-            ranks=list(comm.ranks),
+            ranks=self.lanes.among(comm.ranks),
             times=self.result.schedule.times(task),
             bytes=crossing_bytes(task),
             seconds=task.longest_s,
@@ -351,18 +359,21 @@ def _label(block: Block, names: Sequence[str]) -> str:
     return f"block {block.index + 1}" if block.count > 1 else f"{names[0]} ... {names[-1]}"
 
 
-def device_rows(result: Planned) -> list[DeviceRow]:
-    """Figures of every device of the cluster."""
-    figures = result.evaluation
+def device_rows(result: Planned, lanes: Lanes) -> list[DeviceRow]:
+    """Figures of every lane."""
+    figures, devices = result.evaluation, result.cluster.devices
     return [
         DeviceRow(
-            name=spec.name,
-            limit_bytes=spec.memory_bytes,
-            compute_s=figures.compute_s[device],
-            comm_s=figures.comm_s[device],
-            peak_bytes=figures.held_bytes[device],
-            weights_bytes=figures.peak[device].resident_bytes,
-            sent_bytes=figures.sent_bytes[device],
+            name=devices[busiest].name,
+            members=list(members),
+            limit_bytes=devices[fullest].memory_bytes,
+            compute_s=figures.compute_s[busiest],
+            comm_s=figures.comm_s[busiest],
+            peak_bytes=figures.held_bytes[fullest],
+            weights_bytes=figures.peak[fullest].resident_bytes,
+            sent_bytes=max(figures.sent_bytes[device] for device in members),
         )
-        for device, spec in enumerate(result.cluster.devices)
+        for members, busiest, fullest in zip(
+            lanes.members, lanes.busiest, lanes.fullest, strict=True
+        )
     ]

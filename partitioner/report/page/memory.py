@@ -1,4 +1,4 @@
-"""Bytes of every device over the schedule, for the report."""
+"""Bytes of the devices over the schedule, for the report."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from partitioner.cost_model.memory import (
 )
 from partitioner.cost_model.schedule import Schedule
 from partitioner.cost_model.simulate import Timeline, simulate
+from partitioner.report.lanes import Lanes
 from partitioner.report.page.schema import Live, Memory
 from partitioner.report.planned import Planned
 
@@ -24,8 +25,11 @@ MAX_LIVE = 40  #: Entries of a live set that are listed.
 MAX_MOMENTS = 4000  #: Of one device in stages; of more the largest of each pass is kept.
 
 
-def memory(result: Planned) -> list[Memory]:
-    """Bytes of each device by the safe formula, or exactly where that exceeds the limit."""
+def memory(result: Planned, lanes: Lanes) -> list[Memory]:
+    """Bytes of the fullest device of each lane.
+
+    They are those of the safe formula, or exact ones where it exceeds the limit.
+    """
     over, schedule = result.evaluation.over_bytes, result.schedule
     safe = _by_device(safe_lifetimes(schedule))
     exact = _by_device(exact_lifetimes(schedule)) if over else {}
@@ -34,10 +38,11 @@ def memory(result: Planned) -> list[Memory]:
         weights[device].append((value, nbytes))
     timeline = None if schedule.order is None else simulate(schedule)
     memories = []
-    for device, spec in enumerate(result.cluster.devices):
+    for device in lanes.fullest:
+        limit = result.cluster.devices[device].memory_bytes
         moments = held(schedule, device, (exact if device in over else safe).get(device, []))
         seconds = None if timeline is None else _seconds(moments, device, schedule, timeline)
-        memories.append(_device(moments, seconds, weights[device], spec.memory_bytes))
+        memories.append(_device(moments, seconds, weights[device], limit))
     return memories
 
 

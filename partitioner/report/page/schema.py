@@ -69,9 +69,13 @@ class StepRow(TypedDict):
 
 
 class DeviceRow(TypedDict):
-    """A device; its index is its number."""
+    """A lane: a device or, of more than 64, equal devices that are shown as one.
+
+    Figures are those of its busiest or fullest member. All other rows name lanes.
+    """
 
     name: str
+    members: list[int]  #: Numbers of its devices.
     limit_bytes: int
     compute_s: float
     comm_s: float
@@ -213,7 +217,7 @@ class Live(TypedDict):
 
 
 class Memory(TypedDict):
-    """Bytes of one device over the schedule; its index is the device.
+    """Bytes of one device over the schedule; its index is the lane.
 
     `activations` and `buffers` are step functions: value i holds from task position
     `position[i]` until the next or, in a plan with stages, from `seconds[i]` on the clock of the
@@ -244,7 +248,7 @@ class Link(TypedDict):
 
 
 class Traffic(TypedDict):
-    """Bytes from device to device, one request or step; collectives as rings in rank order."""
+    """Bytes from lane to lane, one request or step; collectives as rings in rank order."""
 
     source: list[int]
     target: list[int]

@@ -11,17 +11,21 @@ from partitioner.cost_model.collectives import comm_cost
 from partitioner.cost_model.schedule import Schedule, Task
 from partitioner.cost_model.traffic import moves
 from partitioner.ir.types import DTYPE_BITS
+from partitioner.report.lanes import Lanes
 from partitioner.report.page.schema import Link, Traffic
 
 
-def traffic(schedule: Schedule, cluster: Cluster) -> Traffic:
-    """Bytes that a request or step moves, by pair of devices and by level of the cluster."""
+def traffic(schedule: Schedule, cluster: Cluster, lanes: Lanes) -> Traffic:
+    """Bytes that a request or step moves, by pair of lanes and by level of the cluster."""
     exact: dict[tuple[int, int], float] = defaultdict(float)
     for task in schedule.tasks:
         for source, target, nbytes in moves(task):
             exact[source, target] += schedule.times(task) * nbytes
     pairs = {pair: round(nbytes) for pair, nbytes in exact.items()}
-    rows = sorted(pairs.items())
+    of_lanes: Counter[tuple[int, int]] = Counter()
+    for (source, target), nbytes in pairs.items():
+        of_lanes[lanes.of[source], lanes.of[target]] += nbytes
+    rows = sorted(of_lanes.items())
     return Traffic(
         source=[source for (source, _), _ in rows],
         target=[target for (_, target), _ in rows],

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import defaultdict
+from collections.abc import Sequence
 
 from partitioner import units
 from partitioner.cost_model.schedule import Task
 from partitioner.report.bottleneck import balance, tightest
+from partitioner.report.lanes import joined, lanes
 from partitioner.report.page.data import device_rows
-from partitioner.report.page.schema import VERSION, Diff, DiffTraffic, Figure, Moved
+from partitioner.report.page.schema import VERSION, DeviceRow, Diff, DiffTraffic, Figure, Moved
 from partitioner.report.page.traffic import crossing_bytes
 from partitioner.report.planned import Planned
 from partitioner.report.stages import bubble_share
@@ -53,8 +55,28 @@ def diff(before: Planned, after: Planned, names: tuple[str, str]) -> Diff:
         only_after=[name for name in new if name not in old],
         same=len(both) - len(moved),
         traffic=_traffic(before, after),
-        devices=list(itertools.zip_longest(device_rows(before), device_rows(after))),
+        devices=_devices(before, after),
     )
+
+
+def _devices(before: Planned, after: Planned) -> list[tuple[DeviceRow | None, DeviceRow | None]]:
+    """The devices of both plans; those that share a lane in both in one row."""
+    both = lanes(before), lanes(after)
+    shared: dict[tuple[int | None, int | None], list[int]] = defaultdict(list)
+    for device in range(max(len(before.cluster), len(after.cluster))):
+        shared[both[0].of.get(device), both[1].of.get(device)].append(device)
+
+    def rows(plan: Planned) -> list[DeviceRow | None]:
+        of = iter(device_rows(plan, joined(plan, shared_by(plan))))
+        return [next(of) if has(plan, members) else None for members in shared.values()]
+
+    def has(plan: Planned, members: Sequence[int]) -> bool:
+        return members[0] < len(plan.cluster)
+
+    def shared_by(plan: Planned) -> list[Sequence[int]]:
+        return [members for members in shared.values() if has(plan, members)]
+
+    return list(zip(rows(before), rows(after), strict=True))
 
 
 def diff_text(changes: Diff) -> str:

@@ -16,6 +16,7 @@ from partitioner.ir.plan import PlacedNode
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.report.alternatives import Neighbourhood
 from partitioner.report.bottleneck import COMPUTING, Bottleneck
+from partitioner.report.lanes import lanes
 from partitioner.report.page.data import headline, result_bottleneck
 from partitioner.report.page.memory import memory
 from partitioner.report.page.schema import Head
@@ -143,14 +144,15 @@ def _longest(result: Planned) -> list[str]:
 
 
 def _memory(result: Planned) -> list[str]:
-    devices = memory(result)
+    joined = lanes(result)
+    devices = memory(result, joined)
     shares = [entry["peak_bytes"] / entry["limit_bytes"] for entry in devices]
-    device = shares.index(max(shares))
-    tightest = devices[device]
+    lane = shares.index(max(shares))
+    tightest, device = devices[lane], joined.fullest[lane]
     peak, limit, live = tightest["peak_bytes"], tightest["limit_bytes"], tightest["live"]
     tasks = result.schedule.tasks
     at = clean(tasks[tightest["peak_position"]].name) if tasks else "-"
-    share = f"{units.size(peak)} of {units.size(limit)} ({units.share(shares[device])})"
+    share = f"{units.size(peak)} of {units.size(limit)} ({units.share(shares[lane])})"
     holdings = Holdings(result.graph, result.schedule)
     text = holdings.text(device, exact=bool(result.evaluation.over_bytes.get(device)))
     lines = [f"tightest memory: device {device} holds {share} at {at}: {text}"]

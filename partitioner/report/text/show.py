@@ -15,12 +15,15 @@ from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import DTYPE_BITS
 from partitioner.report.bottleneck import turn_of
+from partitioner.report.lanes import lanes
 from partitioner.report.planned import Planned
 from partitioner.report.stages import plan_sentence, stages
 from partitioner.report.summary import certificate_line, trial_lines
 from partitioner.report.text.timeline import step_text
 
 Row = tuple[str, ...]
+#: Groups of one device that have a line each.
+MOST_ALONE = 16
 _STEP_HEAD: Row = ("devices", "step", "what", "seconds", "sent")
 #: Kinds in which every rank both sends and receives.
 _COLLECTIVE = (CommKind.ALL_REDUCE, CommKind.ALL_GATHER, CommKind.REDUCE_SCATTER)
@@ -75,9 +78,13 @@ def _head(result: Planned) -> list[str]:
     if plan.pipeline is not None:
         sentence = plan_sentence(plan, result.evaluation)
         lines.append(f"{sentence}: {units.seconds(result.evaluation.step_s)} a step")
+    alone = [mesh.devices[0] for mesh in plan.groups if mesh.size() == 1]
     for index, mesh in enumerate(plan.groups):
         stage = "" if plan.pipeline is None else f" (stage {plan.pipeline.stages[index]})"
-        lines.append(f"group {index}: {mesh}{stage}")
+        if len(alone) <= MOST_ALONE or mesh.size() > 1:
+            lines.append(f"group {index}: {mesh}{stage}")
+    if len(alone) > MOST_ALONE:
+        lines.append(f"{len(alone)} groups of one device: {numbers(sorted(alone))}")
     return lines
 
 
@@ -105,13 +112,15 @@ def _stages(result: Planned) -> list[str]:
 
 
 def _devices(result: Planned) -> list[str]:
+    """A line a device or, of a large cluster, a line for equal devices."""
     figures = result.evaluation
     rows = [("device", "load", "compute", "communication", "peak memory", "weights", "at")]
-    for device in range(len(result.cluster.devices)):
+    joined = lanes(result)
+    for members, device in zip(joined.members, joined.busiest, strict=True):
         peak = figures.peak.get(device)
         rows.append(
             (
-                str(device),
+                numbers(members),
                 units.seconds(figures.load_s.get(device, 0.0)),
                 units.seconds(figures.compute_s.get(device, 0.0)),
                 units.seconds(figures.comm_s.get(device, 0.0)),

@@ -33,8 +33,12 @@ Ints = npt.NDArray[np.intp]
 MAX_SWITCHES = 64
 #: An item that depends on more combinations of choices than this gets a switch of its own.
 MAX_SHARED = 4096
+#: Steps of laying a problem out, for each item.
+LAYOUT_STEPS = 8
 #: Steps of an elimination, for each item and each node.
 ITEM_STEPS, NODE_STEPS = 15, 400
+#: Steps of finding that a problem is too wide, for each item and each node.
+ITEM_LOOKS, NODE_LOOKS = 1, 15
 #: Problems of more items are wide: so many come of meshes with several axes.
 MAX_ITEMS = 20_000
 
@@ -100,6 +104,7 @@ class Eliminator:
     @cached_property
     def tables(self) -> _Tables:
         """The costs that the direct way adds up."""
+        self.work.spend(LAYOUT_STEPS * len(self.problem.items))
         costs = [_edge_costs(edge) for edge in self.problem.edges]
         private = _private(self.problem, costs)
         costs = [edge_costs.among(private) for edge_costs in costs]
@@ -124,8 +129,9 @@ class Eliminator:
             return None
         prices = self._prices(weights, byte_price)
         prices[list(self.tables.wide)] = 0.0
-        self._spend()
-        return self._direct(np.array(weights), prices)
+        answer = self._direct(np.array(weights), prices)
+        self.too_wide = answer is None  # at any prices: these tables are among all others
+        return answer
 
     def _prices(self, weights: Sequence[float], byte_price: float) -> Floats:
         """The price of each item."""
@@ -143,17 +149,12 @@ class Eliminator:
         return self._solve(np.zeros(devices), np.where(live, self.item_bytes / devices, 0.0))
 
     def _solve(self, weights: Floats, prices: Floats) -> Answer:
-        self._spend()
         answer = None if self.too_wide else self._direct(weights, prices)
         if answer is None and self.problem.devices == 1:
             self.too_wide = True
+            self.work.spend(ITEM_STEPS * len(self.problem.items) + NODE_STEPS * len(self.sizes))
             return self._converted(weights, prices)
         return answer
-
-    def _spend(self) -> None:
-        """Pay for an elimination."""
-        items = len(self.problem.items)
-        self.work.spend(ITEM_STEPS * items + NODE_STEPS * len(self.sizes))
 
     def _converted(self, weights: Floats, prices: Floats) -> Answer:
         """Eliminate with shared items as extra nodes: larger tables, often of much smaller width.
@@ -192,6 +193,17 @@ class Eliminator:
         return converted.restore(strategies), bound
 
     def _direct(self, weights: Floats, prices: Floats) -> Answer:
+        answer = self._eliminated(weights, prices)
+        items, nodes = len(self.problem.items), len(self.sizes)
+        found = answer is not None
+        self.work.spend(
+            ITEM_STEPS * items + NODE_STEPS * nodes
+            if found
+            else ITEM_LOOKS * items + NODE_LOOKS * nodes
+        )
+        return answer
+
+    def _eliminated(self, weights: Floats, prices: Floats) -> Answer:
         factors = [Factor((node,), loads @ weights) for node, loads in enumerate(self.loads)]
         tables = self.tables
         factors += [Factor((e.edge.u, e.edge.v), e.table(prices)) for e in tables.edges]

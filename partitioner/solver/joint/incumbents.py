@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from partitioner.solver.joint.elimination import Eliminator
+from partitioner.solver.joint.greedy import along
 from partitioner.solver.joint.local_search import MOVE_STEPS, Goal, loads, local_search, peaks
 from partitioner.solver.joint.search import Search
 from partitioner.solver.placement.contiguous import Split, contiguous_plans
@@ -26,6 +27,8 @@ EFFORT = 30_000
 QUICK = 2_000
 #: The same for each choice of a node: small problems are left to the MILP early.
 EFFORT_PER_CHOICE = 40
+#: The steps that are left, over those of local search from all starts: others are to come.
+OF_LEFT = 3
 #: Plans that local search starts from.
 STARTS = 2
 #: Positions of the order at which the bytes are minimised for a bound on the least peak.
@@ -162,9 +165,11 @@ def starts(search: Search) -> list[tuple[int, ...]]:
         return [*plans, least, *squeeze(search, least)]
     if plans:
         return plans
+    plan, steps = along(problem)
+    search.work.spend(steps)
     # every node's choice of least work, whatever its neighbours choose
     work = [[sum(choice.load_s) for choice in choices] for choices in problem.nodes]
-    return [tuple(seconds.index(min(seconds)) for seconds in work)]
+    return [plan, tuple(seconds.index(min(seconds)) for seconds in work)]
 
 
 def splits(search: Search, picks: Picks) -> list[Split]:
@@ -196,6 +201,8 @@ def seek(search: Search) -> None:
         relax_memory(search)
     if search.best is not None:
         ranked |= {search.best: (0.0, search.cost)}
+    if math.isfinite(search.work.left):
+        effort = min(effort, int(search.work.left / (OF_LEFT * STARTS * MOVE_STEPS)))
     improve(search, ranked, peaks if search.objective == "memory" else loads, effort)
 
 

@@ -97,7 +97,9 @@ def refused(reduced: Reduced, progress: Progress, *, least: bool) -> Infeasible:
     """
     proven = least or math.isinf(progress.bound)
     if progress.closest is None:
-        return Infeasible("no allowed plan was found within the time limit", proven=proven)
+        return Infeasible(
+            "no allowed plan was found with the work that the time limit allows", proven=proven
+        )
     outcome = evaluate_choices(progress.problem, progress.closest)
     device = device_most_over(progress.problem, outcome)
     peak, limit = outcome.peak_bytes[device], progress.problem.limit_bytes[device]

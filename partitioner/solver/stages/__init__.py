@@ -12,7 +12,7 @@
 """
 
 from partitioner.solver.stages.cut import cut_stages, find_cut
-from partitioner.solver.stages.knapsack import Packed, Ways, pack
+from partitioner.solver.stages.knapsack import Ways, pack
 from partitioner.solver.stages.model import (
     Cut,
     CutOutcome,
@@ -27,7 +27,6 @@ from partitioner.solver.stages.model import (
 __all__ = [
     "Cut",
     "CutOutcome",
-    "Packed",
     "Pool",
     "Stage",
     "StageOption",

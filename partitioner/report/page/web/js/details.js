@@ -91,7 +91,7 @@ function nodeLink(plan, node) {
 function commLink(plan, index) {
   const comm = plan.comms[index];
   return link(
-    `${plain(comm.kind)} ${size(comm.bytes)} ${seconds(comm.seconds)} @${ranges(comm.ranks)}`,
+    `${plain(comm.kind)} ${size(comm.bytes)} ${seconds(comm.seconds)} @${deviceText(plan, comm.ranks)}`,
     { type: "comm", id: index },
   );
 }
@@ -124,7 +124,7 @@ function nodeDetails(plan, { id }, actions) {
       el("button", { type: "button", click: () => actions.open("timeline") }, "In timeline"),
     ),
     facts([
-      ["Devices", `@${ranges(group.devices)} (${plain(group.mesh)})`],
+      ["Devices", `@${deviceText(plan, group.devices)} (${plain(group.mesh)})`],
       ["Sharding", row.kind],
       ["Cut loops", plain(row.cut) || "none"],
       ["Not cut because", plain(row.opaque)],
@@ -244,7 +244,7 @@ function commDetails(plan, { id }, actions) {
       el("button", { type: "button", click: () => actions.open("timeline") }, "In timeline"),
     ),
     facts([
-      ["Devices", `@${ranges(comm.ranks)}`],
+      ["Devices", `@${deviceText(plan, comm.ranks)}`],
       ["Bytes", `${size(comm.bytes)} between devices`],
       ["Seconds", `${seconds(comm.seconds)} on the busiest device`],
       ["Algorithm", plain(comm.algorithm)],
@@ -284,7 +284,7 @@ function blockDetails(plan, { id }, actions) {
     facts([
       ["Repeat", block.count > 1 ? `${block.index + 1} of ${block.count}` : null],
       ["Nodes", `${count(sums.nodes)}, ${count(sums.sharded)} sharded`],
-      ["Devices", `@${ranges(sums.devices)}`],
+      ["Devices", `@${deviceText(plan, sums.devices)}`],
       ["Seconds", `${seconds(sums.seconds)} summed over nodes`],
       [
         "Communications",
@@ -350,9 +350,10 @@ function deviceDetails(plan, { id }) {
   const device = plan.devices[id];
   const nodes = plan.nodes.filter((node) => plan.groups[node.group].devices.includes(id)).length;
   return [
-    el("h2", {}, `Device ${id}`),
+    el("h2", {}, `Device ${deviceText(plan, [id])}`),
     fullName(device.name),
     facts([
+      ["Shown", device.members.length > 1 ? `one of ${count(device.members.length)} alike` : null],
       ["Nodes", count(nodes)],
       ["Compute", seconds(device.compute_s)],
       ["Communication", seconds(device.comm_s)],

@@ -219,8 +219,8 @@ function diffDevicesPanel(panel, data) {
     ["weights_bytes", size],
     ["sent_bytes", size],
   ];
-  const rows = data.devices.map((pair, device) => [
-    `${device}`,
+  const rows = data.devices.map((pair) => [
+    ranges((pair[0] ?? pair[1]).members),
     ...cells.map(([column, format]) => both(column, format)(pair)),
   ]);
   const canvas = walkable("chart half", "Busy seconds of each device, before and after");
@@ -233,7 +233,7 @@ function diffDevicesPanel(panel, data) {
     ),
   );
   const column = (side, name) => data.devices.map((pair) => pair[side]?.[name] ?? 0);
-  const names = data.devices.map((_, device) => `device ${device}`);
+  const names = data.devices.map((pair) => `device ${ranges((pair[0] ?? pair[1]).members)}`);
   const parts = (now) =>
     ["before", "after"].flatMap((when, side) => [
       {

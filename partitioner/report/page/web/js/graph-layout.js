@@ -28,7 +28,7 @@ function labelOf(plan, item) {
   const block = plan.blocks[item.index];
   const sums = blockSums(plan, item.index);
   const repeat = block.count > 1 ? `  (${block.index + 1} of ${block.count})` : "";
-  const where = short(ranges(sums.devices), 12);
+  const where = short(deviceText(plan, sums.devices), 12);
   return (
     `+ ${short(block.label, 28)}${repeat}\n${count(sums.nodes)} nodes  @${where}  ${seconds(sums.seconds)}` +
     (sums.comms ? `\n${count(sums.comms)} communication${sums.comms === 1 ? "" : "s"}  ${seconds(sums.commSeconds)}` : "")

@@ -14,7 +14,7 @@ function startMemory(plan) {
   const view = { plan, device: fullest, bars: null, curve: null };
   const choice = byId("memory-device");
   choice.append(
-    ...plan.devices.map((_, device) => el("option", { value: String(device) }, `device ${device}`)),
+    ...laneNames(plan).map((name, lane) => el("option", { value: String(lane) }, `device ${name}`)),
   );
   choice.addEventListener("change", () => chooseDevice(view, Number(choice.value)));
   byId("memory-limit").addEventListener("change", () => chooseDevice(view, view.device));
@@ -102,7 +102,7 @@ function atPeak(memory) {
 function memoryBars(view, now) {
   const { memory, devices } = view.plan;
   const peaks = memory.map(atPeak);
-  const labels = devices.map((_, device) => `${device}`);
+  const labels = laneNames(view.plan);
   const room = Math.floor(byId("memory-bars").clientHeight / 22);
   const zoom =
     devices.length > room
@@ -177,7 +177,7 @@ function memoryBars(view, now) {
 
 function memoryTip(view, device, peak) {
   const { limit_bytes: limit, peak_bytes: total } = view.plan.memory[device];
-  return tip(`Device ${device} at its peak`, [
+  return tip(`Device ${deviceText(view.plan, [device])} at its peak`, [
     ...PARTS.map((part) => [part, size(peak[part])]),
     ["Peak", size(total)],
     ["Limit", size(limit)],
@@ -389,7 +389,7 @@ function showLive(view, focus) {
     el(
       "h3",
       {},
-      `Device ${view.device} at its peak: ${size(peak)} ${at}; the largest ${count(rows.length)}${more}`,
+      `Device ${deviceText(view.plan, [view.device])} at its peak: ${size(peak)} ${at}; the largest ${count(rows.length)}${more}`,
     ),
     table.element,
   );

@@ -7,7 +7,7 @@ function readPlan(data) {
   const blocks = data.blocks.map((block) => ({ ...block }));
   const plan = { ...data, blocks };
   plan.fills = groupFills(data.groups, new Set(data.nodes.map((node) => node.group)));
-  plan.groupNames = data.groups.map((group) => ranges(group.devices));
+  plan.groupNames = data.groups.map((group) => deviceText(plan, group.devices));
   plan.children = childrenOf(blocks, data.nodes.length);
   plan.children.forEach((_, level) => foldLevel(plan, level - 1));
   plan.holder = holders(plan);
@@ -24,6 +24,16 @@ function readPlan(data) {
     if (comm.consumer >= 0) plan.commsOfNode[comm.consumer].push(index);
   });
   return plan;
+}
+
+/** The devices of lanes: a lane of a large cluster stands for several equal devices. */
+function deviceText(plan, lanes) {
+  return ranges(lanes.flatMap((lane) => plan.devices[lane].members));
+}
+
+/** The names of all lanes: the numbers of their devices. */
+function laneNames(plan) {
+  return plan.devices.map((_, lane) => deviceText(plan, [lane]));
 }
 
 /** What each level holds in order, outermost first: {node} or {block}; index 0 is the top. */

@@ -30,5 +30,5 @@ function stageTable(plan, stages) {
 function stageDevices(plan, devices) {
   const names = new Set(devices.map((device) => plan.devices[device].name));
   const name = names.size === 1 ? `: ${plain([...names][0])}` : "";
-  return `${ranges(devices)}${name}`;
+  return `${deviceText(plan, devices)}${name}`;
 }

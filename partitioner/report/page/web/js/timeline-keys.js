@@ -118,6 +118,6 @@ function goToEvent(view, event) {
     zoomTimeline(view, start - (to - from) / 2, start + (to - from) / 2);
   select(itemOfRef(line.ref[event]), "timeline");
   announce(
-    `${short(taskName(plan, line.ref[event]), 40)} on device ${line.device[event]}, at ${seconds(start)} for ${seconds(line.duration_s[event])}`,
+    `${short(taskName(plan, line.ref[event]), 40)} on device ${deviceText(plan, [line.device[event]])}, at ${seconds(start)} for ${seconds(line.duration_s[event])}`,
   );
 }

@@ -64,7 +64,7 @@ function chooseTimeline(view, index) {
 
 function timelineOption(view, now) {
   const { line, plan } = view;
-  const lanes = plan.devices.flatMap((_, device) => [`${device} compute`, "comm"]);
+  const lanes = laneNames(plan).flatMap((name) => [`${name} compute`, "comm"]);
   const room = Math.max(4, Math.floor((byId("timeline-canvas").clientHeight - 90) / LANE_PX));
   const crowded = lanes.length > room;
   view.room = crowded ? room : null;
@@ -334,7 +334,7 @@ function pieceTip(view, piece) {
   const device = piece.lane >> 1;
   if (piece.many > 1) {
     return tip(`${count(piece.many)} short events`, [
-      ["Device", `@${device}`],
+      ["Device", `@${deviceText(plan, [device])}`],
       ["From", seconds(piece.from)],
       ["To", seconds(piece.to)],
       ["", "click to zoom in"],
@@ -345,7 +345,7 @@ function pieceTip(view, piece) {
     ? plain(line.about[piece.event])
     : el("span", {}, taskLabel(plan, ref));
   return tip(title, [
-    ["Device", `@${device}`],
+    ["Device", `@${deviceText(plan, [device])}`],
     ["Start", seconds(piece.from)],
     ["Duration", seconds(piece.to - piece.from)],
     ["Bytes", ref >= 0 ? "" : size(plan.comms[-1 - ref].bytes)],

@@ -31,7 +31,7 @@ function choosePair(view, pair) {
     : all;
   view.table = commTable(plan, rows);
   const bytes = rows.reduce((sum, comm) => sum + plan.comms[comm].times * plan.comms[comm].bytes, 0);
-  const who = pair ? `between devices ${pair[0]} and ${pair[1]}` : "of all devices";
+  const who = pair ? `between devices ${deviceText(plan, [pair[0]])} and ${deviceText(plan, [pair[1]])}` : "of all devices";
   byId("traffic-title").textContent =
     `Communications ${who}: ${count(rows.length)}, ${size(bytes)}`;
   byId("traffic-filter").hidden = !pair;
@@ -69,8 +69,8 @@ function commTable(plan, rows) {
       },
       {
         title: "Devices",
-        value: (index) => comm(index).ranks.join(),
-        cell: (index) => `@${short(ranges(comm(index).ranks), 12)}`,
+        value: (index) => deviceText(plan, comm(index).ranks),
+        cell: (index) => `@${short(deviceText(plan, comm(index).ranks), 12)}`,
         width: "80px",
       },
       {
@@ -99,7 +99,7 @@ function commTable(plan, rows) {
 
 function trafficOption(plan, now) {
   const { source, target, bytes } = plan.traffic;
-  const names = plan.devices.map((_, device) => `${device}`);
+  const names = laneNames(plan);
   const most = bytes.reduce((best, value) => Math.max(best, value), 1);
   const labels = names.length <= CELL_LABELS;
   const axis = {
@@ -116,7 +116,7 @@ function trafficOption(plan, now) {
       ...baseOption(now).tooltip,
       formatter: ({ value }) =>
         value
-          ? tip(`Device ${value[1]} to ${value[0]}`, [
+          ? tip(`Device ${deviceText(plan, [value[1]])} to ${deviceText(plan, [value[0]])}`, [
               ["Bytes", size(value[2])],
               ["", "click for its communications"],
             ])
@@ -161,7 +161,7 @@ function rampAt(ramp, share) {
 
 /** Busy seconds of each device, and what of them is communication. */
 function loadOption(plan, now) {
-  const names = plan.devices.map((_, device) => `${device}`);
+  const names = laneNames(plan);
   const bar = (name, column, color) => ({
     name,
     type: "bar",
@@ -203,7 +203,7 @@ function loadOption(plan, now) {
 
 function loadTip(plan, device) {
   const row = plan.devices[device];
-  return tip(`Device ${device}`, [
+  return tip(`Device ${deviceText(plan, [device])}`, [
     ["Compute", seconds(row.compute_s)],
     ["Communication", seconds(row.comm_s)],
     ["Sent", size(row.sent_bytes)],

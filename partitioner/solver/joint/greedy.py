@@ -1,0 +1,56 @@
+"""A first plan of a problem that no exact method takes: node after node, what costs least."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from partitioner.solver.problem import Edge, Problem
+
+#: Steps for each choice of a node, and for each item that it may trigger.
+CHOICE_STEPS, ITEM_STEPS = 2, 1
+
+
+def along(problem: Problem) -> tuple[tuple[int, ...], float]:
+    """The choices that cost least beside those of the nodes before, in the global order.
+
+    A choice costs its own load on all devices and that of the items that it triggers with its
+    predecessors and that are not paid yet. A node whose choices are all forbidden takes the first.
+
+    Returns:
+        The choice of each node, and the steps that finding it took.
+    """
+    arriving: list[list[Edge]] = [[] for _ in problem.nodes]
+    for edge in problem.edges:
+        arriving[edge.v].append(edge)
+    held: list[list[tuple[tuple[int, ...], ...]]] = [[] for _ in problem.nodes]
+    for hold in problem.holds:
+        held[hold.node].append(hold.items)
+    seconds = [sum(item.load_s) for item in problem.items]
+    paid: set[int] = set()
+    chosen: list[int] = []
+    steps = 0.0
+
+    def triggered(choice: int) -> Iterator[int]:
+        node = len(chosen)
+        for edge in arriving[node]:
+            yield from edge.items.get((edge.out_class[chosen[edge.u]], edge.in_class[choice]), ())
+        for items in held[node]:
+            yield from items[choice]
+
+    for node, choices in enumerate(problem.nodes):
+        best, least_s = 0, math.inf
+        for choice, option in enumerate(choices):
+            if any(
+                (edge.out_class[chosen[edge.u]], edge.in_class[choice]) in edge.forbidden
+                for edge in arriving[node]
+            ):
+                continue
+            fresh = set(triggered(choice)) - paid
+            steps += CHOICE_STEPS + ITEM_STEPS * len(fresh)
+            cost_s = sum(option.load_s) + sum(seconds[item] for item in fresh)
+            if cost_s < least_s:
+                best, least_s = choice, cost_s
+        paid.update(triggered(best))
+        chosen.append(best)
+    return tuple(chosen), steps

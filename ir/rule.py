@@ -272,6 +272,10 @@ class Rule:
         """The window that slides over a dim of an operand, None over none or over a result's."""
         return self.windows.get((operand, _single(expr))) if self.windows else None
 
+    def dim_of(self, operand: int, name: str) -> int:
+        """The dim of an operand that the window of a factor slides over."""
+        return [_single(expr) for expr in self.operands[operand] or ()].index(name)
+
     def slides(self, layouts: Layouts) -> bool:
         """Whether a cut gives devices windows: they have parts of equal sizes, but not alike."""
         return any(name in layouts for _, name in self.windows)

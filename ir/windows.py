@@ -72,6 +72,18 @@ class Window:
         bounds = [0, *(min(end, count) for end in ends), count]
         return DimLayout.cut(layout.axes, [tuple(b - a for a, b in pairwise(bounds))])
 
+    def elements(self, positions: DimLayout) -> DimLayout | None:
+        """The plain cut of the dim along a cut of the loop, without the halo; None without one.
+
+        Inverse of `positions` where the dim's parts have whole strides.
+        """
+        if len(positions.segments) > 1 or positions.windows or not positions.axes:
+            return None
+        (cuts,) = positions.segments
+        ends = (end * self.stride // self.divisor for end in accumulate(cuts[:-1]))
+        bounds = [0, *(min(end, self.size) for end in ends), self.size]
+        return DimLayout.cut(positions.axes, [tuple(b - a for a, b in pairwise(bounds))])
+
 
 @lru_cache(maxsize=65536)
 def _layout(window: Window, positions: DimLayout) -> DimLayout:

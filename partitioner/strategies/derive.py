@@ -301,17 +301,23 @@ class _Propagation:
         for value, sharding in zip((*node.inputs, *node.outputs), (*ins, *outs), strict=True):
             if value:
                 self._publish(value, sharding, axes)
+        for (operand, name), window in rule.windows.items():
+            if name in cut and (layout := window.elements(cut[name])) is not None:
+                self._offer(node.inputs[operand], rule.dim_of(operand, name), layout)
         return True
 
     def _publish(self, value: str, sharding: Sharding, axes: Axes) -> None:
         """Make a value's layouts known to the nodes that touch it."""
         for dim, layout in enumerate(sharding.dims):
             if layout.axes == axes and not layout.windows:
-                known = self.layouts.setdefault((value, dim, axes), [])
-                if layout not in known:
-                    known.append(layout)
+                self._offer(value, dim, layout)
         if {axis for axis, how in sharding.partial if how == "sum"} == set(axes):
             self.layouts.setdefault((value, PENDING_DIM, axes), [])
+
+    def _offer(self, value: str, dim: int, layout: DimLayout) -> None:
+        known = self.layouts.setdefault((value, dim, layout.axes), [])
+        if layout not in known:
+            known.append(layout)
 
 
 def _dims(node: Node, rule: Rule) -> Iterator[tuple[str, int, DimExpr, Window | None]]:

@@ -1,6 +1,7 @@
 """Windows against brute force: the elements that each position of a loop reads."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -131,4 +132,8 @@ def test_positions_follow_the_parts_of_the_dim(window: Window, cuts: list[int], 
         owner[min(o * window.stride // window.divisor, sum(cuts) - 1)] for o in range(count)
     ]
     assert np.repeat(np.arange(3), positions.segments[0]).tolist() == expected
+    elements = replace(window, size=sum(cuts)).elements(positions)
+    assert elements is not None
+    if sum(cuts) * window.divisor <= count * window.stride and window.stride == 1:
+        assert elements == layout
     assert window.positions(DimLayout.cut(("tp",), [(1, 1, 1)] * 2), count) is None

@@ -17,6 +17,7 @@ from partitioner.ir.exchange import (
     exchange,
     intersect,
     localize,
+    nested,
     region_numel,
 )
 from partitioner.ir.layout import DimLayout, Placement
@@ -122,3 +123,13 @@ def test_components_are_the_groups_that_exchange() -> None:
     pairs = ((0, 2), (2, 4), (3, 3), (5, 1))
     groups = components(tuple(Transfer(a, b, (none,), (none,)) for a, b in pairs))
     assert groups == ((0, 2, 4), (1, 5), (3,))
+
+
+@pytest.mark.parametrize("inner", [((1, 2),), ((0, 1), (3, 3)), ((2, 4),), ((5, 1), (0, 2)), ()])
+def test_a_region_of_a_region(inner: tuple[tuple[int, int], ...]) -> None:
+    outer = ((4, 2), (8, 3), (20, 1))  # 6 elements of 24, packed
+    numbers = np.concatenate([np.arange(s, s + n) for s, n in outer])
+    wanted = [numbers[s : s + n] for s, n in inner]
+    (found,) = nested((outer,), (inner,))
+    got = [np.arange(s, s + n) for s, n in found]
+    np.testing.assert_array_equal(np.concatenate([*got, []]), np.concatenate([*wanted, []]))

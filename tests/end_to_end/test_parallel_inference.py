@@ -103,14 +103,20 @@ def test_zero3_stores_weights_in_parts_until_their_use() -> None:
     assert "all_gather" in kinds
 
 
+def test_stages_of_an_onnx_model_run_in_micro_batches() -> None:
+    mlp = examples.build("mlp", layers=4, hidden=16, batch=6)
+    program = partitioner.compile(mlp, devices=2, parallel="pp", micro_batches=3)
+    assert program.plan.micro_batches == 3
+    assert len(program.plan.groups) == 2
+    assert program.verify()
+
+
 def test_kinds_that_inference_lacks_are_refused_by_name() -> None:
     mlp = examples.build("mlp", **MODELS["mlp"])
     with pytest.raises(OptionError, match="'zero2' of an ONNX model: it cuts what training keeps"):
         partitioner.compile(mlp, devices=2, parallel="zero2")
     with pytest.raises(OptionError, match="'zero3' of an ONNX model: a rank's file holds weights"):
         partitioner.compile(mlp, devices=2, parallel="zero3")
-    with pytest.raises(OptionError, match="parallel='pp' are for PyTorch modules"):
-        partitioner.compile(mlp, devices=2, parallel="pp")
     with pytest.raises(ConstraintError, match=r"the batch \(dim 0 of 'x'\) has 7 elements, fewer"):
         partitioner.compile(mlp, devices=8, parallel="dp")
     with pytest.raises(ConstraintError, match=r"no input has a batch that can be cut: x float32"):

@@ -14,6 +14,7 @@ from typing import Any, Required, TypedDict, TypeVar, cast, get_args, get_origin
 from partitioner.cost_model.cluster import Cluster, parse_bytes
 from partitioner.cost_model.errors import ClusterOptionError
 from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
 from partitioner.ir.pipeline import SCHEDULES, from_csv, to_csv
@@ -21,6 +22,8 @@ from partitioner.ir.plan import Plan
 from partitioner.search.request import MicroBatchCount, Recompute, Request, Say
 from partitioner.solver import Objective
 from partitioner.strategies.constraints import Constraints
+from partitioner.strategies.kind import ModelKind
+from partitioner.strategies.parallel import at_rest, check_has
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -137,10 +140,22 @@ def takes(options: type, **defaults: Any) -> Callable[[Function], Function]:
     return decorate
 
 
-def opening(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of `open_model` among the options of a public function."""
-    names = {*ModelOptions.__annotations__, "recompute", "plan_only"} - {"progress"}
-    return {name: value for name, value in options.items() if name in names}
+def open_with(
+    model: Any, example_inputs: Any, options: Mapping[str, Any]
+) -> OnnxInput | ModuleInput:
+    """Open a model with the options of a public function.
+
+    Raises:
+        PartitionerError: As of `open_model`; or the model has no such kind of parallelism.
+    """
+    names = {*ModelOptions.__annotations__, "recompute", "plan_only"} - {"progress", "parallel"}
+    values = {name: value for name, value in options.items() if name in names}
+    parallel, training = options.get("parallel"), options.get("training", False)
+    stored = at_rest(parallel, training=training)
+    source = open_model(model, example_inputs, at_rest=stored, **values)
+    in_passes: ModelKind = "training" if training else "inference"
+    check_has(parallel, in_passes if isinstance(source, ModuleInput) else "onnx")
+    return source
 
 
 def request_of(options: Mapping[str, Any]) -> Request:

@@ -87,6 +87,11 @@ class Constraints:
         """Whether there is any constraint."""
         return bool(self.pins or self.busy) or self.plan is not None
 
+    def joined(self, other: Constraints) -> Constraints:
+        """These constraints and others, which keep no plan and no nodes busy over the same axes."""
+        pins = (*self.pins, *other.pins)
+        return replace(self, pins=pins, busy={**self.busy, **other.busy})
+
     @classmethod
     def read(cls, path: Path) -> Constraints:
         """Read a .toml file of pins or a .json plan.

@@ -57,7 +57,7 @@ class TargetOptions(TypedDict, total=False):
     memory: int | str | None
     profile: str | Path | None
     mesh: Mapping[str, int] | None
-    constraints: Constraints | Plan | str | Path | None
+    constraints: Constraints | Plan | Mapping[str, Any] | str | Path | None
 
 
 class CompileOptions(ModelOptions, TargetOptions, SearchOptions, total=False):
@@ -191,16 +191,21 @@ def _schedule(schedule: str | Path | None) -> str | tuple[str, ...] | None:
     return tuple(to_csv(from_csv(text)).splitlines())
 
 
-def _constraints(constraints: Constraints | Plan | str | Path | None) -> Constraints:
+def _constraints(
+    constraints: Constraints | Plan | Mapping[str, Any] | str | Path | None,
+) -> Constraints:
     if constraints is None:
         return Constraints()
     if isinstance(constraints, Constraints):
         return constraints
     if isinstance(constraints, Plan):
         return Constraints(plan=constraints)
+    if is_a(constraints, Mapping):
+        return Constraints.of(cast("Mapping[str, Any]", constraints))
     if not is_a(constraints, str, Path):
         raise OptionError(
-            f"constraints is {constraints!r}; give Constraints, a Plan, or a file of either"
+            f"constraints is {constraints!r}; give Constraints, a Plan, a mapping, or a file of "
+            "one of them"
         )
     return Constraints.read(Path(constraints))
 

@@ -17,6 +17,7 @@ from partitioner.solver import Objective
 from partitioner.solver.milp.engines import HIGHS, Engine, find
 from partitioner.solver.work import STEPS_PER_S, Work
 from partitioner.strategies.constraints import Constraints
+from partitioner.strategies.named_dims import bound
 from partitioner.strategies.parallel import (
     PIPELINE,
     axes_text,
@@ -199,27 +200,72 @@ class Request:
         return find(self.solver)
 
     def over(self, devices: int) -> Request:
-        """The request with the mesh that `parallel` asks for.
+        """The request with the mesh that `parallel` and named dims ask for.
 
         Raises:
-            SearchError: `parallel` contradicts the mesh or the strategy.
+            SearchError: `parallel` or a layout contradicts the mesh or the strategy.
         """
         if self.parallel is not None and self.strategy == "inter":
             raise SearchError("parallel shards operators; leave it out with strategy 'inter'")
-        if self.parallel is None or devices == 1:
+        if devices == 1:
             return self
-        return replace(self, mesh=parallel_mesh(self.parallel, devices, self.mesh))
+        mesh = self._mesh_of_layout(devices)
+        if self.parallel is None:
+            return replace(self, mesh=mesh)
+        if not self._layout_axes:
+            return replace(self, mesh=parallel_mesh(self.parallel, devices, mesh))
+        parallel_mesh(self.parallel, devices, self._rest(mesh or {}))  # refuses other axes
+        return replace(self, mesh=mesh)
 
-    def on(self, graph: Graph) -> Request:
-        """The request with `parallel` as constraints on a graph; called after `over`.
+    @property
+    def _layout_axes(self) -> tuple[str, ...]:
+        return self.constraints.named.axes if self.constraints.named else ()
+
+    def _rest(self, mesh: Mapping[str, int]) -> Mapping[str, int]:
+        """The axes of a mesh that no named dim lies over."""
+        return {axis: size for axis, size in mesh.items() if axis not in self._layout_axes}
+
+    def _mesh_of_layout(self, devices: int) -> Mapping[str, int] | None:
+        """The mesh that named dims lie over: the one given, or all devices on their only axis.
 
         Raises:
-            ConstraintError: `parallel` cuts the batch, and there is none, or it is too small.
+            SearchError: It lacks an axis, or there are several and it is not given.
         """
-        if self.parallel is None or self.mesh is None:
+        axes = self._layout_axes
+        if not axes:
+            return self.mesh
+        source = self.constraints.named.source if self.constraints.named else ""
+        if self.strategy == "inter":
+            raise SearchError(
+                f"{source}: a layout shards operators; leave it out with strategy 'inter'"
+            )
+        if self.mesh is None and len(axes) == 1 and self.parallel is None:
+            return {axes[0]: devices}
+        if self.mesh is None:
+            raise SearchError(
+                f"{source}: a layout over {' and '.join(axes)} wants a mesh with them"
+            )
+        for axis in axes:
+            if axis not in self.mesh:
+                known = ", ".join(self.mesh)
+                raise SearchError(f"{source}: a layout over {axis!r}; the mesh has {known}")
+        return self.mesh
+
+    def on(self, graph: Graph) -> Request:
+        """The request with `parallel` and named dims as constraints on a graph, after `over`.
+
+        Raises:
+            ConstraintError: A kind of parallelism or a named dim cannot be had on this graph.
+        """
+        if self.mesh is None:
             return self
-        of_kinds = parallel_constraints(self.parallel, graph, self.mesh)
-        return replace(self, constraints=self.constraints.joined(of_kinds))
+        constraints = self.constraints
+        if constraints.named is not None:
+            constraints = replace(constraints, along=bound(constraints.named, graph))
+        if self.parallel is not None:
+            mesh = self._rest(self.mesh)
+            constraints = constraints.joined(parallel_constraints(self.parallel, graph, mesh))
+        return replace(self, constraints=constraints)
 
 
 @dataclass(frozen=True)

@@ -200,8 +200,8 @@ def _constraints(
         return constraints
     if isinstance(constraints, Plan):
         return Constraints(plan=constraints)
-    if is_a(constraints, Mapping):
-        return Constraints.of(cast("Mapping[str, Any]", constraints))
+    if isinstance(constraints, Mapping):
+        return Constraints.of(constraints)
     if not is_a(constraints, str, Path):
         raise OptionError(
             f"constraints is {constraints!r}; give Constraints, a Plan, a mapping, or a file of "

@@ -5,7 +5,7 @@ A name stands for dims of tensors; each is followed through the graph by the fac
 `batch = "x.0"` names the batch of all tensors, and `hidden = "*.up.weight.0"` the hidden dim of
 every MLP, of its weights, activations and gradients.
 A dim of heads and their sizes, or of a fused projection, is cut where its parts are: among the cuts
-of the tensor that its neighbours allow, that one is followed which the most operators take.
+of the tensor that its neighbours allow, that one is followed which ends at the fewest operators.
 """
 
 from __future__ import annotations
@@ -62,16 +62,27 @@ def _followed(graph: Graph, seeds: Sequence[Dim]) -> Mapping[str, frozenset[str]
         shape = graph.types[value].shape
         cuts = _cuts(graph, value, dim)
         if chosen.get((shape, dim)) not in cuts:
-            chosen[shape, dim] = max(
-                cuts, key=lambda cut: len(_with_factors(graph, {(value, dim): cut}))
-            )
+            chosen[shape, dim] = min(cuts, key=lambda cut: _ends(graph, (value, dim), cut))
         layouts[value, dim] = chosen[shape, dim]
-    return _with_factors(graph, layouts)
-
-
-def _with_factors(graph: Graph, layouts: Mapping[Dim, DimLayout]) -> dict[str, frozenset[str]]:
     factors = follow(graph, layouts, layouts).factors
     return {name: of_node for name, of_node in factors.items() if of_node}
+
+
+def _ends(graph: Graph, dim: Dim, cut: DimLayout) -> tuple[int, int, int]:
+    """How badly a cut of a dim suits the graph.
+
+    Operators of the forward pass at which it ends on its way to the results; its segments, of which
+    the major part of a compound dim has the fewest; less the operators that it reaches.
+    """
+    followed = follow(graph, [dim], {dim: cut})
+    ends, ahead = 0, {dim[0]}
+    for node in graph.nodes:
+        if node.name in graph.backward or ahead.isdisjoint(node.reads):
+            continue
+        has_dim = any(value in ahead and value in followed.values for value in node.reads)
+        ends += has_dim and not followed.factors.get(node.name)
+        ahead.update(node.writes)
+    return ends, len(cut.segments), -len(followed.factors)
 
 
 def _cuts(graph: Graph, value: str, dim: int) -> list[DimLayout]:

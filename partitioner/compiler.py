@@ -138,7 +138,8 @@ def compile(  # noqa: A001 - the public name
 
             shapes: Shapes of an ONNX model's inputs by name.
 
-            constraints: Pins, a plan whose decisions are kept, or the file of either.
+            constraints: `Constraints`, a mapping of named dims, axes and pins as in a file of them,
+                a plan whose decisions are kept, or the file of either.
 
             plan_only: For an ONNX model: files of its weights may be missing. Their sizes are
             planned; what needs their values raises a FrontendError.
@@ -744,7 +745,14 @@ def plan_graph(
             outcome = tuned(outcome, compiled, request, cluster, clock.say)
         notes = (*notes, *tuning_notes(outcome, request))
     kind = parallel_notes(request.parallel, outcome.graph, outcome.plan, request.mesh)
-    notes = (*notes, *kind, *planned.notes, *_opaque_notes(rules), *_size_notes(cluster))
+    notes = (
+        *notes,
+        *kind,
+        *request.constraints.notes,
+        *planned.notes,
+        *_opaque_notes(rules),
+        *_size_notes(cluster),
+    )
     with no_collection():
         plan = outcome.plan
         _, single = best_single(outcome.graph, cluster, request.objective, plan.micro_batches)

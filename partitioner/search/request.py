@@ -261,7 +261,7 @@ class Request:
             return self
         constraints = self.constraints
         if constraints.named is not None:
-            constraints = replace(constraints, along=bound(constraints.named, graph))
+            constraints = replace(constraints, along=bound(constraints.named, graph, self.mesh))
         if self.parallel is not None:
             mesh = self._rest(self.mesh)
             constraints = constraints.joined(parallel_constraints(self.parallel, graph, mesh))

@@ -274,9 +274,14 @@ class Constraints:
         """
         for pin in self.pins:
             if pin.tensor and pin.tensor not in graph.types:
-                raise ConstraintError(f"{pin.text}: the model has no tensor {pin.tensor!r}")
+                near = _near(pin.tensor, graph.types)
+                raise ConstraintError(f"{pin.text}: the model has no tensor {pin.tensor!r}{near}")
             if not pin.tensor and not any(_names(pin, node) for node in graph.nodes):
-                raise ConstraintError(f"{pin.text}: no node matches {list(pin.nodes) or pin.op!r}")
+                near = _near(pin.op, (node.op for node in graph.nodes))
+                near = _near(pin.nodes[0], graph.by_name) if pin.nodes else near
+                raise ConstraintError(
+                    f"{pin.text}: no node matches {list(pin.nodes) or pin.op!r}{near}"
+                )
             for device in pin.devices:
                 if not 0 <= device < devices:
                     raise ConstraintError(
@@ -289,6 +294,15 @@ class Constraints:
                 )
         if self.plan is not None:
             _check_plan(self.plan, graph, devices)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How many operators each named dim binds, for the summary."""
+        return tuple(
+            f"{demand.text}: {len(demand.factors)} operators are "
+            + ("cut along it" if demand.axes else "not cut along it")
+            for demand in self.along
+        )
 
     @property
     def places(self) -> bool:
@@ -342,6 +356,12 @@ class Constraints:
             if not kept:
                 return demand.text
         return "its constraints"
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    """A name near to one that does not exist, as the end of a message."""
+    close = get_close_matches(name, list(known), 1, 0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _check_plan(plan: Plan, graph: Graph, devices: int) -> None:

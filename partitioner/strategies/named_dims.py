@@ -10,6 +10,7 @@ of the tensor that its neighbours allow, that one is followed which ends at the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -18,25 +19,44 @@ from itertools import combinations
 
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout
+from partitioner.ir.ops import rules_of
 from partitioner.ir.plan import PlacedNode
+from partitioner.ir.rule import Rule
 from partitioner.strategies.batch import LINE, Dim, even, follow
 from partitioner.strategies.constraints import Along, ConstraintError, NamedDims
 from partitioner.strategies.derive import Rules, strategies
 
 
-def bound(named: NamedDims, graph: Graph) -> tuple[Along, ...]:
+def bound(named: NamedDims, graph: Graph, mesh: Mapping[str, int]) -> tuple[Along, ...]:
     """The demands on the operators of a graph that a layout of named dims makes.
 
+    `mesh` has the sizes of the axes.
+
     Raises:
-        ConstraintError: A pattern matches nothing, a dim cannot be cut, or two names contradict
-            each other.
+        ConstraintError: A pattern matches nothing, a dim cannot be cut or is too small, or two
+            names contradict each other.
     """
     demands = tuple(
         _demand(named, name, axes, graph) for name, axes in sorted(named.layout.items())
     )
+    rules = rules_of(graph)
+    for demand in demands:
+        _check_sizes(demand, rules, mesh)
     for one, other in combinations(demands, 2):
         _check_together(one, other, graph)
     return demands
+
+
+def _check_sizes(demand: Along, rules: Mapping[str, Rule | str], mesh: Mapping[str, int]) -> None:
+    parts = math.prod(mesh[axis] for axis in demand.axes)
+    for name, factors in demand.factors.items():
+        rule = rules[name]
+        assert isinstance(rule, Rule)
+        size = max(rule.factors[factor].size for factor in factors)
+        if size < parts:
+            raise ConstraintError(
+                f"{demand.text}: it has {size} elements in {name!r}, fewer than {parts} devices"
+            )
 
 
 def _demand(named: NamedDims, name: str, axes: tuple[str, ...], graph: Graph) -> Along:

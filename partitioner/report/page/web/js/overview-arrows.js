@@ -1,0 +1,67 @@
+// The arrows of the overview: what goes from lane to lane.
+
+const MOST_ARROWS = 80;
+
+/** Communications between boxes of different lanes, merged: {from, to, bytes, times}. */
+function sendsBetween(view) {
+  const { plan } = view;
+  const owner = new Int32Array(plan.nodes.length).fill(-1);
+  for (const index of view.boxes)
+    for (const node of nodesOf(plan.ribbon.boxes[index].nodes)) owner[node] = index;
+  const merged = new Map();
+  for (const comm of plan.comms) {
+    const [from, to] = [owner[comm.producer] ?? -1, owner[comm.consumer] ?? -1];
+    if (from < 0 || to < 0 || from === to) continue;
+    const lanes = plan.ribbon.boxes[from].lanes;
+    if (lanes.join() === plan.ribbon.boxes[to].lanes.join()) continue;
+    const id = `${from}>${to}`;
+    const row = merged.get(id) ?? { from, to, bytes: 0, times: 0 };
+    row.bytes += comm.bytes;
+    row.times += 1;
+    merged.set(id, row);
+  }
+  return [...merged.values()].sort((a, b) => b.bytes - a.bytes);
+}
+
+function svg(tag, attributes, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+function arrowsOf(view, width, height) {
+  view.sends = sendsBetween(view);
+  const drawn = view.sends.slice(0, MOST_ARROWS);
+  const head = svg(
+    "marker",
+    { id: "arrow-head", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
+    svg("path", { d: "M0 0L8 4L0 8z", class: "arrow-head" }),
+  );
+  return svg(
+    "svg",
+    { class: "arrows", width, height, "aria-hidden": "true" },
+    svg("defs", {}, head),
+    ...drawn.flatMap((send) => arrowOf(view, send, drawn.length)),
+  );
+}
+
+function arrowOf(view, { from, to, bytes, times }, many) {
+  const [a, b] = [view.places.get(from), view.places.get(to)];
+  const down = b.y >= a.y;
+  const [x1, y1] = [a.x + a.w - 1, down ? a.y + a.h - 4 : a.y + 4];
+  const [x2, y2] = [b.x + 1, down ? b.y + 4 : b.y + b.h - 4];
+  const line = svg("path", {
+    d: `M${x1} ${y1}L${x2} ${y2}`,
+    class: "arrow",
+    "marker-end": "url(#arrow-head)",
+  });
+  if (many > 12) return [line];
+  const text = `${times > 1 ? `${times} × ` : ""}${size(bytes)}`;
+  const label = svg(
+    "text",
+    { x: Math.max(x1, x2) + 6, y: (y1 + y2) / 2 + (down ? 3 : 4), class: "arrow-text" },
+    text,
+  );
+  return [line, label];
+}

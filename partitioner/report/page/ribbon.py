@@ -6,6 +6,7 @@ Consecutive boxes of equal structure are one box that opens into them.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,11 +30,13 @@ MOST_BOXES = 9
 SMALL = 0.5
 #: Likewise with names.
 TINY = 0.06
+#: A box ends where its devices do nothing of its part for a larger share of the whole time.
+LONG_GAP = 0.05
 #: A kind of cut with a smaller share of a box's seconds is not named.
 LEAST_SHARE = 0.05
 #: The longest pattern of operator types whose repeats are counted.
 LONGEST_PATTERN = 8
-#: A longer text of operator types gives way to the most frequent.
+#: A longer text of operator types gives way to those of most seconds.
 MOST_LETTERS = 60
 
 Path = tuple[str, ...]
@@ -107,8 +110,8 @@ def module_path(name: str) -> Path:
     return tuple(path)
 
 
-def pattern(ops: Sequence[str]) -> str:
-    """Operator types as text: "Conv-BN-Relu x 3, Conv-Add" or, of many, the most frequent."""
+def pattern(ops: Sequence[str], seconds: Sequence[float]) -> str:
+    """Operator types as text: "Conv-BN-Relu x 3, Conv-Add" or, of many, those of most seconds."""
     types = [_short_op(op) for op in ops]
     parts: list[str] = []
     single: list[str] = []
@@ -127,7 +130,10 @@ def pattern(ops: Sequence[str]) -> str:
     text = ", ".join(parts)
     if len(text) <= MOST_LETTERS:
         return text
-    return ", ".join(op for op, _ in Counter(types).most_common(3))
+    sums: dict[str, float] = defaultdict(float)
+    for op, spent_s in zip(types, seconds, strict=True):
+        sums[op] += spent_s
+    return ", ".join(sorted(sums, key=lambda op: -sums[op])[:3])
 
 
 def _short_op(op: str) -> str:
@@ -272,11 +278,27 @@ class _Ribbon:
             members[self.groups[index], self._part(self.graph.nodes[index])].append(index)
         rows: list[BoxRow] = []
         for (group, part), nodes in sorted(members.items()):
-            boxes = [_Box(("update",), tuple(nodes), tuple(self._level(nodes, 0)))]
-            for box in boxes if PARTS[part] == "update" else self._opened(self._level(nodes, 0)):
-                self._add(rows, box, -1, group, of[group], PARTS[part])
+            for bout in self._bouts(nodes):
+                level = self._level(bout, 0)
+                update = PARTS[part] == "update"
+                boxes = [_Box(("update",), tuple(bout), tuple(level))] if update else None
+                for box in boxes or self._opened(level):
+                    self._add(rows, box, -1, group, of[group], PARTS[part])
         end = max((row["end_s"] for row in rows), default=0.0)
         return Ribbon(lanes=lanes, boxes=rows, end_s=end, training=bool(self.graph.backward))
+
+    def _bouts(self, nodes: Sequence[int]) -> list[list[int]]:
+        """Nodes in order of time, parted where their devices do others or wait for long."""
+        long_s = LONG_GAP * max(end for _, end in self.drawn.values())
+        bouts: list[list[int]] = []
+        last = -math.inf
+        for node in nodes:
+            start, end = self.drawn[node]
+            if start - last > long_s:
+                bouts.append([])
+            bouts[-1].append(node)
+            last = max(last, end)
+        return bouts
 
     def _part(self, node: Node) -> int:
         """The index of a node's part in `PARTS`; the update writes over a weight."""
@@ -408,7 +430,10 @@ class _Ribbon:
         rows.append(
             BoxRow(
                 label=box.label or _name(box),
-                ops=pattern([self.graph.nodes[index].op for index in one]),
+                ops=pattern(
+                    [self.graph.nodes[index].op for index in one],
+                    [self._seconds([index]) for index in one],
+                ),
                 parent=parent,
                 lanes=lanes,
                 part=part,

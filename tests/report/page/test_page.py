@@ -476,7 +476,7 @@ class TestPlan:
         driver = opened("plan")
         assert driver.find_element(By.ID, "subtitle").text.endswith(" \u00b7 seed 3")
         notes = driver.find_element(By.ID, "notes-list").get_attribute("textContent")
-        assert "folded: 12 layers as one" in str(notes)
+        assert "Folded: 12 layers as one." in str(notes)
 
     def test_without_a_certificate(self, opened: Opener) -> None:
         header = opened("uncertified").find_element(By.TAG_NAME, "header")

@@ -42,7 +42,13 @@ def test_the_module_path_joins_numbers_to_what_they_count() -> None:
     ],
 )  # fmt: skip
 def test_operators_as_text_name_the_pattern_that_repeats(ops: list[str], text: str) -> None:
-    assert pattern(ops) == text
+    assert pattern(ops, [1.0] * len(ops)) == text
+
+
+def test_of_many_operators_those_of_most_seconds_are_named() -> None:
+    ops = [f"VeryLongOperator{at}" for at in range(9)]
+    named = "VeryLongOperator8, VeryLongOperator7, VeryLongOperator6"
+    assert pattern(ops, list(map(float, range(9)))) == named
 
 
 @pytest.fixture(scope="module")

@@ -57,8 +57,10 @@ function startHead(data) {
   showSpaces(head, cost);
   byId("limit").append(plain(head.limit));
   byId("worth").append(plain(head.worth));
-  const folded = head.folded && `folded: ${head.folded}`;
-  const notes = [...head.trials, ...head.notes, head.searched, folded].filter(Boolean);
+  const stop = (text) => (text && !/[.!?]$/.test(text) ? `${text}.` : text);
+  const folded = head.folded && stop(`Folded: ${head.folded}`);
+  const searched = head.searched && stop(`The bound covers what was searched: ${head.searched}`);
+  const notes = [...head.trials, ...head.notes, searched, folded].filter(Boolean);
   byId("notes").hidden = !notes.length;
   byId("notes-title").append(`Notes (${notes.length})`);
   byId("notes-list").append(...notes.map((note) => el("li", {}, plain(note))));

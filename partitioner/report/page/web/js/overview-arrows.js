@@ -49,7 +49,9 @@ function arrowsOf(view, width, height) {
 function arrowOf(view, { from, to, bytes, times }, many) {
   const [a, b] = [view.places.get(from), view.places.get(to)];
   const down = b.y >= a.y;
-  const [x1, y1] = [a.x + a.w - 1, down ? a.y + a.h - 4 : a.y + 4];
+  // A send may leave before its box ends: never later than what it goes to begins.
+  const x = Math.max(a.x + 1, Math.min(a.x + a.w - 1, b.x));
+  const [x1, y1] = [x, down ? a.y + a.h - 4 : a.y + 4];
   const [x2, y2] = [b.x + 1, down ? b.y + 4 : b.y + b.h - 4];
   const line = svg("path", {
     d: `M${x1} ${y1}L${x2} ${y2}`,

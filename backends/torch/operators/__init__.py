@@ -4,6 +4,7 @@ from partitioner.backends.torch.operators import (  # noqa: F401 - imported to b
     attention,
     convolution,
     dropout,
+    experts,
     normalization,
     pooling,
     upsampling,

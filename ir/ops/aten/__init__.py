@@ -8,6 +8,7 @@ from partitioner.ir.ops.aten import (
     attention,
     contraction,
     convolution,
+    experts,
     factories,
     indexing,
     losses,
@@ -22,6 +23,6 @@ from partitioner.ir.ops.aten import (
 from partitioner.ir.ops.table import OpRow, merged
 
 ROWS: Mapping[str, OpRow] = merged(
-    *(attention, contraction, convolution, factories, indexing, losses, movement),
+    *(attention, contraction, convolution, experts, factories, indexing, losses, movement),
     *(normalization, pointwise, pools, reduction, state, windows),
 )

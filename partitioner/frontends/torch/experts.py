@@ -1,0 +1,337 @@
+"""Finds layers of experts in an exported graph by their structure, and makes each one node.
+
+Two forms are known, whatever the model is called. Both give each token's row to the experts that a
+router chose, and sum up what these give, each times a weight:
+
+    batched    weights of experts are gathered by row: ``bmm(up[ids], rows)``
+    grouped    rows are sorted by expert: ``grouped_mm(rows[order], up, offsets)``, and back again
+
+Between the two products stands an activation, which may be gated. Layers with biases, or with
+element types that differ, stay as they are.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
+from partitioner.frontends.torch.rewrite import Rewriter, arguments_of, graph_modules, value
+
+_aten = torch.ops.aten
+
+#: Operators that give their operand itself, or a copy of it.
+_SAME = {
+    _aten.alias.default,
+    _aten.clone.default,
+    _aten.contiguous.default,
+    _aten.detach.default,
+    _aten.to.dtype,
+    _aten._to_copy.default,
+}
+_RESHAPES = {_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default}
+_GROUPED = {"transformers::grouped_mm_fallback", "aten::_grouped_mm"}
+_ACTIVATIONS = {_aten.relu.default: "relu", _aten.silu.default: "silu"}
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product of each row with the weights of its expert."""
+
+    rows: fx.Node  #: (rows, k).
+    weights: fx.Node  #: (experts, n, k), or (experts, k, n) if `transposed`.
+    transposed: bool
+    ids: fx.Node  #: The expert of each row: (tokens, chosen), before rows were sorted.
+    order: fx.Node | None  #: The order of sorted rows.
+
+
+def replace_experts(module: fx.GraphModule) -> int:
+    """Replace layers of experts in place.
+
+    Returns:
+        How many layers were replaced.
+    """
+    total = 0
+    for part in graph_modules(module):
+        count = sum(_replace(node) for node in list(part.graph.nodes))
+        if count:
+            part.recompile()
+        total += count
+    return total
+
+
+def _replace(last: fx.Node) -> bool:
+    """Replace the layer of experts that ends with a node, if there is one."""
+    found = _layer(last)
+    if found is None:
+        return False
+    x, ids, weights, up, down, activation, gated = found
+    write = Rewriter(last)
+    operands = [
+        write.call(_aten.transpose.int, one.weights, 1, 2) if one.transposed else one.weights
+        for one in (up, down)
+    ]
+    size = value(up.weights).shape[0]
+    settings = (activation, gated, size, [0], [size])
+    layer = torch.ops.partitioner.experts.default
+    call = write.call(layer, x, ids, weights, *operands, *settings)
+    last.target, last.args, last.kwargs = call.target, call.args, call.kwargs
+    last.meta["val"] = call.meta["val"]
+    last.graph.erase_node(call)
+    return True
+
+
+def _layer(
+    last: fx.Node,
+) -> tuple[fx.Node, fx.Node, fx.Node, _Product, _Product, str, bool] | None:
+    """(tokens, ids, weights of choices, products, activation, whether it is gated)."""
+    if not _calls(last, _aten.sum.dim_IntList) or not _is_tensor(last):
+        return None
+    summed = arguments_of(last)
+    split = _through(summed["self"])
+    if not _calls(split, *_RESHAPES) or value(split).dim() != 3 or summed["keepdim"]:
+        return None
+    if [dim % 3 for dim in summed["dim"] or ()] != [1]:
+        return None
+    tokens, chosen, channels = value(split).shape
+    rows = _through(split.args[0])
+    order: fx.Node | None = None
+    if _calls(rows, _aten.index.Tensor) and len(rows.args[1]) == 1:
+        order = _inverted(_through(rows.args[1][0]))
+        if order is None:
+            return None
+        rows = _through(rows.args[0])
+    if not _calls(rows, _aten.mul.Tensor) or not _shaped(rows, tokens * chosen, channels):
+        return None
+    for results, column in (rows.args[:2], reversed(rows.args[:2])):
+        down = _product(_through(results))
+        weights = _weights(_through(column), tokens, chosen, order)
+        if down is not None and weights is not None and down.order is order:
+            break
+    else:
+        return None
+    inner = _activation(_through(down.rows))
+    if inner is None:
+        return None
+    before, activation, gated = inner
+    up = _product(before)
+    if up is None or up.order is not order or up.ids is not down.ids:
+        return None
+    x = _tokens(_through(up.rows), chosen, order)
+    if x is None or not _shaped(up.ids, tokens, chosen) or not _shaped(x, tokens, channels):
+        return None
+    parts = [last, x, weights, up.weights, down.weights]
+    if len({value(part).dtype for part in parts}) > 1 or not value(x).is_floating_point():
+        return None
+    width = value(down.rows).shape[1]
+    if value(before).shape[1] != (2 * width if gated else width):
+        return None
+    return x, up.ids, weights, up, down, activation, gated
+
+
+def _product(node: fx.Node) -> _Product | None:
+    return _batched(node) or _grouped(node)
+
+
+def _batched(node: fx.Node) -> _Product | None:
+    """``squeeze(bmm(weights[ids], unsqueeze(rows)))``, either operand first."""
+    if not _calls(node, _aten.squeeze.dim, *_RESHAPES) or not _is_tensor(node):
+        return None
+    product = _through(node.args[0])
+    if not _calls(product, _aten.bmm.default):
+        return None
+    operands = [_through(operand) for operand in product.args]
+    for index, transposed in ((0, False), (1, True)):
+        gathered, column = operands[index], operands[1 - index]
+        dim = 1 if transposed else 2  # the one of size 1
+        if not _calls(gathered, _aten.index.Tensor) or not _calls(column, _aten.unsqueeze.default):
+            continue
+        rank = 3
+        places = gathered.args[1]
+        if len(places) != 1 or column.args[1] % rank != dim or value(gathered).dim() != rank:
+            continue
+        size = value(gathered).shape[2 if transposed else 1]
+        if not _shaped(node, value(gathered).shape[0], size):
+            continue
+        ids = _flattened(_through(places[0]))
+        if ids is not None:
+            return _Product(_through(column.args[0]), gathered.args[0], transposed, ids, None)
+    return None
+
+
+def _grouped(node: fx.Node) -> _Product | None:
+    """``grouped_mm(rows, weights, cumsum(histc(sorted ids)))``."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return None
+    if node.target._schema.name not in _GROUPED:
+        return None
+    args = arguments_of(node)
+    rows, weights, offsets = list(args.values())[:3]
+    if any(args[name] is not None for name in ("bias", "out_dtype") if name in args):
+        return None
+    order = _sorted_by(offsets, value(weights).shape[0])
+    if order is None or value(weights).dim() != 3 or value(rows).dim() != 2:
+        return None
+    ids = _flattened(_through(order.args[0].args[0]))
+    if ids is None:
+        return None
+    if _calls(weights, _aten.transpose.int) and {d % 3 for d in weights.args[1:]} == {1, 2}:
+        return _Product(_through(rows), weights.args[0], False, ids, order)
+    return _Product(_through(rows), weights, True, ids, order)
+
+
+def _sorted_by(offsets: fx.Node, experts: int) -> fx.Node | None:
+    """The order in which rows lie whose experts end at these offsets."""
+    ends = _through(offsets)
+    if not _calls(ends, _aten.cumsum.default) or value(ends).shape != (experts,):
+        return None
+    counts = _through(ends.args[0])
+    if _calls(counts, _aten.histc.default):
+        given = arguments_of(counts)
+        if (given["bins"], given["min"], given["max"]) != (experts, 0, experts - 1):
+            return None
+    elif not _calls(counts, _aten.bincount.default) or counts.args[1:] != (None, experts):
+        return None
+    ids = _through(counts.args[0], casts=True)
+    if not _calls(ids, operator.getitem) or ids.args[1] != 0:
+        return None
+    sort = ids.args[0]
+    if not _calls(sort, _aten.sort.default, _aten.sort.stable) or value(ids).dim() != 1:
+        return None
+    if arguments_of(sort)["descending"]:
+        return None
+    return next((user for user in sort.users if user.args[1] == 1), None)
+
+
+def _inverted(node: fx.Node) -> fx.Node | None:
+    """The order of which a node is the inverse: ``inverse[order] = arange(n)``, or argsort."""
+    if _calls(node, _aten.argsort.default, _aten.argsort.stable):
+        given = arguments_of(node)
+        return None if given["descending"] else _through(given["self"])
+    if not _calls(node, _aten.index_put_.default, _aten.index_put.default):
+        return None
+    given = arguments_of(node)
+    order, numbers = given["indices"], _through(given["values"])
+    if len(order) != 1 or given["accumulate"] or not _counts_up(numbers):
+        return None
+    return _through(order[0])
+
+
+def _counts_up(node: fx.Node) -> bool:
+    """Whether it is 0, 1, 2 and so on."""
+    return (_calls(node, _aten.arange.default) and len(node.args) == 1) or (
+        _calls(node, _aten.arange.start, _aten.arange.start_step)
+        and node.args[0] == 0
+        and node.args[2:] in ((), (1,))
+    )
+
+
+def _weights(column: fx.Node, tokens: int, chosen: int, order: fx.Node | None) -> fx.Node | None:
+    """The weights of choices, (tokens, chosen), from a column of them, a row each."""
+    if not _shaped(column, tokens * chosen, 1):
+        return None
+    if not _calls(column, _aten.unsqueeze.default, *_RESHAPES):
+        return None
+    row = _through(column.args[0])
+    if order is not None:
+        if not _calls(row, _aten.index.Tensor) or _indices(row) != [order]:
+            return None
+        row = _through(row.args[0])
+    weights = _flattened(row)
+    return weights if weights is not None and _shaped(weights, tokens, chosen) else None
+
+
+def _tokens(rows: fx.Node, chosen: int, order: fx.Node | None) -> fx.Node | None:
+    """The tokens, of which each row is one: in turn, or in the order of their experts."""
+    if order is None:
+        repeated = _calls(rows, _aten.repeat_interleave.self_int)
+        given = arguments_of(rows) if repeated else {}
+        same = repeated and (given["repeats"], given["dim"]) == (chosen, 0)
+        return rows.args[0] if same else None
+    if not _calls(rows, _aten.index.Tensor) or len(rows.args[1]) != 1:
+        return None
+    token = _through(rows.args[1][0])
+    divides = _calls(token, _aten.floor_divide.default) or (
+        _calls(token, _aten.div.Tensor_mode) and token.kwargs.get("rounding_mode") == "floor"
+    )
+    if not divides or _through(token.args[0]) is not order or token.args[1] != chosen:
+        return None
+    return rows.args[0]
+
+
+def _activation(node: fx.Node) -> tuple[fx.Node, str, bool] | None:
+    """(what it is applied to, its name, whether it is gated)."""
+    if not _calls(node, _aten.mul.Tensor):
+        name = _named(node)
+        return (_through(node.args[0]), name, False) if name else None
+    for act, other in (node.args[:2], reversed(node.args[:2])):
+        act, other = _through(act), _through(other)
+        if not (name := _named(act)):
+            continue
+        halves = _through(act.args[0]), other
+        if not all(_calls(half, operator.getitem) for half in halves):
+            continue
+        (chunk, first), (same, second) = (half.args for half in halves)
+        if chunk is same and (first, second) == (0, 1) and _halves(chunk):
+            return _through(chunk.args[0]), name, True
+    return None
+
+
+def _named(node: Any) -> str:
+    """The name of an activation; "" of others."""
+    if _calls(node, _aten.gelu.default):
+        return {"none": "gelu", "tanh": "gelu-tanh"}[arguments_of(node)["approximate"]]
+    return _ACTIVATIONS.get(node.target, "") if isinstance(node, fx.Node) else ""
+
+
+def _halves(node: fx.Node) -> bool:
+    """Whether it cuts the last dim in two equal parts."""
+    if not _calls(node, _aten.chunk.default, _aten.split.Tensor):
+        return False
+    (whole, parts, dim), shape = list(arguments_of(node).values())[:3], value(node.args[0]).shape
+    del whole
+    equal = shape[-1] % 2 == 0
+    return equal and dim % 2 == 1 and parts == (
+        2 if _calls(node, _aten.chunk.default) else shape[-1] // 2
+    )
+
+
+def _flattened(node: fx.Node) -> fx.Node | None:
+    """The matrix whose elements in order a vector is."""
+    if not _calls(node, *_RESHAPES, _aten.flatten.using_ints) or value(node).dim() != 1:
+        return None
+    matrix = _through(node.args[0])
+    return matrix if value(matrix).dim() == 2 else None
+
+
+def _through(node: Any, *, casts: bool = False) -> Any:
+    """The node that gives a value, seen through copies, and if `casts` through other types."""
+    while isinstance(node, fx.Node) and _calls(node, *_SAME):
+        source = node.args[0]
+        if not casts and value(source).dtype != value(node).dtype:
+            break
+        node = source
+    return node
+
+
+def _indices(node: fx.Node) -> list[Any]:
+    return [_through(index) for index in node.args[1]]
+
+
+def _shaped(node: fx.Node, *shape: int) -> bool:
+    return _is_tensor(node) and tuple(value(node).shape) == shape
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    """Whether it is a tensor of known sizes."""
+    tensor = node.meta.get("val")
+    return isinstance(tensor, torch.Tensor) and all(isinstance(n, int) for n in tensor.shape)
+
+
+def _calls(node: Any, *targets: Callable[..., Any]) -> bool:
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets

@@ -7,6 +7,7 @@
     zero3   parameters, gradients and optimizer state are cut at rest, and parameters gathered for
             each pass and freed after their use
     tp      tensor parallel: the batch is whole, every weight matrix is stored and used cut
+    ep      expert parallel: dp, but weights of experts are stored and used cut (`expert_parallel`)
     dp+tp   and so on: both, each over its axis
     pp      pipeline parallel: stages on devices of their own, which `search.pipelines` cuts
 
@@ -26,6 +27,7 @@ from partitioner.ir.plan import Plan
 from partitioner.ir.rule import Rule
 from partitioner.strategies.batch import Followed, batch_of
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
+from partitioner.strategies.expert_parallel import EXPERT, expert_constraints
 from partitioner.strategies.spaces import SearchError
 
 #: Kinds that cut the batch: whether what the optimizer works on is cut, and, in a pass, parameters
@@ -43,10 +45,10 @@ def parallel_mesh(kind: str, devices: int, mesh: Mapping[str, int] | None) -> Ma
         SearchError: There is no such kind, or its axes are not the mesh's.
     """
     words = kind.split("+")
-    if not words or len(set(words)) != len(words) or set(words) - {*DATA, TENSOR}:
-        known = ", ".join((*DATA, TENSOR, PIPELINE))
+    if not words or len(set(words)) != len(words) or set(words) - {*DATA, TENSOR, EXPERT}:
+        known = ", ".join((*DATA, TENSOR, EXPERT, PIPELINE))
         raise SearchError(f"parallel {kind!r} is not one of {known}, or several joined by +")
-    wanted = ["tp" if word == TENSOR else "dp" for word in words]
+    wanted = [_axis(word) for word in words]
     if len(set(wanted)) != len(wanted):
         raise SearchError(f"parallel {kind!r} cuts the batch twice")
     if mesh is None and len(wanted) == 1:
@@ -71,7 +73,7 @@ def parallel_constraints(
     pins: list[Pin] = []
     busy: dict[str, Mapping[str, frozenset[str]]] = {}
     for word in kind.split("+"):
-        axis = "tp" if word == TENSOR else "dp"
+        axis = _axis(word)
         rows = kind == word
         constraints = axis_constraints(word, graph, batch, axis, mesh[axis], rows=rows)
         pins += constraints.pins
@@ -82,7 +84,7 @@ def parallel_constraints(
 def axis_constraints(
     word: str, graph: Graph, batch: Followed, axis: str, size: int, *, rows: bool = False
 ) -> Constraints:
-    """Pins of one kind of parallelism, a key of `DATA` or "tp", over an axis of a size.
+    """Pins of one kind of parallelism, a key of `DATA`, "tp" or "ep", over an axis of a size.
 
     `rows`: whether parameters are cut at rest along their first dim where it is divisible.
 
@@ -91,6 +93,10 @@ def axis_constraints(
     """
     if word == TENSOR:
         return Constraints(tuple(_tensor(graph, batch, axis, size)))
+    if word == EXPERT:
+        _check_batch(word, graph, batch, size)
+        data = axis_constraints("dp", graph, batch, axis, size)
+        return expert_constraints(graph, data, axis, size)
     _check_batch(word, graph, batch, size)
     busy = {axis: {name: batch.factors.get(name, frozenset()) for name in _depending(graph, batch)}}
     return Constraints(tuple(_data(word, graph, batch, axis, size, rows=rows)), busy=busy)
@@ -131,6 +137,11 @@ def parallel_notes(kind: str | None, graph: Graph, plan: Plan) -> tuple[str, ...
             f"each device of an axis {axis} computes all of it"
         )
     return tuple(notes)
+
+
+def _axis(word: str) -> str:
+    """The mesh axis of a word."""
+    return word if word in (TENSOR, EXPERT) else "dp"
 
 
 def _check_batch(word: str, graph: Graph, batch: Followed, size: int) -> None:

@@ -2,6 +2,7 @@
 
 from partitioner.backends.torch.operators import (  # noqa: F401 - imported to be registered
     attention,
+    bags,
     convolution,
     dropout,
     experts,

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from partitioner.backends.torch.micro_batches import MicroBatches
 from partitioner.backends.torch.signature import Signature
 from partitioner.frontends.torch.attention import replace_attention
+from partitioner.frontends.torch.bags import replace_bags
 from partitioner.frontends.torch.capture import (
     ASSIGNED,
     Role,
@@ -162,8 +163,8 @@ def trace_module(
     arguments = pytree.tree_map_only(torch.Tensor, distinct, (example.args, dict(example.kwargs)))
     traceable, before = materialised(module), settings_of(module)
     program = export_module(traceable, *arguments, training=options.training)
-    rewrites = state_dtypes, replace_attention, replace_experts, replace_losses, keep_composites
-    for rewrite in (*rewrites, make_contiguous):
+    rewrites = state_dtypes, replace_attention, replace_experts, replace_bags, replace_losses
+    for rewrite in (*rewrites, keep_composites, make_contiguous):
         rewrite(program.graph_module)
     captured = capture(traceable, program, DECOMPOSITIONS, training=options.training)
     if options.training:

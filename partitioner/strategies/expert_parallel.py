@@ -83,7 +83,7 @@ def _chosen(graph: Graph, node: Node, rule: Rule, index: int, choices: frozenset
         for at, (value, other) in enumerate(zip(node.inputs, rule.operands, strict=True))
         if value and other and at != index
     ]
-    if factor.kind is FactorKind.REDUCE:
+    if factor.reduce and factor.kind is not FactorKind.LINEAR:
         return any("int" in type_.dtype and name not in names for type_, names in others)
     batched = factor.kind is FactorKind.PASS and rule.is_product
     return batched and factor.size in choices and any(name in names for _, names in others)

@@ -191,11 +191,10 @@ def _sorted_by(offsets: fx.Node, experts: int) -> fx.Node | None:
     if not _calls(ends, _aten.cumsum.default) or value(ends).shape != (experts,):
         return None
     counts = _through(ends.args[0])
-    if _calls(counts, _aten.histc.default):
-        given = arguments_of(counts)
-        if (given["bins"], given["min"], given["max"]) != (experts, 0, experts - 1):
-            return None
-    elif not _calls(counts, _aten.bincount.default) or counts.args[1:] != (None, experts):
+    if not _calls(counts, _aten.histc.default):
+        return None
+    given = arguments_of(counts)
+    if (given["bins"], given["min"], given["max"]) != (experts, 0, experts - 1):
         return None
     ids = _through(counts.args[0], casts=True)
     if not _calls(ids, operator.getitem) or ids.args[1] != 0:

@@ -1,7 +1,6 @@
 """Ten steps of training of mixtures of experts on gloo processes: jobs of test_experts.py."""
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -24,9 +23,7 @@ class Training:
 
     name: str
     devices: int
-    kind: str
     experts: int
-    mesh: Mapping[str, int] | None = None
 
     def prepare(self) -> None:
         """Compile before the ranks are forked: once for all of them."""
@@ -61,8 +58,7 @@ def program(training: Training) -> ModuleProgram:
         whole.module,
         dict(whole.inputs),
         devices=training.devices,
-        mesh=training.mesh,
-        parallel=training.kind,
+        parallel="ep",
         training=True,
         time_limit_s=10,
     )
@@ -84,9 +80,9 @@ def trained(module: nn.Module, whole: Model) -> list[float]:
 
 
 TRAININGS = {
-    "mixtral_on_2": Training("mixtral", 2, "ep", 4),
-    "deepseek_on_3": Training("deepseek", 3, "ep", 5),
-    "qwen_on_4": Training("qwen", 4, "ep+tp", 4, {"ep": 2, "tp": 2}),
+    "mixtral_on_2": Training("mixtral", 2, 4),
+    "deepseek_on_3": Training("deepseek", 3, 5),
+    "qwen_on_4": Training("qwen", 4, 4),
 }
 JOBS = {
     name: Job(training.devices, training.run, [training.prepare], limit_s=200, slow=True)

@@ -107,8 +107,8 @@ class Rule:
     results: tuple[Dims | None, ...]  #: Dims of every result; None for an absent one.
     operand_shapes: tuple[tuple[int, ...], ...]  #: Sizes of every operand (() for absent).
     result_shapes: tuple[tuple[int, ...], ...]  #: Sizes of every result (() for absent).
-    #: Operands that are added to the reduced result (a bias). They are partial where a REDUCE
-    #: factor is cut, so that they count once.
+    #: Operands that are added to the reduced result (a bias). They are partial where a summed
+    #: factor that they lack is cut, so that they count once.
     addends: frozenset[int] = frozenset()
     #: Operands in which the op is jointly linear: the op of sums of parts is the sum of the op of
     #: the parts. Such a rule has a factor `PENDING` of kind LINEAR; cutting it over an axis means
@@ -332,12 +332,12 @@ class Rule:
             for name, layout in layouts.items()
             if axis in layout.axes and self.factors[name].reduce
         }
-        partial = tuple((axis, factor.reduce) for axis, factor in pending.items())
         passed = tuple((a, f.reduce) for a, f in pending.items() if f.kind is FactorKind.LINEAR)
         ins: list[Sharding] = []
         operands = zip(self.operands, self.operand_shapes, strict=True)
         for index, (dims, shape) in enumerate(operands):
-            sums = partial if index in self.addends else passed if index in self.linear else ()
+            sums = passed if index in self.linear else ()
+            sums = _lacking(dims, pending) if index in self.addends else sums
             ins.append(Sharding(self._dims(dims, shape, layouts, mesh, index), sums))
         outs = tuple(
             Sharding(self._dims(dims, shape, layouts, mesh), _lacking(dims, pending))
@@ -443,7 +443,7 @@ def _parse(side: str | Sequence[Sequence[str] | None]) -> tuple[Dims | None, ...
 
 
 def _lacking(dims: Dims | None, pending: Mapping[str, Factor]) -> tuple[tuple[str, str], ...]:
-    """The axes, and their reductions, whose factors a result lacks: it is partial there."""
+    """The axes, and their reductions, whose factors a tensor lacks: it is partial there."""
     names = _names([dims]) if any(f.kind is FactorKind.PASS for f in pending.values()) else {}
     return tuple((axis, f.reduce) for axis, f in pending.items() if f.name not in names)
 

@@ -65,7 +65,11 @@ def expert_values(graph: Graph) -> Mapping[str, str]:
         if not isinstance(rule, Rule):
             continue
         for index, value in enumerate(node.inputs):
-            if value and graph.types[value].rank >= 3 and _chosen(graph, node, rule, index, choices):
+            if (
+                value
+                and graph.types[value].rank >= 3
+                and _chosen(graph, node, rule, index, choices)
+            ):
                 chain = list(_origins(graph, rules, value))
                 if _is_stored(graph, chain[-1]):
                     values.update(dict.fromkeys(chain, chain[-1]))
@@ -93,7 +97,9 @@ def _choices(graph: Graph, rules: Mapping[str, Rule | str]) -> Iterator[int]:
     """Sizes of dims of numbers among which a node chooses: it gives integers."""
     for node in graph.nodes:
         rule = rules[node.name]
-        if not isinstance(rule, Rule) or not any("int" in graph.types[v].dtype for v in node.writes):
+        if not isinstance(rule, Rule) or not any(
+            "int" in graph.types[v].dtype for v in node.writes
+        ):
             continue
         for value, dims in zip(node.inputs, rule.operands, strict=True):
             if value and dims and "float" in graph.types[value].dtype:

@@ -107,8 +107,8 @@ def parallel_notes(kind: str | None, graph: Graph, plan: Plan) -> tuple[str, ...
 
     Of a plan of the graph; without a kind that cuts the batch, nothing is noted.
     """
-    word = next((word for word in (kind or "").split("+") if word in DATA), None)
-    axis = "dp"
+    word = next((word for word in (kind or "").split("+") if word in {*DATA, EXPERT}), None)
+    axis = _axis(word or "")
     if word is None or not any(axis in mesh.names for mesh in plan.groups):
         return ()
     batch, notes = batch_of(graph), list[str]()

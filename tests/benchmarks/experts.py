@@ -152,6 +152,7 @@ def run(rank: int, args: argparse.Namespace) -> None:
         "step twin": lambda: step(twin),
     }
     times: dict[str, list[float]] = {name: [] for name in modes}
+    last = torch.zeros(())
     for _ in range(args.rounds + 1):
         for name, call in modes.items():
             dist.barrier()

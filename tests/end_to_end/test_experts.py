@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from expert_models import BUILDERS, Experts, Loss, expert_model
 from expert_jobs import JOBS
+from expert_models import BUILDERS, Experts, Loss, expert_model
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name
 from torch_jobs import RunJob, job_parameters
@@ -46,7 +46,7 @@ def test_forms_become_one_node(form: str) -> None:
     module = FORMS[form]()
     x = torch.randn(7, 8, dtype=module.up.dtype)
     graph = exported(module, x)
-    assert replace_experts(graph) == 1
+    assert replace_experts(graph, training=False) == 1
     graph.graph.eliminate_dead_code()
     graph.recompile()
     assert not any("mm" in str(node.target) for node in graph.graph.nodes)
@@ -84,7 +84,7 @@ class _OtherOrder(Experts):
     "make", [_Clamped, _Biased, lambda: _OtherOrder(grouped=True)], ids=["act", "bias", "order"]
 )
 def test_other_forms_stay(make: Callable[[], nn.Module]) -> None:
-    assert replace_experts(exported(make(), torch.randn(7, 8))) == 0
+    assert replace_experts(exported(make(), torch.randn(7, 8)), training=False) == 0
 
 
 def layers(program: ModuleProgram) -> list[Any]:
@@ -158,6 +158,17 @@ def test_a_layer_sends_what_the_formula_says() -> None:
     gathered = rows * (4 * width + (8 + 4) * chosen)  # float32; ids are int64
     results = rows * 4 * width
     assert sent == dict.fromkeys(range(devices), gathered + results + results)
+
+
+def test_experts_are_cut_where_it_is_cheaper() -> None:
+    """Their gradients would be added up over the devices; nothing is forced."""
+    with torch.device("meta"):
+        module = Loss(Experts(width=1024, inner=2048, experts=16))
+        example = torch.empty(2, 256, 1024)
+    program = partitioner.compile(
+        module, tuple(example), devices=4, training=True, strategy="intra", time_limit_s=10
+    )
+    assert [set(layer.layouts) for layer in layers(program)] == [{"e"}, {"e"}]
 
 
 def test_a_model_without_experts_is_refused() -> None:

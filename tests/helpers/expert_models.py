@@ -1,4 +1,4 @@
-"""Small mixtures of experts: well-known architectures with random weights, and a layer of our own."""
+"""Small mixtures of experts: well-known architectures, and a layer of our own."""
 
 from __future__ import annotations
 

@@ -78,7 +78,9 @@ class _Bags:
         begins, end = self.offsets[: self.bags].contiguous(), self.offsets[self.bags :]
         check, text = torch.ops.aten._assert_async.msg, "embedding_bag: the {} offset is not {}"
         check((begins[:1] == 0).all(), text.format("first", 0))
-        check((end == self.total).all(), text.format("last", f"the number of indices, {self.total}"))
+        check(
+            (end == self.total).all(), text.format("last", f"the number of indices, {self.total}")
+        )
         return torch.searchsorted(begins, self.places().to(begins.dtype), right=True) - 1
 
     def counted(self) -> Tensor:

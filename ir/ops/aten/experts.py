@@ -1,4 +1,4 @@
-"""Layers of experts as single nodes, which `frontends.torch.experts` puts in place of their forms."""
+"""Layers of experts as single nodes, which `frontends.torch.experts` puts in their place."""
 
 from __future__ import annotations
 

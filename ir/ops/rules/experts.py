@@ -13,18 +13,19 @@ from collections.abc import Iterable
 from partitioner.ir.ops.signature import Signature
 from partitioner.ir.rule import Rule
 
-TOKENS, CHOICES = "t h", "t k"
+TOKENS, CHOICES, BEFORE = "t h", "t k", ["t", "k", "(u i)"]
 UP, DOWN = ("e", "(u i)", "h"), ("e", "h", "i")
 
 
 def experts(signature: Signature) -> Rule:
-    """``t h, t k, t k, e (u i) h, e h i -> t h``."""
+    """``t h, t k, t k, e (u i) h, e h i -> t h, t k (u i)``: the result, and the first products."""
     gates = _gates(signature, 0)
     return signature.rule(
         [TOKENS, CHOICES, CHOICES, UP, DOWN],
-        [TOKENS],
+        [TOKENS, BEFORE],
         sizes=gates,
         reduce="e i",
+        summed="i",
         whole="k h u",
         points="t k e h i",
         flops=2 * (gates["u"] + 1) / max(signature.shape(3)[0], 1),
@@ -32,16 +33,20 @@ def experts(signature: Signature) -> Rule:
 
 
 def experts_backward(signature: Signature, sums: Iterable[int] = ()) -> Rule:
-    """``t h, (operands) -> t h, t k, e (u i) h, e h i``: gradients of tokens, weights, experts."""
+    """``t h, (operands), t k (u i) -> t h, t k, e (u i) h, e h i``: gradients of the operands.
+
+    Each device has the first products of its own experts, and zeros for others: a sum over e.
+    """
     gates = _gates(signature, 1)
     return signature.rule(
-        [TOKENS, TOKENS, CHOICES, CHOICES, UP, DOWN],
+        [TOKENS, TOKENS, CHOICES, CHOICES, UP, DOWN, BEFORE],
         [TOKENS, CHOICES, UP, DOWN],
         sizes=gates,
         summed="t e i",
         whole="k h u",
+        addends={6},
         points="t k e h i",
-        flops=2 * (3 * gates["u"] + 2) / max(signature.shape(4)[0], 1),
+        flops=2 * (2 * gates["u"] + 2) / max(signature.shape(4)[0], 1),
         sums=sums,
     )
 

@@ -50,46 +50,72 @@ class _Product:
     order: fx.Node | None  #: The order of sorted rows.
 
 
-def replace_experts(module: fx.GraphModule) -> int:
+def replace_experts(module: fx.GraphModule, *, training: bool) -> int:
     """Replace layers of experts in place.
+
+    Args:
+        module: The exported graph.
+        training: Whether what the gradients need is kept.
 
     Returns:
         How many layers were replaced.
     """
     total = 0
     for part in graph_modules(module):
-        count = sum(_replace(node) for node in list(part.graph.nodes))
+        count = sum(_replace(node, training) for node in list(part.graph.nodes))
         if count:
             part.recompile()
         total += count
     return total
 
 
-def _replace(last: fx.Node) -> bool:
+@dataclass(frozen=True)
+class _Rows:
+    """A row for each choice of each token, (tokens x chosen, channels)."""
+
+    node: fx.Node
+    tokens: int
+    chosen: int
+    channels: int
+    order: fx.Node | None  #: The order in which they are sorted by expert.
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer of experts."""
+
+    x: fx.Node
+    weights: fx.Node
+    up: _Product
+    down: _Product
+    activation: str
+    gated: bool
+
+
+def _replace(last: fx.Node, training: bool) -> bool:
     """Replace the layer of experts that ends with a node, if there is one."""
-    found = _layer(last)
-    if found is None:
+    rows = _summed(last)
+    layer = _layer(rows) if rows is not None else None
+    if layer is None or not _one_type(last, layer):
         return False
-    x, ids, weights, up, down, activation, gated = found
     write = Rewriter(last)
     operands = [
         write.call(_aten.transpose.int, one.weights, 1, 2) if one.transposed else one.weights
-        for one in (up, down)
+        for one in (layer.up, layer.down)
     ]
-    size = value(up.weights).shape[0]
-    settings = (activation, gated, size, [0], [size])
-    layer = torch.ops.partitioner.experts.default
-    call = write.call(layer, x, ids, weights, *operands, *settings)
+    size = value(layer.up.weights).shape[0]
+    settings = (layer.activation, layer.gated, training, size, [0], [size])
+    target = torch.ops.partitioner.experts.default
+    results = write.call(target, layer.x, layer.up.ids, layer.weights, *operands, *settings)
+    call = write.call(operator.getitem, results, 0)
     last.target, last.args, last.kwargs = call.target, call.args, call.kwargs
     last.meta["val"] = call.meta["val"]
     last.graph.erase_node(call)
     return True
 
 
-def _layer(
-    last: fx.Node,
-) -> tuple[fx.Node, fx.Node, fx.Node, _Product, _Product, str, bool] | None:
-    """(tokens, ids, weights of choices, products, activation, whether it is gated)."""
+def _summed(last: fx.Node) -> _Rows | None:
+    """The rows that a node sums up for each token."""
     if not _calls(last, _aten.sum.dim_IntList) or not _is_tensor(last):
         return None
     summed = arguments_of(last)
@@ -98,40 +124,56 @@ def _layer(
         return None
     if [dim % 3 for dim in summed["dim"] or ()] != [1]:
         return None
-    tokens, chosen, channels = value(split).shape
-    rows = _through(split.args[0])
-    order: fx.Node | None = None
+    rows, order = _through(split.args[0]), None
     if _calls(rows, _aten.index.Tensor) and len(rows.args[1]) == 1:
         order = _inverted(_through(rows.args[1][0]))
         if order is None:
             return None
         rows = _through(rows.args[0])
-    if not _calls(rows, _aten.mul.Tensor) or not _shaped(rows, tokens * chosen, channels):
+    tokens, chosen, channels = value(split).shape
+    same = _is_tensor(rows) and value(rows).shape == (tokens * chosen, channels)
+    return _Rows(rows, tokens, chosen, channels, order) if same else None
+
+
+def _layer(rows: _Rows) -> _Layer | None:
+    """The layer that gives these rows, each times its weight."""
+    scaled = _scaled(rows)
+    if scaled is None:
         return None
-    for results, column in (rows.args[:2], reversed(rows.args[:2])):
-        down = _product(_through(results))
-        weights = _weights(_through(column), tokens, chosen, order)
-        if down is not None and weights is not None and down.order is order:
-            break
-    else:
-        return None
+    down, weights = scaled
     inner = _activation(_through(down.rows))
     if inner is None:
         return None
     before, activation, gated = inner
     up = _product(before)
-    if up is None or up.order is not order or up.ids is not down.ids:
+    if up is None or up.order is not rows.order or up.ids is not down.ids:
         return None
-    x = _tokens(_through(up.rows), chosen, order)
-    if x is None or not _shaped(up.ids, tokens, chosen) or not _shaped(x, tokens, channels):
-        return None
-    parts = [last, x, weights, up.weights, down.weights]
-    if len({value(part).dtype for part in parts}) > 1 or not value(x).is_floating_point():
+    x = _tokens(_through(up.rows), rows.chosen, rows.order)
+    if x is None or not _shaped(x, rows.tokens, rows.channels):
         return None
     width = value(down.rows).shape[1]
-    if value(before).shape[1] != (2 * width if gated else width):
+    fits = _shaped(up.ids, rows.tokens, rows.chosen) and _shaped(
+        before, value(up.rows).shape[0], 2 * width if gated else width
+    )
+    return _Layer(x, weights, up, down, activation, gated) if fits else None
+
+
+def _scaled(rows: _Rows) -> tuple[_Product, fx.Node] | None:
+    """The product that gives rows, and the weight of each."""
+    if not _calls(rows.node, _aten.mul.Tensor):
         return None
-    return x, up.ids, weights, up, down, activation, gated
+    for results, column in (rows.node.args[:2], reversed(rows.node.args[:2])):
+        down, weights = _product(_through(results)), _weights(_through(column), rows)
+        if down is not None and weights is not None and down.order is rows.order:
+            return down, weights
+    return None
+
+
+def _one_type(last: fx.Node, layer: _Layer) -> bool:
+    """Whether the layer computes in one type of floats."""
+    parts = [last, layer.x, layer.weights, layer.up.weights, layer.down.weights]
+    types = {value(part).dtype for part in parts}
+    return len(types) == 1 and value(last).is_floating_point()
 
 
 def _product(node: fx.Node) -> _Product | None:
@@ -230,19 +272,20 @@ def _counts_up(node: fx.Node) -> bool:
     )
 
 
-def _weights(column: fx.Node, tokens: int, chosen: int, order: fx.Node | None) -> fx.Node | None:
+def _weights(column: fx.Node, rows: _Rows) -> fx.Node | None:
     """The weights of choices, (tokens, chosen), from a column of them, a row each."""
-    if not _shaped(column, tokens * chosen, 1):
+    if not _shaped(column, rows.tokens * rows.chosen, 1):
         return None
     if not _calls(column, _aten.unsqueeze.default, *_RESHAPES):
         return None
     row = _through(column.args[0])
-    if order is not None:
-        if not _calls(row, _aten.index.Tensor) or _indices(row) != [order]:
+    if rows.order is not None:
+        if not _calls(row, _aten.index.Tensor) or _indices(row) != [rows.order]:
             return None
         row = _through(row.args[0])
     weights = _flattened(row)
-    return weights if weights is not None and _shaped(weights, tokens, chosen) else None
+    fits = weights is not None and _shaped(weights, rows.tokens, rows.chosen)
+    return weights if fits else None
 
 
 def _tokens(rows: fx.Node, chosen: int, order: fx.Node | None) -> fx.Node | None:
@@ -295,8 +338,10 @@ def _halves(node: fx.Node) -> bool:
     (whole, parts, dim), shape = list(arguments_of(node).values())[:3], value(node.args[0]).shape
     del whole
     equal = shape[-1] % 2 == 0
-    return equal and dim % 2 == 1 and parts == (
-        2 if _calls(node, _aten.chunk.default) else shape[-1] // 2
+    return (
+        equal
+        and dim % 2 == 1
+        and parts == (2 if _calls(node, _aten.chunk.default) else shape[-1] // 2)
     )
 
 

@@ -163,8 +163,9 @@ def trace_module(
     arguments = pytree.tree_map_only(torch.Tensor, distinct, (example.args, dict(example.kwargs)))
     traceable, before = materialised(module), settings_of(module)
     program = export_module(traceable, *arguments, training=options.training)
-    rewrites = state_dtypes, replace_attention, replace_experts, replace_bags, replace_losses
-    for rewrite in (*rewrites, keep_composites, make_contiguous):
+    replace_experts(program.graph_module, training=options.training)
+    rewrites = state_dtypes, replace_attention, replace_bags, replace_losses, keep_composites
+    for rewrite in (*rewrites, make_contiguous):
         rewrite(program.graph_module)
     captured = capture(traceable, program, DECOMPOSITIONS, training=options.training)
     if options.training:

@@ -21,26 +21,32 @@ def _operands(gates: int, ids: object) -> tuple[object, ...]:
     )
 
 
+def _kept(gates: int) -> np.ndarray:
+    """First products that are all missing."""
+    return np.zeros((TOKENS, CHOSEN, gates * WIDTH), np.float32)
+
+
 ANY = ints(TOKENS, CHOSEN, low=0, high=EXPERTS - 1)
 #: All tokens go to one expert, which drops none.
 ONE = np.full((TOKENS, CHOSEN), 3)
-SETTINGS = ("silu", True, EXPERTS, [0], [EXPERTS])
+SETTINGS = ("silu", True, True, EXPERTS, [0], [EXPERTS])
 CASES = [
     aten("partitioner::experts", *_operands(2, ANY), *SETTINGS, options={"min_cuts": 3}),
     aten("partitioner::experts", *_operands(2, ONE), *SETTINGS, options={"min_cuts": 3}),
     aten(
         "partitioner::experts",
-        *(*_operands(1, ANY), "gelu", False, *SETTINGS[2:]),
+        *(*_operands(1, ANY), "gelu", False, False, *SETTINGS[3:]),
+        options={"min_cuts": 3},
+        absent=(1,),
+    ),
+    aten(
+        "partitioner::experts_backward",
+        *(f32(TOKENS, CHANNELS), *_operands(2, ANY), _kept(2), *SETTINGS),
         options={"min_cuts": 3},
     ),
     aten(
         "partitioner::experts_backward",
-        *(f32(TOKENS, CHANNELS), *_operands(2, ANY), *SETTINGS),
-        options={"min_cuts": 3},
-    ),
-    aten(
-        "partitioner::experts_backward",
-        *(f32(TOKENS, CHANNELS), *_operands(1, ONE), "relu", False, *SETTINGS[2:]),
+        *(f32(TOKENS, CHANNELS), *_operands(1, ONE), _kept(1), "relu", False, *SETTINGS[2:]),
         options={"min_cuts": 3},
     ),
 ]
@@ -84,18 +90,41 @@ def test_gradients_are_those_of_autograd(activation: str, gates: int) -> None:
         (EXPERTS, CHANNELS, WIDTH),
     )
     x, *others = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes)
-    setting = (activation, gates == 2, EXPERTS, [0], [EXPERTS])
+    setting = (activation, gates == 2, True, EXPERTS, [0], [EXPERTS])
     results = []
-    for layer in (_plain, torch.ops.partitioner.experts):
+    for layer in (_plain, lambda *call: torch.ops.partitioner.experts(*call)[0]):
         out = layer(x, ids, *others, *setting)
         results.append((out, *torch.autograd.grad(out.square().sum(), (x, *others))))
     for expected, actual in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected)
 
 
+def test_gradients_do_not_depend_on_which_products_were_kept() -> None:
+    """A plan may keep the products of other experts than those whose gradients it computes."""
+    torch.manual_seed(0)
+    ids = torch.randint(0, EXPERTS, (TOKENS, CHOSEN))
+    shapes = (
+        (TOKENS, CHANNELS),
+        (TOKENS, CHOSEN),
+        (EXPERTS, 2 * WIDTH, CHANNELS),
+        (EXPERTS, CHANNELS, WIDTH),
+    )
+    x, *others = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
+    grad = torch.randn_like(x)
+    _, kept = torch.ops.partitioner.experts(x, ids, *others, *SETTINGS)
+    assert (kept != 0).all()
+    backward = torch.ops.partitioner.experts_backward
+    expected = backward(grad, x, ids, *others, kept.clone(), *SETTINGS)
+    for missing in (ids < 2, ids >= 2, ids >= 0):
+        some = kept.masked_fill(missing.unsqueeze(-1), 0)
+        actual = backward(grad, x, ids, *others, some, *SETTINGS)
+        for one, other in zip(actual, expected, strict=True):
+            torch.testing.assert_close(one, other)
+
+
 def test_an_expert_that_does_not_exist_is_refused() -> None:
     operands = [torch.zeros(1, 2), torch.tensor([[5]]), torch.zeros(1, 1)]
     with pytest.raises(RuntimeError, match="expert out of range: not in 0 to 4"):
         torch.ops.partitioner.experts(
-            *operands, torch.zeros(5, 3, 2), torch.zeros(5, 2, 3), "relu", False, 5, [0], [5]
+            *operands, torch.zeros(5, 3, 2), torch.zeros(5, 2, 3), "relu", False, False, 5, [0], [5]
         )

@@ -9,6 +9,7 @@ from torch.nn import functional as F  # noqa: N812 - the usual name
 
 import partitioner
 from partitioner.compiled.module import ModuleProgram
+from partitioner.cost_model.traffic import sent_bytes
 from partitioner.ir.plan import resolve
 from partitioner.strategies.constraints import Constraints, Pin
 
@@ -116,3 +117,37 @@ def test_gradients_of_tables_are_shards() -> None:
             assert result is not None
             assert result.sharding.dims[0].sizes() == (6, 5)
             assert not result.sharding.partial
+
+
+class _Lookup(nn.Module):
+    """Rows of a table, by ids of a batch, times 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(12, WIDTH)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows: Tensor = self.table(ids)
+        return rows * 2
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_table_sends_what_the_formula_says(dim: int) -> None:
+    """Results are cut by batch."""
+    devices, ids = 4, torch.randint(12, (8,))
+    pins = (
+        Pin("table", tensor="table.weight", dim=dim),
+        Pin("ids", tensor="ids", replicate=True),
+        Pin("rows", tensor="mul", dim=0),
+    )
+    program = partitioner.compile(
+        *(_Lookup(), (ids,), devices),
+        mesh={"tp": devices},
+        strategy="intra",
+        constraints=Constraints(pins),
+        time_limit_s=10,
+    )
+    sent = sum(sent_bytes(program.schedule).values()) / devices
+    part = 8 * WIDTH / devices  # of the results
+    moved = part if dim == 0 else part / devices  # reduce-scatter, all-to-all
+    assert sent == 4 * (devices - 1) * moved

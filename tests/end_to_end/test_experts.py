@@ -149,15 +149,16 @@ def test_one_expert_may_get_all_tokens() -> None:
 
 
 def test_a_layer_sends_what_the_formula_says() -> None:
-    """All-gather of tokens and choices, reduce-scatter of results, and these to every device."""
+    """All-gather of tokens and choices, reduce-scatter of results; the loss is added up."""
     tokens, width, chosen, devices = 12, 8, 2, 3
-    module = Experts(width=width, chosen=chosen)
-    program = compiled(module, (torch.randn(tokens, width),), devices, "ep")
+    module = Loss(Experts(width=width, chosen=chosen))
+    program = compiled(module, tuple(torch.randn(2, tokens, width)), devices, "ep")
     sent = sent_bytes(program.schedule)
     rows = tokens // devices * (devices - 1)
     gathered = rows * (4 * width + (8 + 4) * chosen)  # float32; ids are int64
     results = rows * 4 * width
-    assert sent == dict.fromkeys(range(devices), gathered + results + results)
+    loss = 2 * (devices - 1) / devices * 4
+    assert sent == pytest.approx(dict.fromkeys(range(devices), gathered + results + loss))
 
 
 def test_experts_are_cut_where_it_is_cheaper() -> None:

@@ -3,7 +3,7 @@
 ``out[t] = sum over k of weights[t, k] * down[e] @ act(up[e] @ x[t])`` with ``e = ids[t, k]``.
 Tokens are (tokens, channels), ids and weights (tokens, chosen), `up` (experts, width or twice the
 width, channels), `down` (experts, channels, width). A gated layer has the gate's rows before the
-others: ``act(gate) * other``. No token is dropped, whatever the number of tokens that an expert gets.
+others: ``act(gate) * other``. No token is dropped, whatever the number that an expert gets.
 
 A device's shard consists of pieces of experts, each of a start and a length among all of them;
 tokens of other experts add nothing, so that the sum over the devices is the whole result.

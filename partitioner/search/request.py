@@ -18,6 +18,7 @@ from partitioner.solver.milp.engines import HIGHS, Engine, find
 from partitioner.solver.work import STEPS_PER_S, Work
 from partitioner.strategies.batch import batch_of
 from partitioner.strategies.constraints import Constraints
+from partitioner.strategies.expert_parallel import EXPERT
 from partitioner.strategies.parallel import (
     DATA,
     PIPELINE,
@@ -110,8 +111,8 @@ class Request:
 
     def _check_pipeline(self) -> None:
         words = set((self.parallel or PIPELINE).split("+"))
-        if PIPELINE in words and (unknown := words - {*DATA, TENSOR, PIPELINE}):
-            known = ", ".join((*DATA, TENSOR, PIPELINE))
+        if PIPELINE in words and (unknown := words - {*DATA, TENSOR, EXPERT, PIPELINE}):
+            known = ", ".join((*DATA, TENSOR, EXPERT, PIPELINE))
             raise SearchError(f"parallel {self.parallel!r}: {min(unknown)!r} is not one of {known}")
         if isinstance(self.schedule, str) and self.schedule not in SCHEDULES:
             raise SearchError(

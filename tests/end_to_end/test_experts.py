@@ -137,6 +137,32 @@ def test_experts_are_cut_inside_over_another_axis() -> None:
         torch.testing.assert_close(grads[name], parameter.grad)
 
 
+class _Deep(nn.Module):
+    """Two layers, each beside a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Experts(), Experts()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.first(x)
+        return x + self.second(x)
+
+
+def test_stages_have_experts_on_several_devices() -> None:
+    torch.manual_seed(0)
+    module, inputs = Loss(_Deep()), torch.randn(2, 8, 8)
+    mesh = {"pp": 2, "ep": 2}
+    program = compiled(module, tuple(inputs), 4, "pp+ep", training=True, mesh=mesh)
+    assert {layer.mesh.devices for layer in layers(program)} == {(0, 1), (2, 3)}
+    loss, grads = program.gradients(*inputs)
+    expected = module(*inputs)
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach())
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(grads[name], parameter.grad)
+
+
 def test_one_expert_may_get_all_tokens() -> None:
     """No token is dropped."""
     torch.manual_seed(0)

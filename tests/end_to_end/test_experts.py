@@ -149,6 +149,7 @@ class _Deep(nn.Module):
         return x + self.second(x)
 
 
+@pytest.mark.slow
 def test_stages_have_experts_on_several_devices() -> None:
     torch.manual_seed(0)
     module, inputs = Loss(_Deep()), torch.randn(2, 8, 8)

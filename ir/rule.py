@@ -268,7 +268,7 @@ class Rule:
         """
         names = [_names([dims]).keys() for dims in self.operands if dims is not None]
         summed = {n for n, factor in self.factors.items() if factor.kind is FactorKind.REDUCE}
-        return self.flops_per_point >= 2 and any(
+        return self.flops_per_point > 0 and any(
             a & b & summed and a - b and b - a for a, b in itertools.combinations(names, 2)
         )
 

@@ -15,23 +15,21 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.rule import FactorKind, Rule
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
+from partitioner.strategies.data_parallel import DataParallel
+from partitioner.strategies.kind import Asked
 
-#: The word and its mesh axis.
-EXPERT = "ep"
+#: The kind that cuts all but the experts.
+DATA = DataParallel("ep", at_rest=False, until_use=False)
 
 
-def expert_constraints(graph: Graph, data: Constraints, axis: str, size: int) -> Constraints:
-    """Constraints of data parallelism over an axis, with the weights of experts cut over it.
-
-    Args:
-        graph: The graph.
-        data: Constraints of data parallelism over the axis.
-        axis: The axis.
-        size: Its size.
+def expert_constraints(asked: Asked) -> Constraints:
+    """Constraints of data parallelism, with the weights of experts cut along their first dim.
 
     Raises:
-        ConstraintError: The model has no experts, or fewer than the axis has devices.
+        ConstraintError: The model has no experts, or fewer than the axis has devices; or its batch
+            cannot be cut.
     """
+    graph, axis, size = asked.graph, asked.axis, asked.size
     values = expert_values(graph)
     if not values:
         raise ConstraintError(
@@ -44,6 +42,7 @@ def expert_constraints(graph: Graph, data: Constraints, axis: str, size: int) ->
                 f"parallel ep: {weight!r} has {graph.types[value].shape[0]} experts, "
                 f"fewer than {size} devices"
             )
+    data = DATA.constraints(asked)
     pins = [pin for pin in data.pins if pin.tensor not in values]
     for value, weight in values.items():
         pins.append(Pin(f"parallel ep: experts {weight!r}", tensor=value, axis=axis, dim=0))

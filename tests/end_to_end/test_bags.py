@@ -151,3 +151,18 @@ def test_a_table_sends_what_the_formula_says(dim: int) -> None:
     part = 8 * WIDTH / devices  # of the results
     moved = part if dim == 0 else part / devices  # reduce-scatter, all-to-all
     assert sent == 4 * (devices - 1) * moved
+
+
+class _Bags(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.EmbeddingBag(ROWS, WIDTH)
+
+    def forward(self, indices: Tensor, offsets: Tensor) -> Tensor:
+        result: Tensor = self.bags(indices, offsets)
+        return result
+
+
+def test_drawn_inputs_are_indices_and_offsets() -> None:
+    program = partitioner.compile(_Bags(), (inputs(0)[2], inputs(0)[3]), 2, time_limit_s=5)
+    assert program.verify(seed=1)

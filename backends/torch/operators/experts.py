@@ -69,7 +69,7 @@ class _Layer:
         places.masked_fill_(inside.logical_not(), experts)
         counts = torch.bincount(places, minlength=experts + 1)[:experts].tolist()
         order = torch.sort(places, stable=True)[1][: sum(counts)]
-        for place, choices in enumerate(order.split(counts)):
+        for place, choices in enumerate(torch.split(order, counts)):
             if choices.numel():
                 yield place, choices.div(self.ids.shape[1], rounding_mode="floor"), choices
 

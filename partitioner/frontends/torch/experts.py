@@ -124,12 +124,12 @@ def _summed(last: fx.Node) -> _Rows | None:
         return None
     if [dim % 3 for dim in summed["dim"] or ()] != [1]:
         return None
-    rows, order = _through(split.args[0]), None
-    if _calls(rows, _aten.index.Tensor) and len(rows.args[1]) == 1:
-        order = _inverted(_through(rows.args[1][0]))
+    rows, order = _through(_args(split)[0]), None
+    if _calls(rows, _aten.index.Tensor) and len(_args(rows)[1]) == 1:
+        order = _inverted(_through(_args(rows)[1][0]))
         if order is None:
             return None
-        rows = _through(rows.args[0])
+        rows = _through(_args(rows)[0])
     tokens, chosen, channels = value(split).shape
     same = _is_tensor(rows) and value(rows).shape == (tokens * chosen, channels)
     return _Rows(rows, tokens, chosen, channels, order) if same else None
@@ -162,7 +162,7 @@ def _scaled(rows: _Rows) -> tuple[_Product, fx.Node] | None:
     """The product that gives rows, and the weight of each."""
     if not _calls(rows.node, _aten.mul.Tensor):
         return None
-    for results, column in (rows.node.args[:2], reversed(rows.node.args[:2])):
+    for results, column in (_args(rows.node)[:2], reversed(_args(rows.node)[:2])):
         down, weights = _product(_through(results)), _weights(_through(column), rows)
         if down is not None and weights is not None and down.order is rows.order:
             return down, weights
@@ -184,25 +184,25 @@ def _batched(node: fx.Node) -> _Product | None:
     """``squeeze(bmm(weights[ids], unsqueeze(rows)))``, either operand first."""
     if not _calls(node, _aten.squeeze.dim, *_RESHAPES) or not _is_tensor(node):
         return None
-    product = _through(node.args[0])
+    product = _through(_args(node)[0])
     if not _calls(product, _aten.bmm.default):
         return None
-    operands = [_through(operand) for operand in product.args]
+    operands = [_through(operand) for operand in _args(product)]
     for index, transposed in ((0, False), (1, True)):
         gathered, column = operands[index], operands[1 - index]
         dim = 1 if transposed else 2  # the one of size 1
         if not _calls(gathered, _aten.index.Tensor) or not _calls(column, _aten.unsqueeze.default):
             continue
         rank = 3
-        places = gathered.args[1]
-        if len(places) != 1 or column.args[1] % rank != dim or value(gathered).dim() != rank:
+        places = _args(gathered)[1]
+        if len(places) != 1 or _args(column)[1] % rank != dim or value(gathered).dim() != rank:
             continue
         size = value(gathered).shape[2 if transposed else 1]
         if not _shaped(node, value(gathered).shape[0], size):
             continue
         ids = _flattened(_through(places[0]))
         if ids is not None:
-            return _Product(_through(column.args[0]), gathered.args[0], transposed, ids, None)
+            return _Product(_through(_args(column)[0]), _args(gathered)[0], transposed, ids, None)
     return None
 
 
@@ -219,11 +219,11 @@ def _grouped(node: fx.Node) -> _Product | None:
     order = _sorted_by(offsets, value(weights).shape[0])
     if order is None or value(weights).dim() != 3 or value(rows).dim() != 2:
         return None
-    ids = _flattened(_through(order.args[0].args[0]))
+    ids = _flattened(_through(_args(_args(order)[0])[0]))
     if ids is None:
         return None
-    if _calls(weights, _aten.transpose.int) and {d % 3 for d in weights.args[1:]} == {1, 2}:
-        return _Product(_through(rows), weights.args[0], False, ids, order)
+    if _calls(weights, _aten.transpose.int) and {d % 3 for d in _args(weights)[1:]} == {1, 2}:
+        return _Product(_through(rows), _args(weights)[0], False, ids, order)
     return _Product(_through(rows), weights, True, ids, order)
 
 
@@ -232,21 +232,21 @@ def _sorted_by(offsets: fx.Node, experts: int) -> fx.Node | None:
     ends = _through(offsets)
     if not _calls(ends, _aten.cumsum.default) or value(ends).shape != (experts,):
         return None
-    counts = _through(ends.args[0])
+    counts = _through(_args(ends)[0])
     if not _calls(counts, _aten.histc.default):
         return None
     given = arguments_of(counts)
     if (given["bins"], given["min"], given["max"]) != (experts, 0, experts - 1):
         return None
-    ids = _through(counts.args[0], casts=True)
-    if not _calls(ids, operator.getitem) or ids.args[1] != 0:
+    ids = _through(_args(counts)[0], casts=True)
+    if not _calls(ids, operator.getitem) or _args(ids)[1] != 0:
         return None
-    sort = ids.args[0]
+    sort = _args(ids)[0]
     if not _calls(sort, _aten.sort.default, _aten.sort.stable) or value(ids).dim() != 1:
         return None
     if arguments_of(sort)["descending"]:
         return None
-    return next((user for user in sort.users if user.args[1] == 1), None)
+    return next((user for user in sort.users if _args(user)[1] == 1), None)
 
 
 def _inverted(node: fx.Node) -> fx.Node | None:
@@ -260,16 +260,16 @@ def _inverted(node: fx.Node) -> fx.Node | None:
     order, numbers = given["indices"], _through(given["values"])
     if len(order) != 1 or given["accumulate"] or not _counts_up(numbers):
         return None
-    return _through(order[0])
+    inverse: fx.Node = _through(order[0])
+    return inverse
 
 
 def _counts_up(node: fx.Node) -> bool:
     """Whether it is 0, 1, 2 and so on."""
-    return (_calls(node, _aten.arange.default) and len(node.args) == 1) or (
-        _calls(node, _aten.arange.start, _aten.arange.start_step)
-        and node.args[0] == 0
-        and node.args[2:] in ((), (1,))
-    )
+    if _calls(node, _aten.arange.default):
+        return len(_args(node)) == 1
+    counts = _calls(node, _aten.arange.start, _aten.arange.start_step)
+    return counts and _args(node)[0] == 0 and _args(node)[2:] in ((), (1,))
 
 
 def _weights(column: fx.Node, rows: _Rows) -> fx.Node | None:
@@ -278,11 +278,11 @@ def _weights(column: fx.Node, rows: _Rows) -> fx.Node | None:
         return None
     if not _calls(column, _aten.unsqueeze.default, *_RESHAPES):
         return None
-    row = _through(column.args[0])
+    row = _through(_args(column)[0])
     if rows.order is not None:
         if not _calls(row, _aten.index.Tensor) or _indices(row) != [rows.order]:
             return None
-        row = _through(row.args[0])
+        row = _through(_args(row)[0])
     weights = _flattened(row)
     fits = weights is not None and _shaped(weights, rows.tokens, rows.chosen)
     return weights if fits else None
@@ -294,33 +294,34 @@ def _tokens(rows: fx.Node, chosen: int, order: fx.Node | None) -> fx.Node | None
         repeated = _calls(rows, _aten.repeat_interleave.self_int)
         given = arguments_of(rows) if repeated else {}
         same = repeated and (given["repeats"], given["dim"]) == (chosen, 0)
-        return rows.args[0] if same else None
-    if not _calls(rows, _aten.index.Tensor) or len(rows.args[1]) != 1:
+        return _args(rows)[0] if same else None
+    if not _calls(rows, _aten.index.Tensor) or len(_args(rows)[1]) != 1:
         return None
-    token = _through(rows.args[1][0])
+    token = _through(_args(rows)[1][0])
     divides = _calls(token, _aten.floor_divide.default) or (
         _calls(token, _aten.div.Tensor_mode) and token.kwargs.get("rounding_mode") == "floor"
     )
-    if not divides or _through(token.args[0]) is not order or token.args[1] != chosen:
+    if not divides or _through(_args(token)[0]) is not order or _args(token)[1] != chosen:
         return None
-    return rows.args[0]
+    tokens: fx.Node = _args(rows)[0]
+    return tokens
 
 
 def _activation(node: fx.Node) -> tuple[fx.Node, str, bool] | None:
     """(what it is applied to, its name, whether it is gated)."""
     if not _calls(node, _aten.mul.Tensor):
         name = _named(node)
-        return (_through(node.args[0]), name, False) if name else None
-    for act, other in (node.args[:2], reversed(node.args[:2])):
+        return (_through(_args(node)[0]), name, False) if name else None
+    for act, other in (_args(node)[:2], reversed(_args(node)[:2])):
         act, other = _through(act), _through(other)
         if not (name := _named(act)):
             continue
-        halves = _through(act.args[0]), other
+        halves = _through(_args(act)[0]), other
         if not all(_calls(half, operator.getitem) for half in halves):
             continue
-        (chunk, first), (same, second) = (half.args for half in halves)
+        (chunk, first), (same, second) = (_args(half) for half in halves)
         if chunk is same and (first, second) == (0, 1) and _halves(chunk):
-            return _through(chunk.args[0]), name, True
+            return _through(_args(chunk)[0]), name, True
     return None
 
 
@@ -328,14 +329,15 @@ def _named(node: Any) -> str:
     """The name of an activation; "" of others."""
     if _calls(node, _aten.gelu.default):
         return {"none": "gelu", "tanh": "gelu-tanh"}[arguments_of(node)["approximate"]]
-    return _ACTIVATIONS.get(node.target, "") if isinstance(node, fx.Node) else ""
+    target: Any = node.target if isinstance(node, fx.Node) else None
+    return _ACTIVATIONS.get(target, "")
 
 
 def _halves(node: fx.Node) -> bool:
     """Whether it cuts the last dim in two equal parts."""
     if not _calls(node, _aten.chunk.default, _aten.split.Tensor):
         return False
-    (whole, parts, dim), shape = list(arguments_of(node).values())[:3], value(node.args[0]).shape
+    (whole, parts, dim), shape = list(arguments_of(node).values())[:3], value(_args(node)[0]).shape
     del whole
     equal = shape[-1] % 2 == 0
     return (
@@ -349,22 +351,26 @@ def _flattened(node: fx.Node) -> fx.Node | None:
     """The matrix whose elements in order a vector is."""
     if not _calls(node, *_RESHAPES, _aten.flatten.using_ints) or value(node).dim() != 1:
         return None
-    matrix = _through(node.args[0])
+    matrix = _through(_args(node)[0])
     return matrix if value(matrix).dim() == 2 else None
 
 
 def _through(node: Any, *, casts: bool = False) -> Any:
     """The node that gives a value, seen through copies, and if `casts` through other types."""
     while isinstance(node, fx.Node) and _calls(node, *_SAME):
-        source = node.args[0]
+        source = _args(node)[0]
         if not casts and value(source).dtype != value(node).dtype:
             break
         node = source
     return node
 
 
+def _args(node: fx.Node) -> tuple[Any, ...]:
+    return node.args
+
+
 def _indices(node: fx.Node) -> list[Any]:
-    return [_through(index) for index in node.args[1]]
+    return [_through(index) for index in _args(node)[1]]
 
 
 def _shaped(node: fx.Node, *shape: int) -> bool:

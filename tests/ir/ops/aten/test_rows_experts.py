@@ -30,24 +30,26 @@ ANY = ints(TOKENS, CHOSEN, low=0, high=EXPERTS - 1)
 #: All tokens go to one expert, which drops none.
 ONE = np.full((TOKENS, CHOSEN), 3)
 SETTINGS = ("silu", True, True, EXPERTS, [0], [EXPERTS])
+#: Two products, one after the other: rounding is that of numbers larger than the results.
+OPTIONS = {"min_cuts": 3, "tolerance": 1e-5}
 CASES = [
-    aten("partitioner::experts", *_operands(2, ANY), *SETTINGS, options={"min_cuts": 3}),
-    aten("partitioner::experts", *_operands(2, ONE), *SETTINGS, options={"min_cuts": 3}),
+    aten("partitioner::experts", *_operands(2, ANY), *SETTINGS, options=OPTIONS),
+    aten("partitioner::experts", *_operands(2, ONE), *SETTINGS, options=OPTIONS),
     aten(
         "partitioner::experts",
         *(*_operands(1, ANY), "gelu", False, False, *SETTINGS[3:]),
-        options={"min_cuts": 3},
+        options=OPTIONS,
         absent=(1,),
     ),
     aten(
         "partitioner::experts_backward",
         *(f32(TOKENS, CHANNELS), *_operands(2, ANY), _kept(2), *SETTINGS),
-        options={"min_cuts": 3},
+        options=OPTIONS,
     ),
     aten(
         "partitioner::experts_backward",
         *(f32(TOKENS, CHANNELS), *_operands(1, ONE), _kept(1), "relu", False, *SETTINGS[2:]),
-        options={"min_cuts": 3},
+        options=OPTIONS,
     ),
 ]
 

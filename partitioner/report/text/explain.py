@@ -22,7 +22,8 @@ from partitioner.report.page.memory import memory
 from partitioner.report.page.schema import Head
 from partitioner.report.planned import Planned
 from partitioner.report.schedules import variations
-from partitioner.report.text.show import clean, table
+from partitioner.report.text.show import clean
+from partitioner.report.text.tables import table
 
 MAX_LINES = 10  #: Lines of each list.
 MAX_STRATEGIES = 40  #: Strategies of one node that the referee evaluates.

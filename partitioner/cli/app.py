@@ -1,6 +1,5 @@
 """The commands as one Typer application."""
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from partitioner.cli.report import diff, explain, report, show, sweep
 from partitioner.cli.run import run, verify
 from partitioner.cli.schedule import schedule
 from partitioner.cli.solve import evaluate, solve
+from partitioner.ir.errors import did_you_mean
 
 _ABOUT = """Split a model over devices: a plan, a subgraph a rank, a proof.
 
@@ -88,10 +88,9 @@ def _check_command(argv: Sequence[str]) -> None:
     word = argv[0] if argv else ""
     if not word.isalpha() or os.path.lexists(word):
         return
-    near = difflib.get_close_matches(word, COMMANDS, n=1)
+    hint = did_you_mean(word, COMMANDS)
     has_operand = len(argv) > 1 and not argv[1].startswith("-")
-    if near or has_operand:
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+    if hint or has_operand:
         raise typer.TyperException(
             f"unknown command {word!r} (there are {', '.join(COMMANDS)}){hint}"
         )

@@ -4,12 +4,15 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from partitioner.cli import options, pictures
 from partitioner.cli.options import DEVICES, OUTPUT, SEARCH, TRAINING, flag, option, wrong
 from partitioner.cli.terminal import aside, progress, safe
 from partitioner.frontends.model_names import module_name
+
+if TYPE_CHECKING:
+    from partitioner.options import CompileOptions
 
 #: The values of --recompute as the option of `compile`.
 _RECOMPUTE: Mapping[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no": False}
@@ -114,24 +117,25 @@ def _plan(args: SimpleNamespace) -> int:
     name = module_name(args.model) or Path(args.model).stem
     target = Path(args.output) if args.output else Path(f"{name}.partition")
     model = options.check_model(args.model)
-    check_target(target, force=args.force)
-    pictures.check_pictures(args, model)
     with progress(args.quiet) as say:
         say("loading the compiler")
+        from partitioner.compiler import check_options
         from partitioner.compiler import compile as compile_model
 
-        result = compile_model(
-            args.model,
-            devices=args.devices,
-            recompute=_RECOMPUTE[args.recompute or "auto"],
-            plan_only=args.plan_only,
-            tune=args.tune,
-            schedule=args.schedule,
-            micro_batches=args.micro_batches,
+        chosen: CompileOptions = {
+            "recompute": _RECOMPUTE[args.recompute or "auto"],
+            "plan_only": args.plan_only,
+            "tune": args.tune,
+            "schedule": args.schedule,
+            "micro_batches": args.micro_batches,
             **options.target_options(args),
             **options.read_options(args, say),
             **options.search_options(args),
-        )
+        }
+        check_options(args.devices, chosen)
+        check_target(target, force=args.force)
+        pictures.check_pictures(args, model)
+        result = compile_model(args.model, devices=args.devices, **chosen)
         say(f"writing {target}")
         result.save(target, force=args.force, plan_only=args.plan_only, progress=say)
         pictures.write_pictures(result, args, say, aside)

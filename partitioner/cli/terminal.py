@@ -6,10 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from partitioner.report.text.tables import shortened
+
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions
+    from rich.text import Text
 
 
 def one_line(error: Exception) -> str:
@@ -55,24 +59,23 @@ def _live() -> Iterator[Callable[[str], None]]:
 
     line = _Line("starting", time.monotonic())
     with Live(line, console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
-        yield lambda text: live.update(_Line(safe(text), time.monotonic()))
+        yield lambda text: live.update(_Line(safe(text), time.monotonic()), refresh=True)
 
 
+_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+
+
+@dataclass(frozen=True)
 class _Line:
     """A stage and the seconds since it began, in the width of the terminal."""
 
-    def __init__(self, stage: str, began_s: float) -> None:
-        self.stage, self.began_s = stage, began_s
+    stage: str
+    began_s: float
 
-    def __rich__(self) -> RenderableType:
-        from rich.spinner import Spinner
-        from rich.table import Table
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         from rich.text import Text
 
-        row = Table.grid(padding=(0, 1))
-        row.add_column(no_wrap=True)
-        row.add_column(no_wrap=True, overflow="ellipsis")
-        row.add_column(no_wrap=True, style="dim")
-        seconds = f"{time.monotonic() - self.began_s:.0f} s"
-        row.add_row(Spinner("dots"), Text(self.stage, overflow="ellipsis"), seconds)
-        return row
+        spent_s = time.monotonic() - self.began_s
+        frame, clock = _FRAMES[int(4 * spent_s) % len(_FRAMES)], f"{spent_s:.0f} s"
+        stage = shortened(self.stage, max(1, options.max_width - len(clock) - 4))
+        yield Text.assemble((frame, "cyan"), f" {stage} ", (clock, "dim"), no_wrap=True)

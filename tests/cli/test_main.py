@@ -46,7 +46,7 @@ def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["m.onnx", "--devices", "0"], "'0' is not a whole number of at least 1"),
         (["m.onnx", "--devices", "two"], "'two' is not a whole number"),
         (["m.onnx", "--devices", "\u00b2"], "--devices"),
-        (["m.onnx", "--dev", "2"], "No such option: --dev; did you mean --devices?"),
+        (["m.onnx", "--dev", "2"], "No such option: --dev; did you mean --devices, "),
         (["m.onnx", "--objective", "speed"], "'speed' is not one of"),
         (["m.onnx", "--strategy", "both"], "'both' is not one of"),
         (["m.onnx", "--mesh", "dp"], "'dp' is not NAME=VALUE"),
@@ -90,6 +90,7 @@ def test_wrong_usage_exits_2(
     ("arguments", "message"),
     [
         (["--cluster", "4xnone"], "cluster '4xnone': no device 'none'"),
+        (["--cluster", "4xh10"], "or FILE.toml; did you mean 'h100'"),
         (["--cluster", "!"], "cluster '!' is not like '4xh100'"),
         (["--cluster", "9" * 5000 + "xh100"], "is not like '4xh100'"),
         (["--cluster", "99999xh100"], "has more than 16384 devices"),
@@ -114,6 +115,11 @@ def test_options_that_mean_nothing_together_exit_2(
     ("arguments", "message"),
     [
         (["none.onnx"], "none.onnx: no such file"),
+        (["plan", "none.onnx"], "none.onnx: no such file"),
+        (["w.safetensors"], "w.safetensors: a .safetensors file holds weights, no graph; give "),
+        (["w.pth"], "w.pth: a .pth file holds weights, no graph; give package.module:factory"),
+        (["w.py"], "w.py: a Python file is no model; write a function in it that returns"),
+        (["m.onnx", "--cluster", "no.toml", "-o", "m.partition"], "cluster file no.toml: No such"),
         (["."], ". is not a file"),
         (["model"], "model: no such file"),
         (["m.partition"], "m.partition is a partition, not a model; look at it with: partition"),
@@ -140,6 +146,8 @@ def test_bad_input_exits_1(
     here: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "junk.onnx").write_bytes(b"junk")
+    if arguments[0].startswith("w."):
+        (here / arguments[0]).touch()
     quiet = [] if arguments[0] in ("run", "verify", "show") else ["-q"]
     target = ["-o", "x"] if quiet and "-o" not in arguments else []
     assert main([*arguments, *quiet, *target]) == 1
@@ -147,7 +155,8 @@ def test_bad_input_exits_1(
     assert out == ""
     assert message in one_line(err)
     assert err.startswith("partition: ")
-    assert sorted(path.name for path in here.iterdir()) == ["junk.onnx", "m.onnx", "m.partition"]
+    there = {path.name for path in here.iterdir() if not path.name.startswith("w.")}
+    assert there == {"junk.onnx", "m.onnx", "m.partition"}
 
 
 @pytest.mark.parametrize("name", ["one.npy", "object.npz", "cut.npz"])

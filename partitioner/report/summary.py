@@ -141,7 +141,8 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
     searched = _searched(summary["seed"], summary["folded"], search_s)
     lines = [
         _beside_one(summary)
-        + f"{summary['strategy']} plan on {summary['devices_used']} of {summary['devices']} devices: "
+        + f"{summary['strategy']} plan on {summary['devices_used']} of {summary['devices']} "
+        + "devices: "
         + _certified(objective, *(summary[key] for key in ("cost", "bound", "gap", "status"))),
         *_stages(summary),
         f"  latency     {_beside(summary, 'latency_s', units.seconds)}",

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from staged import Stages, accumulated, loss_apart, staged, tensors
-from staged_models import Faint, Model, Plain, Tied, Towers, UNet, seeded
+from staged_models import Faint, Halved, Model, Plain, Tied, Towers, UNet, seeded
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch_ranks import Job, main
@@ -140,12 +140,12 @@ def without_gradients_only_forward_phases_run(_: int) -> None:
     same(module, plain)
 
 
-def has_a_smaller_last_micro_batch(_: int) -> None:
-    program = staged(seeded(UNet), UNet.batch(0, 10), [(0,), (1,)], "zb1", 4)
-    module, plain = program.module(), seeded(UNet)
+def has_a_smaller_last_micro_batch(_: int, kind: Model = UNet) -> None:
+    program = staged(seeded(kind), kind.batch(0, 10), [(0,), (1,)], "zb1", 4)
+    module, plain = program.module(), seeded(kind)
     updates = adamw(module), adamw(plain)
     for step in range(3):
-        batch = UNet.batch(step, 10)
+        batch = kind.batch(step, 10)
         result = module(*batch)
         loss_of(result).backward()
         expected = accumulated(plain, batch, 4)
@@ -214,9 +214,35 @@ def own_parts(rank: int) -> None:
         for update in updates:
             update.step()
             update.zero_grad()
+        in_turn = torch.arange(8).reshape(2, 2, 2).transpose(0, 1).flatten()
+        evaluates_own_parts(module, plain, part, in_turn)  # of each micro-batch all ranks' parts
     same(module, plain)
     with pytest.raises(BackendError, match=r"rank \d: one of 2 micro-batches of its part of input"):
         module(*Plain.batch(0, 6))
+
+
+def evaluates_own_parts(
+    module: RankModule, plain: nn.Module, part: slice, order: torch.Tensor
+) -> None:
+    """Results are those of the whole batch, whose rows have this order."""
+    for one in (module, plain):
+        one.eval()
+    x, y = Plain.batch(9, len(order))
+    with torch.no_grad():
+        own = tensors(module(x[part], y[part]))
+        torch.testing.assert_close(own, tensors(plain(x[order], y[order])))
+    for one in (module, plain):
+        one.train()
+
+
+def own_parts_of_stages(_: int) -> None:
+    """Ranks of the same stage bring their parts, ranks of other stages too."""
+    for size in (8, 7):  # the last micro-batch is smaller
+        program = staged(seeded(Plain), Plain.batch(0, size), [(0,), (1,)], "1f1b", 2)
+        module, plain = program.module(inputs="local"), seeded(Plain)
+        loss = module.train_step(*Plain.batch(0, size))
+        torch.testing.assert_close(loss, accumulated(plain, Plain.batch(0, size), 2)[0])
+        evaluates_own_parts(module, seeded(Plain), slice(None), torch.arange(size))
 
 
 def a_rank_is_killed_in_a_step(rank: int) -> None:
@@ -408,10 +434,12 @@ JOBS = {
     "no_parameters": Job(2, lists_a_parameter_of_another_rank),
     "whole_state": Job(2, loads_a_whole_state),
     "smaller_last": Job(2, has_a_smaller_last_micro_batch),
+    "smaller_last_zeros": Job(2, partial(has_a_smaller_last_micro_batch, kind=Halved)),
     "other_sizes": Job(2, other_sizes_and_evaluation),
     "evaluation_twice": Job(2, evaluates_where_a_device_is_visited_twice),
     "inference": Job(2, infers),
     "own_parts": Job(2, own_parts),
+    "own_parts_of_stages": Job(2, own_parts_of_stages),
     **{
         f"{kind.__name__.lower()}_{schedule}": Job(
             2, partial(trains, kind=kind, devices=devices, schedule=schedule)

@@ -249,6 +249,11 @@ def a_rank_is_killed_in_a_step(rank: int) -> None:
     """Every other rank ends within `SOON_S`, and names it."""
     devices = [(0,), (1,), (2,), (3,)]
     module = staged(seeded(Tied), Tied.batch(0), devices, "1f1b", 4).module()
+    rank_1_is_killed(module, rank, Tied.batch(0))
+
+
+def rank_1_is_killed(module: RankModule, rank: int, batch: Sequence[torch.Tensor]) -> None:
+    """Rank 1 is killed in a backward phase of a step; the others raise errors that name it."""
     passes = module._passes[""]
     if rank == 1:
         backward = next(p for p in passes._runs if not passes.graphs.is_forward(p))
@@ -261,12 +266,12 @@ def a_rank_is_killed_in_a_step(rank: int) -> None:
     start = time.monotonic()
     match = rf"^rank {rank}: .*: ranks? ([0-9], )*[0-9] ha(s|ve) ended, by an error of its own"
     with pytest.raises(CommunicationError, match=match) as caught:
-        module(*Tied.batch(0))
+        module(*batch)
     assert time.monotonic() - start < SOON_S
     assert "1" in str(caught.value).partition("ended")[0].rpartition(": rank")[2]
 
 
-def saves(_: int, stages: Stages | None = None) -> None:
+def saves(_: int, stages: Stages | None = None) -> RankModule:
     """Two ranks in stages save after two steps."""
     module, plain = on_two(Plain, stages=stages).module(), seeded(Plain)
     updates = adamw(module), adamw(plain)
@@ -274,6 +279,13 @@ def saves(_: int, stages: Stages | None = None) -> None:
         steps(one, update, 0, 1)
     same(module, plain)
     checkpoints.save(module, updates[0], "checkpoint", flat=True)
+    return module
+
+
+def saves_and_is_killed(rank: int) -> None:
+    """A rank is killed in the step after the one that was saved."""
+    module = saves(rank)
+    rank_1_is_killed(module, rank, Plain.batch(2))
 
 
 def goes_on(_: int, stages: Stages | None = None) -> None:
@@ -422,6 +434,7 @@ def loads_a_whole_state(_: int) -> None:
 
 JOBS = {
     "killed": Job(4, a_rank_is_killed_in_a_step),
+    "restart": Job(2, saves_and_is_killed, then=Job(2, goes_on)),
     "checkpoint": Job(2, saves, then=Job(2, goes_on, then=Job(1, goes_on))),
     "checkpoint_of_one_holder": Job(
         2,

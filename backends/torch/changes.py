@@ -245,7 +245,7 @@ def _watch_scalers() -> None:
             found = {device: torch.full((), float(overflows), device=device) for device in devices}
         return found
 
-    GradScaler._unscale_grads_ = agreed  # type: ignore[method-assign]
+    GradScaler._unscale_grads_ = agreed  # type: ignore[assignment,method-assign]
 
 
 def check_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -337,7 +337,9 @@ def lists_a_parameter_of_another_rank(rank: int) -> None:
         assert not parameter.to_local().numel()
         assert parameter.requires_grad
         assert not list(module.get_submodule("last").parameters())
-        with pytest.raises(AttributeError, match=r"rank 1 holds no part of last\.weight, rank 0 does"):
+        with pytest.raises(
+            AttributeError, match=r"rank 1 holds no part of last\.weight, rank 0 does"
+        ):
             module.get_parameter("last.weight")
     for one in (module, plain):
         update = torch.optim.AdamW(one.parameters(), lr=1e-2, weight_decay=0.1, fused=True)

@@ -63,7 +63,8 @@ class Factor:
     name: str
     size: int
     kind: FactorKind
-    reduce: str = ""  #: Reduction that joins the parts of a REDUCE factor.
+    #: Reduction that joins the parts of results that lack the factor: of a REDUCE factor, all.
+    reduce: str = ""
 
 
 @lru_cache(maxsize=4096)
@@ -106,8 +107,8 @@ class Rule:
     results: tuple[Dims | None, ...]  #: Dims of every result; None for an absent one.
     operand_shapes: tuple[tuple[int, ...], ...]  #: Sizes of every operand (() for absent).
     result_shapes: tuple[tuple[int, ...], ...]  #: Sizes of every result (() for absent).
-    #: Operands that are added to the reduced result (a bias). They are partial where a REDUCE
-    #: factor is cut, so that they count once.
+    #: Operands that are added to the reduced result (a bias). They are partial where a summed
+    #: factor that they lack is cut, so that they count once.
     addends: frozenset[int] = frozenset()
     #: Operands in which the op is jointly linear: the op of sums of parts is the sum of the op of
     #: the parts. Such a rule has a factor `PENDING` of kind LINEAR; cutting it over an axis means
@@ -136,6 +137,7 @@ class Rule:
         whole: Iterable[str] = (),
         windows: Mapping[tuple[int, str], Window] | None = None,
         dropped: Iterable[str] = (),
+        summed: Iterable[str] = (),
         addends: Iterable[int] = (),
         linear: Iterable[int] = (),
         points: Iterable[str] | None = None,
@@ -147,7 +149,8 @@ class Rule:
         None is an operand outside the loops. Shapes are None where a tensor is absent. `sizes` are
         those of factors that are no dim by themselves, `reduce` the reductions of factors in no
         result. Factors in `whole` may not be cut; those in `dropped`, of elements that no result
-        depends on, may be. For `windows`, see `Rule`: their factors have the size of another dim.
+        depends on, may be. Factors in `summed` are loops of some results, and those that lack them
+        are sums over them. For `windows`, see `Rule`: their factors have the size of another dim.
 
         Raises:
             IRError: A size does not fit, a factor has no size, or a factor in no result has no
@@ -167,7 +170,7 @@ class Rule:
             **dict.fromkeys((*_names(outs), *dropped), FactorKind.PASS),
             **dict.fromkeys(whole, FactorKind.WHOLE),
         }
-        factors = {}
+        factors, sums = {}, frozenset(summed)
         for name in _names((*ins, *outs)):
             if name not in kinds:
                 raise IRError(
@@ -176,6 +179,7 @@ class Rule:
             if name not in known:
                 raise IRError(f"factor {name!r} has no size")
             reduction = (reduce or {})[name] if kinds[name] is FactorKind.REDUCE else ""
+            reduction = "sum" if name in sums else reduction
             factors[name] = Factor(name, known[name], kinds[name], reduction)
         default_points = tuple(factors)
         if linear_operands := frozenset(linear):
@@ -264,7 +268,7 @@ class Rule:
         """
         names = [_names([dims]).keys() for dims in self.operands if dims is not None]
         summed = {n for n, factor in self.factors.items() if factor.kind is FactorKind.REDUCE}
-        return self.flops_per_point >= 2 and any(
+        return self.flops_per_point > 0 and any(
             a & b & summed and a - b and b - a for a, b in itertools.combinations(names, 2)
         )
 
@@ -318,7 +322,7 @@ class Rule:
         for name, layout in layouts.items():
             if self.factors[name].kind not in _CUTTABLE:
                 raise LayoutError(f"factor {name!r} is {self.factors[name].kind} and cannot be cut")
-            if layout.windows and self.factors[name].kind is not FactorKind.PASS:
+            if layout.windows and self.factors[name].reduce:
                 raise LayoutError(f"factor {name!r} is reduced: its parts cannot overlap")
             if not layout.is_complete:
                 raise LayoutError(f"no part of factor {name!r} has all of {layout}")
@@ -328,15 +332,15 @@ class Rule:
             for name, layout in layouts.items()
             if axis in layout.axes and self.factors[name].reduce
         }
-        partial = tuple((axis, factor.reduce) for axis, factor in pending.items())
         passed = tuple((a, f.reduce) for a, f in pending.items() if f.kind is FactorKind.LINEAR)
         ins: list[Sharding] = []
         operands = zip(self.operands, self.operand_shapes, strict=True)
         for index, (dims, shape) in enumerate(operands):
-            sums = partial if index in self.addends else passed if index in self.linear else ()
+            sums = passed if index in self.linear else ()
+            sums = _lacking(dims, pending) if index in self.addends else sums
             ins.append(Sharding(self._dims(dims, shape, layouts, mesh, index), sums))
         outs = tuple(
-            Sharding(self._dims(dims, shape, layouts, mesh), partial)
+            Sharding(self._dims(dims, shape, layouts, mesh), _lacking(dims, pending))
             for dims, shape in zip(self.results, self.result_shapes, strict=True)
         )
         return tuple(ins), outs
@@ -436,6 +440,12 @@ def _parse(side: str | Sequence[Sequence[str] | None]) -> tuple[Dims | None, ...
     if isinstance(side, str):
         return tuple(parse_tensor(text) for text in side.split(",")) if side.strip() else ()
     return tuple(None if dims is None else tuple(parse_dim(dim) for dim in dims) for dims in side)
+
+
+def _lacking(dims: Dims | None, pending: Mapping[str, Factor]) -> tuple[tuple[str, str], ...]:
+    """The axes, and their reductions, whose factors a tensor lacks: it is partial there."""
+    names = _names([dims]) if any(f.kind is FactorKind.PASS for f in pending.values()) else {}
+    return tuple((axis, f.reduce) for axis, f in pending.items() if f.name not in names)
 
 
 def _single(expr: DimExpr) -> str:

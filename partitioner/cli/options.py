@@ -276,7 +276,7 @@ Parallel = Annotated[
     option(
         None,
         "KIND",
-        "dp, tp, of modules also zero3 and pp, of --training also zero1 and zero2, or several "
+        "dp, tp, ep, of modules also zero3 and pp, of --training also zero1 and zero2, or several "
         "joined by + (with --mesh).",
         panel=TRAINING,
     ),

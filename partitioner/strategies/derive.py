@@ -20,7 +20,7 @@ from partitioner.ir.layout import DimLayout, LayoutError, Sharding, share_cut
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.plan import PlacedNode, place
-from partitioner.ir.rule import PENDING, DimExpr, Rule
+from partitioner.ir.rule import PENDING, DimExpr, FactorKind, Rule
 from partitioner.ir.windows import Window
 
 #: Cuts of one class over one set of axes that are kept, by the mesh's number of axes: the first
@@ -330,9 +330,14 @@ def _dims(node: Node, rule: Rule) -> Iterator[tuple[str, int, DimExpr, Window | 
 
 
 def _follows(node: Node, rule: Rule) -> bool:
-    """Whether the op takes the cuts of its neighbours: a pointwise op or data movement."""
+    """Whether the op takes the cuts of its neighbours: a pointwise op or data movement.
+
+    Rows that are looked up in a table of which each device has a part are no mere movement.
+    """
     row = row_of(node)
     if row is not None and row.stored:
+        return False
+    if any(factor.kind is FactorKind.REDUCE for factor in rule.factors.values()):
         return False
     return rule.flops_per_point == 0 or rule.is_pointwise
 

@@ -7,6 +7,7 @@
     zero3   parameters, gradients and optimizer state are cut at rest, and parameters gathered for
             each pass and freed after their use
     tp      tensor parallel: the batch is whole, every weight matrix is stored and used cut
+    ep      expert parallel: dp, but weights of experts are stored and used cut
     pp      pipeline parallel: stages on devices of their own, which `search.pipelines` cuts; the
             others are then inside of a stage
     dp+tp   and so on: several, each over its axis
@@ -28,6 +29,8 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.data_parallel import DataParallel
+from partitioner.strategies.expert_parallel import DATA as EXPERT_DATA
+from partitioner.strategies.expert_parallel import expert_constraints
 from partitioner.strategies.kind import Asked, Kind, ModelKind
 from partitioner.strategies.spaces import SearchError
 from partitioner.strategies.tensor_parallel import tensor_constraints
@@ -73,6 +76,7 @@ KINDS: Mapping[str, Kind] = {
             stored={"inference": "zero3"},
         ),
         Kind("tp", ("tp",), tensor_constraints),
+        Kind("ep", ("ep",), expert_constraints, EXPERT_DATA.notes, cuts_batch=True),
         Kind(PIPELINE, ("pp",), None),
     )
 }

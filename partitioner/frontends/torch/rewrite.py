@@ -75,7 +75,7 @@ def replace_calls(
                 continue
             if not all(isinstance(size, int) for size in value(node).shape):
                 continue
-            last = replacements[node.target](Rewriter(node), _arguments(node))
+            last = replacements[node.target](Rewriter(node), arguments_of(node))
             if last is not None:
                 # The node keeps its name, which the program's signature may hold.
                 node.target, node.args, node.kwargs = last.target, last.args, last.kwargs
@@ -88,7 +88,8 @@ def replace_calls(
     return total
 
 
-def _arguments(node: fx.Node) -> Arguments:
+def arguments_of(node: fx.Node) -> Arguments:
+    """The arguments of a call of an operator."""
     assert isinstance(node.target, torch._ops.OpOverload)
     schema = node.target._schema.arguments
     defaults = {a.name: a.default_value if a.has_default_value() else None for a in schema}

@@ -63,7 +63,8 @@ class Factor:
     name: str
     size: int
     kind: FactorKind
-    reduce: str = ""  #: Reduction that joins the parts of a REDUCE factor.
+    #: Reduction that joins the parts of results that lack the factor: of a REDUCE factor, all.
+    reduce: str = ""
 
 
 @lru_cache(maxsize=4096)
@@ -118,7 +119,10 @@ class Rule:
     windows: Mapping[tuple[int, str], Window] = field(default_factory=dict)
     #: Factors whose product is the number of loop iterations (default: all loops).
     points: tuple[str, ...] = ()
-    flops_per_point: float = 0.0  #: FLOPs an iteration (a multiply-add counts 2).
+    flops_per_point: float = 0.0  #: FLOPs an iteration (a multiply-add counts 2), on average.
+    #: Factor along which the FLOPs of an iteration grow evenly from the first, as of the rows of a
+    #: causal mask; "" if they are the same throughout.
+    rising: str = ""
     _cuts: dict[object, Shardings] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -136,6 +140,8 @@ class Rule:
         whole: Iterable[str] = (),
         windows: Mapping[tuple[int, str], Window] | None = None,
         dropped: Iterable[str] = (),
+        summed: Iterable[str] = (),
+        rising: str = "",
         addends: Iterable[int] = (),
         linear: Iterable[int] = (),
         points: Iterable[str] | None = None,
@@ -147,7 +153,9 @@ class Rule:
         None is an operand outside the loops. Shapes are None where a tensor is absent. `sizes` are
         those of factors that are no dim by themselves, `reduce` the reductions of factors in no
         result. Factors in `whole` may not be cut; those in `dropped`, of elements that no result
-        depends on, may be. For `windows`, see `Rule`: their factors have the size of another dim.
+        depends on, may be. Factors in `summed` are loops of some results, and those that lack them
+        are sums over them. For `rising` and `windows`, see `Rule`; factors of windows have the size
+        of another dim.
 
         Raises:
             IRError: A size does not fit, a factor has no size, or a factor in no result has no
@@ -167,7 +175,7 @@ class Rule:
             **dict.fromkeys((*_names(outs), *dropped), FactorKind.PASS),
             **dict.fromkeys(whole, FactorKind.WHOLE),
         }
-        factors = {}
+        factors, sums = {}, frozenset(summed)
         for name in _names((*ins, *outs)):
             if name not in kinds:
                 raise IRError(
@@ -176,6 +184,7 @@ class Rule:
             if name not in known:
                 raise IRError(f"factor {name!r} has no size")
             reduction = (reduce or {})[name] if kinds[name] is FactorKind.REDUCE else ""
+            reduction = "sum" if name in sums else reduction
             factors[name] = Factor(name, known[name], kinds[name], reduction)
         default_points = tuple(factors)
         if linear_operands := frozenset(linear):
@@ -191,6 +200,7 @@ class Rule:
             slides,
             tuple(points) if points is not None else default_points,
             flops,
+            rising,
         )
         rule._check()
         return rule
@@ -297,7 +307,17 @@ class Rule:
     def local_flops(self, layouts: Layouts, mesh: DeviceMesh, point: Mapping[str, int]) -> float:
         """FLOPs at a mesh coordinate."""
         local = self.local_sizes(layouts, mesh, point)
-        return self.flops_per_point * math.prod(local[name] for name in self.points)
+        flops = self.flops_per_point * math.prod(local[name] for name in self.points)
+        if self.rising in layouts:
+            flops *= self.steepness(layouts[self.rising].pieces(mesh, point))
+        return flops
+
+    def steepness(self, pieces: Iterable[Interval]) -> float:
+        """FLOPs of an iteration in a part of the rising factor, over those of all on average."""
+        size, held = self.factors[self.rising].size, tuple(pieces)
+        count = sum(length for _, length in held)
+        work = sum(length * (2 * start + length + 1) / (size + 1) for start, length in held)
+        return work / count if count else 1.0
 
     def shardings(self, layouts: Layouts, mesh: DeviceMesh) -> Shardings:
         """Shardings of operands and results under a cut of factors; computed once.
@@ -318,7 +338,7 @@ class Rule:
         for name, layout in layouts.items():
             if self.factors[name].kind not in _CUTTABLE:
                 raise LayoutError(f"factor {name!r} is {self.factors[name].kind} and cannot be cut")
-            if layout.windows and self.factors[name].kind is not FactorKind.PASS:
+            if layout.windows and self.factors[name].reduce:
                 raise LayoutError(f"factor {name!r} is reduced: its parts cannot overlap")
             if not layout.is_complete:
                 raise LayoutError(f"no part of factor {name!r} has all of {layout}")
@@ -336,7 +356,7 @@ class Rule:
             sums = partial if index in self.addends else passed if index in self.linear else ()
             ins.append(Sharding(self._dims(dims, shape, layouts, mesh, index), sums))
         outs = tuple(
-            Sharding(self._dims(dims, shape, layouts, mesh), partial)
+            Sharding(self._dims(dims, shape, layouts, mesh), _lacking(dims, pending))
             for dims, shape in zip(self.results, self.result_shapes, strict=True)
         )
         return tuple(ins), outs
@@ -436,6 +456,12 @@ def _parse(side: str | Sequence[Sequence[str] | None]) -> tuple[Dims | None, ...
     if isinstance(side, str):
         return tuple(parse_tensor(text) for text in side.split(",")) if side.strip() else ()
     return tuple(None if dims is None else tuple(parse_dim(dim) for dim in dims) for dims in side)
+
+
+def _lacking(dims: Dims | None, pending: Mapping[str, Factor]) -> tuple[tuple[str, str], ...]:
+    """The axes, and their reductions, whose factors a result lacks: it is partial there."""
+    names = _names([dims]) if any(f.kind is FactorKind.PASS for f in pending.values()) else {}
+    return tuple((axis, f.reduce) for axis, f in pending.items() if f.name not in names)
 
 
 def _single(expr: DimExpr) -> str:

@@ -34,6 +34,8 @@ class Options(TypedDict, total=False):
     reduce: Names | Mapping[str, str]
     windows: Mapping[tuple[int, str], Window]
     dropped: Names
+    summed: Names
+    rising: str
     addends: Iterable[int]
     linear: Iterable[int]
     sums: Iterable[int]
@@ -141,6 +143,8 @@ class Signature(ABC):
             whole=expanded(options.get("whole", ())),
             windows=options.get("windows"),
             dropped=expanded(options.get("dropped", ())),
+            summed=expanded(options.get("summed", ())),
+            rising=options.get("rising", ""),
             addends=options.get("addends", ()),
             linear=(*options.get("linear", ()), *self.sums(options.get("sums", ()))),
             points=None if points is None else expanded(points),

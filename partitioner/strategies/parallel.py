@@ -7,6 +7,7 @@
     zero3   parameters, gradients and optimizer state are cut at rest, and parameters gathered for
             each pass and freed after their use
     tp      tensor parallel: the batch is whole, every weight matrix is stored and used cut
+    cp      context parallel: the sequence is cut, parameters are stored and used whole
     dp+tp   and so on: both, each over its axis
     pp      pipeline parallel: stages on devices of their own, which `search.pipelines` cuts
 
@@ -26,6 +27,12 @@ from partitioner.ir.plan import Plan
 from partitioner.ir.rule import Rule
 from partitioner.strategies.batch import Followed, batch_of
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
+from partitioner.strategies.sequence_parallel import (
+    SEQUENCE,
+    checked_sequence,
+    sequence_factors,
+    sequence_notes,
+)
 from partitioner.strategies.spaces import SearchError
 
 #: Kinds that cut the batch: whether what the optimizer works on is cut, and, in a pass, parameters
@@ -43,10 +50,10 @@ def parallel_mesh(kind: str, devices: int, mesh: Mapping[str, int] | None) -> Ma
         SearchError: There is no such kind, or its axes are not the mesh's.
     """
     words = kind.split("+")
-    if not words or len(set(words)) != len(words) or set(words) - {*DATA, TENSOR}:
-        known = ", ".join((*DATA, TENSOR, PIPELINE))
+    if not words or len(set(words)) != len(words) or set(words) - {*DATA, TENSOR, SEQUENCE}:
+        known = ", ".join((*DATA, TENSOR, SEQUENCE, PIPELINE))
         raise SearchError(f"parallel {kind!r} is not one of {known}, or several joined by +")
-    wanted = ["tp" if word == TENSOR else "dp" for word in words]
+    wanted = [_axis(word) for word in words]
     if len(set(wanted)) != len(wanted):
         raise SearchError(f"parallel {kind!r} cuts the batch twice")
     if mesh is None and len(wanted) == 1:
@@ -71,7 +78,7 @@ def parallel_constraints(
     pins: list[Pin] = []
     busy: dict[str, Mapping[str, frozenset[str]]] = {}
     for word in kind.split("+"):
-        axis = "tp" if word == TENSOR else "dp"
+        axis = _axis(word)
         rows = kind == word
         constraints = axis_constraints(word, graph, batch, axis, mesh[axis], rows=rows)
         pins += constraints.pins
@@ -82,7 +89,7 @@ def parallel_constraints(
 def axis_constraints(
     word: str, graph: Graph, batch: Followed, axis: str, size: int, *, rows: bool = False
 ) -> Constraints:
-    """Pins of one kind of parallelism, a key of `DATA` or "tp", over an axis of a size.
+    """Pins of one kind of parallelism, a key of `DATA`, "tp" or "cp", over an axis of a size.
 
     `rows`: whether parameters are cut at rest along their first dim where it is divisible.
 
@@ -91,6 +98,12 @@ def axis_constraints(
     """
     if word == TENSOR:
         return Constraints(tuple(_tensor(graph, batch, axis, size)))
+    if word == SEQUENCE:
+        sequence = checked_sequence(graph, size)
+        nodes = sequence_factors(sequence, _depending(graph, sequence))
+        return Constraints(
+            tuple(_data("dp", graph, sequence, axis, size, rows=False)), busy={axis: nodes}
+        )
     _check_batch(word, graph, batch, size)
     busy = {axis: {name: batch.factors.get(name, frozenset()) for name in _depending(graph, batch)}}
     return Constraints(tuple(_data(word, graph, batch, axis, size, rows=rows)), busy=busy)
@@ -101,6 +114,13 @@ def parallel_notes(kind: str | None, graph: Graph, plan: Plan) -> tuple[str, ...
 
     Of a plan of the graph; without a kind that cuts the batch, nothing is noted.
     """
+    words = (kind or "").split("+")
+    cut = SEQUENCE in words and any(SEQUENCE in mesh.names for mesh in plan.groups)
+    more = sequence_notes(graph, plan) if cut else ()
+    return (*_batch_notes(kind, graph, plan), *more)
+
+
+def _batch_notes(kind: str | None, graph: Graph, plan: Plan) -> tuple[str, ...]:
     word = next((word for word in (kind or "").split("+") if word in DATA), None)
     axis = "dp"
     if word is None or not any(axis in mesh.names for mesh in plan.groups):
@@ -131,6 +151,11 @@ def parallel_notes(kind: str | None, graph: Graph, plan: Plan) -> tuple[str, ...
             f"each device of an axis {axis} computes all of it"
         )
     return tuple(notes)
+
+
+def _axis(word: str) -> str:
+    """The mesh axis of a word."""
+    return word if word in (TENSOR, SEQUENCE) else "dp"
 
 
 def _check_batch(word: str, graph: Graph, batch: Followed, size: int) -> None:

@@ -5,10 +5,16 @@ columns, v); each kv head serves a group of consecutive query heads. A mask is a
 or is true where a column may be seen; it broadcasts to the scores. The second result is the log of
 the sum of exponentials of each row's scores, from which the gradients are computed. In a row that
 may see no column both results are 0.
+
+A device that has some of the rows or columns of a causal attention runs an operator of a part,
+which takes their positions. It computes only blocks in which rows see columns, with the kernel of
+whole attention, and joins their results by log-sum-exp.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +121,24 @@ def _empty_results(query: Tensor, _key: Tensor, value: Tensor, *_: object) -> tu
     return out, query.new_empty((batch, rows, heads), dtype=wide).transpose(1, 2)
 
 
+def _forward(call: _Attention) -> tuple[Tensor, Tensor]:
+    """(result, log-sum-exp of the scores)."""
+    query, key, value = call.query, call.key, call.value
+    if call.is_fused:
+        out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *(query, key, value, 0.0, call.is_causal),
+            attn_mask=call.added_mask,
+            scale=call.scale,
+        )
+        return out, logsumexp
+    scores = call.scores()
+    lse = torch.logsumexp(scores, -1).flatten(1, 2)
+    lse.masked_fill_(lse == float("-inf"), 0.0)
+    result = (call.probabilities(scores, lse) @ _shared(value)).flatten(1, 2).to(query.dtype)
+    out, logsumexp = _empty_results(query, key, value)
+    return out.copy_(result), logsumexp.copy_(lse)
+
+
 @operator(
     f"attention({_OPERANDS}, bool is_causal, float? scale) -> (Tensor, Tensor)", _empty_results
 )
@@ -127,23 +151,40 @@ def attention(
     scale: float | None,
 ) -> tuple[Tensor, Tensor]:
     """(result, log-sum-exp of the scores)."""
-    call = _Attention(query, key, value, mask, is_causal, scale)
-    if call.is_fused:
-        out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, is_causal, attn_mask=call.added_mask, scale=scale
-        )
-        return out, logsumexp
-    scores = call.scores()
-    lse = torch.logsumexp(scores, -1).flatten(1, 2)
-    lse.masked_fill_(lse == float("-inf"), 0.0)
-    result = (call.probabilities(scores, lse) @ _shared(value)).flatten(1, 2).to(query.dtype)
-    out, logsumexp = _empty_results(query, key, value)
-    return out.copy_(result), logsumexp.copy_(lse)
+    return _forward(_Attention(query, key, value, mask, is_causal, scale))
 
 
 def _empty_gradients(_: Tensor, *operands: Any) -> tuple[Tensor, Tensor, Tensor]:
     query, key, value = (_rows_first(x, x.shape[-1]) for x in operands[:3])
     return query, key, value
+
+
+def _backward(call: _Attention, grad: Tensor, out: Tensor, logsumexp: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of query, key and value.
+
+    `out` and `logsumexp` may be over more columns than those of the call: then these are the
+    call's shares of the gradients.
+    """
+    query, key, value = call.query, call.key, call.value
+    if call.is_fused:
+        # the kernel reads channels that lie side by side
+        grad, out = (x if x.stride(-1) == 1 else x.contiguous() for x in (grad, out))
+        fused: tuple[Tensor, ...] = (
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                *(grad, query, key, value, out, logsumexp, 0.0, call.is_causal),
+                attn_mask=call.added_mask,
+                scale=call.scale,
+            )
+        )
+        return fused
+    weights, slope = call.slope(grad, out, logsumexp)
+    gradients = (
+        (slope @ _shared(key) * call.factor).flatten(1, 2),
+        (slope.mT @ call.grouped(query) * call.factor).sum(2),
+        (weights.mT @ call.grouped(grad)).sum(2),
+    )
+    empty = _empty_gradients(grad, query, key, value)
+    return tuple(target.copy_(x) for target, x in zip(empty, gradients, strict=True))
 
 
 @operator(
@@ -164,25 +205,7 @@ def attention_backward(
 ) -> tuple[Tensor, ...]:
     """Gradients of query, key and value."""
     call = _Attention(query, key, value, mask, is_causal, scale)
-    if call.is_fused:
-        # the kernel reads channels that lie side by side
-        grad, out = (x if x.stride(-1) == 1 else x.contiguous() for x in (grad, out))
-        fused: tuple[Tensor, ...] = (
-            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                *(grad, query, key, value, out, logsumexp, 0.0, is_causal),
-                attn_mask=call.added_mask,
-                scale=scale,
-            )
-        )
-        return fused
-    weights, slope = call.slope(grad, out, logsumexp)
-    gradients = (
-        (slope @ _shared(key) * call.factor).flatten(1, 2),
-        (slope.mT @ call.grouped(query) * call.factor).sum(2),
-        (weights.mT @ call.grouped(grad)).sum(2),
-    )
-    empty = _empty_gradients(grad, query, key, value)
-    return tuple(target.copy_(x) for target, x in zip(empty, gradients, strict=True))
+    return _backward(call, grad, out, logsumexp)
 
 
 @operator(
@@ -206,6 +229,153 @@ def attention_mask_backward(
     call = _Attention(query, key, value, mask, False, scale)
     _, slope = call.slope(grad, out, logsumexp)
     return slope.flatten(1, 2).sum_to_size(mask.shape).to(mask.dtype)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Rows and columns of a part, in local positions; `is_causal`: of the same whole positions."""
+
+    rows: slice
+    columns: slice
+    is_causal: bool
+
+
+def _blocks(rows: Sequence[int], columns: Sequence[int]) -> Iterator[_Block]:
+    """The blocks in which rows see columns that do not come after them.
+
+    Args:
+        rows: Start and length of each interval of whole positions of the rows, one after the other.
+        columns: The same of the columns.
+    """
+    ends = sorted(
+        {end for start, size in (*_pairs(rows), *_pairs(columns)) for end in (start, start + size)}
+    )
+    for row, first, size in _split(rows, ends):
+        here = slice(row, row + size)
+        seen: slice | None = None
+        for column, start, width in _split(columns, ends):
+            there = slice(column, column + width)
+            if start == first:
+                yield _Block(here, there, True)
+            elif start < first and seen is not None and seen.stop == column:
+                seen = slice(seen.start, there.stop)
+            elif start < first:
+                if seen is not None:
+                    yield _Block(here, seen, False)
+                seen = there
+        if seen is not None:
+            yield _Block(here, seen, False)
+
+
+def _pairs(intervals: Sequence[int]) -> Sequence[tuple[int, int]]:
+    return tuple(zip(intervals[::2], intervals[1::2], strict=True))
+
+
+def _split(intervals: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(local position, whole position, length) of the intervals, split at these whole positions."""
+    local = 0
+    for start, size in _pairs(intervals):
+        inner = [start, *(end for end in ends if start < end < start + size), start + size]
+        for low, high in itertools.pairwise(inner):
+            if high > low:
+                yield local, low, high - low
+                local += high - low
+
+
+def _of_block(call: _Attention, block: _Block) -> _Attention:
+    """The attention of a block."""
+    mask = call.mask
+    if mask is not None:
+        mask = mask[(None,) * (4 - mask.dim())]
+        mask = mask if mask.shape[2] == 1 else mask[:, :, block.rows]
+        mask = mask if mask.shape[3] == 1 else mask[:, :, :, block.columns]
+    return _Attention(
+        call.query[:, :, block.rows],
+        call.key[:, :, block.columns],
+        call.value[:, :, block.columns],
+        mask,
+        block.is_causal,
+        call.scale,
+    )
+
+
+def _visible(call: _Attention, logsumexp: Tensor) -> Tensor:
+    """The log-sum-exp; that of rows that see no column is minus infinity."""
+    mask = call.added_mask
+    if mask is None:
+        return logsumexp
+    scores = mask.expand(*mask.shape[:2], call.query.shape[2], call.key.shape[2])
+    if call.is_causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(seen.logical_not(), float("-inf"))
+    return logsumexp.masked_fill(scores.amax(-1) == float("-inf"), float("-inf"))
+
+
+@operator(
+    f"attention_part({_OPERANDS}, float? scale, int[] rows, int[] columns) -> (Tensor, Tensor)",
+    _empty_results,
+)
+def attention_part(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    rows: Sequence[int],
+    columns: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """(result, log-sum-exp) of causal attention over these rows and columns of a whole one."""
+    whole = _Attention(query, key, value, mask, False, scale)
+    out, logsumexp = _empty_results(query, key, value)
+    out.zero_()
+    logsumexp.fill_(float("-inf"))
+    written: set[tuple[int, int]] = set()
+    for block in _blocks(rows, columns):
+        call = _of_block(whole, block)
+        part, lse = _forward(call)
+        lse = _visible(call, lse)
+        target, total = out[:, :, block.rows], logsumexp[:, :, block.rows]
+        at = (block.rows.start, block.rows.stop)
+        if at in written:
+            joined = torch.logaddexp(total, lse)
+            finite = joined.masked_fill(joined == float("-inf"), 0.0)
+            before, now = (torch.exp(x - finite).unsqueeze(-1) for x in (total, lse))
+            target.copy_(target * before + part * now)
+            total.copy_(joined)
+        else:
+            written.add(at)
+            target.copy_(part)
+            total.copy_(lse)
+    return out, logsumexp.masked_fill_(logsumexp == float("-inf"), 0.0)
+
+
+@operator(
+    f"attention_part_backward(Tensor grad, {_OPERANDS}, {_SAVED}, float? scale, int[] rows, "
+    "int[] columns) -> (Tensor, Tensor, Tensor)",
+    _empty_gradients,
+)
+def attention_part_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    scale: float | None,
+    rows: Sequence[int],
+    columns: Sequence[int],
+) -> tuple[Tensor, ...]:
+    """Shares of these rows and columns in the gradients of query, key and value."""
+    whole = _Attention(query, key, value, mask, False, scale)
+    totals = [x.zero_() for x in _empty_gradients(grad, query, key, value)]
+    for block in _blocks(rows, columns):
+        call = _of_block(whole, block)
+        saved = (x[:, :, block.rows] for x in (grad, out, logsumexp))
+        places = block.rows, block.columns, block.columns
+        for total, place, part in zip(totals, places, _backward(call, *saved), strict=True):
+            total[:, :, place] += part
+    return tuple(totals)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -1,0 +1,81 @@
+"""Sequence parallelism (`parallel="cp"`) as constraints: the sequence is cut, weights are whole.
+
+The sequence is a dim of inputs, followed through the graph as the batch is. Nodes that take it as
+it lies are cut along it. Attention does not: it may be cut along its rows, with keys and values
+gathered, or along its heads, to which and from which an all-to-all leads. That is left to the
+search, as is everything that the sequence does not reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from partitioner.ir.graph import Graph
+from partitioner.ir.ops import row_of
+from partitioner.ir.plan import Plan
+from partitioner.strategies.batch import Followed, sequence_of
+from partitioner.strategies.constraints import ConstraintError
+
+SEQUENCE = "cp"
+
+
+def checked_sequence(graph: Graph, size: int) -> Followed:
+    """The sequence of a graph, long enough for an axis of a size.
+
+    Raises:
+        ConstraintError: There is none, or it has too few elements.
+    """
+    sequence = sequence_of(graph)
+    if not sequence.inputs:
+        shapes = ", ".join(f"{name} {graph.types[name]}" for name in graph.inputs)
+        raise ConstraintError(
+            f"parallel {SEQUENCE}: no input has a dim beside the batch that can be cut: {shapes}"
+        )
+    if sequence.size(graph) < size:
+        raise ConstraintError(
+            f"parallel {SEQUENCE}: the sequence ({_dims(sequence)}) has {sequence.size(graph)} "
+            f"elements, fewer than {size} devices"
+        )
+    return sequence
+
+
+def sequence_factors(sequence: Followed, nodes: Iterator[str]) -> Mapping[str, frozenset[str]]:
+    """Factors to be cut of each of these nodes; none, which are any, where the sequence breaks."""
+    return {
+        name: frozenset() if name in sequence.broken else sequence.factors.get(name, frozenset())
+        for name in nodes
+    }
+
+
+def sequence_notes(graph: Graph, plan: Plan) -> tuple[str, ...]:
+    """The inputs that are cut along the sequence and those that are not; operators that are whole.
+
+    Of a plan of the graph.
+    """
+    sequence = sequence_of(graph)
+    others = [
+        repr(name)
+        for name in graph.inputs
+        if graph.types[name].rank and name not in sequence.inputs
+    ]
+    without = f"; {', '.join(others)} without it" if others else ""
+    notes = [f"parallel {SEQUENCE}: the sequence is {_dims(sequence)}{without}"]
+    whole = [
+        f"{node.name} ({node.op.rpartition('::')[2]})"
+        for node in graph.nodes
+        if node.name in sequence.factors and node.name not in graph.backward
+        if (row := row_of(node)) is None or not row.stored
+        if SEQUENCE in plan.groups[plan.nodes[node.name].group].names
+        if not any(SEQUENCE in cut.axes for cut in plan.nodes[node.name].cuts.values())
+    ]
+    if whole:
+        more = f" and {len(whole) - 3} more" if len(whole) > 3 else ""
+        notes.append(
+            f"parallel {SEQUENCE}: {', '.join(whole[:3])}{more} cannot be cut with the sequence, "
+            f"and each device of an axis {SEQUENCE} computes all of it"
+        )
+    return tuple(notes)
+
+
+def _dims(sequence: Followed) -> str:
+    return " and ".join(f"dim {dim} of {name!r}" for name, dim in sequence.inputs.items())

@@ -1,0 +1,134 @@
+"""The sequence is cut over devices: each form of attention forced, against one process."""
+
+import copy
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch_models import build
+
+import partitioner
+from partitioner.compiled.module import ModuleProgram
+from partitioner.ir.rule import Cut
+from partitioner.strategies.batch import sequence_of
+from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
+
+ATTENTION = "partitioner::attention"
+#: Of the keys that attention reads: whole, or cut along heads.
+FORMS: dict[str, dict[str, Any]] = {"gather": {"replicate": True}, "heads": {"dim": 1}}
+MODELS = ("llama", "mixtral")
+
+
+class Block(nn.Module):
+    """Two layers of causal attention with grouped heads, over any length; the loss first."""
+
+    def __init__(self, width: int = 16, heads: int = 4, kv: int = 2) -> None:
+        super().__init__()
+        self.heads, self.kv = heads, kv
+        self.norm = nn.LayerNorm(width)
+        self.q, self.out = nn.Linear(width, width), nn.Linear(width, width)
+        self.k, self.v = (nn.Linear(width, width // heads * kv) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for _ in range(2):
+            h = self.norm(x)
+            q = self.q(h).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            k, v = (p(h).unflatten(-1, (self.kv, -1)).transpose(1, 2) for p in (self.k, self.v))
+            a = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            x = x + self.out(a.transpose(1, 2).flatten(2))
+        return functional.mse_loss(x, y), x
+
+
+def forced(module: nn.Module, inputs: Any, form: str, devices: int, **more: Any) -> ModuleProgram:
+    """A training program by parallel="cp" in which all attention has a form."""
+    options = {"devices": devices, "training": True, "parallel": "cp", **more}
+    free = partitioner.compile(module, inputs, time_limit_s=1, **options)
+    assert isinstance(free, ModuleProgram)
+    pins = [
+        Pin(form, tensor=node.inputs[1], axis="cp", side="read", **FORMS[form])
+        for node in free.graph.nodes
+        if node.op == ATTENTION
+    ]
+    assert pins
+    program = partitioner.compile(
+        *(module, inputs), constraints=Constraints(tuple(pins)), time_limit_s=3, **options
+    )
+    assert isinstance(program, ModuleProgram)
+    return program
+
+
+def cuts_of(program: ModuleProgram, op: str = ATTENTION) -> list[dict[str, Cut]]:
+    nodes = (node for node in program.graph.nodes if node.op == op)
+    return [dict(program.plan.nodes[node.name].cuts) for node in nodes]
+
+
+def trains_alike(program: ModuleProgram, module: nn.Module, inputs: Any, steps: int = 10) -> None:
+    """So many steps of gradient descent, each like those of a copy of the module."""
+    alone = copy.deepcopy(module)
+
+    def call(one: Any) -> Any:
+        return one(**inputs) if isinstance(inputs, dict) else one(*inputs)
+
+    for _ in range(steps):
+        alone.zero_grad()
+        loss = call(alone)
+        (loss["loss"] if isinstance(loss, dict) else loss[0]).backward()
+        _, gradients = call(program.gradients)
+        for name, parameter in alone.named_parameters():
+            scale = float(parameter.grad.abs().max())
+            torch.testing.assert_close(
+                gradients[name], parameter.grad, atol=2e-5 * scale + 1e-7, rtol=0
+            )
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                parameter -= 0.1 * gradients[name]
+            for parameter in alone.parameters():
+                parameter -= 0.1 * parameter.grad
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow
+def test_llama_trains_alike_with_each_form(form: str, devices: int) -> None:
+    torch.manual_seed(0)
+    model = build("llama", training=True)
+    program = forced(model.module, dict(model.inputs), form, devices)
+    assert all(("q" in cuts) == (form == "gather") for cuts in cuts_of(program))
+    trains_alike(program, model.module, dict(model.inputs))
+
+
+def test_mixtral_trains_alike() -> None:
+    torch.manual_seed(0)
+    model = build("mixtral", training=True)
+    program = partitioner.compile(
+        *(model.module, dict(model.inputs)),
+        devices=2, training=True, parallel="cp", time_limit_s=3,
+    )  # fmt: skip
+    assert isinstance(program, ModuleProgram)
+    trains_alike(program, model.module, dict(model.inputs), steps=3)
+
+
+@pytest.mark.parametrize(("form", "devices"), [("gather", 2), ("gather", 3), ("heads", 2)])
+def test_uneven_sequences_with_grouped_heads(form: str, devices: int) -> None:
+    torch.manual_seed(0)
+    module, inputs = Block(), (torch.randn(1, 11, 16), torch.randn(1, 11, 16))
+    program = forced(module, inputs, form, devices)
+    assert sequence_of(program.graph).inputs == {"x": 1, "y": 1}
+    assert all(("q" in cuts) == (form == "gather") for cuts in cuts_of(program))
+    kinds = Counter(str(comm.kind) for comm in program.programs.ranks[0].comms)
+    assert kinds["all_to_all"] >= (4 if form == "heads" else 0)
+    trains_alike(program, module, inputs)
+
+
+def test_a_model_without_a_sequence_is_refused() -> None:
+    with pytest.raises(ConstraintError, match=r"parallel cp: no input has a dim beside the batch"):
+        partitioner.compile(nn.Linear(8, 8), torch.randn(8), devices=2, parallel="cp")
+
+
+def test_a_sequence_shorter_than_the_devices_is_refused() -> None:
+    inputs = torch.randn(1, 3, 16), torch.randn(1, 3, 16)
+    with pytest.raises(ConstraintError, match=r"dim 1 of 'x' and dim 1 of 'y'\) has 3 elements, f"):
+        partitioner.compile(Block(), inputs, devices=4, parallel="cp")

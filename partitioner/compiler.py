@@ -51,6 +51,7 @@ from partitioner.strategies.derive import Rules
 from partitioner.strategies.micro_batch_graph import batch_size, even_counts
 from partitioner.strategies.parallel import parallel_notes
 from partitioner.strategies.same_in_parts import Difference, difference
+from partitioner.strategies.sequence_parallel import forms
 from partitioner.strategies.spaces import SearchError, check_space, families
 from partitioner.tuning import Compile, check_tunable, tuned, tuning_notes
 
@@ -365,15 +366,21 @@ def _compile_module(
 
     def search() -> tuple[Outcome, dict[str, Any]]:
         notes = profile_notes(cluster, _torch_backend, training=opened.training)
+        planned_forms = []
+        for graph in forms(request.parallel, traced.graph, spaces.mesh):
+            own = spaces.on(graph)
+            may = offered if graph is traced.graph else None
+            try:
+                planned_forms.append(
+                    plan_graph(
+                        *(graph, notes, cluster, own, clock, may), compiled=compiled, fuses=False
+                    )
+                )
+            except Infeasible as error:
+                refusal = error
+        if planned_forms:
+            return min(planned_forms, key=lambda one: one[0].evaluation.cost(request.objective))
         own = spaces.on(traced.graph)
-        try:
-            return plan_graph(
-                *(traced.graph, notes, cluster, own, clock, offered),
-                compiled=compiled,
-                fuses=False,
-            )
-        except Infeasible as error:
-            refusal = error
         graph, own = (offered and offered()) or (traced.graph, own)
         planned = _plan_in_parts(traced, parts, notes, cluster, request, clock)
         if isinstance(planned, tuple):

@@ -19,6 +19,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError, Sharding, folded_cut, share_cut
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
+from partitioner.ir.parts import Parts
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import PENDING, DimExpr, Rule
 from partitioner.ir.windows import Window
@@ -306,12 +307,13 @@ class _Propagation:
         except LayoutError:
             return False
         kept.append(cut)
-        for value, sharding in zip((*node.inputs, *node.outputs), (*ins, *outs), strict=True):
+        values = (*node.inputs, *node.outputs)
+        for value, sharding in zip(values, (*ins, *outs), strict=True):
             if value:
                 self._publish(value, sharding, axes)
-        for (operand, name), window in rule.windows.items():
+        for (index, name), window in rule.windows.items():
             if name in cut and (layout := window.elements(cut[name])) is not None:
-                self._offer(node.inputs[operand], rule.dim_of(operand, name), layout)
+                self._offer(values[index], rule.dim_of(index, name), layout)
         return True
 
     def _publish(self, value: str, sharding: Sharding, axes: Axes) -> None:
@@ -328,7 +330,7 @@ class _Propagation:
             known.append(layout)
 
 
-def _dims(node: Node, rule: Rule) -> Iterator[tuple[str, int, DimExpr, Window | None]]:
+def _dims(node: Node, rule: Rule) -> Iterator[tuple[str, int, DimExpr, Window | Parts | None]]:
     """(value, index, factors, window over it) of every dim of the node's tensors."""
     values, tensors = (*node.inputs, *node.outputs), (*rule.operands, *rule.results)
     for tensor, (value, dims) in enumerate(zip(values, tensors, strict=True)):

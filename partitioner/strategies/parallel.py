@@ -8,6 +8,7 @@
             each pass and freed after their use
     tp      tensor parallel: the batch is whole, every weight matrix is stored and used cut
     cp      context parallel: the sequence is cut, parameters are stored and used whole
+    ring    cp whose attention passes keys and values round
     dp+tp   and so on: both, each over its axis
     pp      pipeline parallel: stages on devices of their own, which `search.pipelines` cuts
 
@@ -28,6 +29,7 @@ from partitioner.ir.rule import Rule
 from partitioner.strategies.batch import Followed, batch_of
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
 from partitioner.strategies.sequence_parallel import (
+    RING,
     SEQUENCE,
     checked_sequence,
     sequence_factors,
@@ -50,12 +52,13 @@ def parallel_mesh(kind: str, devices: int, mesh: Mapping[str, int] | None) -> Ma
         SearchError: There is no such kind, or its axes are not the mesh's.
     """
     words = kind.split("+")
-    if not words or len(set(words)) != len(words) or set(words) - {*DATA, TENSOR, SEQUENCE}:
-        known = ", ".join((*DATA, TENSOR, SEQUENCE, PIPELINE))
+    if not words or len(set(words)) != len(words) or set(words) - {*DATA, TENSOR, SEQUENCE, RING}:
+        known = ", ".join((*DATA, TENSOR, SEQUENCE, RING, PIPELINE))
         raise SearchError(f"parallel {kind!r} is not one of {known}, or several joined by +")
     wanted = [_axis(word) for word in words]
     if len(set(wanted)) != len(wanted):
-        raise SearchError(f"parallel {kind!r} cuts the batch twice")
+        twice = "batch" if wanted.count("dp") > 1 else "sequence"
+        raise SearchError(f"parallel {kind!r} cuts the {twice} twice")
     if mesh is None and len(wanted) == 1:
         return {wanted[0]: devices}
     if mesh is None or set(mesh) != set(wanted):
@@ -98,9 +101,9 @@ def axis_constraints(
     """
     if word == TENSOR:
         return Constraints(tuple(_tensor(graph, batch, axis, size)))
-    if word == SEQUENCE:
+    if word in (SEQUENCE, RING):
         sequence = checked_sequence(graph, size)
-        nodes = sequence_factors(sequence, _depending(graph, sequence))
+        nodes = sequence_factors(graph, sequence, _depending(graph, sequence))
         return Constraints(
             tuple(_data("dp", graph, sequence, axis, size, rows=False)), busy={axis: nodes}
         )
@@ -115,7 +118,9 @@ def parallel_notes(kind: str | None, graph: Graph, plan: Plan) -> tuple[str, ...
     Of a plan of the graph; without a kind that cuts the batch, nothing is noted.
     """
     words = (kind or "").split("+")
-    cut = SEQUENCE in words and any(SEQUENCE in mesh.names for mesh in plan.groups)
+    cut = {SEQUENCE, RING}.intersection(words) and any(
+        SEQUENCE in mesh.names for mesh in plan.groups
+    )
     more = sequence_notes(graph, plan) if cut else ()
     return (*_batch_notes(kind, graph, plan), *more)
 
@@ -155,7 +160,7 @@ def _batch_notes(kind: str | None, graph: Graph, plan: Plan) -> tuple[str, ...]:
 
 def _axis(word: str) -> str:
     """The mesh axis of a word."""
-    return word if word in (TENSOR, SEQUENCE) else "dp"
+    return SEQUENCE if word == RING else word if word in (TENSOR, SEQUENCE) else "dp"
 
 
 def _check_batch(word: str, graph: Graph, batch: Followed, size: int) -> None:

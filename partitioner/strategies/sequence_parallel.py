@@ -11,12 +11,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from partitioner.ir.graph import Graph
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.parts import Parts
 from partitioner.ir.plan import Plan
+from partitioner.ir.ring import ring
+from partitioner.ir.rule import Rule
 from partitioner.strategies.batch import Followed, sequence_of
 from partitioner.strategies.constraints import ConstraintError
 
-SEQUENCE = "cp"
+#: The kind, and the one that allows of the forms of attention the ring alone (`ir.ring`).
+SEQUENCE, RING = "cp", "ring"
+
+
+def forms(kind: str | None, graph: Graph, mesh: Mapping[str, int] | None) -> tuple[Graph, ...]:
+    """The graphs to be planned: with attention as it is, and with ring attention.
+
+    Raises:
+        ConstraintError: Ring attention is asked for, and no attention allows it.
+    """
+    words, size = (kind or "").split("+"), (mesh or {}).get(SEQUENCE, 1)
+    if size == 1 or not {SEQUENCE, RING}.intersection(words):
+        return (graph,)
+    rounds = ring(graph, size)
+    if RING not in words:
+        return (graph,) if rounds is graph else (graph, rounds)
+    if rounds is graph:
+        raise ConstraintError(
+            f"parallel {RING}: no attention of at least {2 * size} positions, as many rows as keys "
+            "and no mask but a causal one"
+        )
+    return (rounds,)
 
 
 def checked_sequence(graph: Graph, size: int) -> Followed:
@@ -39,12 +63,21 @@ def checked_sequence(graph: Graph, size: int) -> Followed:
     return sequence
 
 
-def sequence_factors(sequence: Followed, nodes: Iterator[str]) -> Mapping[str, frozenset[str]]:
-    """Factors to be cut of each of these nodes; none, which are any, where the sequence breaks."""
-    return {
-        name: frozenset() if name in sequence.broken else sequence.factors.get(name, frozenset())
-        for name in nodes
-    }
+def sequence_factors(
+    graph: Graph, sequence: Followed, nodes: Iterator[str]
+) -> Mapping[str, frozenset[str]]:
+    """Factors to be cut of each of these nodes; none, which are any, where the sequence breaks.
+
+    Of nodes that work on a sequence in parts, those are cut.
+    """
+    factors = {}
+    for name in nodes:
+        rule = rule_of(graph, graph.by_name[name])
+        windows = rule.windows.items() if isinstance(rule, Rule) else ()
+        parts = frozenset(factor for (_, factor), at in windows if isinstance(at, Parts))
+        whole = frozenset() if name in sequence.broken else sequence.factors.get(name, frozenset())
+        factors[name] = parts or whole
+    return factors
 
 
 def sequence_notes(graph: Graph, plan: Plan) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ whole attention, and joins their results by log-sum-exp.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -311,6 +311,55 @@ def _visible(call: _Attention, logsumexp: Tensor) -> Tensor:
     return logsumexp.masked_fill(scores.amax(-1) == float("-inf"), float("-inf"))
 
 
+def _part(
+    whole: _Attention, blocks: Iterable[_Block], out: Tensor, logsumexp: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Results over some blocks, written to tensors of their form.
+
+    The log-sum-exp of rows that see no column is minus infinity.
+    """
+    out.zero_()
+    logsumexp.fill_(float("-inf"))
+    for block in blocks:
+        call = _of_block(whole, block)
+        part, lse = _forward(call)
+        target, total = out[:, :, block.rows], logsumexp[:, :, block.rows]
+        joined = _joined(target, total, part, _visible(call, lse))
+        target.copy_(joined[0])
+        total.copy_(joined[1])
+    return out, logsumexp
+
+
+def _joined(a: Tensor, lse_a: Tensor, b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Two results over different columns as the one over all of them."""
+    total = torch.logaddexp(lse_a, lse_b)
+    finite = total.masked_fill(total == float("-inf"), 0.0)
+    shares = (torch.exp(lse - finite).unsqueeze(-1) for lse in (lse_a, lse_b))
+    out = sum(_wide(x) * share for x, share in zip((a, b), shares, strict=True))
+    assert isinstance(out, Tensor)
+    return out.to(a.dtype), total
+
+
+def _closed(logsumexp: Tensor) -> Tensor:
+    """The log-sum-exp, that of rows that see no column 0."""
+    return logsumexp.masked_fill(logsumexp == float("-inf"), 0.0)
+
+
+def _part_backward(
+    whole: _Attention, blocks: Iterable[_Block], grad: Tensor, out: Tensor, logsumexp: Tensor
+) -> tuple[Tensor, ...]:
+    """Shares of some blocks in the gradients."""
+    operands = whole.query, whole.key, whole.value
+    totals = tuple(x.zero_() for x in _empty_gradients(grad, *operands))
+    for block in blocks:
+        call = _of_block(whole, block)
+        saved = (x[:, :, block.rows] for x in (grad, out, logsumexp))
+        places = block.rows, block.columns, block.columns
+        for total, place, part in zip(totals, places, _backward(call, *saved), strict=True):
+            total[:, :, place] += part
+    return totals
+
+
 @operator(
     f"attention_part({_OPERANDS}, float? scale, int[] rows, int[] columns) -> (Tensor, Tensor)",
     _empty_results,
@@ -325,28 +374,10 @@ def attention_part(
     columns: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """(result, log-sum-exp) of causal attention over these rows and columns of a whole one."""
-    whole = _Attention(query, key, value, mask, False, scale)
-    out, logsumexp = _empty_results(query, key, value)
-    out.zero_()
-    logsumexp.fill_(float("-inf"))
-    written: set[tuple[int, int]] = set()
-    for block in _blocks(rows, columns):
-        call = _of_block(whole, block)
-        part, lse = _forward(call)
-        lse = _visible(call, lse)
-        target, total = out[:, :, block.rows], logsumexp[:, :, block.rows]
-        at = (block.rows.start, block.rows.stop)
-        if at in written:
-            joined = torch.logaddexp(total, lse)
-            finite = joined.masked_fill(joined == float("-inf"), 0.0)
-            before, now = (torch.exp(x - finite).unsqueeze(-1) for x in (total, lse))
-            target.copy_(target * before + part * now)
-            total.copy_(joined)
-        else:
-            written.add(at)
-            target.copy_(part)
-            total.copy_(lse)
-    return out, logsumexp.masked_fill_(logsumexp == float("-inf"), 0.0)
+    call = _Attention(query, key, value, mask, False, scale)
+    blocks = _blocks(rows, columns)
+    out, logsumexp = _part(call, blocks, *_empty_results(query, key, value))
+    return out, _closed(logsumexp)
 
 
 @operator(
@@ -367,15 +398,127 @@ def attention_part_backward(
     columns: Sequence[int],
 ) -> tuple[Tensor, ...]:
     """Shares of these rows and columns in the gradients of query, key and value."""
-    whole = _Attention(query, key, value, mask, False, scale)
-    totals = [x.zero_() for x in _empty_gradients(grad, query, key, value)]
-    for block in _blocks(rows, columns):
-        call = _of_block(whole, block)
-        saved = (x[:, :, block.rows] for x in (grad, out, logsumexp))
-        places = block.rows, block.columns, block.columns
-        for total, place, part in zip(totals, places, _backward(call, *saved), strict=True):
-            total[:, :, place] += part
-    return tuple(totals)
+    call = _Attention(query, key, value, mask, False, scale)
+    return _part_backward(call, _blocks(rows, columns), grad, out, logsumexp)
+
+
+def _step_blocks(
+    intervals: Sequence[int], counts: Sequence[int], step: int, is_causal: bool
+) -> Iterator[_Block]:
+    """The blocks of a step of a ring (`ir.ring`), in places of its operands.
+
+    The rows lie as in the sequence, as keys of step 0 do; later keys lie part by part.
+
+    Args:
+        intervals: Start and length of the pieces of the sequence, part by part.
+        counts: Pieces of each part.
+        step: Rows of part i meet keys of part i + step; -1 if there is one part of each, the rows'
+            pieces first.
+        is_causal: Whether columns that come after a row are left out.
+    """
+    pieces = iter(_pairs(intervals))
+    parts = [[*itertools.islice(pieces, count)] for count in counts]
+    if step < 0:
+        rows, columns = parts
+        yield from _met(rows, columns, _packed(rows), _packed(columns), is_causal)
+        return
+    ends = itertools.accumulate((sum(size for _, size in parts[(i + step) % len(parts)])
+                                 for i in range(len(parts))), initial=0)  # fmt: skip
+    for part, start in zip(range(len(parts)), ends, strict=False):
+        rows, columns = parts[part], parts[(part + step) % len(parts)]
+        lie = columns if step == 0 else [(start + at, size) for at, size in _packed(columns)]
+        yield from _met(rows, columns, rows, lie, is_causal)
+
+
+_Pieces = Sequence[tuple[int, int]]
+
+
+def _packed(pieces: _Pieces) -> _Pieces:
+    """Where pieces lie if they lie one after the other."""
+    sizes = [size for _, size in pieces]
+    return [*zip(itertools.accumulate(sizes, initial=0), sizes, strict=False)]
+
+
+def _met(
+    rows: _Pieces, columns: _Pieces, row_places: _Pieces, places: _Pieces, is_causal: bool
+) -> Iterator[_Block]:
+    """The blocks of pieces of rows and of columns, which are equal or apart."""
+    for (start, _), (row, height) in zip(rows, row_places, strict=True):
+        for (first, _), (column, width) in zip(columns, places, strict=True):
+            if not is_causal or first <= start:
+                same = is_causal and first == start
+                yield _Block(slice(row, row + height), slice(column, column + width), same)
+
+
+@operator(
+    "attention_step(Tensor query, Tensor key, Tensor value, bool is_causal, float? scale, "
+    "int[] intervals, int[] counts, int step) -> (Tensor, Tensor)",
+    _empty_results,
+)
+def attention_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    intervals: Sequence[int],
+    counts: Sequence[int],
+    step: int,
+) -> tuple[Tensor, Tensor]:
+    """(result, log-sum-exp) of a step of a ring; see `_step_blocks`."""
+    call = _Attention(query, key, value, None, False, scale)
+    blocks = _step_blocks(intervals, counts, step, is_causal)
+    return _part(call, blocks, *_empty_results(query, key, value))
+
+
+@operator(
+    "attention_step_backward(Tensor grad, Tensor query, Tensor key, Tensor value, "
+    f"{_SAVED}, bool is_causal, float? scale, int[] intervals, int[] counts, int step)"
+    " -> (Tensor, Tensor, Tensor)",
+    _empty_gradients,
+)
+def attention_step_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    intervals: Sequence[int],
+    counts: Sequence[int],
+    step: int,
+) -> tuple[Tensor, ...]:
+    """Shares of a step of a ring in the gradients of query, key and value."""
+    call = _Attention(query, key, value, None, False, scale)
+    blocks = _step_blocks(intervals, counts, step, is_causal)
+    return _part_backward(call, blocks, grad, out, logsumexp)
+
+
+@operator(
+    "attention_join(Tensor a, Tensor lse_a, Tensor b, Tensor lse_b, bool last) -> (Tensor, Tensor)",
+    lambda a, lse_a, *_: (torch.empty_like(a), torch.empty_like(lse_a)),
+)
+def attention_join(
+    a: Tensor, lse_a: Tensor, b: Tensor, lse_b: Tensor, last: bool
+) -> tuple[Tensor, Tensor]:
+    """(result, log-sum-exp) over the columns of two; after the last, as of whole attention."""
+    out, total = _joined(a, lse_a, b, lse_b)
+    results = torch.empty_like(a), torch.empty_like(lse_a)
+    return results[0].copy_(out), results[1].copy_(_closed(total) if last else total)
+
+
+@operator(
+    "turn(Tensor x, int[] intervals, int[] held, int[] made, int parts) -> Tensor",
+    lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
+)
+def turn(
+    x: Tensor, intervals: Sequence[int], held: Sequence[int], made: Sequence[int], parts: int
+) -> Tensor:
+    """Intervals of dim 2 one after the other; where they lie on devices is of `ir.parts`."""
+    del held, made, parts
+    return torch.cat([x[:, :, start : start + size] for start, size in _pairs(intervals)], 2)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

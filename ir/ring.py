@@ -24,6 +24,7 @@ from partitioner.ir.parts import owned
 from partitioner.ir.types import TensorType
 
 ATTENTION, BACKWARD = "partitioner::attention", "partitioner::attention_backward"
+STEP = "partitioner::attention_step"
 #: Parts of a sequence at most.
 MOST_PARTS = 32
 
@@ -193,7 +194,7 @@ class _Writer:
             last = step == self.ring.parts - 1
             name = self.ring.name_of(self.ring.node, self.ring.parts, step)
             results = self._values(name, types)
-            self._step("partitioner::attention_step", name, (query, *pair), results, step)
+            self._step(STEP, name, (query, *pair), results, step)
             if before:
                 joined = f"{self.ring.base}/join{step}"
                 made = outs if last else self._values(joined, types)
@@ -215,7 +216,7 @@ class _Writer:
             name = self.ring.name_of(self.ring.node, self.ring.parts, step)
             made = self._values(name, tensors)
             operands = (grad, query, *pair, out, logsumexp)
-            self._step("partitioner::attention_step_backward", name, operands, made, step)
+            self._step(f"{STEP}_backward", name, operands, made, step)
             if step:
                 back = self.ring.back(step)
                 made = (

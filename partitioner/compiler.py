@@ -366,28 +366,31 @@ def _compile_module(
 
     def search() -> tuple[Outcome, dict[str, Any]]:
         notes = profile_notes(cluster, _torch_backend, training=opened.training)
-        planned_forms = []
-        for graph in forms(request.parallel, traced.graph, spaces.mesh):
-            own = spaces.on(graph)
-            may = offered if graph is traced.graph else None
+        graphs = forms(
+            request.parallel, traced.graph, spaces.mesh, free=not request.constraints.bound
+        )
+        plans, refusals = list[tuple[Outcome, dict[str, Any]]](), list[Infeasible]()
+        for graph in graphs:
+            own, may = spaces.on(graph), offered if graph is traced.graph else None
             try:
-                planned_forms.append(
-                    plan_graph(
-                        *(graph, notes, cluster, own, clock, may), compiled=compiled, fuses=False
-                    )
+                planned = plan_graph(
+                    *(graph, notes, cluster, own, clock, may), compiled=compiled, fuses=False
                 )
+                plans.append(planned)
             except Infeasible as error:
-                refusal = error
-        if planned_forms:
-            return min(planned_forms, key=lambda one: one[0].evaluation.cost(request.objective))
-        own = spaces.on(traced.graph)
-        graph, own = (offered and offered()) or (traced.graph, own)
-        planned = _plan_in_parts(traced, parts, notes, cluster, request, clock)
-        if isinstance(planned, tuple):
-            return planned
+                refusals.append(error)
+        if plans:
+            return min(plans, key=lambda plan: plan[0].evaluation.cost(request.objective))
+        refusal = refusals[0]
+        if traced.graph not in graphs:
+            raise refusal
+        graph, own = (offered and offered()) or (traced.graph, spaces.on(traced.graph))
+        in_parts = _plan_in_parts(traced, parts, notes, cluster, request, clock)
+        if isinstance(in_parts, tuple):
+            return in_parts
         clock.say("looking for what would fit")
         refusal = relaxed(refusal, graph, cluster, own, Rules.of(graph))
-        raise _also_fits(refusal, planned)
+        raise _also_fits(refusal, in_parts)
 
     def own_trace(plan: Plan) -> TracedModule:
         return traced.of(plan.nodes) if plan.pipeline is None else parts.of(plan)

@@ -209,6 +209,7 @@ _NOT_OF_INFERENCE = {
 _NOT_OF_ONNX = {
     **dict.fromkeys(_NOT_OF_INFERENCE, "it cuts what training keeps: give dp or tp"),
     "zero3": "a rank's file holds weights as its operators read them: give dp or tp",
+    "ring": "its attention gives no log-sum-exp: give cp",
 }
 
 

@@ -102,7 +102,7 @@ def axis_constraints(
     if word == TENSOR:
         return Constraints(tuple(_tensor(graph, batch, axis, size)))
     if word in (SEQUENCE, RING):
-        sequence = checked_sequence(graph, size)
+        sequence = checked_sequence(word, graph, size)
         nodes = sequence_factors(graph, sequence, _depending(graph, sequence))
         return Constraints(
             tuple(_data("dp", graph, sequence, axis, size, rows=False)), busy={axis: nodes}

@@ -14,7 +14,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.parts import Parts
 from partitioner.ir.plan import Plan
-from partitioner.ir.ring import ring
+from partitioner.ir.ring import STEP, ring
 from partitioner.ir.rule import Rule
 from partitioner.strategies.batch import Followed, sequence_of
 from partitioner.strategies.constraints import ConstraintError
@@ -23,8 +23,12 @@ from partitioner.strategies.constraints import ConstraintError
 SEQUENCE, RING = "cp", "ring"
 
 
-def forms(kind: str | None, graph: Graph, mesh: Mapping[str, int] | None) -> tuple[Graph, ...]:
-    """The graphs to be planned: with attention as it is, and with ring attention.
+def forms(
+    kind: str | None, graph: Graph, mesh: Mapping[str, int] | None, *, free: bool
+) -> tuple[Graph, ...]:
+    """The graphs to be planned: with attention as it is and, if that is `free`, with rings.
+
+    A user's constraints are on the graph as it is; it may be of rings already, by a given plan.
 
     Raises:
         ConstraintError: Ring attention is asked for, and no attention allows it.
@@ -32,9 +36,11 @@ def forms(kind: str | None, graph: Graph, mesh: Mapping[str, int] | None) -> tup
     words, size = (kind or "").split("+"), (mesh or {}).get(SEQUENCE, 1)
     if size == 1 or not {SEQUENCE, RING}.intersection(words):
         return (graph,)
+    if any(node.op == STEP for node in graph.nodes):
+        return (graph,)
     rounds = ring(graph, size)
     if RING not in words:
-        return (graph,) if rounds is graph else (graph, rounds)
+        return (graph, rounds) if free and rounds is not graph else (graph,)
     if rounds is graph:
         raise ConstraintError(
             f"parallel {RING}: no attention of at least {2 * size} positions, as many rows as keys "
@@ -43,12 +49,15 @@ def forms(kind: str | None, graph: Graph, mesh: Mapping[str, int] | None) -> tup
     return (rounds,)
 
 
-def checked_sequence(graph: Graph, size: int) -> Followed:
+def checked_sequence(word: str, graph: Graph, size: int) -> Followed:
     """The sequence of a graph, long enough for an axis of a size.
 
     Raises:
-        ConstraintError: There is none, or it has too few elements.
+        ConstraintError: There is none, or it has too few elements; or a ring is asked of a graph
+            that has none.
     """
+    if word == RING and not any(node.op == STEP for node in graph.nodes):
+        raise ConstraintError(f"parallel {RING} is for plans that compile makes: give {SEQUENCE}")
     sequence = sequence_of(graph)
     if not sequence.inputs:
         shapes = ", ".join(f"{name} {graph.types[name]}" for name in graph.inputs)

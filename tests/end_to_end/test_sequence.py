@@ -2,6 +2,7 @@
 
 import copy
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +18,9 @@ from partitioner.strategies.batch import sequence_of
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
 
 ATTENTION = "partitioner::attention"
-#: Of the keys that attention reads: whole, or cut along heads.
-FORMS: dict[str, dict[str, Any]] = {"gather": {"replicate": True}, "heads": {"dim": 1}}
-MODELS = ("llama", "mixtral")
+#: Of the keys that attention reads: whole, or cut along heads. The ring is a kind of its own.
+PINS: dict[str, dict[str, Any]] = {"gather": {"replicate": True}, "heads": {"dim": 1}}
+FORMS = (*PINS, "ring")
 
 
 class Block(nn.Module):
@@ -44,20 +45,32 @@ class Block(nn.Module):
 
 def forced(module: nn.Module, inputs: Any, form: str, devices: int, **more: Any) -> ModuleProgram:
     """A training program by parallel="cp" in which all attention has a form."""
-    options = {"devices": devices, "training": True, "parallel": "cp", **more}
-    free = partitioner.compile(module, inputs, time_limit_s=1, **options)
-    assert isinstance(free, ModuleProgram)
+    options = {"devices": devices, "training": True, "time_limit_s": 3, **more}
+    if form == "ring":
+        program = partitioner.compile(module, inputs, parallel="ring", **options)
+        assert isinstance(program, ModuleProgram)
+        return program
+    whole = partitioner.compile(module, inputs, devices=1, training=True)
+    assert isinstance(whole, ModuleProgram)
     pins = [
-        Pin(form, tensor=node.inputs[1], axis="cp", side="read", **FORMS[form])
-        for node in free.graph.nodes
+        Pin(form, tensor=node.inputs[1], axis="cp", side="read", **PINS[form])
+        for node in whole.graph.nodes
         if node.op == ATTENTION
     ]
     assert pins
     program = partitioner.compile(
-        *(module, inputs), constraints=Constraints(tuple(pins)), time_limit_s=3, **options
+        *(module, inputs), parallel="cp", constraints=Constraints(tuple(pins)), **options
     )
     assert isinstance(program, ModuleProgram)
     return program
+
+
+def is_of_form(program: ModuleProgram, form: str) -> bool:
+    """Whether all attention of the forward pass has the form."""
+    if form == "ring":
+        steps = cuts_of(program, f"{ATTENTION}_step")
+        return bool(steps) and all("w" in cuts for cuts in steps) and not cuts_of(program)
+    return all(("q" in cuts) == (form == "gather") for cuts in cuts_of(program))
 
 
 def cuts_of(program: ModuleProgram, op: str = ATTENTION) -> list[dict[str, Cut]]:
@@ -96,7 +109,7 @@ def test_llama_trains_alike_with_each_form(form: str, devices: int) -> None:
     torch.manual_seed(0)
     model = build("llama", training=True)
     program = forced(model.module, dict(model.inputs), form, devices)
-    assert all(("q" in cuts) == (form == "gather") for cuts in cuts_of(program))
+    assert is_of_form(program, form)
     trains_alike(program, model.module, dict(model.inputs))
 
 
@@ -111,13 +124,16 @@ def test_mixtral_trains_alike() -> None:
     trains_alike(program, model.module, dict(model.inputs), steps=3)
 
 
-@pytest.mark.parametrize(("form", "devices"), [("gather", 2), ("gather", 3), ("heads", 2)])
+UNEVEN = [("gather", 2), ("gather", 3), ("heads", 2), ("ring", 2), ("ring", 3), ("ring", 4)]
+
+
+@pytest.mark.parametrize(("form", "devices"), UNEVEN)
 def test_uneven_sequences_with_grouped_heads(form: str, devices: int) -> None:
     torch.manual_seed(0)
     module, inputs = Block(), (torch.randn(1, 11, 16), torch.randn(1, 11, 16))
     program = forced(module, inputs, form, devices)
     assert sequence_of(program.graph).inputs == {"x": 1, "y": 1}
-    assert all(("q" in cuts) == (form == "gather") for cuts in cuts_of(program))
+    assert is_of_form(program, form)
     kinds = Counter(str(comm.kind) for comm in program.programs.ranks[0].comms)
     assert kinds["all_to_all"] >= (4 if form == "heads" else 0)
     trains_alike(program, module, inputs)
@@ -132,3 +148,38 @@ def test_a_sequence_shorter_than_the_devices_is_refused() -> None:
     inputs = torch.randn(1, 3, 16), torch.randn(1, 3, 16)
     with pytest.raises(ConstraintError, match=r"dim 1 of 'x' and dim 1 of 'y'\) has 3 elements, f"):
         partitioner.compile(Block(), inputs, devices=4, parallel="cp")
+
+
+def test_a_ring_in_inference_that_is_saved_and_loaded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, inputs = Block().eval(), (torch.randn(1, 12, 16), torch.randn(1, 12, 16))
+    program = partitioner.compile(
+        module, inputs, devices=2, parallel="ring", mesh={"cp": 2}, time_limit_s=2
+    )
+    assert isinstance(program, ModuleProgram)
+    assert is_of_form(program, "ring")
+    program.save(tmp_path / "ring")
+    loaded = partitioner.load(tmp_path / "ring", module, inputs)
+    assert loaded.plan.to_json() == program.plan.to_json()
+    for one, other in zip(loaded(*inputs), module(*inputs), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+def test_a_ring_is_refused_where_attention_has_a_mask_of_numbers() -> None:
+    class Biased(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q = x.unsqueeze(1)
+            return functional.scaled_dot_product_attention(q, q, q, x @ x.mT)
+
+    with pytest.raises(ConstraintError, match=r"parallel ring: no attention of at least 4 posi"):
+        partitioner.compile(Biased(), torch.randn(1, 8, 8), devices=2, parallel="ring")
+
+
+def test_a_long_context_is_split_along_the_sequence() -> None:
+    """One sample of 100,000 tokens, two query heads on four devices, no kind asked for."""
+    module = Block(width=16, heads=2, kv=1)
+    inputs = tuple(torch.empty(1, 100_000, 16, device="meta") for _ in range(2))
+    program = partitioner.compile(module, inputs, devices=4, mesh={"x": 4}, time_limit_s=5)
+    assert all("q" in cuts for cuts in cuts_of(program))
+    # causal rows are shared out from either end: all devices have the same work
+    assert all(len(cuts["q"].segments or ()) > 1 for cuts in cuts_of(program))

@@ -442,12 +442,40 @@ def _packed(pieces: _Pieces) -> _Pieces:
 def _met(
     rows: _Pieces, columns: _Pieces, row_places: _Pieces, places: _Pieces, is_causal: bool
 ) -> Iterator[_Block]:
-    """The blocks of pieces of rows and of columns, which are equal or apart."""
-    for (start, _), (row, height) in zip(rows, row_places, strict=True):
-        for (first, _), (column, width) in zip(columns, places, strict=True):
-            if not is_causal or first <= start:
-                same = is_causal and first == start
-                yield _Block(slice(row, row + height), slice(column, column + width), same)
+    """The blocks of pieces of rows and of columns, which are equal or apart; few large ones."""
+    if rows == columns and is_causal:
+        one = _runs(row_places), _runs(places)
+        if all(len(runs) == 1 for runs in one):  # in order: a row sees what lies before it
+            yield _Block(one[0][0], one[1][0], True)
+            return
+    blocks: list[_Block] = []
+    for (start, _), row in zip(rows, row_places, strict=True):
+        here = _runs([row])[0]
+        pairs = [*zip(columns, places, strict=True)]
+        full = [at for (first, _), at in pairs if not is_causal or first < start]
+        blocks += [_Block(here, run, False) for run in _runs(full)]
+        if is_causal:
+            same = [at for (first, _), at in pairs if first == start]
+            blocks += [_Block(here, run, True) for run in _runs(same)]
+    for columns_seen, some in itertools.groupby(blocks, key=lambda b: (b.columns, b.is_causal)):
+        column, causal = columns_seen
+        for run in [b.rows for b in some] if causal else _runs_of([b.rows for b in some]):
+            yield _Block(run, column, causal)
+
+
+def _runs(places: _Pieces) -> list[slice]:
+    """Places as slices, neighbours as one."""
+    return _runs_of([slice(start, start + size) for start, size in places])
+
+
+def _runs_of(slices: Sequence[slice]) -> list[slice]:
+    runs: list[slice] = []
+    for one in slices:
+        if runs and runs[-1].stop == one.start:
+            runs[-1] = slice(runs[-1].start, one.stop)
+        else:
+            runs.append(one)
+    return runs
 
 
 @operator(

@@ -194,6 +194,6 @@ ROWS: Mapping[str, OpRow] = {
         partial(_step, first=1), partial(_local_step, first=1), attention=True, where=True
     ),
     # Keys and values that are on their way while the step before runs.
-    "partitioner::turn": OpRow(_turn, _local_turn, view=True, ahead=True),
+    "partitioner::turn": OpRow(_turn, _local_turn, moved=lambda *_: 0, ahead=True),
     "partitioner::attention_mask_backward": OpRow(_mask_backward, attention=True),
 }

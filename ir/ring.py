@@ -145,7 +145,9 @@ class _Ring:
         """Attributes of the turn of keys or values that were turned by one step less."""
         count = self.parts
         if steps == 1:  # from where they lie
-            held: Segments = tuple((*cuts[1:], cuts[0]) for cuts in self.segments)
+            runs = sorted((run, part) for part, some in enumerate(self.pieces) for run in some)
+            owners = [(part - 1) % count for _, part in runs]
+            held = owned([size for (_, size), _ in runs], owners, count)
             order = list(itertools.chain(*(self.pieces[part] for part in self.turned(1))))
         else:
             before = [self.sizes[part] for part in self.turned(steps - 1)]

@@ -165,6 +165,24 @@ def test_a_ring_in_inference_that_is_saved_and_loaded(tmp_path: Path) -> None:
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
 
 
+def test_a_ring_without_a_causal_mask() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            q = self.mix(x).unsqueeze(1)
+            y = x + functional.scaled_dot_product_attention(q, q, q).squeeze(1)
+            return y.square().mean(), y
+
+    torch.manual_seed(0)
+    module, inputs = Plain(), (torch.randn(2, 7, 8),)
+    program = forced(module, inputs, "ring", 3)
+    assert is_of_form(program, "ring")
+    trains_alike(program, module, inputs, steps=2)
+
+
 def test_a_ring_is_refused_where_attention_has_a_mask_of_numbers() -> None:
     class Biased(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

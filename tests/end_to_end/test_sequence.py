@@ -50,7 +50,7 @@ def forced(module: nn.Module, inputs: Any, form: str, devices: int, **more: Any)
         program = partitioner.compile(module, inputs, parallel="ring", **options)
         assert isinstance(program, ModuleProgram)
         return program
-    whole = partitioner.compile(module, inputs, devices=1, training=True)
+    whole = partitioner.compile(module, inputs, devices=1, training=options["training"])
     assert isinstance(whole, ModuleProgram)
     pins = [
         Pin(form, tensor=node.inputs[1], axis="cp", side="read", **PINS[form])
@@ -201,3 +201,45 @@ def test_a_long_context_is_split_along_the_sequence() -> None:
     assert all("q" in cuts for cuts in cuts_of(program))
     # causal rows are shared out from either end: all devices have the same work
     assert all(len(cuts["q"].segments or ()) > 1 for cuts in cuts_of(program))
+
+
+def sent_for_attention(program: ModuleProgram, rank: int = 0) -> Counter[bool]:
+    """Bytes that a rank sends to others for attention and its results, by pass (backward: True)."""
+    sent: Counter[bool] = Counter()
+    for comm in program.programs.ranks[rank].comms:
+        reader = program.graph.by_name.get(comm.why)
+        value = program.graph.producers.get(comm.source.partition("@")[0])
+        ends = [node.name for node in (reader, value) if node is not None]
+        if any("attention" in name for name in ends) and comm.dtype == "bfloat16":
+            nbytes = sum(2 * t.numel for t in comm.transfers if t.source == rank != t.target)
+            sent[comm.why in program.graph.backward] += nbytes
+    return sent
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_plans_send_what_the_page_says(form: str) -> None:
+    """docs/concepts/sequence.md, of four devices and two layers of bfloat16."""
+    ranks, rows, width = 4, 4096, 512
+    module = Block(width, heads=8, kv=8).to(torch.bfloat16)
+    inputs = tuple(
+        torch.empty(1, rows, width, device="meta", dtype=torch.bfloat16) for _ in range(2)
+    )
+    program = forced(module, inputs, form, ranks, training=False)
+    assert is_of_form(program, form)
+    query = 2 * rows * width  # bytes, as many as those of the keys, and of the values
+    gathered = (ranks - 1) * 2 * query // ranks
+    changed = (ranks - 1) * (2 * query + 2 * query) // ranks**2
+    layers = 2
+    wanted = layers * (changed if form == "heads" else gathered)
+    assert sent_for_attention(program) == {False: wanted}
+
+
+def test_a_ring_sends_as_much_again_for_each_gradient() -> None:
+    ranks, rows, width = 4, 4096, 512
+    module = Block(width, heads=8, kv=8).to(torch.bfloat16)
+    inputs = tuple(
+        torch.empty(1, rows, width, device="meta", dtype=torch.bfloat16) for _ in range(2)
+    )
+    program = forced(module, inputs, "ring", ranks)
+    passed = 2 * (ranks - 1) * 2 * (2 * rows * width) // ranks
+    assert sent_for_attention(program) == {False: passed, True: 2 * passed}

@@ -17,29 +17,27 @@ from partitioner.ir.plan import Plan
 from partitioner.ir.ring import STEP, ring
 from partitioner.ir.rule import Rule
 from partitioner.strategies.batch import Followed, sequence_of
-from partitioner.strategies.constraints import ConstraintError
+from partitioner.strategies.constraints import ConstraintError, Constraints
+from partitioner.strategies.data_parallel import DataParallel, depending, stored_pins
+from partitioner.strategies.kind import Asked
 
 #: The kind, and the one that allows of the forms of attention the ring alone (`ir.ring`).
 SEQUENCE, RING = "cp", "ring"
 
 
-def forms(
-    kind: str | None, graph: Graph, mesh: Mapping[str, int] | None, *, free: bool
-) -> tuple[Graph, ...]:
-    """The graphs to be planned: with attention as it is and, if that is `free`, with rings.
+def ring_forms(graph: Graph, size: int, *, only: bool, free: bool) -> tuple[Graph, ...]:
+    """The graphs to be planned over an axis of a size: with attention as it is and with rings.
 
-    A user's constraints are on the graph as it is; it may be of rings already, by a given plan.
+    With rings `only`, or with rings too if that is `free`. A graph of a given plan may have rings
+    already.
 
     Raises:
-        ConstraintError: Ring attention is asked for, and no attention allows it.
+        ConstraintError: Only rings are asked for, and no attention allows one.
     """
-    words, size = (kind or "").split("+"), (mesh or {}).get(SEQUENCE, 1)
-    if size == 1 or not {SEQUENCE, RING}.intersection(words):
-        return (graph,)
-    if any(node.op == STEP for node in graph.nodes):
+    if size == 1 or any(node.op == STEP for node in graph.nodes):
         return (graph,)
     rounds = ring(graph, size)
-    if RING not in words:
+    if not only:
         return (graph, rounds) if free and rounds is not graph else (graph,)
     if rounds is graph:
         raise ConstraintError(
@@ -49,15 +47,35 @@ def forms(
     return (rounds,)
 
 
-def checked_sequence(word: str, graph: Graph, size: int) -> Followed:
+def sequence_constraints(asked: Asked) -> Constraints:
+    """Pins of parameters, which are whole; nodes that depend on the sequence are cut along it.
+
+    Raises:
+        ConstraintError: There is no sequence, or it has too few elements.
+    """
+    sequence = _checked_sequence(asked.graph, asked.size)
+    nodes = _factors(asked.graph, sequence, depending(asked.graph, sequence))
+    whole = DataParallel(SEQUENCE, at_rest=False, until_use=False)
+    return Constraints(tuple(stored_pins(asked, sequence, whole)), busy={asked.axis: nodes})
+
+
+def ring_constraints(asked: Asked) -> Constraints:
+    """Those of a sequence, of a graph of rings.
+
+    Raises:
+        ConstraintError: The graph has none, or as of a sequence.
+    """
+    if asked.size > 1 and not any(node.op == STEP for node in asked.graph.nodes):
+        raise ConstraintError(f"parallel {RING} is for plans that compile makes: give {SEQUENCE}")
+    return sequence_constraints(asked)
+
+
+def _checked_sequence(graph: Graph, size: int) -> Followed:
     """The sequence of a graph, long enough for an axis of a size.
 
     Raises:
-        ConstraintError: There is none, or it has too few elements; or a ring is asked of a graph
-            that has none.
+        ConstraintError: There is none, or it has too few elements.
     """
-    if word == RING and not any(node.op == STEP for node in graph.nodes):
-        raise ConstraintError(f"parallel {RING} is for plans that compile makes: give {SEQUENCE}")
     sequence = sequence_of(graph)
     if not sequence.inputs:
         shapes = ", ".join(f"{name} {graph.types[name]}" for name in graph.inputs)
@@ -72,7 +90,7 @@ def checked_sequence(word: str, graph: Graph, size: int) -> Followed:
     return sequence
 
 
-def sequence_factors(
+def _factors(
     graph: Graph, sequence: Followed, nodes: Iterator[str]
 ) -> Mapping[str, frozenset[str]]:
     """Factors to be cut of each of these nodes; none, which are any, where the sequence breaks.
@@ -89,11 +107,14 @@ def sequence_factors(
     return factors
 
 
-def sequence_notes(graph: Graph, plan: Plan) -> tuple[str, ...]:
+def sequence_notes(asked: Asked, plan: Plan) -> tuple[str, ...]:
     """The inputs that are cut along the sequence and those that are not; operators that are whole.
 
     Of a plan of the graph.
     """
+    graph, axis = asked.graph, asked.axis
+    if not any(axis in mesh.names for mesh in plan.groups):
+        return ()
     sequence = sequence_of(graph)
     others = [
         repr(name)
@@ -107,14 +128,14 @@ def sequence_notes(graph: Graph, plan: Plan) -> tuple[str, ...]:
         for node in graph.nodes
         if node.name in sequence.factors and node.name not in graph.backward
         if (row := row_of(node)) is None or not row.stored
-        if SEQUENCE in plan.groups[plan.nodes[node.name].group].names
-        if not any(SEQUENCE in cut.axes for cut in plan.nodes[node.name].cuts.values())
+        if axis in plan.groups[plan.nodes[node.name].group].names
+        if not any(axis in cut.axes for cut in plan.nodes[node.name].cuts.values())
     ]
     if whole:
         more = f" and {len(whole) - 3} more" if len(whole) > 3 else ""
         notes.append(
             f"parallel {SEQUENCE}: {', '.join(whole[:3])}{more} cannot be cut with the sequence, "
-            f"and each device of an axis {SEQUENCE} computes all of it"
+            f"and each device of an axis {axis} computes all of it"
         )
     return tuple(notes)
 

@@ -13,6 +13,7 @@ from torch_models import build
 
 import partitioner
 from partitioner.compiled.module import ModuleProgram
+from partitioner.cost_model.cluster import Cluster, DeviceSpec, LinkLevel
 from partitioner.ir.rule import Cut
 from partitioner.strategies.batch import sequence_of
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
@@ -243,3 +244,30 @@ def test_a_ring_sends_as_much_again_for_each_gradient() -> None:
     program = forced(module, inputs, "ring", ranks)
     passed = 2 * (ranks - 1) * 2 * (2 * rows * width) // ranks
     assert sent_for_attention(program) == {False: passed, True: 2 * passed}
+
+
+def of_speed(overlap: float) -> Cluster:
+    device = DeviceSpec("device", {"bfloat16": 1e14, "float32": 1e13}, 1e12, 80 * 10**9, 1e-6)
+    return Cluster("four", (device,) * 4, (LinkLevel("link", 4, 1e10, 1e-6, overlap=overlap),))
+
+
+@pytest.mark.parametrize(
+    ("cheapest", "rows", "kv", "overlap"),
+    [("heads", 65536, 8, 0.0), ("ring", 65536, 8, 0.8), ("gather", 4096, 1, 0.0)],
+)
+def test_the_cheapest_form_is_taken(cheapest: str, rows: int, kv: int, overlap: float) -> None:
+    """Heads move least, a ring hides what it moves, and few keys are best gathered at once."""
+    module = Block(512, heads=8, kv=kv).to(torch.bfloat16)
+    inputs = tuple(torch.empty(1, rows, 512, device="meta", dtype=torch.bfloat16) for _ in range(2))
+    options: dict[str, Any] = {"cluster": of_speed(overlap), "time_limit_s": 5}
+    program = partitioner.compile(module, inputs, parallel="cp", **options)
+    assert isinstance(program, ModuleProgram)
+    assert is_of_form(program, cheapest)
+    whole = (form for form in FORMS if kv > 1 or form != "heads")
+    forms = {
+        form: forced(module, inputs, form, 4, training=False, cluster=of_speed(overlap))
+        for form in whole
+    }
+    costs = {form: one.evaluation.step_s for form, one in forms.items()}
+    assert min(costs, key=costs.__getitem__) == cheapest
+    assert program.evaluation.step_s <= min(costs.values()) * 1.01

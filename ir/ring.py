@@ -32,8 +32,8 @@ MOST_PARTS = 32
 def ring(graph: Graph, parts: int) -> Graph:
     """The graph with ring attention of so many parts wherever it is possible.
 
-    That is attention without a mask of numbers or flags, of as many rows as keys, at least two to a
-    part. Without any the graph is returned as it is.
+    That is attention of as many rows as keys, at least two to a part. A mask of numbers or flags is
+    whole along the keys. Without any attention the graph is returned as it is.
     """
     return _replaced(graph, {n.name: parts for n in graph.nodes if _is_possible(graph, n, parts)})
 
@@ -54,7 +54,7 @@ def _is_possible(graph: Graph, node: Node, parts: int) -> bool:
         return False
     first = int(node.op == BACKWARD)
     rows, keys = (graph.types[node.inputs[first + i]].shape[2] for i in range(2))
-    return not node.inputs[first + 3] and rows == keys >= 2 * parts
+    return rows == keys >= 2 * parts
 
 
 def _replaced(graph: Graph, counts: Mapping[str, int]) -> Graph:
@@ -188,7 +188,7 @@ class _Writer:
         self.types: dict[str, TensorType] = {}
 
     def forward(self) -> None:
-        query, key, value, _ = self.ring.node.inputs
+        query, key, value, mask = self.ring.node.inputs
         outs = self.ring.node.outputs
         types = [self._type_of_result(i) for i in range(2)]
         before: tuple[str, ...] = ()
@@ -196,7 +196,7 @@ class _Writer:
             last = step == self.ring.parts - 1
             name = self.ring.name_of(self.ring.node, self.ring.parts, step)
             results = self._values(name, types)
-            self._step(STEP, name, (query, *pair), results, step)
+            self._step(STEP, name, (query, *pair, mask), results, step)
             if before:
                 joined = f"{self.ring.base}/join{step}"
                 made = outs if last else self._values(joined, types)
@@ -211,13 +211,13 @@ class _Writer:
             before = results
 
     def backward(self) -> None:
-        grad, query, key, value, _, out, logsumexp = self.ring.node.inputs
+        grad, query, key, value, mask, out, logsumexp = self.ring.node.inputs
         tensors = [self.ring.graph.types[name] for name in (query, key, value)]
         totals: tuple[str, ...] = ()
         for step, pair in enumerate(self._rounds(key, value)):
             name = self.ring.name_of(self.ring.node, self.ring.parts, step)
             made = self._values(name, tensors)
-            operands = (grad, query, *pair, out, logsumexp)
+            operands = (grad, query, *pair, mask, out, logsumexp)
             self._step(f"{STEP}_backward", name, operands, made, step)
             if step:
                 back = self.ring.back(step)

@@ -41,8 +41,7 @@ def ring_forms(graph: Graph, size: int, *, only: bool, free: bool) -> tuple[Grap
         return (graph, rounds) if free and rounds is not graph else (graph,)
     if rounds is graph:
         raise ConstraintError(
-            f"parallel {RING}: no attention of at least {2 * size} positions, as many rows as keys "
-            "and no mask but a causal one"
+            f"parallel {RING}: no attention of at least {2 * size} positions, as many rows as keys"
         )
     return (rounds,)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from aten_rows import aten
-from rows import Case, check_row, f32
+from rows import Case, Draw, check_row, f32, flags
 from torch import Tensor
 
 from partitioner.backends.torch.calls import run_node
@@ -40,16 +40,18 @@ def attention(rows: int, *, causal: bool, mask: bool = False) -> Graph:
 def computed(graph: Graph) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     values = {n: torch.randn(graph.types[n].shape, generator=generator) for n in graph.inputs}
+    if "m" in values:
+        values["m"] = values["m"] > 0
     for node in graph.nodes:
         made = run_node(node, values, torch.device("cpu"))
         values |= {n: x for n, x in zip(node.outputs, made, strict=True) if n and x is not None}
     return {name: values[name] for name in RESULTS}
 
 
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("form", ["causal", "plain", "mask"])
 @pytest.mark.parametrize(("parts", "rows"), [(2, 8), (2, 5), (3, 13), (4, 21), (5, 11)])
-def test_steps_give_what_attention_gives(parts: int, rows: int, causal: bool) -> None:
-    graph = attention(rows, causal=causal)
+def test_steps_give_what_attention_gives(parts: int, rows: int, form: str) -> None:
+    graph = attention(rows, causal=form == "causal", mask=form == "mask")
     rounds = ring(graph, parts)
     assert sum(node.op == STEP for node in rounds.nodes) == parts
     whole, steps = computed(graph), computed(rounds)
@@ -67,9 +69,8 @@ def test_the_graph_of_a_plan_is_found_by_the_names_of_its_steps() -> None:
     }
 
 
-def test_masks_and_short_sequences_have_no_ring() -> None:
-    masked, short = attention(12, causal=False, mask=True), attention(5, causal=True)
-    assert ring(masked, 2) is masked
+def test_short_sequences_have_no_ring() -> None:
+    short = attention(5, causal=True)
     assert ring(short, 3) is short
 
 
@@ -84,7 +85,7 @@ def test_each_device_has_one_part(parts: int, rows: int, causal: bool) -> None:
     for node in rounds.nodes:
         rule = rule_of(rounds, node)
         if node.op == STEP and isinstance(rule, Rule):
-            (_, keys, _), _ = rule.shardings(single, mesh)
+            (_, keys, *_), _ = rule.shardings(single, mesh)
             held = [a + b for a, b in zip(held, keys.dims[2].sizes(), strict=True)]
     assert held == [rows] * parts
 
@@ -107,15 +108,18 @@ def test_parts_from_either_end() -> None:
     )
 
 
-def steps(parts: int, rows: int, causal: bool) -> list[Case]:
+def operand(name: str, rows: int) -> Draw | None:
+    if name in ("", "l", "m"):
+        saved = {"l": f32(2, 4, rows, low=1.0, high=3.0), "m": flags(rows, rows)}
+        return saved.get(name)
+    return f32(2, 4 if name in ("q", "o", "g") else 2, rows, 8)
+
+
+def steps(parts: int, rows: int, causal: bool, mask: bool = False) -> list[Case]:
     """The nodes of a ring that are cut by part, as rows of the table."""
     cases = {}
-    for node in ring(attention(rows, causal=causal), parts).nodes:
-        heads = {"q": 4, "o": 4, "g": 4}
-        tensors = [
-            f32(2, 4, rows, low=1.0, high=3.0) if name == "l" else
-            f32(2, heads.get(name, 2), rows, 8) for name in node.inputs
-        ]  # fmt: skip
+    for node in ring(attention(rows, causal=causal, mask=mask), parts).nodes:
+        tensors = [operand(name, rows) for name in node.inputs]
         if node.op.startswith(STEP) or node.op == "partitioner::turn":
             settings = tuple(node.attrs.values())
             if node.op.startswith(STEP):
@@ -126,7 +130,7 @@ def steps(parts: int, rows: int, causal: bool) -> list[Case]:
     return [*cases.values()]
 
 
-STEPS = [*steps(2, 6, True), *steps(3, 7, False)]
+STEPS = [*steps(2, 6, True), *steps(3, 7, False), *steps(2, 5, False, True)]
 
 
 @pytest.mark.parametrize("case", STEPS, ids=str)

@@ -430,6 +430,21 @@ def _step_blocks(
         yield from _met(rows, columns, rows, lie, is_causal)
 
 
+def _in_order(
+    mask: Tensor | None, width: int, intervals: Sequence[int], counts: Sequence[int], step: int
+) -> Tensor | None:
+    """A mask over all columns with those of a step's keys, in their order; see `_step_blocks`."""
+    if mask is None or mask.shape[-1] == 1 or step == 0:
+        return mask
+    pieces = iter(_pairs(intervals))
+    parts = [[*itertools.islice(pieces, count)] for count in counts]
+    turned = parts[1:] if step < 0 else [*parts[step:], *parts[:step]]
+    columns = [mask[..., start : start + size] for part in turned for start, size in part]
+    ordered = torch.cat(columns, -1)
+    assert ordered.shape[-1] == width
+    return ordered
+
+
 _Pieces = Sequence[tuple[int, int]]
 
 
@@ -479,7 +494,7 @@ def _runs_of(slices: Sequence[slice]) -> list[slice]:
 
 
 @operator(
-    "attention_step(Tensor query, Tensor key, Tensor value, bool is_causal, float? scale, "
+    f"attention_step({_OPERANDS}, bool is_causal, float? scale, "
     "int[] intervals, int[] counts, int step) -> (Tensor, Tensor)",
     _empty_results,
 )
@@ -487,6 +502,7 @@ def attention_step(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    mask: Tensor | None,
     is_causal: bool,
     scale: float | None,
     intervals: Sequence[int],
@@ -494,14 +510,15 @@ def attention_step(
     step: int,
 ) -> tuple[Tensor, Tensor]:
     """(result, log-sum-exp) of a step of a ring; see `_step_blocks`."""
-    call = _Attention(query, key, value, None, False, scale)
+    mask = _in_order(mask, key.shape[2], intervals, counts, step)
+    call = _Attention(query, key, value, mask, False, scale)
     blocks = _step_blocks(intervals, counts, step, is_causal)
     return _part(call, blocks, *_empty_results(query, key, value))
 
 
 @operator(
-    "attention_step_backward(Tensor grad, Tensor query, Tensor key, Tensor value, "
-    f"{_SAVED}, bool is_causal, float? scale, int[] intervals, int[] counts, int step)"
+    f"attention_step_backward(Tensor grad, {_OPERANDS}, {_SAVED}, bool is_causal, float? scale, "
+    "int[] intervals, int[] counts, int step)"
     " -> (Tensor, Tensor, Tensor)",
     _empty_gradients,
 )
@@ -510,6 +527,7 @@ def attention_step_backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    mask: Tensor | None,
     out: Tensor,
     logsumexp: Tensor,
     is_causal: bool,
@@ -519,7 +537,8 @@ def attention_step_backward(
     step: int,
 ) -> tuple[Tensor, ...]:
     """Shares of a step of a ring in the gradients of query, key and value."""
-    call = _Attention(query, key, value, None, False, scale)
+    mask = _in_order(mask, key.shape[2], intervals, counts, step)
+    call = _Attention(query, key, value, mask, False, scale)
     blocks = _step_blocks(intervals, counts, step, is_causal)
     return _part_backward(call, blocks, grad, out, logsumexp)
 

@@ -15,7 +15,7 @@ from functools import partial
 from partitioner.ir.graph import Attr
 from partitioner.ir.layout import Interval, Segments
 from partitioner.ir.ops.rules.attention import SCORE, Attention, group_of
-from partitioner.ir.ops.rules.dims import compound
+from partitioner.ir.ops.rules.dims import broadcast, compound
 from partitioner.ir.ops.signature import Dims, pattern
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.parts import Parts, owned
@@ -112,23 +112,29 @@ def _step(view: OpView, first: int) -> Rule:
     heads, kv = compound(**node.heads), compound(h=key[1])
     query_dims, key_dims, value_dims = f"b {heads} w d", f"b {kv} w d", f"b {kv} w v"
     result, logsumexp = f"b {heads} w v", f"b {heads} w"
-    operands = [query_dims, key_dims, value_dims]
+    operands: list[Dims] = [query_dims, key_dims, value_dims]
+    mask = view.type(first + 3)
+    mask_dims = None if mask is None else broadcast(mask.shape, ["b", heads, "w", "m"])
     along_keys, along_values = 1, 1
     if first:
-        operands, results = [result, *operands, result, logsumexp], [*operands]
+        operands, results = [result, *operands, mask_dims, result, logsumexp], [*operands]
         along_keys, along_values = 3, 2
-        by_keys = (2, 3, 7, 8)
+        by_keys = (2, 3, 8, 9)
     else:
-        results, by_keys = [result, logsumexp], (1, 2)
-    tensors = len(operands) + len(results)
+        operands, results, by_keys = [*operands, mask_dims], [result, logsumexp], (1, 2)
+    windows = {
+        (index, "w"): keys if index in by_keys else rows
+        for index, dims in enumerate((*operands, *results))
+        if dims is not None and "w" in dims
+    }
     met = (query[2] + 1) / 2 if view.attr("is_causal", False) else query[2]
     flops = met * (2.0 * (along_keys * query[3] + along_values * value[3]) + SCORE)
     return view.rule(
         operands,
         results,
         sizes={**node.heads, "w": count, "d": query[3], "v": value[3]},
-        windows={(i, "w"): keys if i in by_keys else rows for i in range(tensors)},
-        whole="d v",
+        windows=windows,
+        whole="d v m",
         summed="r" if first else "",
         sums=[0] if first else [],
         points=["b", *(name for name, size in node.heads.items() if size > 1), "w"],

@@ -114,6 +114,7 @@ def test_llama_trains_alike_with_each_form(form: str, devices: int) -> None:
     trains_alike(program, model.module, dict(model.inputs))
 
 
+@pytest.mark.slow
 def test_mixtral_trains_alike() -> None:
     torch.manual_seed(0)
     model = build("mixtral", training=True)
@@ -125,7 +126,10 @@ def test_mixtral_trains_alike() -> None:
     trains_alike(program, model.module, dict(model.inputs), steps=3)
 
 
-UNEVEN = [("gather", 2), ("gather", 3), ("heads", 2), ("ring", 2), ("ring", 3), ("ring", 4)]
+UNEVEN = [
+    *(("gather", 3), ("heads", 2), ("ring", 3)),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("gather", 2), ("ring", 4))),
+]
 
 
 @pytest.mark.parametrize(("form", "devices"), UNEVEN)

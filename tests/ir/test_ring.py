@@ -2,39 +2,17 @@
 
 import pytest
 import torch
-from aten_rows import aten
-from rows import Case, Draw, check_row, f32, flags
+from rings import RESULTS, attention
 from torch import Tensor
 
 from partitioner.backends.torch.calls import run_node
-from partitioner.ir.graph import Graph, Node
+from partitioner.ir.graph import Graph
 from partitioner.ir.layout import DimLayout, LayoutError, folded_cut
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rule_of
 from partitioner.ir.parts import Parts
 from partitioner.ir.ring import STEP, ring, ring_of
 from partitioner.ir.rule import Rule
-from partitioner.ir.types import TensorType
-
-RESULTS = "o", "l", "dq", "dk", "dv"
-
-
-def attention(rows: int, *, causal: bool, mask: bool = False) -> Graph:
-    """Attention of two query heads a key-value head, and its gradients."""
-    shapes = {"q": 4, "k": 2, "v": 2, "g": 4, "o": 4, "dq": 4, "dk": 2, "dv": 2}
-    types = {name: TensorType.of("float32", (2, h, rows, 8)) for name, h in shapes.items()}
-    types |= {"l": TensorType.of("float32", (2, 4, rows)), "m": TensorType.of("bool", (rows, rows))}
-    extra = "m" if mask else ""
-    settings = {"is_causal": causal}
-    nodes = (
-        Node("a", "partitioner::attention", ("q", "k", "v", extra), ("o", "l"), settings),
-        Node(
-            *("b", "partitioner::attention_backward"),
-            *(("g", "q", "k", "v", extra, "o", "l"), ("dq", "dk", "dv"), settings),
-        ),
-    )
-    inputs = ("q", "k", "v", "g", "m") if mask else ("q", "k", "v", "g")
-    return Graph("a", inputs, RESULTS, nodes, types, {}, {}, frozenset({"b"}), twins={"b": "a"})
 
 
 def computed(graph: Graph) -> dict[str, Tensor]:
@@ -106,33 +84,3 @@ def test_parts_from_either_end() -> None:
         *((3, 0, 0), (0, 2, 0), (0, 0, 2)),
         *((0, 0, 2), (0, 2, 0), (2, 0, 0)),
     )
-
-
-def operand(name: str, rows: int) -> Draw | None:
-    if name in ("", "l", "m"):
-        saved = {"l": f32(2, 4, rows, low=1.0, high=3.0), "m": flags(rows, rows)}
-        return saved.get(name)
-    return f32(2, 4 if name in ("q", "o", "g") else 2, rows, 8)
-
-
-def steps(parts: int, rows: int, causal: bool, mask: bool = False) -> list[Case]:
-    """The nodes of a ring that are cut by part, as rows of the table."""
-    cases = {}
-    for node in ring(attention(rows, causal=causal, mask=mask), parts).nodes:
-        tensors = [operand(name, rows) for name in node.inputs]
-        if node.op.startswith(STEP) or node.op == "partitioner::turn":
-            settings = tuple(node.attrs.values())
-            if node.op.startswith(STEP):
-                settings = (causal, None, *(node.attrs[n] for n in ("intervals", "counts", "step")))
-            cases[node.op, settings] = aten(
-                node.op, *tensors, *settings, options={"min_cuts": 3, "tolerance": 1e-5}
-            )
-    return [*cases.values()]
-
-
-STEPS = [*steps(2, 6, True), *steps(3, 7, False), *steps(2, 5, False, True)]
-
-
-@pytest.mark.parametrize("case", STEPS, ids=str)
-def test_row(case: Case) -> None:
-    check_row(case)

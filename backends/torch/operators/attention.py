@@ -377,7 +377,7 @@ def attention_part(
     call = _Attention(query, key, value, mask, False, scale)
     blocks = _blocks(rows, columns)
     out, logsumexp = _part(call, blocks, *_empty_results(query, key, value))
-    return out, _closed(logsumexp)
+    return out, logsumexp.copy_(_closed(logsumexp))
 
 
 @operator(

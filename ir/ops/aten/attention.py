@@ -116,12 +116,13 @@ def _step(view: OpView, first: int) -> Rule:
     mask = view.type(first + 3)
     mask_dims = None if mask is None else broadcast(mask.shape, ["b", heads, "w", "m"])
     along_keys, along_values = 1, 1
+    by_keys: tuple[int, ...] = (1, 2)
     if first:
         operands, results = [result, *operands, mask_dims, result, logsumexp], [*operands]
         along_keys, along_values = 3, 2
         by_keys = (2, 3, 8, 9)
     else:
-        operands, results, by_keys = [*operands, mask_dims], [result, logsumexp], (1, 2)
+        operands, results = [*operands, mask_dims], [result, logsumexp]
     windows = {
         (index, "w"): keys if index in by_keys else rows
         for index, dims in enumerate((*operands, *results))

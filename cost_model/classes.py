@@ -46,9 +46,12 @@ def _refined(classes: Sequence[int], labels: Mapping[int, Hashable]) -> list[int
 
 
 def _local_sizes(placed: Sequence[PlacedNode]) -> Iterator[Mapping[int, Hashable]]:
-    """Local size of every cut dim and loop on each device of its group."""
+    """Local size of every cut dim and loop on each device of its group; work of rising loops."""
     cuts: dict[tuple[DeviceMesh, DimLayout], None] = {}
+    rising: dict[tuple[DeviceMesh, DimLayout], None] = {}
     for node in placed:
+        if node.rule is not None and node.rule.rising in node.layouts:
+            rising.setdefault((node.mesh, node.layouts[node.rule.rising]))
         cuts.setdefault((node.mesh, DimLayout.whole(1)))
         for layout in node.layouts.values():
             cuts.setdefault((node.mesh, layout))
@@ -58,6 +61,12 @@ def _local_sizes(placed: Sequence[PlacedNode]) -> Iterator[Mapping[int, Hashable
                     cuts.setdefault((at.mesh, dim))
     for mesh, layout in cuts:
         yield {device: layout.local_size(mesh, point) for device, point in mesh.coords()}
+    for mesh, layout in rising:
+        parts = {device: layout.pieces(mesh, point) for device, point in mesh.coords()}
+        yield {
+            device: sum(length * (2 * start + length) for start, length in pieces)
+            for device, pieces in parts.items()
+        }
 
 
 def _hops(graph: Graph, placed: Sequence[PlacedNode], resharder: Resharder) -> Sequence[Hop]:

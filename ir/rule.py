@@ -30,6 +30,7 @@ from partitioner.ir.layout import (
     split,
 )
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.parts import Parts
 from partitioner.ir.windows import Window
 
 Term = tuple[str, ...]  #: Product of factors, major first; () is 1.
@@ -115,11 +116,15 @@ class Rule:
     #: that these operands, and the results, are partial there.
     linear: frozenset[int] = frozenset()
     #: By operand and factor: that operand's dim is not the loop itself, but what a sliding window
-    #: reads. A part of the loop needs a part of the dim with a halo.
-    windows: Mapping[tuple[int, str], Window] = field(default_factory=dict)
+    #: reads. A part of the loop needs a part of the dim with a halo. Or the dim lies in parts, one
+    #: for each position of the loop; that may be a result too, counted behind the operands.
+    windows: Mapping[tuple[int, str], Window | Parts] = field(default_factory=dict)
     #: Factors whose product is the number of loop iterations (default: all loops).
     points: tuple[str, ...] = ()
-    flops_per_point: float = 0.0  #: FLOPs an iteration (a multiply-add counts 2).
+    flops_per_point: float = 0.0  #: FLOPs an iteration (a multiply-add counts 2), on average.
+    #: Factor along which the FLOPs of an iteration grow evenly from the first, as of the rows of a
+    #: causal mask; "" if they are the same throughout.
+    rising: str = ""
     _cuts: dict[object, Shardings] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -135,9 +140,10 @@ class Rule:
         sizes: Mapping[str, int] | None = None,
         reduce: Mapping[str, str] | None = None,
         whole: Iterable[str] = (),
-        windows: Mapping[tuple[int, str], Window] | None = None,
+        windows: Mapping[tuple[int, str], Window | Parts] | None = None,
         dropped: Iterable[str] = (),
         summed: Iterable[str] = (),
+        rising: str = "",
         addends: Iterable[int] = (),
         linear: Iterable[int] = (),
         points: Iterable[str] | None = None,
@@ -150,7 +156,8 @@ class Rule:
         those of factors that are no dim by themselves, `reduce` the reductions of factors in no
         result. Factors in `whole` may not be cut; those in `dropped`, of elements that no result
         depends on, may be. Factors in `summed` are loops of some results, and those that lack them
-        are sums over them. For `windows`, see `Rule`: their factors have the size of another dim.
+        are sums over them. For `rising` and `windows`, see `Rule`; factors of windows have the size
+        of another dim.
 
         Raises:
             IRError: A size does not fit, a factor has no size, or a factor in no result has no
@@ -159,12 +166,16 @@ class Rule:
         ins, outs = _parse(operands), _parse(results)
         in_shapes = tuple(tuple(s) if s is not None else () for s in operand_shapes)
         out_shapes = tuple(tuple(s) if s is not None else () for s in result_shapes)
-        slides = _checked_windows(windows or {}, ins, in_shapes)
+        slides = _checked_windows(windows or {}, (*ins, *outs), (*in_shapes, *out_shapes))
         loops = [
             None if dims is None else tuple(() if (i, _single(e)) in slides else e for e in dims)
-            for i, dims in enumerate(ins)
+            for i, dims in enumerate((*ins, *outs))
         ]
-        known = _solve_sizes((*outs, *loops), (*out_shapes, *in_shapes), dict(sizes or {}))
+        known = _solve_sizes(
+            (*loops[len(ins) :], *loops[: len(ins)]),
+            (*out_shapes, *in_shapes),
+            dict(sizes or {}),
+        )
         kinds = {
             **dict.fromkeys(reduce or {}, FactorKind.REDUCE),
             **dict.fromkeys((*_names(outs), *dropped), FactorKind.PASS),
@@ -195,6 +206,7 @@ class Rule:
             slides,
             tuple(points) if points is not None else default_points,
             flops,
+            rising,
         )
         rule._check()
         return rule
@@ -272,13 +284,14 @@ class Rule:
             a & b & summed and a - b and b - a for a, b in itertools.combinations(names, 2)
         )
 
-    def window(self, operand: int, expr: DimExpr) -> Window | None:
-        """The window that slides over a dim of an operand, None over none or over a result's."""
+    def window(self, operand: int, expr: DimExpr) -> Window | Parts | None:
+        """The window over a dim of an operand, or of a result behind them; None without one."""
         return self.windows.get((operand, _single(expr))) if self.windows else None
 
     def dim_of(self, operand: int, name: str) -> int:
-        """The dim of an operand that the window of a factor slides over."""
-        return [_single(expr) for expr in self.operands[operand] or ()].index(name)
+        """The dim of an operand, or of a result behind them, with the window of a factor."""
+        dims = (*self.operands, *self.results)[operand]
+        return [_single(expr) for expr in dims or ()].index(name)
 
     def slides(self, layouts: Layouts) -> bool:
         """Whether a cut gives devices windows: they have parts of equal sizes, but not alike."""
@@ -301,7 +314,17 @@ class Rule:
     def local_flops(self, layouts: Layouts, mesh: DeviceMesh, point: Mapping[str, int]) -> float:
         """FLOPs at a mesh coordinate."""
         local = self.local_sizes(layouts, mesh, point)
-        return self.flops_per_point * math.prod(local[name] for name in self.points)
+        flops = self.flops_per_point * math.prod(local[name] for name in self.points)
+        if self.rising in layouts:
+            flops *= self.steepness(layouts[self.rising].pieces(mesh, point))
+        return flops
+
+    def steepness(self, pieces: Iterable[Interval]) -> float:
+        """FLOPs of an iteration in a part of the rising factor, over those of all on average."""
+        size, held = self.factors[self.rising].size, tuple(pieces)
+        count = sum(length for _, length in held)
+        work = sum(length * (2 * start + length + 1) / (size + 1) for start, length in held)
+        return work / count if count else 1.0
 
     def shardings(self, layouts: Layouts, mesh: DeviceMesh) -> Shardings:
         """Shardings of operands and results under a cut of factors; computed once.
@@ -340,13 +363,22 @@ class Rule:
             sums = _lacking(dims, pending) if index in self.addends else sums
             ins.append(Sharding(self._dims(dims, shape, layouts, mesh, index), sums))
         outs = tuple(
-            Sharding(self._dims(dims, shape, layouts, mesh), _lacking(dims, pending))
-            for dims, shape in zip(self.results, self.result_shapes, strict=True)
+            Sharding(
+                self._dims(dims, shape, layouts, mesh, len(self.operands) + index),
+                _lacking(dims, pending),
+            )
+            for index, (dims, shape) in enumerate(
+                zip(self.results, self.result_shapes, strict=True)
+            )
         )
         return tuple(ins), outs
 
     def factor_layouts(
-        self, expr: DimExpr, layout: DimLayout, mesh: DeviceMesh, window: Window | None = None
+        self,
+        expr: DimExpr,
+        layout: DimLayout,
+        mesh: DeviceMesh,
+        window: Window | Parts | None = None,
     ) -> dict[str, DimLayout] | None:
         """The cut of one factor in each term that gives a dim this layout, None if none does.
 
@@ -398,9 +430,9 @@ class Rule:
         shape: tuple[int, ...],
         layouts: Layouts,
         mesh: DeviceMesh,
-        operand: int = -1,
+        operand: int,
     ) -> tuple[DimLayout, ...]:
-        """Layouts of a tensor's dims; `operand` is the index of an operand, -1 for a result."""
+        """Layouts of a tensor's dims; `operand` is its index, that of a result behind operands."""
         if dims is None:
             return tuple(DimLayout.whole(size) for size in shape)
         return tuple(
@@ -454,11 +486,11 @@ def _single(expr: DimExpr) -> str:
 
 
 def _checked_windows(
-    windows: Mapping[tuple[int, str], Window],
+    windows: Mapping[tuple[int, str], Window | Parts],
     operands: Sequence[Dims | None],
     shapes: Sequence[tuple[int, ...]],
-) -> dict[tuple[int, str], Window]:
-    """The windows of operands that are present; each is over one dim, of the size that it says."""
+) -> dict[tuple[int, str], Window | Parts]:
+    """The windows of tensors that are present; each is over one dim, of the size that it says."""
     kept = {}
     for (index, name), window in windows.items():
         if index >= len(operands) or (dims := operands[index]) is None:

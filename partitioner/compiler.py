@@ -49,7 +49,7 @@ from partitioner.search.what_would_fit import relaxed
 from partitioner.solver import Infeasible
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.micro_batch_graph import batch_size, even_counts
-from partitioner.strategies.parallel import parallel_notes
+from partitioner.strategies.parallel import forms, parallel_notes
 from partitioner.strategies.same_in_parts import Difference, difference
 from partitioner.strategies.spaces import SearchError, check_space, families
 from partitioner.tuning import Compile, check_tunable, tuned, tuning_notes
@@ -376,22 +376,31 @@ def _compile_module(
 
     def search() -> tuple[Outcome, dict[str, Any]]:
         notes = profile_notes(cluster, _torch_backend, training=opened.training)
-        own = spaces.on(traced.graph)
-        try:
-            return plan_graph(
-                *(traced.graph, notes, cluster, own, clock, offered),
-                compiled=compiled,
-                fuses=False,
-            )
-        except Infeasible as error:
-            refusal = error
-        graph, own = (offered and offered()) or (traced.graph, own)
-        planned = _plan_in_parts(traced, parts, notes, cluster, request, clock)
-        if isinstance(planned, tuple):
-            return planned
+        graphs = forms(
+            request.parallel, traced.graph, spaces.mesh, free=not request.constraints.bound
+        )
+        plans, refusals = list[tuple[Outcome, dict[str, Any]]](), list[Infeasible]()
+        for graph in graphs:
+            own, may = spaces.on(graph), offered if graph is traced.graph else None
+            try:
+                planned = plan_graph(
+                    *(graph, notes, cluster, own, clock, may), compiled=compiled, fuses=False
+                )
+                plans.append(planned)
+            except Infeasible as error:
+                refusals.append(error)
+        if plans:
+            return min(plans, key=lambda plan: plan[0].evaluation.cost(request.objective))
+        refusal = refusals[0]
+        if traced.graph not in graphs:
+            raise refusal
+        graph, own = (offered and offered()) or (traced.graph, spaces.on(traced.graph))
+        in_parts = _plan_in_parts(traced, parts, notes, cluster, request, clock)
+        if isinstance(in_parts, tuple):
+            return in_parts
         clock.say("looking for what would fit")
         refusal = relaxed(refusal, graph, cluster, own, Rules.of(graph))
-        raise _also_fits(refusal, planned)
+        raise _also_fits(refusal, in_parts)
 
     def own_trace(plan: Plan) -> TracedModule:
         return traced.of(plan.nodes) if plan.pipeline is None else parts.of(plan)

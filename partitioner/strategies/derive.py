@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.layout import DimLayout, LayoutError, Sharding, share_cut
+from partitioner.ir.layout import DimLayout, LayoutError, Sharding, folded_cut, share_cut
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
+from partitioner.ir.parts import Parts
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import PENDING, DimExpr, FactorKind, Rule
 from partitioner.ir.windows import Window
@@ -30,6 +31,9 @@ MAX_CUTS_A_CLASS = {1: 4}
 MAX_CUTS_A_CLASS_OTHERWISE = 2
 #: Sweeps over the graph, forward and back in turn, to spread layouts.
 MAX_SWEEPS = 6
+
+#: Parts of a factor that are cut from either end (`folded_cut`) at most; each is a segment.
+MOST_FOLDED = 32
 
 #: In place of the index of a dim: the value may be a pending sum.
 PENDING_DIM = -1
@@ -132,15 +136,20 @@ class ClassCuts:
     speeds: tuple[float, ...] | None
 
     def of_class(self, rule: Rule, link: tuple[str, ...], axes: Axes) -> tuple[ClassCut, ...]:
-        """The balanced cut of a class, and the one in proportion to speed if it differs.
+        """The balanced cuts of a class, and the one in proportion to speed if it differs.
 
-        By speed, the factors of a class are cut in proportion to each other, as far as they have
-        a common divisor of at least one unit a part.
+        A factor along which the work rises is also cut so that each part has a chunk from either
+        end. By speed, the factors of a class are cut in proportion to each other, as far as they
+        have a common divisor of at least one unit a part.
         """
         sizes = {name: rule.factors[name].size for name in link}
         even = {name: self._even(size, axes) for name, size in sizes.items()}
         if all(self._by_speed(size, axes) == even[name] for name, size in sizes.items()):
-            return (even,)
+            parts = self.mesh.size(axes)
+            if link != (rule.rising,) or parts > MOST_FOLDED or sizes[rule.rising] < 2 * parts:
+                return (even,)
+            folded = DimLayout.cut(axes, folded_cut(sizes[rule.rising], parts))
+            return (even, {rule.rising: folded})
         units = math.gcd(*sizes.values())
         whole = min(units, *sizes.values()) >= self.mesh.size(axes)
         by_speed = {
@@ -298,12 +307,13 @@ class _Propagation:
         except LayoutError:
             return False
         kept.append(cut)
-        for value, sharding in zip((*node.inputs, *node.outputs), (*ins, *outs), strict=True):
+        values = (*node.inputs, *node.outputs)
+        for value, sharding in zip(values, (*ins, *outs), strict=True):
             if value:
                 self._publish(value, sharding, axes)
-        for (operand, name), window in rule.windows.items():
+        for (index, name), window in rule.windows.items():
             if name in cut and (layout := window.elements(cut[name])) is not None:
-                self._offer(node.inputs[operand], rule.dim_of(operand, name), layout)
+                self._offer(values[index], rule.dim_of(index, name), layout)
         return True
 
     def _publish(self, value: str, sharding: Sharding, axes: Axes) -> None:
@@ -320,7 +330,7 @@ class _Propagation:
             known.append(layout)
 
 
-def _dims(node: Node, rule: Rule) -> Iterator[tuple[str, int, DimExpr, Window | None]]:
+def _dims(node: Node, rule: Rule) -> Iterator[tuple[str, int, DimExpr, Window | Parts | None]]:
     """(value, index, factors, window over it) of every dim of the node's tensors."""
     values, tensors = (*node.inputs, *node.outputs), (*rule.operands, *rule.results)
     for tensor, (value, dims) in enumerate(zip(values, tensors, strict=True)):

@@ -8,6 +8,8 @@
             each pass and freed after their use
     tp      tensor parallel: the batch is whole, every weight matrix is stored and used cut
     ep      expert parallel: dp, but weights of experts are stored and used cut
+    cp      context parallel: the sequence is cut, parameters are stored and used whole
+    ring    cp whose attention passes keys and values round
     pp      pipeline parallel: stages on devices of their own, which `search.pipelines` cuts; the
             others are then inside of a stage
     dp+tp   and so on: several, each over its axis
@@ -32,6 +34,14 @@ from partitioner.strategies.data_parallel import DataParallel
 from partitioner.strategies.expert_parallel import DATA as EXPERT_DATA
 from partitioner.strategies.expert_parallel import expert_constraints
 from partitioner.strategies.kind import Asked, Kind, ModelKind
+from partitioner.strategies.sequence_parallel import (
+    RING,
+    SEQUENCE,
+    ring_constraints,
+    ring_forms,
+    sequence_constraints,
+    sequence_notes,
+)
 from partitioner.strategies.spaces import SearchError
 from partitioner.strategies.tensor_parallel import tensor_constraints
 
@@ -77,6 +87,14 @@ KINDS: Mapping[str, Kind] = {
         ),
         Kind("tp", ("tp",), tensor_constraints),
         Kind("ep", ("ep",), expert_constraints, EXPERT_DATA.notes, cuts_batch=True),
+        Kind(SEQUENCE, ("cp",), sequence_constraints, sequence_notes),
+        Kind(
+            RING,
+            ("cp",),
+            ring_constraints,
+            sequence_notes,
+            lacks={"onnx": "its attention gives no log-sum-exp: give cp"},
+        ),
         Kind(PIPELINE, ("pp",), None),
     )
 }
@@ -183,6 +201,24 @@ def parallel_constraints(text: str, graph: Graph, mesh: Mapping[str, int]) -> Co
         assert kind.constraints is not None
         joined = joined.joined(kind.constraints(asked))
     return joined
+
+
+def forms(
+    text: str | None, graph: Graph, mesh: Mapping[str, int] | None, *, free: bool
+) -> tuple[Graph, ...]:
+    """The graphs to be planned: the graph and, if that is `free`, other forms of its attention.
+
+    A user's constraints are on the graph as it is.
+
+    Raises:
+        ConstraintError: A form is asked for that the graph cannot have.
+    """
+    if text is None or mesh is None:
+        return (graph,)
+    for kind, asked in _asked(text, graph, mesh):
+        if kind.word in (SEQUENCE, RING):
+            return ring_forms(graph, asked.size, only=kind.word == RING, free=free)
+    return (graph,)
 
 
 def parallel_notes(

@@ -125,7 +125,7 @@ def find_pipeline(
             results.append(SpaceResult(failed=((family, error),)))
     if len(sizes) > 1 and _takes_several_sizes(graph, cluster, request) and not budget.work.over:
         budget.say("cutting stages of several sizes")
-        with suppress(PipelineScheduleError, Infeasible):
+        with suppress(PipelineScheduleError, Infeasible, ConstraintError):
             results.append(_of_several_sizes(graph, cluster, request, budget, micro_batches))
     if len(errors) == len(sizes) and not any(result.plans for result in results):
         short = [error for error in errors if isinstance(error, Infeasible)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -14,12 +14,7 @@ import numpy.typing as npt
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import observed_schedule
-from partitioner.cost_model.memory import (
-    Lifetime,
-    StepLives,
-    safe_lifetimes,
-    with_headroom,
-)
+from partitioner.cost_model.memory import with_headroom
 from partitioner.cost_model.schedule import Schedule
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
@@ -287,74 +282,27 @@ class StageFigures:
 
     @cached_property
     def byte_sums(self) -> Floats:
-        """Bytes at rest, and kept for the backward pass, before each position; (2, units + 1).
+        """Bytes at rest, and saved for the backward pass, before each position; (2, units + 1).
 
-        At rest are stored values, and what is made or read once a step, as the sums of gradients;
-        also what a micro-batch adds to such a sum, which is held to the end of a pass.
+        At rest are stored values and the sums of gradients.
         """
-        nbytes = np.zeros((2, len(self.units) + 1))
-        for (device, (value, _)), resident in self.tasks.residents.items():
-            if device == 0:
-                nbytes[0, 1 + self._unit_of_value(value)] += resident
-        for life in (*self._lives.always, *self._inside[0]):
-            if life.device == 0:
-                nbytes[0, 1 + self._unit_of_value(life.value)] += with_headroom(life.nbytes)
-        for life, _ in self._lives.kept:
-            if life.device == 0:
-                nbytes[1, 1 + self._unit_of_value(life.value)] += life.nbytes
+        graph, count = self.sharding.graph, len(self.units)
+        nbytes = np.zeros((2, count + 1))
+        for (device, (value, _)), held in self.tasks.residents.items():
+            if device == 0 and value in graph.producers:
+                nbytes[0, 1 + self.unit_of[graph.producers[value].name]] += held
+        for task in self.tasks.tasks:
+            if task.placed is not None and task.placed.node.attrs.get("role") == "gradient":
+                sums = [nbytes for device, _, nbytes in task.writes if device == 0]
+                nbytes[0, 1 + self.unit_of[task.placed.node.name]] += with_headroom(sum(sums))
+        for value, node in graph.producers.items():
+            row = row_of(node)
+            if node.name in graph.backward or (row is not None and (row.stored or row.view)):
+                continue
+            if any(reader.name in graph.backward for reader in graph.consumers[value]):
+                saved = graph.types[value].nbytes / self.sharding.size
+                nbytes[1, 1 + self.unit_of[node.name]] += saved
         return np.cumsum(nbytes, axis=1)
-
-    @cached_property
-    def passing(self) -> Callable[[int, int], float]:
-        """Gives the most bytes that the units of a stage hold at one time and that end in a pass.
-
-        Its arguments are the positions where the stage begins and ends.
-        """
-        lives = [life for life in self._inside[1] if life.device == 0]
-        made = np.array([self._unit_of_value(life.value) for life in lives], np.int64)
-        spans = [(life.first, life.last + 1, life.nbytes) for life in lives]
-        first, end, nbytes = np.array(spans, np.int64).reshape(-1, 3).T
-        named = (t.comm.why if t.comm is not None else t.name for t in self.tasks.tasks)
-        run_by = np.array([self.unit_of.get(name, -1) for name in named], np.int64)
-
-        @cache
-        def most(start: int, stop: int) -> float:
-            own = (start <= made) & (made < stop)
-            change = np.zeros(len(run_by) + 1, np.int64)
-            np.add.at(change, first[own], nbytes[own])
-            np.subtract.at(change, end[own], nbytes[own])
-            running = (start <= run_by) & (run_by < stop)
-            held = np.cumsum(change)[:-1][running].max(initial=0)
-            return float(with_headroom(int(held)))
-
-        return most
-
-    @cached_property
-    def _inside(self) -> tuple[Sequence[Lifetime], Sequence[Lifetime]]:
-        """Of what a pass holds, what it adds to sums, and what ends within it.
-
-        The first of what other passes read is one of the micro-batches in flight.
-        """
-        lives = self._lives
-        always, kept = (
-            {*map(_tensor, some)} for some in (lives.always, (x for x, _ in lives.kept))
-        )
-        added = [life for life in lives.inside if _tensor(life) in always]
-        longer = always | kept
-        rest = [life for life in lives.inside if _tensor(life) not in longer]
-        return added, rest
-
-    @cached_property
-    def _lives(self) -> StepLives:
-        assert self.tasks.order is not None
-        return StepLives.of(self.tasks, self.tasks.order, safe_lifetimes(self.tasks))
-
-    def _unit_of_value(self, value: str) -> int:
-        """The unit that makes a value, or the first that reads it."""
-        graph = self.sharding.graph
-        if value in graph.producers:
-            return self.unit_of[graph.producers[value].name]
-        return min((self.unit_of[node.name] for node in graph.consumers[value]), default=0)
 
     @cached_property
     def crossing(self) -> Floats:
@@ -433,9 +381,6 @@ class StageFigures:
         between = loads[None, :] - loads[:, None] + sent[:, None] + sent[None, :]
         between[np.tril_indices(count + 1)] = math.inf  # a stage has a node
         rest = resident[None, :] - resident[:, None]
-        even = at[np.round(np.linspace(0, count, stages + 1)).astype(np.int64)].tolist()
-        if any(held):  # what ends in a pass is that of stages of like length
-            limit -= int(max(self.passing(start, stop) for start, stop in pairwise(even)))
         flying = with_headroom(np.maximum(saved[None, :] - saved[:, None], 0).astype(np.int64))
         most = np.full((stages + 1, count + 1), math.inf)
         choice = np.zeros((stages + 1, count + 1), np.int64)
@@ -457,17 +402,11 @@ class StageFigures:
     def over_bytes(self, ends: Sequence[int], held: Sequence[int], lane_of: Sequence[int]) -> float:
         """Bytes by which lanes are above the least memory of a device, in all."""
         limit = min(device.memory_bytes for device in self.cluster.devices)
-        of_lane, passing = [0.0] * self.lanes, [0.0] * self.lanes
+        of_lane = [0.0] * self.lanes
         for (start, stop), flying, lane in zip(pairwise((0, *ends)), held, lane_of, strict=True):
             resident, saved = self.byte_sums[:, stop] - self.byte_sums[:, start]
             of_lane[lane] += resident + flying * with_headroom(int(saved))
-            passing[lane] = max(passing[lane], self.passing(start, stop))
-        held_bytes = map(sum, zip(of_lane, passing, strict=True))
-        return sum(max(0.0, nbytes - limit) for nbytes in held_bytes)
-
-
-def _tensor(life: Lifetime) -> tuple[int, str, int, bool]:
-    return life.device, life.value, life.nbytes, life.buffer
+        return sum(max(0.0, nbytes - limit) for nbytes in of_lane)
 
 
 def least_of_nodes(each: Sequence[StageFigures]) -> float:

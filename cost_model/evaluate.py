@@ -15,7 +15,7 @@ from partitioner.cost_model.compute import sharded_flops_share
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.memory import MemoryPeak, exact_peak_bytes, peak_bytes, with_headroom
 from partitioner.cost_model.reshard import Resharder
-from partitioner.cost_model.schedule import UnequalWorkError, schedule
+from partitioner.cost_model.schedule import Schedule, UnequalWorkError, schedule
 from partitioner.cost_model.simulate import simulate, step_seconds
 from partitioner.cost_model.traffic import sent_bytes
 from partitioner.ir.graph import Graph
@@ -150,6 +150,24 @@ def best_single(
     return best, alone[best]
 
 
+def observed_schedule(
+    graph: Graph,
+    placed: Sequence[PlacedNode],
+    cluster: Cluster,
+    pipeline: Pipeline | None = None,
+) -> tuple[Schedule, Mapping[int, int]]:
+    """The tasks of one device of each class of equal work, and the one that each device equals."""
+    resharder = Resharder(cluster)
+    first = representatives(graph, placed, cluster, resharder)
+    try:
+        observed = frozenset(first.values())
+        tasks = schedule(graph, placed, cluster, resharder, observed=observed, pipeline=pipeline)
+    except UnequalWorkError:
+        first = {device: device for device in range(len(cluster))}
+        tasks = schedule(graph, placed, cluster, resharder, pipeline=pipeline)
+    return tasks, first
+
+
 def evaluate_placed(
     graph: Graph,
     placed: Sequence[PlacedNode],
@@ -163,14 +181,7 @@ def evaluate_placed(
         raise CostError(
             f"plan uses device {absent[0]}; cluster {cluster.name!r} has {len(cluster)}"
         )
-    resharder = Resharder(cluster)
-    first = representatives(graph, placed, cluster, resharder)
-    try:
-        observed = frozenset(first.values())
-        tasks = schedule(graph, placed, cluster, resharder, observed=observed, pipeline=pipeline)
-    except UnequalWorkError:
-        first = {device: device for device in devices}
-        tasks = schedule(graph, placed, cluster, resharder, pipeline=pipeline)
+    tasks, first = observed_schedule(graph, placed, cluster, pipeline)
 
     def of_all(figures: Mapping[int, Figure], default: Figure) -> Mapping[int, Figure]:
         """Figures of all devices, from those of the representatives."""

@@ -107,14 +107,19 @@ class Evaluation:
         raise CostError(f"objective {objective!r} is not one of {', '.join(OBJECTIVES)}")
 
 
-def evaluate(graph: Graph, plan: Plan, cluster: Cluster) -> Evaluation:
+def evaluate(
+    graph: Graph, plan: Plan, cluster: Cluster, everywhere: frozenset[str] = frozenset()
+) -> Evaluation:
     """Cost of a plan.
+
+    That of bringing outputs whole to all devices, as ranks of a module do, is not a plan's; it
+    counts for the outputs in `everywhere`.
 
     Raises:
         PlanError: The plan does not fit the graph.
         CostError: The plan uses a device that the cluster does not have.
     """
-    return evaluate_placed(graph, resolve(graph, plan), cluster, plan.pipeline)
+    return evaluate_placed(graph, resolve(graph, plan), cluster, plan.pipeline, everywhere)
 
 
 def one_device(
@@ -155,8 +160,12 @@ def evaluate_placed(
     placed: Sequence[PlacedNode],
     cluster: Cluster,
     pipeline: Pipeline | None = None,
+    everywhere: frozenset[str] = frozenset(),
 ) -> Evaluation:
-    """Cost of a resolved plan; in a plan with stages a request is a step of all micro-batches."""
+    """Cost of a resolved plan; in a plan with stages a request is a step of all micro-batches.
+
+    `everywhere` is as of `evaluate`.
+    """
     devices = range(len(cluster))
     absent = sorted({d for node in placed for d in node.mesh.devices} - set(devices))
     if absent:
@@ -167,10 +176,10 @@ def evaluate_placed(
     first = representatives(graph, placed, cluster, resharder)
     try:
         observed = frozenset(first.values())
-        tasks = schedule(graph, placed, cluster, resharder, observed=observed, pipeline=pipeline)
+        tasks = schedule(graph, placed, cluster, resharder, everywhere, observed, pipeline)
     except UnequalWorkError:
         first = {device: device for device in devices}
-        tasks = schedule(graph, placed, cluster, resharder, pipeline=pipeline)
+        tasks = schedule(graph, placed, cluster, resharder, everywhere, pipeline=pipeline)
 
     def of_all(figures: Mapping[int, Figure], default: Figure) -> Mapping[int, Figure]:
         """Figures of all devices, from those of the representatives."""

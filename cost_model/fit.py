@@ -99,7 +99,8 @@ class Fit:
     def _by_rates(self, work: Numbers) -> Numbers:
         """Seconds by the roofline, of rows of FLOPs, moved and written bytes."""
         arms = [rates.seconds(sizes) for rates, sizes in zip(self._rates, work.T, strict=True)]
-        return np.maximum(np.max(arms, axis=0), _LEAST_S)
+        slowest: Numbers = np.max(arms, axis=0)
+        return np.maximum(slowest, _LEAST_S)
 
 
 @dataclass(frozen=True)

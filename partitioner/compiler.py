@@ -36,6 +36,7 @@ from partitioner.options import (
     target_cluster,
 )
 from partitioner.problem.dump import Dump, write_problem
+from partitioner.report.delivery import delivery_notes
 from partitioner.report.summary import facts
 from partitioner.report.whole_machine import whole_machine_notes
 from partitioner.search.explicit import first_problem
@@ -409,6 +410,8 @@ def _compile_module(
         agreement, traced, cluster, request, search, own_trace
     )
     model = ModuleModel(module, opened.source)
+    gathers = delivery_notes(model.graph, plan, evaluation, model.delivered, len(cluster))
+    summary = {**summary, "notes": [*summary["notes"], *gathers]}
     program = ModuleProgram.of(model, cluster, plan, evaluation, summary, clock.seconds)
     _lower(program, clock)
     return program

@@ -231,7 +231,10 @@ class JointSpace:
 
 @dataclass(frozen=True)
 class KindSpace:
-    """The plans of one kind of parallelism: a part of a mesh's space, searched for plans to run.
+    """The plans of one kind of parallelism: a part of a mesh's space.
+
+    It is searched for plans to run, and where the search of the mesh ended with a gap: with most
+    choices bound it finds a plan soon that the larger space may hide.
 
     Attributes:
         shared: The search, whose request has no constraints.
@@ -244,6 +247,8 @@ class KindSpace:
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The best plan of the kind, if there is one; its bound covers no other plan."""
         shared, devices = self.shared, len(self.shared.cluster)
+        if not self._is_wanted(budget, others):
+            return SpaceResult()
         try:
             request = replace(shared.request, parallel=self.kind).over(devices).on(shared.graph)
             request.constraints.check(shared.graph, devices)
@@ -253,6 +258,16 @@ class KindSpace:
         space = JointSpace(replace(shared, request=request), replace(family, name=self.kind))
         result = space.search(budget, others)
         return SpaceResult(tuple(replace(plan, bounds_space=False) for plan in result.plans))
+
+    def _is_wanted(self, budget: Budget, others: tuple[SpaceResult, ...]) -> bool:
+        """Whether plans are to be run, or the best known one is not within the gap of the bound."""
+        if self.shared.request.tune is not None:
+            return True
+        costs = [
+            plan.cost(self.shared.request.objective) for result in others for plan in result.plans
+        ]
+        least = min((result.least for result in others), default=0.0)
+        return bool(costs) and least < (1 - budget.gap) * min(costs)
 
 
 def gain(before: Solution, after: Solution) -> float:

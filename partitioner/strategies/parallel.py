@@ -7,6 +7,7 @@
     zero3   parameters, gradients and optimizer state are cut at rest, and parameters gathered for
             each pass and freed after their use
     tp      tensor parallel: the batch is whole, every weight matrix is stored and used cut
+    spatial what works on images is cut along height, width or depth (`spatial_parallel`)
     dp+tp   and so on: both, each over its axis
     pp      pipeline parallel: stages on devices of their own, which `search.pipelines` cuts
 
@@ -27,11 +28,13 @@ from partitioner.ir.rule import Rule
 from partitioner.strategies.batch import Followed, batch_of
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
 from partitioner.strategies.spaces import SearchError
+from partitioner.strategies.spatial_parallel import AXES, spatial_constraints, spatial_notes
 
 #: Kinds that cut the batch: whether what the optimizer works on is cut, and, in a pass, parameters
 #: until their use. (`partitioner::rest` nodes hold parameters between steps in zero1 and zero2.)
 DATA = {"dp": (False, False), "zero1": (True, False), "zero2": (True, False), "zero3": (True, True)}
 TENSOR = "tp"
+SPATIAL = "spatial"
 #: Stages, each on devices of its own; the others are then inside of a stage.
 PIPELINE = "pp"
 
@@ -43,10 +46,12 @@ def parallel_mesh(kind: str, devices: int, mesh: Mapping[str, int] | None) -> Ma
         SearchError: There is no such kind, or its axes are not the mesh's.
     """
     words = kind.split("+")
-    if not words or len(set(words)) != len(words) or set(words) - {*DATA, TENSOR}:
-        known = ", ".join((*DATA, TENSOR, PIPELINE))
+    if not words or len(set(words)) != len(words) or set(words) - {*DATA, TENSOR, SPATIAL}:
+        known = ", ".join((*DATA, TENSOR, SPATIAL, PIPELINE))
         raise SearchError(f"parallel {kind!r} is not one of {known}, or several joined by +")
-    wanted = ["tp" if word == TENSOR else "dp" for word in words]
+    wanted = ["tp" if word == TENSOR else "dp" for word in words if word != SPATIAL]
+    if SPATIAL in words:
+        wanted += [axis for axis in AXES if axis in (mesh or {})] or [AXES[0]]
     if len(set(wanted)) != len(wanted):
         raise SearchError(f"parallel {kind!r} cuts the batch twice")
     if mesh is None and len(wanted) == 1:
@@ -71,6 +76,10 @@ def parallel_constraints(
     pins: list[Pin] = []
     busy: dict[str, Mapping[str, frozenset[str]]] = {}
     for word in kind.split("+"):
+        if word == SPATIAL:
+            axes = {axis: size for axis, size in mesh.items() if axis in AXES}
+            busy.update(spatial_constraints(graph, axes).busy)
+            continue
         axis = "tp" if word == TENSOR else "dp"
         rows = kind == word
         constraints = axis_constraints(word, graph, batch, axis, mesh[axis], rows=rows)
@@ -101,9 +110,16 @@ def parallel_notes(kind: str | None, graph: Graph, plan: Plan) -> tuple[str, ...
 
     Of a plan of the graph; without a kind that cuts the batch, nothing is noted.
     """
-    word = next((word for word in (kind or "").split("+") if word in DATA), None)
+    words = (kind or "").split("+")
+    axes = {axis: size for group in plan.groups for axis, size in group.axes if axis in AXES}
+    spatial = tuple(spatial_notes(graph, axes, plan)) if SPATIAL in words and axes else ()
+    word = next((word for word in words if word in DATA), None)
+    return (*spatial, *(_batch_notes(kind or "", word, graph, plan) if word else ()))
+
+
+def _batch_notes(kind: str, word: str, graph: Graph, plan: Plan) -> tuple[str, ...]:
     axis = "dp"
-    if word is None or not any(axis in mesh.names for mesh in plan.groups):
+    if not any(axis in mesh.names for mesh in plan.groups):
         return ()
     batch, notes = batch_of(graph), list[str]()
     if word in ("zero1", "zero2") and word != kind:

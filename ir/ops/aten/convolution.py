@@ -146,12 +146,11 @@ def _gathered(
         slide.local_pads(read[0], at[0])
         for slide, read, at in zip(slides, local.regions[index][2:], positions[0][2:], strict=True)
     ]
-    return padded(view, replace(node, attrs={**node.attrs, **_no_more(slides)}), index, local, pads)
-
-
-def _no_more(slides: Sequence[Slide]) -> Mapping[str, Attr]:
-    """A part has all elements that its windows read: nothing is added to a result's sizes."""
-    return {"output_padding": (0,) * len(slides)}
+    spatial = zip(slides, local.regions[index][2:], positions[0][2:], strict=True)
+    rest = [slide.local_rest(read[0], at[0]) for slide, read, at in spatial]
+    more = tuple(rest) if _is_transposed(view) else (0,) * len(slides)
+    node = replace(node, attrs={**node.attrs, "output_padding": more})
+    return padded(view, node, index, local, pads)
 
 
 def padded(

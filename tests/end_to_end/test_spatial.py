@@ -17,6 +17,7 @@ from torch_jobs import RunJob, job_parameters
 
 import partitioner
 from partitioner.compiled.base import Compiled
+from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import rules_of
 from partitioner.ir.plan import NodePlan
@@ -223,3 +224,23 @@ def test_parts_that_overlap_replace_an_exchange(tmp_path: Path) -> None:
 @pytest.mark.parametrize("job", job_parameters(JOBS))
 def test_ranks_train_to_the_same_weights(run_job: RunJob, job: str) -> None:
     run_job("spatial_jobs.py", job)
+
+
+@pytest.mark.parametrize(("size", "memory"), [(4096, "900MiB"), (512, "14MiB")])
+def test_an_image_that_no_device_holds_whole(size: int, memory: str) -> None:
+    """Four devices hold a quarter each, with halos; the smaller one is run too."""
+    torch.manual_seed(0)
+    net = UNet("bilinear").eval()
+    example = (torch.empty(1, 3, size, size) if size > 512 else torch.randn(1, 3, size, size),)
+    with pytest.raises(PartitionerError, match="no plan fits"):
+        partitioner.compile(net, example, devices=1, memory=memory)
+    compiled = partitioner.compile(
+        net, example, devices=4, memory=memory, parallel="spatial", mesh={"h": 4}, time_limit_s=10
+    )
+    whole = partitioner.compile(net, example, devices=1).evaluation
+    assert compiled.evaluation.fits
+    assert max(compiled.evaluation.peak_bytes) < 0.4 * max(whole.peak_bytes)
+    if size <= 512:
+        found = compiled.verify(seed=0)
+        assert found.equal, str(found)
+        assert max(output.error for output in found.outputs) <= 1e-5

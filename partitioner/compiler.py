@@ -20,7 +20,7 @@ from partitioner.cost_model.compute import Sources
 from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.profile_notes import profile_notes
 from partitioner.files import check_file, refuse_to_replace
-from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
+from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of, rules_of
@@ -29,7 +29,7 @@ from partitioner.no_gc import no_collection
 from partitioner.options import (
     CompileOptions,
     DumpOptions,
-    opening,
+    open_with,
     processes,
     request_of,
     takes,
@@ -96,11 +96,12 @@ def compile(  # noqa: A001 - the public name
             "adamw" (default), "adam", "sgd", "momentum" (SGD with momentum), "rmsprop" or
             "adagrad".
 
-            parallel: The kind of parallelism, instead of the cheapest: "dp", "tp",
-            "spatial" (mesh axes "h", "w", "d" cut height, width, depth of images), for a module "zero3", for training one also "zero1" and "zero2", or several joined by "+" (then with
-            `mesh`). "pp": a module's pipeline of stages, of one device each or, joined with another
-            kind, of so many as the mesh leaves. The batch is the dim of the inputs that can be
-            followed furthest through the model; a note says where it is not dim 0 of all of them.
+            parallel: The kind of parallelism, instead of the cheapest: "dp", "tp", "spatial" (mesh
+            axes "h", "w" and "d" cut height, width and depth of images), for a module "zero3", for
+            training one also "zero1" and "zero2", or several joined by "+" (then with `mesh`).
+            "pp": a module's pipeline of stages, of one device each or, joined with another kind, of
+            so many as the mesh leaves. The batch is the dim of the inputs that can be followed
+            furthest through the model; a note says where it is not dim 0 of all of them.
 
             schedule: Run in micro-batches, through stages in the order of this schedule, "gpipe",
             "1f1b", "interleaved", "zb1", "zbv", "dualpipev" or, for inference, "forward", or a
@@ -138,7 +139,8 @@ def compile(  # noqa: A001 - the public name
 
             shapes: Shapes of an ONNX model's inputs by name.
 
-            constraints: Pins, a plan whose decisions are kept, or the file of either.
+            constraints: `Constraints`, a mapping of named dims, axes and pins as in a file of them,
+                a plan whose decisions are kept, or the file of either.
 
             plan_only: For an ONNX model: files of its weights may be missing. Their sizes are
             planned; what needs their values raises a FrontendError.
@@ -180,7 +182,7 @@ def compile(  # noqa: A001 - the public name
     _check_pipeline(request, options)
     # A mesh of another size is refused before anything is read.
     check_space(request.strategy, len(cluster), request.mesh)
-    opened = open_model(model, example_inputs, **opening(options))
+    opened = open_with(model, example_inputs, options)
     if request.tune is not None:
         if options.get("plan_only"):
             raise OptionError("tune runs the plans, which needs the weights: leave plan_only out")
@@ -624,7 +626,7 @@ def _facts_in_parts(
         for note in _recompute_notes(graph, outcome)
         if any(node.name in graph.optional for node in outcome.graph.nodes)
     )
-    kind = parallel_notes(request.parallel, outcome.graph, outcome.plan)
+    kind = parallel_notes(request.parallel, outcome.graph, outcome.plan, request.mesh)
     return facts(
         *(outcome, single, len(cluster), (*notes, *kind, *again, *_opaque_notes(rules))),
         rules=rules_of(outcome.graph),
@@ -685,7 +687,7 @@ def dump_problem(
     cluster = target_cluster(options, devices)
     request = request_of(options)
     families(strategy, len(cluster), request.mesh)  # refuses before anything is read
-    opened = open_model(model, options.get("example_inputs"), **opening(options))
+    opened = open_with(model, options.get("example_inputs"), options)
     if opened.path is not None:
         refuse_to_replace(opened.path, target)
     spaces = request.over(len(cluster))
@@ -743,8 +745,15 @@ def plan_graph(
         with clock("running the best plans"):
             outcome = tuned(outcome, compiled, request, cluster, clock.say)
         notes = (*notes, *tuning_notes(outcome, request))
-    kind = parallel_notes(request.parallel, outcome.graph, outcome.plan)
-    notes = (*notes, *kind, *planned.notes, *_opaque_notes(rules), *_size_notes(cluster))
+    kind = parallel_notes(request.parallel, outcome.graph, outcome.plan, request.mesh)
+    notes = (
+        *notes,
+        *kind,
+        *request.constraints.notes,
+        *planned.notes,
+        *_opaque_notes(rules),
+        *_size_notes(cluster),
+    )
     with no_collection():
         plan = outcome.plan
         _, single = best_single(outcome.graph, cluster, request.objective, plan.micro_batches)

@@ -175,9 +175,11 @@ def test_the_pins_and_commands_of_the_constraints_page(
 ) -> None:
     monkeypatch.chdir(home)
     pins = blocks("how-to/constraints.md", "toml")
-    for name, text in zip(("pins.toml", "cut.toml"), pins, strict=True):
+    for name, text in zip(("layout.toml", "pins.toml", "cut.toml"), pins, strict=True):
         Path(name).write_text(text)
-        assert Constraints.read(Path(name)).pins
+        assert Constraints.read(Path(name)).bound
+    (script,) = blocks("how-to/constraints.md", "python")
+    exec(compile(script, "constraints.md", "exec"), {})
     for block in blocks("how-to/constraints.md", "console"):
         for line in block.splitlines():
             command = shlex.split(line, comments=True)

@@ -251,8 +251,8 @@ def module_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parallel",
         metavar="KIND",
-        help="dp, tp, spatial, of modules also zero3 and pp, of --training also zero1 and zero2, or several "
-        "joined by + (with --mesh)",
+        help="dp, tp, spatial, of modules also zero3 and pp, of --training also zero1 and zero2, "
+        "or several joined by + (with --mesh)",
     )
 
 

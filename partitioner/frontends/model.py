@@ -151,7 +151,7 @@ def open_model(
     *,
     training: bool = False,
     optimizer: str = "adamw",
-    parallel: str | None = None,
+    at_rest: AtRest = "",
     recompute: bool | str = "auto",
     plan_only: bool = False,
     dims: Mapping[str, int] | None = None,
@@ -174,49 +174,13 @@ def open_model(
         }
         for name in (name for name, value in of_modules.items() if value):
             raise OptionError(f"{name} is for PyTorch modules; the model is {_described(model)}")
-        _check_parallel(parallel, " of an ONNX model", _NOT_OF_ONNX)
         return OnnxInput(model, dims or {}, shapes or {}, plan_only)
     if dims or shapes:
         raise OptionError("dims and shapes are for ONNX models: give example inputs instead")
-    options = ModuleOptions(training, optimizer, at_rest=_at_rest(parallel, training=training))
-    module_input = ModuleInput(*opened, options)
+    options = ModuleOptions(training, optimizer, at_rest=at_rest)
     if recompute is True and not training:
         raise OptionError("recompute is for training: inference keeps nothing")
-    if not training:
-        _check_parallel(parallel, " in inference", _NOT_OF_INFERENCE)
-    return module_input
-
-
-def _at_rest(parallel: str | None, *, training: bool) -> AtRest:
-    """The kind of parallelism that changes what a module stores, see `ModuleOptions.at_rest`.
-
-    Joined with another kind, parameters and gradients are kept in parts: a part that two axes cut
-    is not always a part of what one of them cuts.
-    """
-    words = (parallel or "").split("+")
-    if not training:
-        return "zero3" if "zero3" in words else ""
-    if len(words) > 1:
-        return ""
-    return "zero1" if parallel == "zero1" else "zero2" if parallel == "zero2" else ""
-
-
-#: Kinds of parallelism that some models do not have, and why.
-_NOT_OF_INFERENCE = {
-    "zero1": "it cuts optimizer state, and there is none: give dp or zero3",
-    "zero2": "it cuts gradients and optimizer state, and there are none: give dp or zero3",
-}
-_NOT_OF_ONNX = {
-    **dict.fromkeys(_NOT_OF_INFERENCE, "it cuts what training keeps: give dp or tp"),
-    "zero3": "a rank's file holds weights as its operators read them: give dp or tp",
-}
-
-
-def _check_parallel(parallel: str | None, where: str, reasons: Mapping[str, str]) -> None:
-    """Refuse kinds of parallelism that a model does not have, for these reasons."""
-    for word in (parallel or "").split("+"):
-        if word in reasons:
-            raise OptionError(f"parallel {word!r}{where}: {reasons[word]}")
+    return ModuleInput(*opened, options)
 
 
 def _open_module(model: Any, example_inputs: Any) -> tuple[nn.Module, Example, ModuleSource] | None:

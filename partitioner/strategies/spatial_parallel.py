@@ -16,6 +16,7 @@ from partitioner.ir.ops import rules_of
 from partitioner.ir.plan import Plan
 from partitioner.ir.rule import Rule
 from partitioner.strategies.constraints import ConstraintError, Constraints
+from partitioner.strategies.kind import Asked
 
 #: Usual names of the mesh axes; the first if no mesh is given.
 AXES = ("spatial", "d", "h", "w")
@@ -28,12 +29,13 @@ _MAX_SWEEPS = 8
 Factors = Mapping[str, Mapping[int, str]]  #: By node: its factor that is each dim of an image.
 
 
-def spatial_constraints(graph: Graph, axes: Mapping[str, int]) -> Constraints:
-    """Nodes on images, to be cut over mesh axes of these sizes.
+def spatial_constraints(asked: Asked) -> Constraints:
+    """Nodes on images, to be cut over the mesh axes of the kind.
 
     Raises:
         ConstraintError: The model has no image with such a dim, or none that is large enough.
     """
+    graph, axes = asked.graph, asked.axes
     factors = image_factors(graph)
     busy = {}
     for axis, dim in _dims_of(graph, axes).items():
@@ -43,8 +45,12 @@ def spatial_constraints(graph: Graph, axes: Mapping[str, int]) -> Constraints:
     return Constraints(busy=busy)
 
 
-def spatial_notes(graph: Graph, axes: Mapping[str, int], plan: Plan) -> Iterator[str]:
+def spatial_notes(asked: Asked, plan: Plan) -> tuple[str, ...]:
     """Operators of the forward pass with windows that a plan does not cut along their image."""
+    return tuple(_whole(asked.graph, asked.axes, plan))
+
+
+def _whole(graph: Graph, axes: Mapping[str, int], plan: Plan) -> Iterator[str]:
     factors, rules = image_factors(graph), rules_of(graph)
     for axis, dim in _dims_of(graph, axes).items():
         whole = [

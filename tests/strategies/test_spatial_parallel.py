@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import partitioner
 from partitioner.ir.graph import Graph
 from partitioner.strategies.constraints import ConstraintError
+from partitioner.strategies.kind import Asked
 from partitioner.strategies.spaces import SearchError
 from partitioner.strategies.spatial_parallel import image_factors, spatial_constraints
 
@@ -39,7 +40,7 @@ def test_dims_are_followed_through_the_graph() -> None:
     images = [node.name for node in graph.nodes if graph.types[node.outputs[0]].rank == 4]
     assert followed >= {name for name in images if "/weight" not in name}
     assert not followed & set(last)
-    busy = spatial_constraints(graph, {"h": 2, "w": 3}).busy
+    busy = spatial_constraints(Asked(graph, {"h": 2, "w": 3})).busy
     assert set(busy) == {"h", "w"}
     pool = next(node.name for node in graph.nodes if "max_pool" in node.op)
     assert busy["h"][pool] != busy["w"][pool]
@@ -62,7 +63,7 @@ def test_axes_cut_dims_by_name(
     graph = graph_of(module, *shape)
     (conv,) = (node.name for node in graph.nodes if node.op == "aten::convolution")
     factors = image_factors(graph)[conv]
-    assert spatial_constraints(graph, {axis: 2}).busy[axis][conv] == {factors[dim]}
+    assert spatial_constraints(Asked(graph, {axis: 2})).busy[axis][conv] == {factors[dim]}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_what_cannot_be_cut_is_refused(
 ) -> None:
     graph = graph_of(module, *shape)
     with pytest.raises(ConstraintError, match=message):
-        spatial_constraints(graph, axes)
+        spatial_constraints(Asked(graph, axes))
 
 
 def compiled(module: nn.Module, *shape: int, **options: Any) -> partitioner.Compiled:

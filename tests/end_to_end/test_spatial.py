@@ -221,6 +221,25 @@ def test_parts_that_overlap_replace_an_exchange(tmp_path: Path) -> None:
     assert partitioner.load(tmp_path / "saved").verify(seed=0).equal
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [{"h": 2}, {"w": 3}, {"h": 2, "w": 2}], ids=str)
+def test_resnet_50(mesh: Mapping[str, int], zoo: Callable[[str], Path]) -> None:
+    ranks = int(np.prod([*mesh.values()]))
+    compiled = partitioner.compile(
+        zoo("resnet50"),
+        devices=ranks,
+        parallel="spatial",
+        mesh=mesh,
+        gap=0.2,
+        time_limit_s=5,
+    )
+    cut = [name for name, node in compiled.plan.nodes.items() if node.cuts]
+    assert len(cut) > 0.9 * len(compiled.plan.nodes)
+    found = compiled.verify(seed=0)
+    assert found.equal, str(found)
+    assert max(output.error for output in found.outputs) <= 1e-5
+
+
 @pytest.mark.parametrize("job", job_parameters(JOBS))
 def test_ranks_train_to_the_same_weights(run_job: RunJob, job: str) -> None:
     run_job("spatial_jobs.py", job)

@@ -280,7 +280,8 @@ def group_norm_sums(x: Tensor, group: int) -> Tensor:
     """Sum and sum of squares a group of each image, [2, N, G] in float64."""
     if x.numel() == 0:
         return x.new_zeros(2, x.shape[0], group, dtype=torch.float64)
-    return batch_norm_sums(_planes(x, x.shape[0] * group)).view(2, x.shape[0], group)
+    sums: Tensor = batch_norm_sums(_planes(x, x.shape[0] * group))
+    return sums.view(2, x.shape[0], group)
 
 
 @operator(
@@ -324,7 +325,7 @@ def group_norm_grad_sums(grad_out: Tensor, x: Tensor, mean: Tensor, rstd: Tensor
     images, channels = x.shape[:2]
     count = images * channels
     centre, spread = (_each(numbers, channels) for numbers in (mean, rstd))
-    sums = batch_norm_grad_sums(_planes(grad_out, count), _planes(x, count), centre, spread)
+    sums: Tensor = batch_norm_grad_sums(_planes(grad_out, count), _planes(x, count), centre, spread)
     return sums.view(2, images, channels)
 
 

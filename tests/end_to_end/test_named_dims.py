@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from small_gpt import small_gpt
 from torch import Tensor, nn
 
@@ -218,3 +219,41 @@ def test_too_few_elements_and_unknown_axes_are_refused_by_name() -> None:
     text = refused({"b": "ids.0"}, {"b": "dq"}, devices=4, mesh={"dp": 2, "tp": 2})
     assert "a layout over 'dq'; the mesh has dp, tp" in text
     assert "leave it out with" in refused({"b": "ids.0"}, {"b": "dp"}, strategy="inter")
+
+
+def transformer(name: str) -> tuple[nn.Module, dict[str, Tensor], str, str, str]:
+    """A small model of Hugging Face, its inputs, and its batch, heads and hidden dims."""
+    torch.manual_seed(0)
+    ids = torch.randint(50, (4, 8))
+    if name == "gpt2":
+        sizes = {"n_layer": 1, "n_embd": 24, "n_head": 4, "vocab_size": 50, "n_positions": 16}
+        config = transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=1, use_cache=False)
+        model = transformers.GPT2LMHeadModel(config)
+        return model, {"input_ids": ids}, "input_ids.0", "*.c_attn.weight.1", "*.c_fc.weight.1"
+    if name == "vit":
+        sizes = {"num_hidden_layers": 1, "hidden_size": 24, "num_attention_heads": 4}
+        config = transformers.ViTConfig(**sizes, intermediate_size=40, image_size=16, patch_size=8)
+        image = {"pixel_values": torch.randn(4, 3, 16, 16)}
+        model = transformers.ViTModel(config)
+        return model, image, "pixel_values.0", "*.q_proj.weight.0", "*.fc1.weight.0"
+    sizes = {"num_layers": 1, "num_decoder_layers": 1, "d_model": 24, "num_heads": 4, "d_kv": 6}
+    config = transformers.T5Config(**sizes, d_ff=40, vocab_size=50, use_cache=False)
+    inputs = {"input_ids": ids, "decoder_input_ids": ids[:, :6]}
+    batch = "input_ids.0, decoder_input_ids.0"
+    return transformers.T5Model(config), inputs, batch, "*.q.weight.0", "*.wi.weight.0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "count"), [("gpt2", 4), ("vit", 6), ("t5", 16)])
+def test_transformers_are_laid_out_in_five_lines(name: str, count: int) -> None:
+    model, inputs, batch, heads, hidden = transformer(name)
+    named = {
+        "dims": {"batch": batch, "heads": heads, "hidden": hidden},
+        "layout": {"batch": "d", "heads": "m", "hidden": "m"},
+    }
+    program = partitioner.compile(
+        model.eval(), inputs, devices=4, mesh={"d": 2, "m": 2}, constraints=named, time_limit_s=5
+    )
+    assert program.verify()
+    cuts = [{at.axes for at in placed.layouts.values()} for placed in products(program).values()]
+    assert sum(axes == {("d",), ("m",)} for axes in cuts) == count

@@ -33,9 +33,10 @@ from partitioner.strategies.speeds import device_speeds
 
 #: Steps of building and presolving a problem, for each choice and each item.
 CHOICE_STEPS, ITEM_STEPS = 150, 15
-#: Most windows whose halos are fused in a chain: the first that gives a joint problem no more than
-#: so many strategies. They multiply over axes, and would crowd out the search of large models.
-FUSED, MOST_WITH_FUSED = (4, 2, 1), 2_000
+#: Most windows whose halos are fused in a chain, on a mesh of one axis and of several: the first
+#: that gives a joint problem no more than so many pairs of strategies of a producer and a reader.
+#: Strategies multiply over axes, and would crowd out the search of large models.
+FUSED, FUSED_OVER_AXES, MOST_WITH_FUSED = (4, 2, 1), (1,), 40_000
 #: A space is searched on if that gained so many times the gap asked for.
 LEAST_GAIN = 0.1
 
@@ -124,13 +125,19 @@ class JointSearch:
         plain = self._options(family, 0)
         if not any(isinstance(r, Rule) and r.windows for r in self.rules.by_node.values()):
             return plain
-        for fused in FUSED:
-            if sum(map(len, plain.values())) > MOST_WITH_FUSED:
+        several = any(len(mesh.axes) > 1 for mesh in family.groups)
+        for fused in FUSED_OVER_AXES if several else FUSED:
+            if self._pairs(plain) > MOST_WITH_FUSED:
                 break
             options = self._options(family, fused)
-            if sum(map(len, options.values())) <= MOST_WITH_FUSED:
+            if self._pairs(options) <= MOST_WITH_FUSED:
                 return options
         return plain
+
+    def _pairs(self, options: Mapping[str, Sequence[PlacedNode]]) -> int:
+        """Pairs of strategies over all edges, by which a joint problem grows."""
+        ends = ((self.graph.producers.get(v), n) for n in self.graph.nodes for v in n.reads)
+        return sum(len(options[a.name]) * len(options[b.name]) for a, b in ends if a is not None)
 
     def _options(self, family: Family, fused: int) -> dict[str, tuple[PlacedNode, ...]]:
         """The options with halos of up to so many windows fused."""

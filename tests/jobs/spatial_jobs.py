@@ -89,12 +89,9 @@ def job(name: str, *, slow: bool = True, **mesh: int) -> Job:
 
 JOBS = {
     "resnet_2": job("resnet", h=2, slow=False),
-    "resnet_3": job("resnet", h=3),
     "resnet_2x2": job("resnet", h=2, w=2),
-    "unet_2": job("unet", h=2),
     "unet_3": job("unet", w=3),
     "unet_2x2": job("unet", h=2, w=2),
-    "volumes_2": job("volumes", d=2),
     "volumes_2x2": job("volumes", d=2, w=2),
 }
 

@@ -177,11 +177,7 @@ def compile(  # noqa: A001 - the public name
     >>> result.save("resnet50.partition")  # doctest: +SKIP
     """
     clock = Clock(options.get("progress") or silent)
-    cluster = target_cluster(options, devices, processes())
-    request = request_of(options)
-    _check_pipeline(request, options)
-    # A mesh of another size is refused before anything is read.
-    check_space(request.strategy, len(cluster), request.mesh)
+    cluster, request = check_options(devices, options)
     opened = open_with(model, example_inputs, options)
     if request.tune is not None:
         if options.get("plan_only"):
@@ -192,6 +188,19 @@ def compile(  # noqa: A001 - the public name
             return _compile_in_stages(opened, cluster, request, clock)
         return _compile_module(opened, cluster, request, clock)
     return _compile_onnx(opened, cluster, request, clock)
+
+
+def check_options(devices: int | None, options: Mapping[str, Any]) -> tuple[Cluster, Request]:
+    """The devices and the request of the options of `compile`; no model is read.
+
+    Raises:
+        PartitionerError: As `compile`, of options that have no meaning with any model.
+    """
+    cluster = target_cluster(options, devices, processes())
+    request = request_of(options)
+    _check_pipeline(request, options)
+    check_space(request.strategy, len(cluster), request.mesh)
+    return cluster, request
 
 
 def _compile_onnx(opened: OnnxInput, cluster: Cluster, request: Request, clock: Clock) -> Compiled:

@@ -20,12 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any
 
 from partitioner.frontends.torch.options import AtRest
 from partitioner.ir.checks import is_a
-from partitioner.ir.errors import OptionError
+from partitioner.ir.errors import OptionError, did_you_mean
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.strategies.constraints import Constraints
@@ -101,8 +100,7 @@ def kinds(text: str | None) -> tuple[Kind, ...]:
     known = ", ".join(KINDS)
     for word in words or [text]:
         if word not in KINDS:
-            close = get_close_matches(str(word), KINDS, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(str(word), KINDS)
             raise SearchError(
                 f"parallel {text!r}: {word!r} is not one of {known}, or several joined by +{hint}"
             )

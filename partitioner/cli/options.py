@@ -276,8 +276,8 @@ Parallel = Annotated[
     option(
         None,
         "KIND",
-        "dp, tp, spatial, of modules also zero3 and pp, of --training also zero1, zero2, or several "
-        "joined by + (with --mesh).",
+        "dp, tp, spatial, of modules also zero3 and pp, of --training also zero1, zero2, or "
+        "several joined by + (with --mesh).",
         panel=TRAINING,
     ),
 ]

@@ -276,8 +276,8 @@ Parallel = Annotated[
     option(
         None,
         "KIND",
-        "dp, tp, cp, ep, of modules also ring, zero3 and pp, of --training also zero1 and zero2, "
-        "or several joined by + (with --mesh).",
+        "dp, tp, cp, ep, spatial, of modules also ring, zero3 and pp, of --training also zero1 and "
+        "zero2, or several joined by + (with --mesh).",
         panel=TRAINING,
     ),
 ]

@@ -17,6 +17,7 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.offers import alternatives
 from partitioner.ir.plan import PlacedNode, place
+from partitioner.ir.rule import Rule
 from partitioner.problem.build import Built, build, nothing
 from partitioner.problem.decode import decided, kept_decision
 from partitioner.problem.idle_devices import cover
@@ -33,6 +34,10 @@ from partitioner.strategies.speeds import device_speeds
 
 #: Steps of building and presolving a problem, for each choice and each item.
 CHOICE_STEPS, ITEM_STEPS = 150, 15
+#: Most windows whose halos are fused in a chain, on a mesh of one axis and of several: the first
+#: that gives a joint problem no more than so many pairs of strategies of a producer and a reader.
+#: Strategies multiply over axes, and would crowd out the search of large models.
+FUSED, FUSED_OVER_AXES, MOST_WITH_FUSED = (4, 2, 1), (1,), 40_000
 #: A space is searched on if that gained so many times the gap asked for.
 LEAST_GAIN = 0.1
 
@@ -113,13 +118,35 @@ class JointSearch:
         """The strategies of each node that honour the constraints, on all groups.
 
         A node that takes either of two operands has one strategy for each; an optional node may
-        also be left out.
+        also be left out. Cuts in parts that overlap are among them, as far as their number allows.
 
         Raises:
             ConstraintError: A node is left without any.
         """
+        plain = self._options(family, 0)
+        if not any(isinstance(r, Rule) and r.windows for r in self.rules.by_node.values()):
+            return plain
+        several = any(len(mesh.axes) > 1 for mesh in family.groups)
+        for fused in FUSED_OVER_AXES if several else FUSED:
+            if self._pairs(plain) > MOST_WITH_FUSED:
+                break
+            options = self._options(family, fused)
+            if self._pairs(options) <= MOST_WITH_FUSED:
+                return options
+        return plain
+
+    def _pairs(self, options: Mapping[str, Sequence[PlacedNode]]) -> int:
+        """Pairs of strategies over all edges, by which a joint problem grows."""
+        ends = ((self.graph.producers.get(v), n) for n in self.graph.nodes for v in n.reads)
+        return sum(len(options[a.name]) * len(options[b.name]) for a, b in ends if a is not None)
+
+    def _options(self, family: Family, fused: int) -> dict[str, tuple[PlacedNode, ...]]:
+        """The options with halos of up to so many windows fused."""
         constraints = self.request.constraints
-        by_group = [strategies(self.graph, self.rules, mesh, self.speeds) for mesh in family.groups]
+        by_group = [
+            strategies(self.graph, self.rules, mesh, self.speeds, fused=fused)
+            for mesh in family.groups
+        ]
         options: dict[str, tuple[PlacedNode, ...]] = {}
         for position, node in enumerate(self.graph.nodes):
             pinned = kept_decision(self.graph, constraints.plan, self.rules, node)

@@ -4,7 +4,8 @@ A strategy cuts link classes of factors over mesh axes. Each class has cuts of i
 and in proportion to the speed of the devices. Layouts with segments (a Concat of shards, heads
 inside a fused projection) come from the neighbours: the layout that a strategy gives to a value's
 dim is offered to every other node that touches the value, through its rule, until nothing new
-appears. Pointwise ops and data movement have no cuts of their own if a neighbour offers any.
+appears. Pointwise ops and data movement have no cuts of their own if a neighbour offers any. Last
+come cuts in parts that overlap (`overlaps`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from partitioner.ir.parts import Parts
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import PENDING, DimExpr, FactorKind, Rule
 from partitioner.ir.windows import Window
+from partitioner.strategies.overlaps import with_overlaps
 
 #: Cuts of one class over one set of axes that are kept, by the mesh's number of axes: the first
 #: one and the finest ones. Strategies multiply over axes, so meshes of several keep fewer. Cuts by
@@ -76,14 +78,26 @@ def axis_sets(mesh: DeviceMesh) -> tuple[Axes, ...]:
 
 
 def strategies(
-    graph: Graph, rules: Rules, mesh: DeviceMesh, speeds: Mapping[int, float] | None = None
+    graph: Graph,
+    rules: Rules,
+    mesh: DeviceMesh,
+    speeds: Mapping[int, float] | None = None,
+    *,
+    fused: int = 0,
 ) -> Mapping[str, tuple[PlacedNode, ...]]:
     """Distinct strategies of every node on a mesh, the uncut one first; none for opaque nodes.
 
-    `speeds` are those of every device, in any one unit; None if they are equal.
+    Args:
+        graph: The graph.
+        rules: Its rules.
+        mesh: The mesh.
+        speeds: Speeds of every device, in any one unit; None if they are equal.
+        fused: Most windows whose halos a cut's parts hold, see `overlaps`.
     """
     mesh_speeds = tuple(speeds[device] for device in mesh.devices) if speeds else None
     cuts = _Propagation(graph, rules, ClassCuts(mesh, mesh_speeds)).run() if mesh.axes else {}
+    if fused and cuts:
+        cuts = with_overlaps(graph, rules.by_node, mesh, cuts, fused)
     by_node: dict[str, tuple[PlacedNode, ...]] = {}
     for node in graph.nodes:
         rule = rules.rule(node)
@@ -95,7 +109,11 @@ def strategies(
 
 
 def _placed(
-    graph: Graph, node: Node, rule: Rule, mesh: DeviceMesh, cuts: Mapping[Axes, list[ClassCut]]
+    graph: Graph,
+    node: Node,
+    rule: Rule,
+    mesh: DeviceMesh,
+    cuts: Mapping[Axes, Sequence[ClassCut]],
 ) -> Iterator[PlacedNode]:
     seen = set()
     for layouts in _assignments(mesh, cuts):
@@ -110,7 +128,7 @@ def _placed(
 
 
 def _assignments(
-    mesh: DeviceMesh, cuts: Mapping[Axes, list[ClassCut]]
+    mesh: DeviceMesh, cuts: Mapping[Axes, Sequence[ClassCut]]
 ) -> Iterator[dict[str, DimLayout]]:
     """Every way to give disjoint axis sets to distinct classes."""
     yield {}
@@ -235,7 +253,7 @@ class _Propagation:
     layouts: dict[tuple[str, int, Axes], list[DimLayout]] = field(default_factory=dict)  # of dims
     seen: dict[tuple[str, str, int, Axes], int] = field(default_factory=dict)  # of them, by node
 
-    def run(self) -> Mapping[str, Mapping[Axes, list[ClassCut]]]:
+    def run(self) -> Mapping[str, Mapping[Axes, Sequence[ClassCut]]]:
         nodes = [(node, rule) for node in self.graph.nodes if (rule := self.rules.rule(node))]
         for node, rule in nodes:
             self.cuts[node.name] = {}

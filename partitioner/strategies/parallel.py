@@ -10,6 +10,7 @@
     ep      expert parallel: dp, but weights of experts are stored and used cut
     cp      context parallel: the sequence is cut, parameters are stored and used whole
     ring    cp whose attention passes keys and values round
+    spatial what works on images is cut along height, width or depth, each over its axis
     pp      pipeline parallel: stages on devices of their own, which `search.pipelines` cuts; the
             others are then inside of a stage
     dp+tp   and so on: several, each over its axis
@@ -43,6 +44,7 @@ from partitioner.strategies.sequence_parallel import (
     sequence_notes,
 )
 from partitioner.strategies.spaces import SearchError
+from partitioner.strategies.spatial_parallel import AXES, spatial_constraints, spatial_notes
 from partitioner.strategies.tensor_parallel import tensor_constraints
 
 #: The word of stages.
@@ -95,6 +97,7 @@ KINDS: Mapping[str, Kind] = {
             sequence_notes,
             lacks={"onnx": "its attention gives no log-sum-exp: give cp"},
         ),
+        Kind("spatial", AXES, spatial_constraints, spatial_notes),
         Kind(PIPELINE, ("pp",), None),
     )
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_flatten
 
 Arguments = dict[str, Any]  #: Arguments of a call by the schema's names, defaults filled in.
 
@@ -73,7 +74,8 @@ def replace_calls(
         for node in list(part.graph.nodes):
             if node.op != "call_function" or node.target not in replacements:
                 continue
-            if not all(isinstance(size, int) for size in value(node).shape):
+            tensors, _ = tree_flatten(node.meta["val"])
+            if not all(isinstance(size, int) for tensor in tensors for size in tensor.shape):
                 continue
             last = replacements[node.target](Rewriter(node), arguments_of(node))
             if last is not None:

@@ -13,6 +13,7 @@ assert partitioner.backends.torch.operators
 operators = torch.ops.partitioner
 
 X = torch.randn(4, 6, 5, 5)
+LAST = torch.randn(4, 6, 5, 5).contiguous(memory_format=torch.channels_last)
 CHANNEL = torch.rand(6) + 0.5
 SETTINGS = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
 
@@ -42,6 +43,15 @@ CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("batch_norm_sums", (X.bfloat16(),)),
     ("convolution_grad_input", (X, torch.randn(6, 3, 2, 2), [4, 3, 6, 6], *SETTINGS)),
     ("convolution_grad_weight", (X, torch.randn(4, 3, 6, 6), [6, 3, 2, 2], *SETTINGS)),
+    ("group_norm_apply", (X, torch.randn(4, 2), torch.rand(4, 2), CHANNEL, None)),
+    ("group_norm_apply", (LAST, torch.randn(4, 2), torch.rand(4, 2), CHANNEL, CHANNEL)),
+    (
+        "group_norm_grad_planes",
+        (X, LAST, torch.randn(4, 3), torch.rand(4, 3), CHANNEL, torch.randn(2, 4, 6), 50),
+    ),
+    ("group_norm_grad_sums", (X, LAST, torch.randn(4, 3), torch.rand(4, 3))),
+    ("group_norm_statistics", (torch.rand(2, 4, 3).double(), 100, 1e-5, torch.float32)),
+    ("group_norm_sums", (LAST, 3)),
     ("group_norm_grad_input", (X, X, torch.randn(4, 2), torch.rand(4, 2), CHANNEL, 2)),
     ("group_norm_grad_weight", (X, X, torch.randn(4, 2), torch.rand(4, 2), 2, torch.float32)),
     ("layer_norm_grad_input", (X, X, [5], *torch.rand(2, 4, 6, 5, 1), None)),

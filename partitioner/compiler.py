@@ -97,13 +97,13 @@ def compile(  # noqa: A001 - the public name
             "adamw" (default), "adam", "sgd", "momentum" (SGD with momentum), "rmsprop" or
             "adagrad".
 
-            parallel: The kind of parallelism, instead of the cheapest: "dp", "tp", "cp" (sequences),
-            "ep" (experts), "spatial" (mesh axes "h", "w" and "d" cut height, width and depth of
-            images), for a module "ring" and "zero3", for training one also "zero1" and "zero2", or
-            several joined by "+" (then with `mesh`). "pp": a module's pipeline of stages, of one
-            device each or, joined with another kind, of so many as the mesh leaves. The batch is the
-            dim of the inputs that can be followed furthest through the model; a note says where it is
-            not dim 0 of all of them.
+            parallel: The kind of parallelism, instead of the cheapest: "dp", "tp", "cp"
+            (sequences), "ep" (experts), "spatial" (mesh axes "h", "w" and "d" cut height, width and
+            depth of images), for a module "ring" and "zero3", for training one also "zero1" and
+            "zero2", or several joined by "+" (then with `mesh`). "pp": a module's pipeline of
+            stages, of one device each or, joined with another kind, of so many as the mesh leaves.
+            The batch is the dim of the inputs that can be followed furthest through the model; a
+            note says where it is not dim 0 of all of them.
 
             schedule: Run in micro-batches, through stages in the order of this schedule, "gpipe",
             "1f1b", "interleaved", "zb1", "zbv", "dualpipev" or, for inference, "forward", or a

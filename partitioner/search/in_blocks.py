@@ -10,14 +10,23 @@ that is loaded next.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.evaluate import evaluate, one_device
 from partitioner.cost_model.memory import with_headroom
 from partitioner.ir.blocks import Blocks
 from partitioner.ir.graph import Graph
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops.pieces import is_of_torch
+from partitioner.ir.plan import NodePlan
+from partitioner.problem.decode import planned_on
 from partitioner.search.block_options import Option, Runs
-from partitioner.search.request import Budget
+from partitioner.search.outcome import Candidate, Outcome, SpaceResult, winner
+from partitioner.search.request import Budget, Request
+from partitioner.solver import Solution
+from partitioner.strategies.block_graph import block_graph
+from partitioner.strategies.spaces import Family
 
 #: Shares of the constants that may stay, and of the memory for those of the next block.
 STAYING = (1.0, 0.5, 0.25, 0.125, 0.0)
@@ -48,6 +57,68 @@ class Found:
     ways: tuple[Blocks, ...]
     runs: int
     complete: bool
+
+
+#: Most ways that the referee prices.
+MOST_PRICED = 12
+#: Limits that are tried for a refusal, as multiples of the one asked for.
+TIMES_LIMIT = (1.25, 1.5, 2.0, 3.0)
+SOLVER = "paths over runs of nodes in blocks"
+
+
+def may_run_in_blocks(cluster: Cluster, request: Request) -> bool:
+    """Whether a model that fits no plan may run in blocks: on one device, as it likes."""
+    asked = request.constraints.bound or request.parallel or request.mesh or request.tune
+    return len(cluster) == 1 and request.strategy == "auto" and not asked
+
+
+def plan_in_blocks(
+    graph: Graph, cluster: Cluster, request: Request, budget: Budget
+) -> Outcome | None:
+    """The cheapest known plan that runs stretches of a graph in blocks; None if none fits.
+
+    Its bound is the price of the whole graph on the device: blocks compute no less.
+    """
+    if graph.backward or len(graph.nodes) < 1:
+        return None
+    found = find_blocks(graph, Runs(graph, cluster), budget)
+    mesh = (DeviceMesh.single(0),)
+    family = Family("single", mesh, mesh, symmetric=False)
+    objective = request.objective
+    best: Candidate | None = None
+    priced = 0
+    for way in found.ways:
+        cut = block_graph(graph, way)
+        decided = {node.name: NodePlan(0, {}) for node in cut.nodes}
+        _, plan = planned_on(cut, cluster, mesh, decided)
+        plan = replace(plan, blocks=way)
+        evaluation = evaluate(cut, plan, cluster)
+        priced += 1
+        cost = evaluation.cost(objective)
+        if evaluation.fits and (best is None or cost < best.cost(objective)):
+            least = 0.0 if objective == "memory" else one_device(graph, cluster).cost(objective)
+            solution = Solution((), cost, min(cost, least), "feasible", None, SOLVER)
+            best = Candidate(family, cut, plan, evaluation, solution)
+        if best is not None and priced >= MOST_PRICED:
+            break
+    if best is None:
+        return None
+    searched = f"one device, with {found.runs} runs of nodes in blocks"
+    result = SpaceResult((best,), searched)
+    return winner([result], request, 1, stopped=not found.complete)
+
+
+def least_limit(
+    graph: Graph, cluster: Cluster, request: Request, budget: Budget
+) -> int | None:
+    """A larger limit of memory under which a plan in blocks is known; None if none is found."""
+    for times in TIMES_LIMIT:
+        limit = round(times * cluster.devices[0].memory_bytes)
+        if plan_in_blocks(graph, cluster.with_memory(limit), request, budget) is not None:
+            return limit
+        if budget.work.late:
+            break
+    return None
 
 
 def find_blocks(graph: Graph, runs: Runs, budget: Budget) -> Found:

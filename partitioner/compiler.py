@@ -256,7 +256,7 @@ def _plan_in_blocks(
     """
     if graph.backward or not may_run_in_blocks(cluster, request):
         return ""
-    with clock("searching blocks"):
+    with clock("searching"):
         outcome = plan_in_blocks(graph, cluster, request, Budget.of(request, clock.say))
     if outcome is None:
         limit = least_limit(graph, cluster, request, Budget.of(request, clock.say))

@@ -78,6 +78,11 @@ class Runs:
     _clusters: dict[int, Cluster] = field(default_factory=dict)
 
     @cached_property
+    def _parts_are_views(self) -> bool:
+        """Whether a part of a value is its memory, and no copy."""
+        return is_of_torch(self.graph)
+
+    @cached_property
     def whole(self) -> Schedule:
         """The graph as it is, on one device."""
         mesh, rules = DeviceMesh.single(0), rules_of(self.graph)
@@ -298,7 +303,7 @@ class Runs:
                 is_all = wanted.is_replicated
             else:
                 is_all = box == tuple(dim.pieces(layout.mesh, point) for dim in held.dims)
-            if is_all:
+            if is_all or self._parts_are_views:
                 return root.get(value, value)
             key = value, box
             if key not in parts:

@@ -9,6 +9,7 @@ that is loaded next.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,6 +32,9 @@ from partitioner.strategies.spaces import Family
 #: Shares of the constants that may stay, and of the memory for those of the next block.
 STAYING = (1.0, 0.5, 0.25, 0.125, 0.0)
 NEXT = (0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.0)
+#: Shares of the memory that ways may fill: bytes inside blocks are counted as if their parts were
+#: equal, and the referee may refuse a way that fills all.
+MARGINS = (1.0, 0.95, 0.88)
 #: Most positions at which a stretch may begin or end; of longer graphs those where least lives.
 MOST_BORDERS = 96
 
@@ -128,12 +132,14 @@ def find_blocks(graph: Graph, runs: Runs, budget: Budget) -> Found:
     ways: dict[Blocks, float] = {}
     total = runs.constant_bytes(0, len(graph.nodes))
     streams = not is_of_torch(graph)
-    for share in STAYING if streams else STAYING[:1]:
-        for ahead in NEXT if streams else NEXT[-1:]:
-            path = _cheapest(graph, runs, options, limit, int(share * total), int(ahead * limit))
-            if path is not None:
-                blocks = Blocks(tuple(option.stretch(graph) for option in path.options))
-                ways[blocks] = min(path.seconds, ways.get(blocks, path.seconds))
+    for margin, share, ahead in itertools.product(
+        MARGINS, STAYING if streams else STAYING[:1], NEXT if streams else NEXT[-1:]
+    ):
+        room = int(limit * margin)
+        path = _cheapest(graph, runs, options, room, int(share * total), int(ahead * limit))
+        if path is not None:
+            blocks = Blocks(tuple(option.stretch(graph) for option in path.options))
+            ways[blocks] = min(path.seconds, ways.get(blocks, path.seconds))
     ordered = sorted(ways, key=lambda blocks: (ways[blocks], len(blocks.stretches)))
     return Found(tuple(ordered), len(options), complete)
 

@@ -104,6 +104,17 @@ def test_a_value_inside_is_read_behind_the_stretch(parts: int, opset: int) -> No
     check(graph, "a", "c", ("c", ((2, parts),)))
 
 
+def test_a_value_that_is_read_at_two_widths() -> None:
+    """The halo of the wider one is kept, whichever comes first."""
+    nodes = [
+        node("Relu", "x", out="a"),
+        node("Neg", "a", out="n"),
+        node("Conv", "a", "w", out="c", pads=[1] * 4),
+        node("Add", "c", "n", out="y"),
+    ]
+    check(built(nodes, (1, 2, 9, 8), w=weight(2, 2, 3, 3)), "a", "y", ("y", ((2, 3),)))
+
+
 def test_batch_and_rows() -> None:
     nodes = [node("Conv", "x", "w", out="a", pads=[1] * 4), node("Relu", "a", out="y")]
     graph = built(nodes, (3, 2, 9, 8), w=weight(2, 2, 3, 3))

@@ -66,6 +66,8 @@ if TYPE_CHECKING:
 #: With offers, the search of the graph without them may take one such part of the steps, and that
 #: with them one such part of the rest: what is left is for going on with the first.
 FIRST_PART, OFFERS_PART = 1.5, 2
+#: Seconds to look for the memory in which a model fits in blocks; never more than the request's.
+MORE_S = 8.0
 #: Gives a graph that offers to compute values of the forward pass again, with the request for
 #: it; None if nothing can be offered.
 Offers = Callable[[], tuple[Graph, Request] | None]
@@ -259,7 +261,8 @@ def _plan_in_blocks(
     with clock("searching"):
         outcome = plan_in_blocks(graph, cluster, request, Budget.of(request, clock.say))
     if outcome is None:
-        limit = least_limit(graph, cluster, request, Budget.of(request, clock.say))
+        quick = replace(request, time_limit_s=min(MORE_S, request.time_limit_s))
+        limit = least_limit(graph, cluster, request, Budget.of(quick, clock.say))
         return "" if limit is None else f"in blocks with --memory {limit} ({units.size(limit)})"
     note = "the model as a whole does not fit: parts of it run in blocks, one after the other"
     objective = request.objective

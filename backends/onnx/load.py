@@ -13,7 +13,13 @@ from onnx import GraphProto, ModelProto, NodeProto, helper
 from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.header import Header, fits
 from partitioner.backends.onnx.agreement import check_agreement, check_delivery, check_order
-from partitioner.backends.onnx.header import BLOCK_KEY, DOMAIN, PHASE_KEY, parse_transfers, read_header
+from partitioner.backends.onnx.header import (
+    BLOCK_KEY,
+    DOMAIN,
+    PHASE_KEY,
+    parse_transfers,
+    read_header,
+)
 from partitioner.backends.onnx.nodes import attribute_graphs
 from partitioner.backends.onnx.steps import Cut, RankModel, Segment
 from partitioner.backends.regions import region_shape

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from onnx import NodeProto
@@ -172,8 +171,8 @@ class HeldBytes:
     Attributes:
         weights: Of its constants.
         sessions: Held by ONNX Runtime for them before the first kernel, packed copies included,
-            over all segments but those of blocks. A packed copy takes the place of the original, which stays on
-            disk (96 MiB of weights grew a process by 105 MiB with packing and without).
+            over all segments but those of blocks. A packed copy takes the place of the original,
+            which stays on disk (96 MiB of weights grew a process by 105 MiB with packing and without).
         peak: Most at one time beside those: a segment's own activations or a communication's
             parts in transit, the values that live between segments, and the sessions of blocks
             that are open then.
@@ -260,7 +259,7 @@ def _opened_bytes(model: RankModel, idle: Mapping[int, int]) -> Mapping[int, int
         assert isinstance(step, Segment)
         return max(idle.get(index, 0), sum(model.types[name].nbytes for name in step.constants))
 
-    blocks = [i for i, s in enumerate(model.steps) if isinstance(s, Segment) and s.block is not None]
+    blocks = [index for index in range(len(model.steps)) if _block(model, index) is not None]
     opened = {}
     for at in range(len(model.steps)) if blocks else ():
         ahead = next((i for i in blocks if i > at), None) if at >= blocks[0] else None

@@ -39,9 +39,7 @@ def part_of(
     return LocalOp((Node(name, "Slice", (value, *constants), (name,)),), constants)
 
 
-def _torch_part(
-    value: str, type_: TensorType, cuts: Mapping[int, Interval], name: str
-) -> LocalOp:
+def _torch_part(value: str, type_: TensorType, cuts: Mapping[int, Interval], name: str) -> LocalOp:
     nodes, types, shape = [], {}, list(type_.shape)
     for index, (dim, (start, length)) in enumerate(cuts.items()):
         made = name if index == len(cuts) - 1 else f"{name}.{dim}"

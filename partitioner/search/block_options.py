@@ -7,6 +7,7 @@ its borders is whole, whatever the rest of the model does.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,7 +25,7 @@ from partitioner.ir.layout import Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.ops.pieces import is_of_torch
-from partitioner.ir.plan import place
+from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import dense_bytes
 from partitioner.strategies.stretch_layout import BlockError, StretchLayout, lay_out
@@ -78,18 +79,14 @@ class Runs:
     _clusters: dict[int, Cluster] = field(default_factory=dict)
 
     @cached_property
-    def _parts_are_views(self) -> bool:
-        """Whether a part of a value is its memory, and no copy."""
-        return is_of_torch(self.graph)
-
-    @cached_property
     def whole(self) -> Schedule:
         """The graph as it is, on one device."""
         mesh, rules = DeviceMesh.single(0), rules_of(self.graph)
         placed = []
         for node in self.graph.nodes:
             rule = rules[node.name]
-            placed.append(place(self.graph, node, mesh, {}, rule if isinstance(rule, Rule) else None))
+            known = rule if isinstance(rule, Rule) else None
+            placed.append(place(self.graph, node, mesh, {}, known))
         return schedule(self.graph, placed, self.cluster)
 
     @cached_property
@@ -161,12 +158,15 @@ class Runs:
         if max(inside, after) + self.handed_bytes(start, stop) > most_bytes:
             return
         peak = int(self.activation_bytes[start:stop].max())
-        least = max(2, (peak - inside) // max(1, most_bytes - inside) // 2)
+        # A part of a tensor is no smaller than its share.
+        least = max(2, -(-(peak - inside) // max(1, most_bytes - inside)))
         known: set[tuple[str, ...]] = set()
         by_value: dict[str, list[int]] = {}
         for value, dim in self._seeds(start, stop):
-            options = self._along(start, stop, ((value, dim),), PARTS, least, known, enough_bytes)
-            for option in options:
+            chunked = ((value, dim),)
+            for option in self._along(
+                start, stop, chunked, PARTS, least, known, most_bytes, enough_bytes
+            ):
                 if dim not in by_value.setdefault(value, []):
                     by_value[value].append(dim)
                 if option.activation_bytes <= most_bytes:
@@ -174,7 +174,10 @@ class Runs:
         for value, dims in by_value.items():
             if len(dims) > 1:
                 pair = tuple((value, dim) for dim in dims[-2:])
-                for option in self._along(start, stop, pair, SQUARE_PARTS, 2, set(), enough_bytes):
+                root = max(2, math.isqrt(least - 1) + 1)
+                for option in self._along(
+                    start, stop, pair, SQUARE_PARTS, root, set(), most_bytes, enough_bytes
+                ):
                     if option.activation_bytes <= most_bytes:
                         yield option
 
@@ -186,6 +189,7 @@ class Runs:
         counts: Sequence[int],
         least: int,
         known: set[tuple[str, ...]],
+        most_bytes: int,
         enough_bytes: int,
     ) -> Iterator[Option]:
         """The run with these dims in so many parts each; nothing if it cuts loops that are known.
@@ -195,8 +199,9 @@ class Runs:
         """
         size = min(self.graph.types[value].shape[dim] for value, dim in dims)
         is_first, constants = True, self.constant_bytes(start, stop)
+        tried: list[tuple[int, int]] = []  # number of parts, bytes
         for parts in counts:
-            if not min(least, size) <= parts <= size:
+            if not min(least, size) <= parts <= size or _expected(tried, parts) > most_bytes:
                 continue
             chunks = tuple(Chunk(value, dim, parts) for value, dim in dims)
             option = Option(start, stop, chunks, 0, 0, 0, 0.0)
@@ -213,8 +218,9 @@ class Runs:
                     return
                 known.add(key)
                 is_first = False
-            priced = self._priced(option, layout)
+            priced = self._priced(option, layout, most_bytes)
             yield priced
+            tried.append((parts, priced.activation_bytes))
             shrinks = priced.constant_bytes < constants
             constants = priced.constant_bytes
             if priced.activation_bytes <= enough_bytes and (
@@ -230,31 +236,38 @@ class Runs:
                     if size > 1:
                         yield value, dim
 
-    def _priced(self, option: Option, layout: StretchLayout) -> Option:
+    def _priced(self, option: Option, layout: StretchLayout, most_bytes: int) -> Option:
+        """The option with its bytes and, if these are few enough, its seconds."""
         inside, after = self.around(option.start, option.stop)
-        handed = {
-            value: self._bytes(value, Sharding.replicate(at.shape), layout.mesh, {})
-            for value, at in layout.handed.items()
-        }
+        handed = {value: self.graph.types[value].nbytes for value in layout.handed}
         once = sum(self.graph.types[v].nbytes for node in layout.once for v in node.writes)
+        inner = {axis: size // 2 for axis, size in layout.mesh.axes}
+        least = inside + self._block(layout, inner).peak
+        if least > most_bytes:
+            return replace(option, activation_bytes=least)
         most = constants = loaded = 0
         seconds, gathered = 0.0, 0
         summed = sum(n for v, n in handed.items() if layout.handed[v].partial)
-        for device, point, times in _representatives(layout.mesh):
-            peak, part, held, moved_s = self._block(layout, point)
-            most = max(most, gathered + (times - 1) * (part - summed) + peak)
-            gathered = max(summed, gathered + times * (part - summed))
-            constants, loaded = max(constants, held), loaded + times * held
-            seconds += times * (moved_s + self._seconds(layout, device))
+        for _, point, times in _representatives(layout.mesh):
+            held = self._block(layout, point)
+            most = max(most, gathered + (times - 1) * (held.handed - summed) + held.peak)
+            gathered = max(summed, gathered + times * (held.handed - summed))
+            constants = max(constants, held.constants)
+            loaded += times * held.constants
+            seconds += times * sum(map(self._moved_s, held.copied))
         joining = after + sum(handed.values()) + max(handed.values(), default=0)
         joining += 2 * summed
+        activations = max(inside + once + most, joining + once)
+        if activations <= most_bytes:
+            for device, _, times in _representatives(layout.mesh):
+                seconds += times * self._seconds(layout, device)
         seconds += sum(map(self._moved_s, handed.values()))
         seconds += sum(self.seconds[self.graph.order[node.name]] for node in layout.once)
         if not is_of_torch(self.graph):
             seconds += loaded / LOAD_BYTES_PER_S
         return replace(
             option,
-            activation_bytes=max(inside + once + most, joining + once),
+            activation_bytes=activations,
             constant_bytes=constants,
             staying_bytes=sum(
                 self.graph.types[name].nbytes
@@ -278,75 +291,118 @@ class Runs:
     def _moved_s(self, nbytes: int) -> float:
         return kernel_seconds(0.0, 2 * nbytes, "float32", self.cluster.devices[0])
 
-    def _bytes(
-        self, value: str, at: Sharding, mesh: DeviceMesh, point: Mapping[str, int]
-    ) -> int:
-        numel = int(np.prod(at.local_shape(mesh, point), dtype=np.int64)) if at.axes else 0
-        type_ = self.graph.types[value]
-        return dense_bytes(numel, type_.dtype) if at.axes else type_.nbytes
+    def _block(self, layout: StretchLayout, point: Mapping[str, int]) -> _Held:
+        """The bytes of a block."""
+        return _Tally(self.graph, layout, point).count()
 
-    def _block(
-        self, layout: StretchLayout, point: Mapping[str, int]
-    ) -> tuple[int, int, int, float]:
-        """Of a block: most bytes that it makes, bytes handed on, of constants, seconds of parts."""
-        writes: list[tuple[object, int]] = []
-        reads: list[tuple[object, ...]] = []
-        constants: dict[object, int] = {}
-        root: dict[object, object] = {}
-        moved_s = 0.0
-        parts: set[object] = set()
 
-        def piece(value: str, wanted: Sharding, held: Sharding | None) -> object:
-            nonlocal moved_s
-            box = tuple(dim.pieces(layout.mesh, point) for dim in wanted.dims)
-            if held is None:
-                is_all = wanted.is_replicated
-            else:
-                is_all = box == tuple(dim.pieces(layout.mesh, point) for dim in held.dims)
-            if is_all or self._parts_are_views:
-                return root.get(value, value)
-            key = value, box
-            if key not in parts:
-                parts.add(key)
-                nbytes = self._bytes(value, wanted, layout.mesh, point)
-                writes.append((key, nbytes))
-                reads.append((root.get(value, value),))
-                moved_s += self._moved_s(nbytes)
-            return key
+@dataclass(frozen=True)
+class _Held:
+    """Bytes of a block.
 
-        for placed in layout.placed:
-            used = []
-            for value, at in placed.operands():
-                if value in self.graph.constants:
-                    box = tuple(dim.pieces(layout.mesh, point) for dim in at.sharding.dims)
-                    nbytes = self._bytes(value, at.sharding, layout.mesh, point)
-                    constants[value, box] = nbytes
-                else:
-                    used.append(piece(value, at.sharding, layout.made.get(value)))
-            row = row_of(placed.node)
-            for value, at in placed.results():
-                if row is not None and row.view and used:
-                    root[value] = used[0]
-                    nbytes = 0
-                else:
-                    nbytes = self._bytes(value, at.sharding, layout.mesh, point)
-                writes.append((value, nbytes))
-                reads.append(tuple(used))
+    Attributes:
+        peak: Most bytes of what it makes.
+        handed: Of what it hands on.
+        constants: Of the constants that it reads.
+        copied: Of each part that it copies of a value.
+    """
+
+    peak: int
+    handed: int
+    constants: int
+    copied: tuple[int, ...]
+
+
+@dataclass
+class _Tally:
+    """Goes through the nodes of a block and notes what is written and read, in order."""
+
+    graph: Graph
+    layout: StretchLayout
+    point: Mapping[str, int]
+    writes: list[tuple[object, int]] = field(default_factory=list)
+    reads: list[tuple[object, ...]] = field(default_factory=list)
+    root: dict[object, object] = field(default_factory=dict)  # of views
+    copies: dict[object, int] = field(default_factory=dict)
+    constants: dict[object, int] = field(default_factory=dict)
+
+    def count(self) -> _Held:
+        for placed in self.layout.placed:
+            self._node(placed)
         handed = {
-            piece(value, at.without_partial(), layout.made[value])
-            for value, at in layout.handed.items()
+            self._read(value, at, self.layout.made[value])
+            for value, at in self.layout.handed.items()
         }
-        last = {key: index for index, keys in enumerate(reads) for key in keys}
-        last |= dict.fromkeys(handed, len(writes))
-        sizes, live, most = dict(writes), 0, 0
-        ends: dict[int, int] = {}
-        for index, (key, nbytes) in enumerate(writes):
+        last: dict[object, int] = {key: at for at, keys in enumerate(self.reads) for key in keys}
+        last |= dict.fromkeys(handed, len(self.writes))
+        ends: dict[int, int] = defaultdict(int)
+        live = peak = 0
+        for index, (key, nbytes) in enumerate(self.writes):
             live += nbytes
-            most = max(most, live)
-            end = max(index, last.get(key, index))
-            ends[end] = ends.get(end, 0) + nbytes
+            peak = max(peak, live)
+            ends[max(index, last.get(key, index))] += nbytes
             live -= ends.pop(index, 0)
-        return most, sum(sizes.get(key, 0) for key in handed), sum(constants.values()), moved_s
+        sizes = dict(self.writes)
+        return _Held(
+            peak,
+            sum(sizes.get(key, 0) for key in handed),
+            sum(self.constants.values()),
+            tuple(self.copies.values()),
+        )
+
+    def _node(self, placed: PlacedNode) -> None:
+        used = []
+        for value, at in placed.operands():
+            if value in self.graph.constants:
+                self.constants[value, self._box(at.sharding)] = self._bytes(value, at.sharding)
+            else:
+                used.append(self._read(value, at.sharding, self.layout.made.get(value)))
+        row = row_of(placed.node)
+        is_view = row is not None and row.view and bool(used)
+        for value, at in placed.results():
+            if is_view:
+                self.root[value] = used[0]
+            self.writes.append((value, 0 if is_view else self._bytes(value, at.sharding)))
+            self.reads.append(tuple(used))
+
+    def _read(self, value: str, wanted: Sharding, held: Sharding | None) -> object:
+        """The tensor that is read: the value, or a copy of a part of what the block has of it."""
+        root = self.root.get(value, value)
+        box = self._box(wanted)
+        is_all = wanted.is_replicated if held is None else box == self._box(held)
+        if is_all or is_of_torch(self.graph):  # its parts are views
+            return root
+        key = value, box
+        if key not in self.copies:
+            self.copies[key] = self._bytes(value, wanted)
+            self.writes.append((key, self.copies[key]))
+            self.reads.append((root,))
+        return key
+
+    def _box(self, at: Sharding) -> object:
+        return tuple(dim.pieces(self.layout.mesh, self.point) for dim in at.dims)
+
+    def _bytes(self, value: str, at: Sharding) -> int:
+        type_ = self.graph.types[value]
+        if not at.axes:
+            return type_.nbytes
+        shape = at.local_shape(self.layout.mesh, self.point)
+        return dense_bytes(math.prod(shape), type_.dtype)
+
+
+def _expected(tried: Sequence[tuple[int, int]], parts: int) -> float:
+    """Bytes of so many parts if what is beside a halo and the borders shrinks with the parts.
+
+    By the last two numbers that were tried; 0 where there are none, infinite where more parts held
+    no less.
+    """
+    if len(tried) < 2:
+        return 0.0
+    (before, more), (last, less) = tried[-2:]
+    if less >= more:
+        return math.inf
+    shrinking = (more - less) / (1 / before - 1 / last)
+    return 0.95 * (less - shrinking / last + shrinking / parts)
 
 
 def _representatives(mesh: DeviceMesh) -> Iterator[tuple[int, Mapping[str, int], int]]:

@@ -90,14 +90,12 @@ def plan_in_blocks(
     family = Family("single", mesh, mesh, symmetric=False)
     objective = request.objective
     best: Candidate | None = None
-    priced = 0
-    for way in found.ways:
+    for priced, way in enumerate(found.ways, 1):
         cut = block_graph(graph, way)
         decided = {node.name: NodePlan(0, {}) for node in cut.nodes}
         _, plan = planned_on(cut, cluster, mesh, decided)
         plan = replace(plan, blocks=way)
         evaluation = evaluate(cut, plan, cluster)
-        priced += 1
         cost = evaluation.cost(objective)
         if evaluation.fits and (best is None or cost < best.cost(objective)):
             least = 0.0 if objective == "memory" else one_device(graph, cluster).cost(objective)
@@ -112,9 +110,7 @@ def plan_in_blocks(
     return winner([result], request, 1, stopped=not found.complete)
 
 
-def least_limit(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget
-) -> int | None:
+def least_limit(graph: Graph, cluster: Cluster, request: Request, budget: Budget) -> int | None:
     """A larger limit of memory under which a plan in blocks is known; None if none is found."""
     for times in TIMES_LIMIT:
         limit = round(times * cluster.devices[0].memory_bytes)
@@ -144,9 +140,7 @@ def find_blocks(graph: Graph, runs: Runs, budget: Budget) -> Found:
     return Found(tuple(ordered), len(options), complete)
 
 
-def _options(
-    graph: Graph, runs: Runs, limit: int, budget: Budget
-) -> tuple[list[Option], bool]:
+def _options(graph: Graph, runs: Runs, limit: int, budget: Budget) -> tuple[list[Option], bool]:
     """The runs in blocks that may fit, by where they end."""
     count = len(graph.nodes)
     total = runs.constant_bytes(0, count)
@@ -162,16 +156,21 @@ def _options(
     borders = _borders(runs, count)
     options: list[Option] = []
     most_bytes = _without_headroom(room)
-    for length in range(1, len(borders)):
+    # Short and long stretches in turn, so that a search that is stopped has seen both.
+    lengths = sorted(range(1, len(borders)), key=lambda n: min(n, len(borders) - n))
+    few = total if streams else 0
+    enough_bytes = most_bytes // 2 if 8 * few > limit else most_bytes * 9 // 10
+    for length in lengths:
         for start, stop in zip(borders, borders[length:], strict=False):
             if budget.work.late:
                 return options, False
-            if streams and with_headroom(int(runs.activation_bytes[start:stop].max())) <= limit:
+            most = int(runs.activation_bytes[start:stop].max())
+            if 4 * few > limit and with_headroom(most) <= limit:
                 option = runs.as_one(start, stop)
                 if option.constant_bytes <= limit:
                     options.append(option)
             if any(hot[start:stop]):
-                options += runs.cut(start, stop, most_bytes, most_bytes // 2)
+                options += runs.cut(start, stop, most_bytes, enough_bytes)
     return options, True
 
 
@@ -204,9 +203,9 @@ def _cheapest(
     paths: list[list[_Path]] = [[] for _ in range(count + 1)]
     paths[0] = [_Path(0.0, 0, ())]
     for at in range(count):
-        is_plain = with_headroom(int(runs.activation_bytes[at])) + (
-            ahead if streams and at else 0
-        ) <= room
+        is_plain = (
+            with_headroom(int(runs.activation_bytes[at])) + (ahead if streams and at else 0) <= room
+        )
         own = sum(graph.types[name].nbytes for name in runs.constants[at]) if streams else 0
         for path in _best(paths[at]):
             if is_plain and path.staying_bytes + own <= staying:

@@ -19,8 +19,8 @@ from partitioner.ir.blocks import Blocks
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Constant, Graph, Node, needed
 from partitioner.ir.layout import Interval, Placement, Sharding
-from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.local_node import local_op, renamed
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import LocalOp
 from partitioner.ir.ops.pieces import added, is_of_torch, joined, part_of
 from partitioner.ir.plan import PlacedNode
@@ -106,18 +106,14 @@ class _Writer:
             self.block_of.update((node.name, self.count) for node in self.nodes[start:])
             self.count += 1
 
-    def _block(
-        self, layout: StretchLayout, index: int, point: Mapping[str, int]
-    ) -> dict[str, str]:
+    def _block(self, layout: StretchLayout, index: int, point: Mapping[str, int]) -> dict[str, str]:
         """Add the nodes of a block; returns the names of what it makes."""
         names: dict[str, str] = {}
         pieces: dict[tuple[str, _Box], str] = {}
         for placed in layout.placed:
             node = placed.node
             slots = tuple(
-                ""
-                if at is None
-                else self._operand(value, at, layout, index, point, names, pieces)
+                "" if at is None else self._operand(value, at, layout, index, point, names, pieces)
                 for value, at in zip((*node.inputs, *node.captures), placed.ins, strict=True)
             )
             for value, at in placed.results():
@@ -270,7 +266,7 @@ class _Join:
         name = self.value if is_last else writer.free(f"{self.value}.until{self.count}")
         type_ = writer.types[parts[0]]
         if is_sum:
-            writer.join(added(writer.whole, *parts, name), type_)
+            writer.join(added(writer.whole, parts[0], parts[1], name), type_)
             return name
         dim = next(i for i, layout in enumerate(self.at.dims) if axis in layout.axes)
         shape = list(type_.shape)

@@ -9,18 +9,20 @@ blocks.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from partitioner.ir.blocks import Chunk, Stretch
 from partitioner.ir.errors import IRError, OptionError
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.layout import DimLayout, Interval, LayoutError, Sharding
+from partitioner.ir.layout import DimLayout, Interval, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.plan import PlacedNode, place
-from partitioner.ir.rule import Dims, FactorKind, Rule
+from partitioner.ir.rule import Dims, Factor, FactorKind, Rule
 
 #: Names of the mesh axes of the blocks, one for each chunked dim.
 AXES = ("block", "block2", "block3")
@@ -89,42 +91,53 @@ class _Cutter:
     graph: Graph
     nodes: tuple[Node, ...]
     chunks: tuple[Chunk, ...]
-    need: dict[tuple[str, str], tuple[Interval, ...]] = field(default_factory=dict)
+    need: dict[tuple[str, str], tuple[Interval, ...]] = field(default_factory=dict)  # axis, value
 
     def run(self) -> StretchLayout:
         if len(self.chunks) > len(AXES) or any(chunk.parts < 2 for chunk in self.chunks):
             counts = " x ".join(str(chunk.parts) for chunk in self.chunks)
-            raise BlockError(f"blocks: {counts} of {self.chunks[0].value!r}: give up to 3 dims, 2")
-        mesh = self.mesh = DeviceMesh(
-            tuple(zip(AXES, (chunk.parts for chunk in self.chunks), strict=False)),
-            tuple(range(_product(chunk.parts for chunk in self.chunks))),
-        )
-        self.made_inside = {value: node for node in self.nodes for value in node.writes}
-        self.rules = rules_of(self.graph)
-        self.followed = dict(zip(mesh.names, map(self._follow, self.chunks), strict=True))
+            raise BlockError(
+                f"blocks: {counts} of {self.chunks[0].value!r}: 1 to {len(AXES)} dims are cut, "
+                "each into 2 parts or more"
+            )
         in_blocks = [n for n in self.nodes if any(n.name in f.loops for f in self._all)]
         names = {node.name for node in in_blocks}
         once = tuple(node for node in self.nodes if node.name not in names)
-        self.cut = {value for node in in_blocks for value in node.writes}
         for node in once:
             if not self.cut.isdisjoint(node.reads):
                 raise _refusal(node, "reads all blocks of a value")
-        handed = {
-            value: sharding
-            for node in in_blocks
-            for value, sharding in self._handed(node, names)
-        }
-        placed: list[PlacedNode] = []
-        for node in reversed(in_blocks):
-            at = self._place(node)
-            if at is not None:
-                placed.append(at)
+        handed = dict(pair for node in in_blocks for pair in self._handed(node, names))
+        placed = [at for node in reversed(in_blocks) if (at := self._place(node)) is not None]
         placed.reverse()
         made = {value: at.sharding for p in placed for value, at in p.results()}
-        for value in handed:
-            if value not in made:
-                raise BlockError(f"blocks: {value!r} is not made in blocks")
-        return StretchLayout(mesh, once, tuple(placed), made, handed)
+        return StretchLayout(self.mesh, once, tuple(placed), made, handed)
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """The blocks, as devices."""
+        sizes = [chunk.parts for chunk in self.chunks]
+        return DeviceMesh(tuple(zip(AXES, sizes, strict=False)), tuple(range(math.prod(sizes))))
+
+    @cached_property
+    def rules(self) -> Mapping[str, Rule | str]:
+        """Rules of the nodes, or why they have none."""
+        return rules_of(self.graph)
+
+    @cached_property
+    def made_inside(self) -> Mapping[str, Node]:
+        """The node of the stretch that makes each value."""
+        return {value: node for node in self.nodes for value in node.writes}
+
+    @cached_property
+    def followed(self) -> Mapping[str, _Followed]:
+        """The chunked dims, by axis."""
+        return dict(zip(self.mesh.names, map(self._follow, self.chunks), strict=True))
+
+    @cached_property
+    def cut(self) -> frozenset[str]:
+        """Values that blocks make."""
+        in_blocks = {name for followed in self._all for name in followed.loops}
+        return frozenset(v for node in self.nodes if node.name in in_blocks for v in node.writes)
 
     @property
     def _all(self) -> Iterable[_Followed]:
@@ -158,38 +171,32 @@ class _Cutter:
 
     def _follow_through(self, node: Node, value: str, followed: _Followed) -> list[str]:
         """Cut the loop of a node that a cut value runs along; returns the values newly cut."""
+        loop = self._loop_along(node, value, followed)
+        if node.name in followed.loops:
+            return []
+        followed.loops[node.name] = loop
+        new: dict[str, None] = {}
+        for name, dims in _tensors(node, self._rule(node)):
+            for dim, expr in enumerate(dims or ()):
+                if name not in self.made_inside or not any(loop in term for term in expr):
+                    continue
+                if expr != ((loop,),) or followed.dims.setdefault(name, dim) != dim:
+                    raise _refusal(node, f"has dim {dim} of {name!r} beside others in one loop")
+                new[name] = None
+        return list(new)
+
+    def _loop_along(self, node: Node, value: str, followed: _Followed) -> str:
+        """The loop of a node that runs along the cut dim of a value that it reads or makes."""
         if value in node.captures:
             raise _refusal(node, f"reads {value!r} inside its subgraph")
-        rule = self._rule(node)
-        dim = followed.dims[value]
-        sides = (node.inputs, rule.operands), (node.outputs, rule.results)
-        loops = {
-            _loop(dims, dim)
-            for names, tensors in sides
-            for name, dims in zip(names, tensors, strict=True)
-            if name == value
-        }
-        if followed.loops.get(node.name):
+        rule, dim = self._rule(node), followed.dims[value]
+        loops = {_loop(dims, dim) for name, dims in _tensors(node, rule) if name == value}
+        if node.name in followed.loops:
             loops.add(followed.loops[node.name])
         loop = min(loops)
         if len(loops) > 1 or not loop or rule.factors[loop].kind is FactorKind.WHOLE:
             raise _refusal(node, f"needs dim {dim} of {value!r} as a whole")
-        if node.name in followed.loops:
-            return []
-        followed.loops[node.name] = loop
-        new = []
-        for names, tensors in sides:
-            for name, dims in zip(names, tensors, strict=True):
-                for index, expr in enumerate(dims or ()):
-                    if (loop,) not in expr or name not in self.made_inside:
-                        if any(loop in term for term in expr) and name in self.made_inside:
-                            raise _refusal(node, f"joins dim {index} of {name!r} with others")
-                        continue
-                    if len(expr) > 1 or followed.dims.setdefault(name, index) != index:
-                        raise _refusal(node, f"cuts two dims of {name!r}")
-                    if name not in new:
-                        new.append(name)
-        return new
+        return loop
 
     def _handed(self, node: Node, names: set[str]) -> Iterable[tuple[str, Sharding]]:
         """The results of a node that are read behind the stretch, as blocks hand them on."""
@@ -235,29 +242,41 @@ class _Cutter:
             loop = followed.loops[node.name]
             if loop in layouts:
                 raise _refusal(node, "has one loop for two dims")
-            factor = rule.factors[loop]
-            if factor.kind is FactorKind.REDUCE:
-                layout = DimLayout.even(factor.size, (axis,), self.mesh)
-            else:
-                needs = [self.need[axis, v] for v in node.writes if (axis, v) in self.need]
-                if not needs:
-                    return None
-                hulls = [_hull(*of) for of in zip(*needs, strict=True)] if needs[1:] else needs[0]
-                layout = DimLayout.windowed(factor.size, (axis,), _filled(hulls, factor.size))
-            if not layout.axes or 0 in layout.sizes():
-                raise _refusal(node, "runs whole in every block, or not in all of them")
+            layout = self._layout(axis, node, rule.factors[loop])
+            if layout is None:
+                return None
             layouts[loop] = layout
         try:
             placed = place(self.graph, node, self.mesh, layouts, rule)
         except IRError as error:
             raise _refusal(node, str(error)) from None
         for value, at in placed.operands():
+            if value in self.cut and at.sharding.partial:
+                raise _refusal(node, f"adds {value!r} to what the blocks combine")
             for axis, followed in self.followed.items():
                 if value in self.cut and value in followed.dims:
                     self._need(axis, value, _intervals(at.sharding.dims[followed.dims[value]]))
-            if value in self.cut and at.sharding.partial:
-                raise _refusal(node, f"adds {value!r} to what the blocks combine")
         return placed
+
+    def _layout(self, axis: str, node: Node, factor: Factor) -> DimLayout | None:
+        """The cut of a node's loop into what is read of its results; None if nothing is."""
+        if factor.kind is FactorKind.REDUCE:
+            layout = DimLayout.even(factor.size, (axis,), self.mesh)
+        else:
+            needs = [self.need[axis, v] for v in node.writes if (axis, v) in self.need]
+            if not needs:
+                return None
+            hulls = [_hull(*intervals) for intervals in zip(*needs, strict=True)]
+            layout = DimLayout.windowed(factor.size, (axis,), _filled(hulls, factor.size))
+        if not layout.axes or 0 in layout.sizes():
+            raise _refusal(node, "runs whole in every block, or not in all of them")
+        return layout
+
+
+def _tensors(node: Node, rule: Rule) -> Iterator[tuple[str, Dims | None]]:
+    """The operands and results of a node by name, with their dims."""
+    yield from zip(node.inputs, rule.operands, strict=True)
+    yield from zip(node.outputs, rule.results, strict=True)
 
 
 def _refusal(node: Node, why: str) -> BlockError:
@@ -294,10 +313,3 @@ def _filled(intervals: Sequence[Interval], size: int) -> list[Interval]:
         filled.append((first, last - first))
         end = max(end, last)
     return filled
-
-
-def _product(numbers: Iterable[int]) -> int:
-    total = 1
-    for number in numbers:
-        total *= number
-    return total

@@ -30,7 +30,7 @@ def node(op: str, *inputs: str, out: str, **attrs: Any) -> NodeProto:
 def built(
     nodes: Sequence[NodeProto], x: Sequence[int], *outputs: str, opset: int = 17, **weights: Any
 ) -> Graph:
-    given = {name: ("float32", None) for name in outputs or ("y",)}
+    given = dict.fromkeys(outputs or ("y",), ("float32", None))
     return load_onnx(model(nodes, {"x": ("float32", x)}, given, weights, opset=opset)).graph
 
 
@@ -63,7 +63,10 @@ CHAINS = {
     "average": [
         node(
             *("AveragePool", "x"),
-            **{"out": "p", "kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]},
+            out="p",
+            kernel_shape=[3, 2],
+            strides=[2, 1],
+            pads=[1, 0, 1, 1],
         ),
         node("Conv", "p", "w", out="a"),
     ],
@@ -174,7 +177,7 @@ def test_what_combines_blocks_is_refused_by_name() -> None:
     ):
         with pytest.raises(BlockError, match=why):
             block_graph(graph, blocks("a", last, cut))
-    with pytest.raises(BlockError, match="blocks: 'y' runs before 'a'|'a' runs before 'y'"):
+    with pytest.raises(BlockError, match="blocks: 'a' runs before 'y'"):
         block_graph(graph, blocks("y", "a", ("a", ((2, 2),))))
     two = (*blocks("a", "b", ("a", ((2, 2),))).stretches, Stretch("b", "y", ()))
     with pytest.raises(BlockError, match="blocks: 'b' is in two stretches"):

@@ -172,7 +172,8 @@ class HeldBytes:
         weights: Of its constants.
         sessions: Held by ONNX Runtime for them before the first kernel, packed copies included,
             over all segments but those of blocks. A packed copy takes the place of the original,
-            which stays on disk (96 MiB of weights grew a process by 105 MiB with packing and without).
+            which stays on disk (96 MiB of weights grew a process by 105 MiB with packing and
+            without).
         peak: Most at one time beside those: a segment's own activations or a communication's
             parts in transit, the values that live between segments, and the sessions of blocks
             that are open then.

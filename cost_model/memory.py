@@ -94,6 +94,17 @@ def loaded_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
             yield Lifetime(device, value, nbytes, first[block], schedule.blocks[block][1])
 
 
+def loaded_among_activations(schedule: Schedule) -> Mapping[Lifetime, int]:
+    """The lifetimes of `loaded_lifetimes` as buffers, less what head-room adds; and their bytes.
+
+    So they can be counted among activations, all of which get head-room.
+    """
+    return {
+        replace(life, nbytes=life.nbytes * 100 // HEADROOM_PERCENT, buffer=True): life.nbytes
+        for life in loaded_lifetimes(schedule)
+    }
+
+
 def exact_peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
     """Exact peaks of all devices that hold a tensor, at the task where they need most room."""
     return _peaks(schedule, _usage(schedule, tuple(exact_lifetimes(schedule))), int)

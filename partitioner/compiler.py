@@ -182,6 +182,7 @@ def compile(  # noqa: A001 - the public name
     cluster = target_cluster(options, devices, processes())
     request = request_of(options)
     _check_pipeline(request, options)
+    _check_kept(request)
     # A mesh of another size is refused before anything is read.
     check_space(request.strategy, len(cluster), request.mesh)
     opened = open_model(model, example_inputs, **opening(options))
@@ -566,6 +567,19 @@ def _also_fits(refusal: Infeasible, way: str) -> Infeasible:
     joint = " or" if refusal.relaxations else "; it fits"
     known = {**vars(refusal), "relaxations": (*refusal.relaxations, way)}
     return Infeasible(f"{refusal}{joint} {way}", **known)
+
+
+def _check_kept(request: Request) -> None:
+    """Refuse to keep a plan in blocks, whose nodes are not the model's.
+
+    Raises:
+        OptionError: It is asked for.
+    """
+    plan = request.constraints.plan
+    if plan is not None and plan.blocks:
+        raise OptionError(
+            "constraints: a plan in blocks cannot be kept: leave it out, blocks are found anew"
+        )
 
 
 def _check_pipeline(request: Request, options: Mapping[str, Any]) -> None:

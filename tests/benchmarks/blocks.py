@@ -3,7 +3,7 @@
     PYTHONPATH=tests/helpers python tests/benchmarks/blocks.py [vgg19|unet|load ...]
 
 Bytes are those that ONNX Runtime requests, by its profile, with those between sessions; seconds are
-the median of five requests on one thread, after one to warm up. `load` is the rate at which the
+the median of three requests on one thread, after one to warm up. `load` is the rate at which the
 sessions of blocks are opened.
 """
 
@@ -31,7 +31,7 @@ from partitioner.compiled.base import Compiled
 from partitioner.frontends.inputs import random_inputs
 
 MIB = 2**20
-SHARES = (1.0, 0.5, 0.25)
+SHARES = (1.0, 0.25)
 
 
 def main(names: list[str]) -> None:
@@ -69,7 +69,7 @@ def row(name: str, limit: int, compiled: Compiled, out: Path, spent: float) -> N
     held = measured_bytes(out, 0, feeds)
     runs = Simulator(out, optimization="all")
     seconds = []
-    for _ in range(6):
+    for _ in range(4):
         start = time.perf_counter()
         runs.run([feeds])
         seconds.append(time.perf_counter() - start)

@@ -17,6 +17,10 @@ from partitioner import examples
 from partitioner.cli.main import main
 from partitioner.compiled.base import Compiled
 from partitioner.frontends.inputs import random_inputs
+from partitioner.ir.errors import OptionError
+from partitioner.problem.memory_kinds import Holdings
+from partitioner.report.lanes import lanes
+from partitioner.report.page.memory import memory
 from partitioner.solver import Infeasible
 
 MIB = 2**20
@@ -54,6 +58,12 @@ def test_a_unet_in_a_quarter_of_its_memory(tmp_path: Path) -> None:
     assert isinstance(again, Compiled)
     assert again.plan == compiled.plan
     assert not again.warnings
+    with pytest.raises(OptionError, match="constraints: a plan in blocks cannot be kept"):
+        partitioner.compile(model, devices=1, constraints=tmp_path / "out" / "plan.json")
+    parts = Holdings.of(compiled.graph, compiled.plan, compiled.cluster).at_peak(0)
+    assert sum(parts.values()) == pytest.approx(compiled.evaluation.peak[0].bytes, rel=1e-3)
+    (shown,) = memory(compiled, lanes(compiled))
+    assert shown["peak_bytes"] == pytest.approx(compiled.evaluation.peak[0].bytes, rel=1e-3)
 
 
 def products(path: Path, layers: int, wide: int) -> Path:

@@ -16,6 +16,7 @@ import partitioner
 from partitioner import examples
 from partitioner.cli.main import main
 from partitioner.compiled.base import Compiled
+from partitioner.cost_model.schedule import LOAD_BYTES_PER_S
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.errors import OptionError
 from partitioner.problem.memory_kinds import Holdings
@@ -81,7 +82,7 @@ def test_weights_are_loaded_in_turn(tmp_path: Path, capsys: pytest.CaptureFixtur
     nbytes = sum(compiled.schedule.residents[key] * len(of) for key, of in loads.items())
     whole = partitioner.compile(model, devices=1)
     seconds = compiled.evaluation.step_s - whole.evaluation.step_s
-    assert seconds == pytest.approx(nbytes / 1e9, rel=0.05)
+    assert seconds == pytest.approx(nbytes / LOAD_BYTES_PER_S, rel=0.05)
     assert main(["show", str(tmp_path / "out")]) == 0
     assert "load their constants in turn" in capsys.readouterr().out
     assert main(["run", str(tmp_path / "out"), "--requests", "2"]) == 0

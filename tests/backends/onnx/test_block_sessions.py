@@ -14,6 +14,7 @@ from partitioner.backends.onnx.simulator import Simulator
 from partitioner.backends.onnx.steps import RankModel, Segment
 from partitioner.cost_model.evaluate import one_device
 from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.cost_model.schedule import LOAD_BYTES_PER_S
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.blocks import Blocks, Stretch
 from partitioner.ir.graph import Graph
@@ -87,7 +88,7 @@ def test_memory_of_blocks() -> None:
         peak = one_device(chain(*in_blocks), cluster).exact_peak[0]
         assert peak.resident_bytes == held * layer
     whole, parts = (one_device(chain(*names), cluster).step_s for names in ("", "abcy"))
-    assert parts - whole == pytest.approx(4 * layer / 1e9)
+    assert parts - whole == pytest.approx(4 * layer / LOAD_BYTES_PER_S)
 
 
 def test_a_malformed_block_is_refused() -> None:

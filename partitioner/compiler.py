@@ -20,7 +20,7 @@ from partitioner.cost_model.compute import Sources
 from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.profile_notes import profile_notes
 from partitioner.files import check_file, refuse_to_replace
-from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
+from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of, rules_of
@@ -29,7 +29,7 @@ from partitioner.no_gc import no_collection
 from partitioner.options import (
     CompileOptions,
     DumpOptions,
-    opening,
+    open_with,
     processes,
     request_of,
     takes,
@@ -142,7 +142,8 @@ def compile(  # noqa: A001 - the public name
 
             shapes: Shapes of an ONNX model's inputs by name.
 
-            constraints: Pins, a plan whose decisions are kept, or the file of either.
+            constraints: `Constraints`, a mapping of named dims, axes and pins as in a file of them,
+                a plan whose decisions are kept, or the file of either.
 
             plan_only: For an ONNX model: files of its weights may be missing. Their sizes are
             planned; what needs their values raises a FrontendError.
@@ -179,13 +180,8 @@ def compile(  # noqa: A001 - the public name
     >>> result.save("resnet50.partition")  # doctest: +SKIP
     """
     clock = Clock(options.get("progress") or silent)
-    cluster = target_cluster(options, devices, processes())
-    request = request_of(options)
-    _check_pipeline(request, options)
-    _check_kept(request)
-    # A mesh of another size is refused before anything is read.
-    check_space(request.strategy, len(cluster), request.mesh)
-    opened = open_model(model, example_inputs, **opening(options))
+    cluster, request = check_options(devices, options)
+    opened = open_with(model, example_inputs, options)
     if request.tune is not None:
         if options.get("plan_only"):
             raise OptionError("tune runs the plans, which needs the weights: leave plan_only out")
@@ -195,6 +191,20 @@ def compile(  # noqa: A001 - the public name
             return _compile_in_stages(opened, cluster, request, clock)
         return _compile_module(opened, cluster, request, clock)
     return _compile_onnx(opened, cluster, request, clock)
+
+
+def check_options(devices: int | None, options: Mapping[str, Any]) -> tuple[Cluster, Request]:
+    """The devices and the request of the options of `compile`; no model is read.
+
+    Raises:
+        PartitionerError: As `compile`, of options that have no meaning with any model.
+    """
+    cluster = target_cluster(options, devices, processes())
+    request = request_of(options)
+    _check_pipeline(request, options)
+    _check_kept(request)
+    check_space(request.strategy, len(cluster), request.mesh)
+    return cluster, request
 
 
 def _compile_onnx(opened: OnnxInput, cluster: Cluster, request: Request, clock: Clock) -> Compiled:
@@ -691,7 +701,7 @@ def _facts_in_parts(
         for note in _recompute_notes(graph, outcome)
         if any(node.name in graph.optional for node in outcome.graph.nodes)
     )
-    kind = parallel_notes(request.parallel, outcome.graph, outcome.plan)
+    kind = parallel_notes(request.parallel, outcome.graph, outcome.plan, request.mesh)
     return facts(
         *(outcome, single, len(cluster), (*notes, *kind, *again, *_opaque_notes(rules))),
         rules=rules_of(outcome.graph),
@@ -752,7 +762,7 @@ def dump_problem(
     cluster = target_cluster(options, devices)
     request = request_of(options)
     families(strategy, len(cluster), request.mesh)  # refuses before anything is read
-    opened = open_model(model, options.get("example_inputs"), **opening(options))
+    opened = open_with(model, options.get("example_inputs"), options)
     if opened.path is not None:
         refuse_to_replace(opened.path, target)
     spaces = request.over(len(cluster))
@@ -810,8 +820,15 @@ def plan_graph(
         with clock("running the best plans"):
             outcome = tuned(outcome, compiled, request, cluster, clock.say)
         notes = (*notes, *tuning_notes(outcome, request))
-    kind = parallel_notes(request.parallel, outcome.graph, outcome.plan)
-    notes = (*notes, *kind, *planned.notes, *_opaque_notes(rules), *_size_notes(cluster))
+    kind = parallel_notes(request.parallel, outcome.graph, outcome.plan, request.mesh)
+    notes = (
+        *notes,
+        *kind,
+        *request.constraints.notes,
+        *planned.notes,
+        *_opaque_notes(rules),
+        *_size_notes(cluster),
+    )
     with no_collection():
         plan = outcome.plan
         _, single = best_single(outcome.graph, cluster, request.objective, plan.micro_batches)

@@ -14,6 +14,7 @@ from typing import Any, Required, TypedDict, TypeVar, cast, get_args, get_origin
 from partitioner.cost_model.cluster import Cluster, parse_bytes
 from partitioner.cost_model.errors import ClusterOptionError
 from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
 from partitioner.ir.pipeline import SCHEDULES, from_csv, to_csv
@@ -21,6 +22,8 @@ from partitioner.ir.plan import Plan
 from partitioner.search.request import MicroBatchCount, Recompute, Request, Say
 from partitioner.solver import Objective
 from partitioner.strategies.constraints import Constraints
+from partitioner.strategies.kind import ModelKind
+from partitioner.strategies.parallel import at_rest, check_has
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -54,7 +57,7 @@ class TargetOptions(TypedDict, total=False):
     memory: int | str | None
     profile: str | Path | None
     mesh: Mapping[str, int] | None
-    constraints: Constraints | Plan | str | Path | None
+    constraints: Constraints | Plan | Mapping[str, Any] | str | Path | None
 
 
 class CompileOptions(ModelOptions, TargetOptions, SearchOptions, total=False):
@@ -137,10 +140,22 @@ def takes(options: type, **defaults: Any) -> Callable[[Function], Function]:
     return decorate
 
 
-def opening(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of `open_model` among the options of a public function."""
-    names = {*ModelOptions.__annotations__, "recompute", "plan_only"} - {"progress"}
-    return {name: value for name, value in options.items() if name in names}
+def open_with(
+    model: Any, example_inputs: Any, options: Mapping[str, Any]
+) -> OnnxInput | ModuleInput:
+    """Open a model with the options of a public function.
+
+    Raises:
+        PartitionerError: As of `open_model`; or the model has no such kind of parallelism.
+    """
+    names = {*ModelOptions.__annotations__, "recompute", "plan_only"} - {"progress", "parallel"}
+    values = {name: value for name, value in options.items() if name in names}
+    parallel, training = options.get("parallel"), options.get("training", False)
+    stored = at_rest(parallel, training=training)
+    source = open_model(model, example_inputs, at_rest=stored, **values)
+    in_passes: ModelKind = "training" if training else "inference"
+    check_has(parallel, in_passes if isinstance(source, ModuleInput) else "onnx")
+    return source
 
 
 def request_of(options: Mapping[str, Any]) -> Request:
@@ -176,16 +191,21 @@ def _schedule(schedule: str | Path | None) -> str | tuple[str, ...] | None:
     return tuple(to_csv(from_csv(text)).splitlines())
 
 
-def _constraints(constraints: Constraints | Plan | str | Path | None) -> Constraints:
+def _constraints(
+    constraints: Constraints | Plan | Mapping[str, Any] | str | Path | None,
+) -> Constraints:
     if constraints is None:
         return Constraints()
     if isinstance(constraints, Constraints):
         return constraints
     if isinstance(constraints, Plan):
         return Constraints(plan=constraints)
+    if isinstance(constraints, Mapping):
+        return Constraints.of(constraints)
     if not is_a(constraints, str, Path):
         raise OptionError(
-            f"constraints is {constraints!r}; give Constraints, a Plan, or a file of either"
+            f"constraints is {constraints!r}; give Constraints, a Plan, a mapping, or a file of "
+            "one of them"
         )
     return Constraints.read(Path(constraints))
 

@@ -16,13 +16,12 @@ from partitioner.cost_model.cluster import Cluster, parse_bytes
 from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.files import write_file
-from partitioner.frontends.model import open_model
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
-from partitioner.options import SweepOptions, opening, request_of, takes
+from partitioner.options import SweepOptions, open_with, request_of, takes
 from partitioner.report.bottleneck import WORTH, turn_of
 from partitioner.report.page.schema import VERSION, Point, Sweep
-from partitioner.report.text.show import table
+from partitioner.report.text.tables import table
 from partitioner.search.find_plan import find_plan
 from partitioner.search.request import Budget, Request, silent
 from partitioner.solver import Infeasible
@@ -129,7 +128,7 @@ def sweep(
     if not grid.devices and None in grid.clusters:
         raise OptionError("give devices, or clusters with counts in their names, like 4xh100")
     request = request_of(options)
-    opened = open_model(model, example_inputs, **opening(options))
+    opened = open_with(model, example_inputs, options)
     say = options.get("progress") or silent
     targets = _targets(grid, request)
     say("reading the model")

@@ -12,9 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.model_names import unusable
 from partitioner.frontends.onnx.load import Traced, load_onnx
 from partitioner.frontends.torch.options import AtRest, ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
+from partitioner.ir.checks import is_a, is_whole
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 
@@ -151,7 +154,7 @@ def open_model(
     *,
     training: bool = False,
     optimizer: str = "adamw",
-    parallel: str | None = None,
+    at_rest: AtRest = "",
     recompute: bool | str = "auto",
     plan_only: bool = False,
     dims: Mapping[str, int] | None = None,
@@ -165,6 +168,10 @@ def open_model(
         PartitionerError: The model does not exist or is no model, an option is for models of the
             other kind, or options contradict each other.
     """
+    if is_whole(example_inputs) and not is_a(example_inputs, bool):
+        raise OptionError(
+            f"example_inputs is {example_inputs!r}; did you mean devices={example_inputs!r}?"
+        )
     opened = _open_module(model, example_inputs)
     if opened is None:
         of_modules = {
@@ -174,49 +181,13 @@ def open_model(
         }
         for name in (name for name, value in of_modules.items() if value):
             raise OptionError(f"{name} is for PyTorch modules; the model is {_described(model)}")
-        _check_parallel(parallel, " of an ONNX model", _NOT_OF_ONNX)
         return OnnxInput(model, dims or {}, shapes or {}, plan_only)
     if dims or shapes:
         raise OptionError("dims and shapes are for ONNX models: give example inputs instead")
-    options = ModuleOptions(training, optimizer, at_rest=_at_rest(parallel, training=training))
-    module_input = ModuleInput(*opened, options)
+    options = ModuleOptions(training, optimizer, at_rest=at_rest)
     if recompute is True and not training:
         raise OptionError("recompute is for training: inference keeps nothing")
-    if not training:
-        _check_parallel(parallel, " in inference", _NOT_OF_INFERENCE)
-    return module_input
-
-
-def _at_rest(parallel: str | None, *, training: bool) -> AtRest:
-    """The kind of parallelism that changes what a module stores, see `ModuleOptions.at_rest`.
-
-    Joined with another kind, parameters and gradients are kept in parts: a part that two axes cut
-    is not always a part of what one of them cuts.
-    """
-    words = (parallel or "").split("+")
-    if not training:
-        return "zero3" if "zero3" in words else ""
-    if len(words) > 1:
-        return ""
-    return "zero1" if parallel == "zero1" else "zero2" if parallel == "zero2" else ""
-
-
-#: Kinds of parallelism that some models do not have, and why.
-_NOT_OF_INFERENCE = {
-    "zero1": "it cuts optimizer state, and there is none: give dp or zero3",
-    "zero2": "it cuts gradients and optimizer state, and there are none: give dp or zero3",
-}
-_NOT_OF_ONNX = {
-    **dict.fromkeys(_NOT_OF_INFERENCE, "it cuts what training keeps: give dp or tp"),
-    "zero3": "a rank's file holds weights as its operators read them: give dp or tp",
-}
-
-
-def _check_parallel(parallel: str | None, where: str, reasons: Mapping[str, str]) -> None:
-    """Refuse kinds of parallelism that a model does not have, for these reasons."""
-    for word in (parallel or "").split("+"):
-        if word in reasons:
-            raise OptionError(f"parallel {word!r}{where}: {reasons[word]}")
+    return ModuleInput(*opened, options)
 
 
 def _open_module(model: Any, example_inputs: Any) -> tuple[nn.Module, Example, ModuleSource] | None:
@@ -226,6 +197,8 @@ def _open_module(model: Any, example_inputs: Any) -> tuple[nn.Module, Example, M
         return model, Example.of(example_inputs), ModuleSource()
     source = ModuleSource.of(model)
     if source is None:
+        if is_a(model, str, Path) and (hint := unusable(str(model))):
+            raise FrontendError(f"{model}: {hint}")
         return None
     if example_inputs is not None:
         raise OptionError(f"example_inputs: {_described(model)} has its own")

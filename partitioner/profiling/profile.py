@@ -20,7 +20,7 @@ from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.profile import Profile, beside, check_writable, write_links
 from partitioner.cost_model.resolve import one_process, resolve_cluster
 from partitioner.cost_model.schedule import schedule
-from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
+from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.ir.checks import is_whole
 from partitioner.ir.errors import OptionError, PartitionerError
 from partitioner.ir.graph import Graph
@@ -28,7 +28,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import place
 from partitioner.ir.program import Programs
 from partitioner.lowering import lower
-from partitioner.options import ProfileOptions, opening, takes, target_cluster
+from partitioner.options import ProfileOptions, open_with, takes, target_cluster
 from partitioner.profiling.candidates import Candidate, candidates, graph_before, local_graph
 from partitioner.profiling.measure import Timing
 from partitioner.profiling.whole import whole_seconds
@@ -154,7 +154,7 @@ def profile(
     check_space(strategy, len(cluster), mesh)
     known = _profile_of(cluster)
     check_writable(known.file)
-    opened = open_model(model, example_inputs, **opening(options))
+    opened = open_with(model, example_inputs, options)
     say("reading the model")
     is_module = isinstance(opened, ModuleInput)
     graph = _graph(opened, options.get("micro_batches"))

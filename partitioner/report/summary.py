@@ -62,6 +62,7 @@ def facts(
         "seed": cert.seed,
         "folded": cert.folded,
         **({"trials": [dict(vars(trial)) for trial in cert.trials]} if cert.trials else {}),
+        "speedup": _speedup(single, figures),
         "latency_s": figures.latency_s,
         "latency_s_one_device": single.latency_s,
         "throughput_per_s": units.finite(figures.throughput_per_s),
@@ -83,6 +84,19 @@ def facts(
         "not_searched": {str(space): str(error) for space, error in outcome.failed},
         "notes": list(notes),
     }
+
+
+def _speedup(single: Evaluation, figures: Evaluation) -> float | None:
+    """How many times as fast as one device; None where that does not hold the model."""
+    return single.step_s / figures.step_s if single.fits and figures.step_s else None
+
+
+def _beside_one(summary: Mapping[str, Any]) -> str:
+    """The first words of the summary: what several devices gain."""
+    if summary["devices_used"] == 1 or summary["objective"] == "memory":
+        return ""
+    speedup = summary.get("speedup")
+    return "" if speedup is None else f"{speedup:.3g} times as fast as one device: "
 
 
 def _step(plan: Plan, figures: Evaluation) -> dict[str, Any]:
@@ -127,7 +141,9 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
     objective, fewer = summary["objective"], summary["fewer_devices"]
     searched = _searched(summary["seed"], summary["folded"], search_s)
     lines = [
-        f"{summary['strategy']} plan on {summary['devices_used']} of {summary['devices']} devices: "
+        _beside_one(summary)
+        + f"{summary['strategy']} plan on {summary['devices_used']} of {summary['devices']} "
+        + "devices: "
         + _certified(objective, *(summary[key] for key in ("cost", "bound", "gap", "status"))),
         *_stages(summary),
         *(f"  blocks      {line}" for line in block_lines(summary.get("blocks", ()))),

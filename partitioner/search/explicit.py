@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
+from partitioner import units
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.columns import DeviceColumns
 from partitioner.cost_model.compute import node_seconds
@@ -176,7 +177,10 @@ class JointSpace:
 
         try:
             check()
-            budget.say(f"searching {self.family}")
+            goal = self.shared.request.objective
+            known_s = budget.best_s
+            best = "" if math.isinf(known_s) else f", best {units.cost(goal, known_s)}"
+            budget.say(f"searching {self.family}{best}")
             options = self.shared.options(self.family)
             budget.work.spend(CHOICE_STEPS * sum(map(len, options.values())))
             least = self.shared.least_cost(self.shared.goal(self.family), options)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from partitioner import units
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.reshard import Resharder
 from partitioner.ir.graph import Graph
@@ -170,8 +171,20 @@ def _searched(
         if not unfinished or budget.work.over:
             return results
         index = min(unfinished, key=lambda index: results[index].least)
-        budget.say(f"going on with {results[index].searched}")
+        budget.say(
+            f"going on with {results[index].searched}: {_standing(results, request, cluster)}"
+        )
         results[index] = unfinished[index](share(len(unfinished)))
+
+
+def _standing(results: Sequence[SpaceResult], request: Request, cluster: Cluster) -> str:
+    """The best cost, the bound and the gap of the spaces so far."""
+    best = _best_s(results, request, cluster)
+    if math.isinf(best):
+        return "no plan yet"
+    bound = min(best, *(result.least for result in results))
+    shown = [units.cost(request.objective, value) for value in (best, bound)]
+    return f"best {shown[0]}, bound {shown[1]}, gap {units.share(1 - bound / best if best else 0)}"
 
 
 def _best_s(results: Sequence[SpaceResult], request: Request, cluster: Cluster) -> float:

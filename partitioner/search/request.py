@@ -16,14 +16,16 @@ from partitioner.ir.plan import OBJECTIVES
 from partitioner.solver import Objective
 from partitioner.solver.milp.engines import HIGHS, Engine, find
 from partitioner.solver.work import STEPS_PER_S, Work
-from partitioner.strategies.batch import batch_of
 from partitioner.strategies.constraints import Constraints
+from partitioner.strategies.named_dims import bound
 from partitioner.strategies.parallel import (
-    DATA,
     PIPELINE,
-    TENSOR,
+    axes_text,
+    inside_stages,
+    kinds,
     parallel_constraints,
     parallel_mesh,
+    wants_stages,
 )
 from partitioner.strategies.spaces import SearchError, check_mesh, check_strategy
 
@@ -105,14 +107,11 @@ class Request:
             raise SearchError(f"tune is {self.tune!r}, not a number of plans of at least 1")
         if self.tune is not None and self.objective == "memory":
             raise SearchError("tune measures seconds: leave it out with the objective memory")
+        kinds(self.parallel)  # refuses unknown words
         self._check_pipeline()
         find(self.solver)
 
     def _check_pipeline(self) -> None:
-        words = set((self.parallel or PIPELINE).split("+"))
-        if PIPELINE in words and (unknown := words - {*DATA, TENSOR, PIPELINE}):
-            known = ", ".join((*DATA, TENSOR, PIPELINE))
-            raise SearchError(f"parallel {self.parallel!r}: {min(unknown)!r} is not one of {known}")
         if isinstance(self.schedule, str) and self.schedule not in SCHEDULES:
             raise SearchError(
                 f"schedule {self.schedule!r} is not one of {', '.join(SCHEDULES)}, nor a file"
@@ -136,7 +135,7 @@ class Request:
     def is_pipelined(self) -> bool:
         """Whether all plans run in micro-batches."""
         asked = self.schedule is not None or self.micro_batch_count is not None
-        return asked or PIPELINE in (*(self.parallel or "").split("+"), *(self.mesh or {}))
+        return asked or wants_stages(self.parallel) or PIPELINE in (self.mesh or {})
 
     @property
     def micro_batch_count(self) -> int | None:
@@ -165,31 +164,29 @@ class Request:
         Raises:
             SearchError: The mesh has no axis "pp", or `parallel` does not say how many stages.
         """
-        words = (self.parallel or "").split("+")
-        if self.parallel is None and PIPELINE in (self.mesh or {}):
-            words = [PIPELINE]
-        if PIPELINE not in words:
+        text = self.parallel
+        if text is None and PIPELINE in (self.mesh or {}):
+            text = PIPELINE
+        if text is None or not wants_stages(text):
             if self.parallel is not None or self.mesh is not None:
                 return (devices,)
             return tuple(size for size in range(1, devices + 1) if devices % size == 0)
-        if self.mesh is None and len(words) > 1:
-            axes = " and ".join("dp" if word in DATA else word for word in words)
-            raise SearchError(f"parallel {self.parallel!r} wants a mesh of axes {axes}")
+        if self.mesh is None and text != PIPELINE:
+            raise SearchError(f"parallel {text!r} wants a mesh of axes {axes_text(text)}")
         if self.mesh is None:
             return (1,)
         if PIPELINE not in self.mesh:
-            raise SearchError(f"parallel {self.parallel!r} wants a mesh with an axis pp")
+            raise SearchError(f"parallel {text!r} wants a mesh with an axis pp")
         return (devices // self.mesh[PIPELINE],)
 
     def inside_stages(self, size: int, micro_batches: int, lanes: int = 1) -> Request:
         """The request for the plan of one micro-batch on a stage of so many devices."""
-        words = [word for word in (self.parallel or "").split("+") if word not in ("", PIPELINE)]
         mesh = {axis: n for axis, n in (self.mesh or {}).items() if axis != PIPELINE}
         return replace(
             self,
             strategy="auto" if size == 1 else "intra",
             constraints=self.constraints.without_places,
-            parallel=("+".join(words) or None) if size > 1 else None,
+            parallel=inside_stages(self.parallel) if size > 1 else None,
             mesh=(mesh or None) if size > 1 else None,
             schedule=None,
             micro_batches=micro_batches,
@@ -203,28 +200,72 @@ class Request:
         return find(self.solver)
 
     def over(self, devices: int) -> Request:
-        """The request with the mesh that `parallel` asks for.
+        """The request with the mesh that `parallel` and named dims ask for.
 
         Raises:
-            SearchError: `parallel` contradicts the mesh or the strategy.
+            SearchError: `parallel` or a layout contradicts the mesh or the strategy.
         """
         if self.parallel is not None and self.strategy == "inter":
             raise SearchError("parallel shards operators; leave it out with strategy 'inter'")
-        if self.parallel is None or devices == 1:
+        if devices == 1:
             return self
-        return replace(self, mesh=parallel_mesh(self.parallel, devices, self.mesh))
+        mesh = self._mesh_of_layout(devices)
+        if self.parallel is None:
+            return replace(self, mesh=mesh)
+        if not self._layout_axes:
+            return replace(self, mesh=parallel_mesh(self.parallel, devices, mesh))
+        parallel_mesh(self.parallel, devices, self._rest(mesh or {}))  # refuses other axes
+        return replace(self, mesh=mesh)
 
-    def on(self, graph: Graph) -> Request:
-        """The request with `parallel` as constraints on a graph; called after `over`.
+    @property
+    def _layout_axes(self) -> tuple[str, ...]:
+        return self.constraints.named.axes if self.constraints.named else ()
+
+    def _rest(self, mesh: Mapping[str, int]) -> Mapping[str, int]:
+        """The axes of a mesh that no named dim lies over."""
+        return {axis: size for axis, size in mesh.items() if axis not in self._layout_axes}
+
+    def _mesh_of_layout(self, devices: int) -> Mapping[str, int] | None:
+        """The mesh that named dims lie over: the one given, or all devices on their only axis.
 
         Raises:
-            ConstraintError: `parallel` cuts the batch, and there is none, or it is too small.
+            SearchError: It lacks an axis, or there are several and it is not given.
         """
-        if self.parallel is None or self.mesh is None:
+        axes = self._layout_axes
+        if not axes:
+            return self.mesh
+        source = self.constraints.named.source if self.constraints.named else ""
+        if self.strategy == "inter":
+            raise SearchError(
+                f"{source}: a layout shards operators; leave it out with strategy 'inter'"
+            )
+        if self.mesh is None and len(axes) == 1 and self.parallel is None:
+            return {axes[0]: devices}
+        if self.mesh is None:
+            raise SearchError(
+                f"{source}: a layout over {' and '.join(axes)} wants a mesh with them"
+            )
+        for axis in axes:
+            if axis not in self.mesh:
+                known = ", ".join(self.mesh)
+                raise SearchError(f"{source}: a layout over {axis!r}; the mesh has {known}")
+        return self.mesh
+
+    def on(self, graph: Graph) -> Request:
+        """The request with `parallel` and named dims as constraints on a graph, after `over`.
+
+        Raises:
+            ConstraintError: A kind of parallelism or a named dim cannot be had on this graph.
+        """
+        if self.mesh is None:
             return self
-        pins = parallel_constraints(self.parallel, graph, batch_of(graph), self.mesh)
-        merged = Constraints((*self.constraints.pins, *pins.pins), self.constraints.plan, pins.busy)
-        return replace(self, constraints=merged)
+        constraints = self.constraints
+        if constraints.named is not None:
+            constraints = replace(constraints, along=bound(constraints.named, graph, self.mesh))
+        if self.parallel is not None:
+            mesh = self._rest(self.mesh)
+            constraints = constraints.joined(parallel_constraints(self.parallel, graph, mesh))
+        return replace(self, constraints=constraints)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.rule import Rule
 
 _AXIS = "batch"
-_MESH = DeviceMesh.line(2, _AXIS)
+#: The mesh that cuts a dim in two.
+LINE = DeviceMesh.line(2, _AXIS)
 #: Sweeps over the graph, forward and back in turn.
 _MAX_SWEEPS = 6
 
@@ -61,9 +62,14 @@ def batch_of(graph: Graph) -> Followed:
     return max(walks, key=lambda walk: walk.score).followed if walks else Followed({}, {})
 
 
-def follow(graph: Graph, seeds: Iterable[Dim]) -> Followed:
-    """Follow dims of values, which are one dim of the model, through the graph."""
-    return _Walk(graph, rules_of(graph)).run(seeds).followed
+def follow(
+    graph: Graph, seeds: Iterable[Dim], cuts: Mapping[Dim, DimLayout] | None = None
+) -> Followed:
+    """Follow dims of values, which are one dim of the model, through the graph.
+
+    `cuts` has cuts over `LINE` of some of them; the others are cut evenly.
+    """
+    return _Walk(graph, rules_of(graph)).run(seeds, cuts or {}).followed
 
 
 def _candidates(graph: Graph) -> Iterator[Dim]:
@@ -93,9 +99,10 @@ class _Walk:
     layouts: dict[str, Sharding] = field(default_factory=dict)
     factors: dict[str, dict[str, DimLayout]] = field(default_factory=dict)
 
-    def run(self, seeds: Iterable[Dim]) -> _Walk:
+    def run(self, seeds: Iterable[Dim], cuts: Mapping[Dim, DimLayout] | None = None) -> _Walk:
         for value, dim in seeds:
-            self._publish(value, _cut(self.graph.types[value].shape, dim))
+            cut = (cuts or {}).get((value, dim))
+            self._publish(value, _cut(self.graph.types[value].shape, dim, cut))
         for sweep in range(_MAX_SWEEPS):
             order = reversed(self.graph.nodes) if sweep % 2 else self.graph.nodes
             news = [self._visit(node) for node in order]
@@ -154,7 +161,7 @@ class _Walk:
         rule, layouts = self.rules[node.name], self.factors.get(node.name)
         if not isinstance(rule, Rule) or not layouts:
             return False
-        ins, _ = rule.shardings(layouts, _MESH)
+        ins, _ = rule.shardings(layouts, LINE)
         for value, at in zip(node.inputs, ins, strict=True):
             if at.axes and value in self.weights:
                 return False
@@ -169,7 +176,7 @@ class _Walk:
             return False
         for cut in self._cuts(node, rule):
             try:
-                ins, outs = rule.shardings(cut, _MESH)
+                ins, outs = rule.shardings(cut, LINE)
             except LayoutError:
                 continue
             self.factors[node.name] = cut
@@ -186,22 +193,23 @@ class _Walk:
             if value not in self.layouts or dims is None:
                 continue
             for expr, layout in zip(dims, self.layouts[value].dims, strict=True):
-                cut = rule.factor_layouts(expr, layout, _MESH) if layout.axes else None
+                cut = rule.factor_layouts(expr, layout, LINE) if layout.axes else None
                 links = [link for link in rule.links if cut and set(cut) <= set(link)]
                 if cut and links:
-                    even = {n: _even(rule.factors[n].size) for n in links[0] if n not in cut}
-                    yield {**even, **cut}
+                    linked = {n: even(rule.factors[n].size) for n in links[0] if n not in cut}
+                    yield {**linked, **cut}
 
     def _publish(self, value: str, at: Sharding) -> None:
         if at.axes and not at.partial and value not in self.layouts:
             self.layouts[value] = at
 
 
-def _cut(shape: tuple[int, ...], dim: int) -> Sharding:
+def _cut(shape: tuple[int, ...], dim: int, cut: DimLayout | None) -> Sharding:
     whole = [DimLayout.whole(size) for size in shape]
-    whole[dim] = _even(shape[dim])
+    whole[dim] = cut or even(shape[dim])
     return Sharding(tuple(whole))
 
 
-def _even(size: int) -> DimLayout:
-    return DimLayout.even(size, (_AXIS,), _MESH)
+def even(size: int) -> DimLayout:
+    """The cut of a dim in two, as even as can be."""
+    return DimLayout.even(size, (_AXIS,), LINE)

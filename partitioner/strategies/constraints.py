@@ -16,21 +16,31 @@
     tensor = "embed.weight"
     cut = true                # on any dim; axis = "dp" names the mesh axis
 
-A pin leaves only the strategies that honour it; the rest is solved. A plan pins each node that it
+    [dims]                    # by name: "PATTERN.DIM" of tensors, nodes, modules or operators
+    batch = "x.0, y.0"
+    hidden = ["*.mlp.up.weight.0"]
+
+    [layout]                  # the mesh axes that they are cut over; "" for none
+    batch = "dp"
+    hidden = "tp"
+
+A pin leaves only the strategies that honour it, and so does a layout of every operator that has a
+loop which is the dim; the rest is solved. A plan pins each node that it
 lists to the decision it has there.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
 from typing import Any
 
-from partitioner.ir.errors import PartitionerError
+from partitioner.ir.errors import PartitionerError, did_you_mean
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Sharding
 from partitioner.ir.ops import row_of, rule_of
@@ -71,9 +81,84 @@ class Pin:
 
 
 @dataclass(frozen=True)
+class NamedDims:
+    """Dims by name, and the mesh axes that they lie over.
+
+    Attributes:
+        dims: By name, its dims as "PATTERN.DIM"; the pattern is of tensors, nodes, modules or
+            operators, and the dim may be negative.
+        layout: By name, the mesh axes that the dim is cut over; none if it is not cut.
+        source: The file, for errors.
+    """
+
+    dims: Mapping[str, tuple[str, ...]]
+    layout: Mapping[str, tuple[str, ...]]
+    source: str = ""
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The mesh axes of the layout."""
+        return tuple(dict.fromkeys(axis for axes in self.layout.values() for axis in axes))
+
+    @classmethod
+    def of(cls, dims: Any, layout: Any, source: str) -> NamedDims:
+        """Named dims of two tables, whose values are lists, or strings with commas.
+
+        Raises:
+            ConstraintError: A table or a value is malformed, or a name has no dims.
+        """
+        seeds = {
+            name: _words(value, f"{source} dim {name}") for name, value in _table(dims, source)
+        }
+        axes = {
+            name: _words(value, f"{source} layout {name}") for name, value in _table(layout, source)
+        }
+        for name, texts in seeds.items():
+            for text in texts:
+                if not re.fullmatch(r".+\.-?\d+", text, re.ASCII):
+                    raise ConstraintError(f"{source} dim {name}: {text!r} is not like 'x.0'")
+            if not texts:
+                raise ConstraintError(f"{source} dim {name}: it names no dim of a tensor")
+        for name, named in axes.items():
+            if name not in seeds:
+                hint = did_you_mean(name, seeds)
+                raise ConstraintError(f"{source} layout {name}: no dim has that name{hint}")
+            if len(set(named)) < len(named):
+                raise ConstraintError(f"{source} layout {name}: an axis is named twice")
+        return cls(seeds, axes, source)
+
+
+@dataclass(frozen=True)
+class Along:
+    """A demand on operators: those with a loop that is a named dim are cut along it.
+
+    Attributes:
+        text: For errors.
+        name: The name of the dim.
+        axes: The mesh axes; without any, the loop is not cut.
+        factors: By node, the factors that stand for the dim.
+    """
+
+    text: str
+    name: str
+    axes: tuple[str, ...]
+    factors: Mapping[str, frozenset[str]]
+
+    def honoured(self, node: Node, placed: PlacedNode) -> bool:
+        """Whether a strategy of a node is as demanded."""
+        layouts = (placed.layouts.get(name) for name in self.factors.get(node.name, ()))
+        return all(
+            set(self.axes) <= set(at.axes if at else ()) if self.axes else not (at and at.axes)
+            for at in layouts
+        )
+
+
+@dataclass(frozen=True)
 class Constraints:
     """Pins, the plan whose decisions (of all nodes or some) are kept, and nodes to be cut.
 
+    `named` has named dims and the axes that they lie over; on a graph, `along` has the demands that
+    `strategies.named_dims` makes of them.
     `busy` has, by mesh axis, nodes that are cut over the axis if any of their strategies is: along
     the factors named or, if none of their strategies is or none are named, along any.
     """
@@ -81,11 +166,18 @@ class Constraints:
     pins: tuple[Pin, ...] = ()
     plan: Plan | None = None
     busy: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict)
+    named: NamedDims | None = None
+    along: tuple[Along, ...] = ()
 
     @property
     def bound(self) -> bool:
         """Whether there is any constraint."""
-        return bool(self.pins or self.busy) or self.plan is not None
+        return bool(self.pins or self.busy or self.named) or self.plan is not None
+
+    def joined(self, other: Constraints) -> Constraints:
+        """These constraints and others, which keep no plan and no nodes busy over the same axes."""
+        pins = (*self.pins, *other.pins)
+        return replace(self, pins=pins, busy={**self.busy, **other.busy})
 
     @classmethod
     def read(cls, path: Path) -> Constraints:
@@ -105,13 +197,33 @@ class Constraints:
             raise ConstraintError(f"constraints {path}: {error}") from None
         if is_plan:
             return cls(plan=Plan.from_json(text))
+        return cls._of(data, f"constraints {path}", path.name)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Constraints:
+        """The constraints that a mapping says, as a file does: "dims" and "layout", "pin", or both.
+
+        >>> Constraints.of({"dims": {"batch": "x.0"}, "layout": {"batch": "dp"}}).named.layout
+        {'batch': ('dp',)}
+
+        Raises:
+            ConstraintError: A key is unknown, or a value is malformed.
+        """
+        return cls._of(data, "constraints", "constraints")
+
+    @classmethod
+    def _of(cls, data: Mapping[str, Any], where: str, short: str) -> Constraints:
         entries = data.get("pin", [])
-        if set(data) - {"pin"} or not isinstance(entries, list):
+        if set(data) - {"pin", "dims", "layout"} or not isinstance(entries, list):
             raise ConstraintError(
-                f"constraints {path}: only [[pin]] tables are known, found {sorted(data)}"
+                f"{where}: only [[pin]] tables, [dims] and [layout] are known, found {sorted(data)}"
             )
+        named = None
+        if "dims" in data or "layout" in data:
+            named = NamedDims.of(data.get("dims", {}), data.get("layout", {}), short)
         numbered = enumerate(entries, 1)
-        return cls(tuple(_pin(entry, f"{path.name} pin {number}") for number, entry in numbered))
+        pins = tuple(_pin(entry, f"{short} pin {number}") for number, entry in numbered)
+        return cls(pins, named=named)
 
     @classmethod
     def placed(cls, placement: Mapping[str, int | Sequence[int]]) -> Constraints:
@@ -160,9 +272,14 @@ class Constraints:
         """
         for pin in self.pins:
             if pin.tensor and pin.tensor not in graph.types:
-                raise ConstraintError(f"{pin.text}: the model has no tensor {pin.tensor!r}")
+                near = did_you_mean(pin.tensor, graph.types)
+                raise ConstraintError(f"{pin.text}: the model has no tensor {pin.tensor!r}{near}")
             if not pin.tensor and not any(_names(pin, node) for node in graph.nodes):
-                raise ConstraintError(f"{pin.text}: no node matches {list(pin.nodes) or pin.op!r}")
+                near = did_you_mean(pin.op, (node.op for node in graph.nodes))
+                near = did_you_mean(pin.nodes[0], graph.by_name) if pin.nodes else near
+                raise ConstraintError(
+                    f"{pin.text}: no node matches {list(pin.nodes) or pin.op!r}{near}"
+                )
             for device in pin.devices:
                 if not 0 <= device < devices:
                     raise ConstraintError(
@@ -175,6 +292,15 @@ class Constraints:
                 )
         if self.plan is not None:
             _check_plan(self.plan, graph, devices)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How many operators each named dim binds, for the summary."""
+        return tuple(
+            f"{demand.text}: {len(demand.factors)} operators are "
+            + ("cut along it" if demand.axes else "not cut along it")
+            for demand in self.along
+        )
 
     @property
     def places(self) -> bool:
@@ -208,6 +334,8 @@ class Constraints:
         for pin in self.pins:
             if not pin.tensor or pin.tensor in values:
                 kept = tuple(placed for placed in kept if _honours(pin, node, placed))
+        for demand in self.along:
+            kept = tuple(placed for placed in kept if demand.honoured(node, placed))
         for axis, nodes in self.busy.items():
             if node.name in nodes:
                 along = tuple(p for p in kept if _uses(p, axis, nodes[node.name]))
@@ -221,6 +349,10 @@ class Constraints:
             kept = [placed for placed in kept if _honours(pin, node, placed)]
             if not kept:
                 return pin.text
+        for demand in self.along:
+            kept = [placed for placed in kept if demand.honoured(node, placed)]
+            if not kept:
+                return demand.text
         return "its constraints"
 
 
@@ -265,6 +397,20 @@ def _pin(entry: Any, text: str) -> Pin:
     values = {key: value for key, value in entry.items() if key not in ("device", "devices")}
     group = _group(entry.get("devices", entry.get("device", ())))
     return Pin(text, **{**values, "nodes": tuple(entry.get("nodes", ())), "devices": group})
+
+
+def _table(table: Any, source: str) -> Iterable[tuple[str, Any]]:
+    if not isinstance(table, Mapping) or not all(isinstance(name, str) for name in table):
+        raise ConstraintError(f"{source}: [dims] and [layout] are tables of names, not {table!r}")
+    return table.items()
+
+
+def _words(value: Any, where: str) -> tuple[str, ...]:
+    """The strings of a list, or of a string with commas; none of ""."""
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+        raise ConstraintError(f"{where}: {value!r} is not a string or a list of strings")
+    return tuple(word.strip() for word in words if word.strip())
 
 
 def _group(devices: Any) -> tuple[Any, ...]:

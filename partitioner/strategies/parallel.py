@@ -1,4 +1,4 @@
-"""Well-known kinds of parallelism as constraints on a module's graph.
+"""Kinds of parallelism by name: a table, and "a+b+c" of its words as constraints on a graph.
 
     dp      data parallel: the batch is cut, parameters are stored and used whole
     zero1   dp with optimizer state cut; parameters and gradients are whole at rest, and what a
@@ -7,286 +7,218 @@
     zero3   parameters, gradients and optimizer state are cut at rest, and parameters gathered for
             each pass and freed after their use
     tp      tensor parallel: the batch is whole, every weight matrix is stored and used cut
-    dp+tp   and so on: both, each over its axis
-    pp      pipeline parallel: stages on devices of their own, which `search.pipelines` cuts
+    pp      pipeline parallel: stages on devices of their own, which `search.pipelines` cuts; the
+            others are then inside of a stage
+    dp+tp   and so on: several, each over its axis
 
-Inputs, parameters and uses of parameters are bound; the rest is solved. Where the batch is all that
-is cut, parameters are stored as rows if they can be: parts of rows are gathered without a copy. The
-batch is cut over axis "dp", weights for tensor parallelism over axis "tp".
+A kind binds what makes it that kind; the rest is solved. A new one is a row of `KINDS`, with its
+constraints in a file of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import row_of, rule_of
+from partitioner.frontends.torch.options import AtRest
+from partitioner.ir.checks import is_a
+from partitioner.ir.errors import OptionError, did_you_mean
+from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
-from partitioner.ir.rule import Rule
-from partitioner.strategies.batch import Followed, batch_of
-from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
+from partitioner.strategies.constraints import Constraints
+from partitioner.strategies.data_parallel import DataParallel
+from partitioner.strategies.kind import Asked, Kind, ModelKind
 from partitioner.strategies.spaces import SearchError
+from partitioner.strategies.tensor_parallel import tensor_constraints
 
-#: Kinds that cut the batch: whether what the optimizer works on is cut, and, in a pass, parameters
-#: until their use. (`partitioner::rest` nodes hold parameters between steps in zero1 and zero2.)
-DATA = {"dp": (False, False), "zero1": (True, False), "zero2": (True, False), "zero3": (True, True)}
-TENSOR = "tp"
-#: Stages, each on devices of its own; the others are then inside of a stage.
+#: The word of stages.
 PIPELINE = "pp"
 
 
-def parallel_mesh(kind: str, devices: int, mesh: Mapping[str, int] | None) -> Mapping[str, int]:
-    """Axes of a kind of parallelism: the mesh, or all devices on its only axis.
+def _data(word: str, *, at_rest: bool, until_use: bool, **more: Any) -> Kind:
+    data = DataParallel(word, at_rest, until_use)
+    return Kind(word, ("dp",), data.constraints, data.notes, cuts_batch=True, **more)
+
+
+_TRAINED = "it cuts what training keeps: give dp or tp"
+_NO_STATE = "it cuts optimizer state, and there is none: give dp or zero3"
+_NO_GRADIENTS = "it cuts gradients and optimizer state, and there are none: give dp or zero3"
+_READ_WHOLE = "a rank's file holds weights as its operators read them: give dp or tp"
+
+#: All kinds, by their word.
+KINDS: Mapping[str, Kind] = {
+    kind.word: kind
+    for kind in (
+        _data("dp", at_rest=False, until_use=False),
+        _data(
+            "zero1",
+            at_rest=True,
+            until_use=False,
+            lacks={"onnx": _TRAINED, "inference": _NO_STATE},
+            stored={"training": "zero1"},
+        ),
+        _data(
+            "zero2",
+            at_rest=True,
+            until_use=False,
+            lacks={"onnx": _TRAINED, "inference": _NO_GRADIENTS},
+            stored={"training": "zero2"},
+        ),
+        _data(
+            "zero3",
+            at_rest=True,
+            until_use=True,
+            lacks={"onnx": _READ_WHOLE},
+            stored={"inference": "zero3"},
+        ),
+        Kind("tp", ("tp",), tensor_constraints),
+        Kind(PIPELINE, ("pp",), None),
+    )
+}
+
+#: Models in words, for refusals.
+_IN_WORDS: Mapping[ModelKind, str] = {
+    "onnx": "of an ONNX model",
+    "inference": "in inference",
+    "training": "in training",
+}
+
+
+def kinds(text: str | None) -> tuple[Kind, ...]:
+    """The kinds that "a+b" names; none of None.
+
+    Raises:
+        SearchError: A word is unknown or given twice, or two of them need the same axis.
+    """
+    if text is None:
+        return ()
+    words = text.split("+") if is_a(text, str) else []
+    known = ", ".join(KINDS)
+    for word in words or [text]:
+        if word not in KINDS:
+            hint = did_you_mean(str(word), KINDS)
+            raise SearchError(
+                f"parallel {text!r}: {word!r} is not one of {known}, or several joined by +{hint}"
+            )
+    asked = tuple(KINDS[word] for word in words)
+    for index, kind in enumerate(asked):
+        for other in asked[:index]:
+            if set(kind.axes) <= set(other.axes) or set(other.axes) <= set(kind.axes):
+                raise SearchError(
+                    f"parallel {text!r}: {other.word} and {kind.word} need the same mesh axis, "
+                    f"{kind.axes[0]}: give one of them"
+                )
+    return asked
+
+
+def check_has(text: str | None, model: ModelKind) -> None:
+    """Refuse kinds that a model does not have.
+
+    Raises:
+        OptionError: The model has no such kind.
+    """
+    for kind in kinds(text):
+        if model in kind.lacks:
+            raise OptionError(f"parallel {kind.word!r} {_IN_WORDS[model]}: {kind.lacks[model]}")
+
+
+def at_rest(text: str | None, *, training: bool) -> AtRest:
+    """The kind of parallelism that changes what a module stores, see `ModuleOptions.at_rest`.
+
+    Joined with another kind, parameters and gradients are kept in parts in training: a part that
+    two axes cut is not always a part of what one of them cuts.
+    """
+    asked = kinds(text)
+    if training and len(asked) > 1:
+        return ""
+    model: ModelKind = "training" if training else "inference"
+    return next((kind.stored[model] for kind in asked if model in kind.stored), "")
+
+
+def inside_stages(text: str | None) -> str | None:
+    """The kinds inside of a stage: all but the stages themselves; None if there are no others."""
+    return "+".join(kind.word for kind in kinds(text) if kind.word != PIPELINE) or None
+
+
+def wants_stages(text: str | None) -> bool:
+    """Whether stages are among the kinds."""
+    return any(kind.word == PIPELINE for kind in kinds(text))
+
+
+def axes_text(text: str) -> str:
+    """The mesh axes that kinds need, in words."""
+    return " and ".join(" or ".join(kind.axes) for kind in kinds(text))
+
+
+def parallel_mesh(text: str, devices: int, mesh: Mapping[str, int] | None) -> Mapping[str, int]:
+    """Axes of kinds of parallelism: the mesh, or all devices on the axis of the only kind.
 
     Raises:
         SearchError: There is no such kind, or its axes are not the mesh's.
     """
-    words = kind.split("+")
-    if not words or len(set(words)) != len(words) or set(words) - {*DATA, TENSOR}:
-        known = ", ".join((*DATA, TENSOR, PIPELINE))
-        raise SearchError(f"parallel {kind!r} is not one of {known}, or several joined by +")
-    wanted = ["tp" if word == TENSOR else "dp" for word in words]
-    if len(set(wanted)) != len(wanted):
-        raise SearchError(f"parallel {kind!r} cuts the batch twice")
-    if mesh is None and len(wanted) == 1:
-        return {wanted[0]: devices}
-    if mesh is None or set(mesh) != set(wanted):
+    asked = kinds(text)
+    if mesh is None and len(asked) == 1:
+        return {asked[0].axes[0]: devices}
+    if mesh is None or _axes(asked, mesh) is None:
         axes = "none" if mesh is None else ", ".join(mesh)
         raise SearchError(
-            f"parallel {kind!r} wants a mesh of axes {' and '.join(sorted(wanted))}; "
-            f"the mesh given has {axes}"
+            f"parallel {text!r} wants a mesh of axes {axes_text(text)}; the mesh given has {axes}"
         )
     return mesh
 
 
-def parallel_constraints(
-    kind: str, graph: Graph, batch: Followed, mesh: Mapping[str, int]
-) -> Constraints:
-    """Pins of a kind of parallelism that `parallel_mesh` accepts; `mesh` has the sizes of axes.
+def parallel_constraints(text: str, graph: Graph, mesh: Mapping[str, int]) -> Constraints:
+    """Constraints of kinds of parallelism; the mesh is one that `parallel_mesh` accepts.
 
     Raises:
-        ConstraintError: The batch is to be cut, and there is none, or it has too few elements.
+        ConstraintError: A kind cannot be had on this graph.
     """
-    pins: list[Pin] = []
-    busy: dict[str, Mapping[str, frozenset[str]]] = {}
-    for word in kind.split("+"):
-        axis = "tp" if word == TENSOR else "dp"
-        rows = kind == word
-        constraints = axis_constraints(word, graph, batch, axis, mesh[axis], rows=rows)
-        pins += constraints.pins
-        busy.update(constraints.busy)
-    return Constraints(tuple(pins), busy=busy)
+    joined = Constraints()
+    for kind, asked in _asked(text, graph, mesh):
+        assert kind.constraints is not None
+        joined = joined.joined(kind.constraints(asked))
+    return joined
 
 
-def axis_constraints(
-    word: str, graph: Graph, batch: Followed, axis: str, size: int, *, rows: bool = False
-) -> Constraints:
-    """Pins of one kind of parallelism, a key of `DATA` or "tp", over an axis of a size.
+def parallel_notes(
+    text: str | None, graph: Graph, plan: Plan, mesh: Mapping[str, int] | None
+) -> tuple[str, ...]:
+    """What a plan of the graph does with the kinds of parallelism, as notes for the summary.
 
-    `rows`: whether parameters are cut at rest along their first dim where it is divisible.
-
-    Raises:
-        ConstraintError: The batch is to be cut, and there is none, or it has too few elements.
+    `mesh` has the axes that were asked for, if any; the plan may be one of stages.
     """
-    if word == TENSOR:
-        return Constraints(tuple(_tensor(graph, batch, axis, size)))
-    _check_batch(word, graph, batch, size)
-    busy = {axis: {name: batch.factors.get(name, frozenset()) for name in _depending(graph, batch)}}
-    return Constraints(tuple(_data(word, graph, batch, axis, size, rows=rows)), busy=busy)
-
-
-def parallel_notes(kind: str | None, graph: Graph, plan: Plan) -> tuple[str, ...]:
-    """Where the batch of a kind of parallelism lies, unless it is dim 0 throughout; what is whole.
-
-    Of a plan of the graph; without a kind that cuts the batch, nothing is noted.
-    """
-    word = next((word for word in (kind or "").split("+") if word in DATA), None)
-    axis = "dp"
-    if word is None or not any(axis in mesh.names for mesh in plan.groups):
+    inside = inside_stages(text)
+    if inside is None:
         return ()
-    batch, notes = batch_of(graph), list[str]()
-    if word in ("zero1", "zero2") and word != kind:
-        notes.append(
-            f"parallel {kind}: joined with another kind, {word} keeps parameters and gradients in "
-            "parts between steps too"
-        )
-    shaped = [name for name in graph.inputs if graph.types[name].rank]
-    if any(batch.inputs.get(name) != 0 for name in shaped):
-        dims = ", ".join(f"dim {dim} of {name!r}" for name, dim in batch.inputs.items())
-        others = [repr(name) for name in shaped if name not in batch.inputs]
-        without = f"; {', '.join(others)} without it" if others else ""
-        notes.append(f"parallel {word}: the batch is {dims}{without}")
-    whole = [
-        f"{node.name} ({node.op.rpartition('::')[2]})"
-        for node in graph.nodes
-        if node.name in batch.factors and node.name not in graph.backward
-        if axis in plan.groups[plan.nodes[node.name].group].names
-        if not any(axis in cut.axes for cut in plan.nodes[node.name].cuts.values())
-    ]
-    if whole:
-        more = f" and {len(whole) - 3} more" if len(whole) > 3 else ""
-        notes.append(
-            f"parallel {word}: {', '.join(whole[:3])}{more} cannot be cut with the batch, and "
-            f"each device of an axis {axis} computes all of it"
-        )
-    return tuple(notes)
+    axes = {axis: size for axis, size in (mesh or {}).items() if axis != PIPELINE}
+    axes = axes or {kinds(inside)[0].axes[0]: 1}
+    if _axes(kinds(inside), axes) is None:
+        return ()
+    return tuple(
+        note
+        for kind, asked in _asked(inside, graph, axes)
+        for note in kind.notes(replace(asked, alone=inside == text and asked.alone), plan)
+    )
 
 
-def _check_batch(word: str, graph: Graph, batch: Followed, size: int) -> None:
-    if not batch.inputs:
-        shapes = ", ".join(f"{name} {graph.types[name]}" for name in graph.inputs)
-        raise ConstraintError(f"parallel {word}: no input has a batch that can be cut: {shapes}")
-    if batch.size(graph) < size:
-        dims = " and ".join(f"dim {dim} of {name!r}" for name, dim in batch.inputs.items())
-        raise ConstraintError(
-            f"parallel {word}: the batch ({dims}) has {batch.size(graph)} elements, "
-            f"fewer than {size} devices"
-        )
+def _asked(text: str, graph: Graph, mesh: Mapping[str, int]) -> list[tuple[Kind, Asked]]:
+    asked = kinds(text)
+    axes = _axes(asked, mesh)
+    assert axes is not None
+    alone = len(asked) == 1
+    return [(kind, Asked(graph, of_kind, alone)) for kind, of_kind in zip(asked, axes, strict=True)]
 
 
-def _depending(graph: Graph, batch: Followed) -> Iterator[str]:
-    """Nodes that depend on the batch, except those that compute nothing.
+def _axes(asked: tuple[Kind, ...], mesh: Mapping[str, int]) -> list[dict[str, int]] | None:
+    """The axes of a mesh that each kind has; None if they do not suit the kinds.
 
-    Those write to where a value is stored, or are the value in the other pass: what is reduced once
-    serves both passes.
+    Each has those with its names. If no axis has a name of any kind, they are the user's own, and
+    there must be one for each kind, in their order.
     """
-    known = set(batch.inputs)
-    for node in graph.nodes:
-        row = row_of(node)
-        if known.intersection(node.reads) and (row is None or row.in_place is None):
-            known.update(node.writes)
-            if row is None or not row.again:
-                yield node.name
-
-
-def _data(
-    word: str, graph: Graph, batch: Followed, axis: str, size: int, *, rows: bool
-) -> Iterator[Pin]:
-    at_rest, until_use = DATA[word]
-    for value in graph.constants:
-        if value not in batch.values and graph.types[value].rank:
-            text = f"parallel {word}: weight {value!r}"
-            yield Pin(text, tensor=value, axis=axis, replicate=True)
-    for value, uses in _uses(graph).items():
-        cut = at_rest and _can_cut(graph, value, size)
-        text = f"parallel {word}: parameter {value!r}"
-        shape = graph.types[value].shape
-        dim = 0 if cut and rows and shape[0] % size == 0 else None
-        yield Pin(text, tensor=value, axis=axis, side="made", **_stored(cut, dim))
-        for name in uses:
-            if _is_again(graph, name):
-                kept = cut and (until_use or _is_stored_again(graph, name))
-                yield Pin(text, tensor=name, axis=axis, side="made", **_stored(kept, dim))
-            yield Pin(text, tensor=name, axis=axis, side="read", replicate=True)
-
-
-def _stored(cut: bool, dim: int | None) -> dict[str, Any]:
-    """What a pin demands of a value that is cut, along a dim if that is given, or else is whole."""
-    if not cut:
-        return {"replicate": True}
-    return {"cut": True} if dim is None else {"dim": dim}
-
-
-def _tensor(graph: Graph, batch: Followed, axis: str, size: int) -> Iterator[Pin]:
-    for value in batch.inputs:
-        yield Pin(f"parallel tp: batch of {value!r}", tensor=value, axis=axis, replicate=True)
-    for value, uses in _uses(graph).items():
-        if graph.types[value].rank < 2 or not _can_cut(graph, value, size):
-            continue
-        if any(_is_read_whole(graph, use) for use in uses):
-            continue
-        text = f"parallel tp: parameter {value!r}"
-        yield Pin(text, tensor=value, axis=axis, side="made", cut=True)
-        for name in uses:
-            yield Pin(text, tensor=name, axis=axis, side="read", cut=True)
-    for value, weight in _matrices(graph).items():
-        if max(graph.types[value].shape) >= size and not _is_read_whole(graph, value):
-            text = f"parallel tp: weight {weight!r}"
-            yield Pin(text, tensor=value, axis=axis, side="read", cut=True)
-
-
-def _uses(graph: Graph) -> Mapping[str, tuple[str, ...]]:
-    """The values of each stored parameter in the passes, and the views of them.
-
-    In training, of those that are trained.
-    """
-    by_parameter: dict[str, list[str]] = {}
-    root: dict[str, str] = {}
-    updated = (n.inputs[1] for n in graph.nodes if n.attrs.get("role") == "gradient")
-    trained = {_origin(graph, value) for value in updated}
-    for node in graph.nodes:
-        row = row_of(node)
-        if row is None or row.in_place is not None:
-            continue
-        if row.stored and not node.inputs and (node.outputs[0] in trained or not graph.backward):
-            by_parameter[node.outputs[0]] = []
-            root[node.outputs[0]] = node.outputs[0]
-        elif node.inputs and (row.view or row.again) and node.inputs[0] in root:
-            parameter = root[node.inputs[0]]
-            root.update(dict.fromkeys(node.writes, parameter))
-            by_parameter[parameter] += node.writes
-    for parameter, uses in by_parameter.items():
-        if not any(_is_again(graph, use) for use in uses):
-            uses.append(parameter)
-    return {parameter: tuple(uses) for parameter, uses in by_parameter.items()}
-
-
-def _origin(graph: Graph, value: str) -> str:
-    """The value of which a value at rest is another name."""
-    while inputs := graph.producers[value].inputs:
-        value = inputs[0]
-    return value
-
-
-def _is_again(graph: Graph, value: str) -> bool:
-    """Whether a value is another one, in a pass or at rest."""
-    row = row_of(graph.producers[value])
-    return row is not None and row.again
-
-
-def _is_stored_again(graph: Graph, value: str) -> bool:
-    """Whether a value is gathered for where it lies at rest."""
-    rows = map(row_of, graph.consumers[value])
-    return any(row is not None and row.stored for row in rows)
-
-
-def _matrices(graph: Graph) -> Mapping[str, str]:
-    """The values of constants, as they are or computed from them alone, that only products read.
-
-    Each with the name of the constant.
-    """
-    origin = {name: name for name in graph.constants if graph.types[name].rank}
-    for node in graph.nodes:
-        if node.reads and origin.keys() >= set(node.reads):
-            origin.update(dict.fromkeys(node.writes, origin[node.reads[0]]))
-    return {
-        value: weight
-        for value, weight in origin.items()
-        if graph.types[value].rank >= 2
-        and (readers := graph.consumers[value])
-        and all(_is_factor(graph, node, value) for node in readers)
-    }
-
-
-def _is_factor(graph: Graph, node: Node, value: str) -> bool:
-    """Whether a node multiplies matrices, and a value is one of them."""
-    rule = rule_of(graph, node)
-    if not isinstance(rule, Rule) or not rule.is_product:
-        return False
-    return all(index not in rule.addends for index, v in enumerate(node.inputs) if v == value)
-
-
-def _is_read_whole(graph: Graph, value: str) -> bool:
-    """Whether a node, such as a `torch.cond`, needs the value whole on every device."""
-    for node in graph.consumers[value]:
-        rule = rule_of(graph, node)
-        if not isinstance(rule, Rule):
-            return True
-        if any(v == value and d is None for v, d in zip(node.inputs, rule.operands, strict=True)):
-            return True
-    return False
-
-
-def _can_cut(graph: Graph, value: str, parts: int) -> bool:
-    return any(size % parts == 0 for size in graph.types[value].shape)
+    usual = {axis for kind in KINDS.values() for axis in kind.axes}
+    if usual.isdisjoint(mesh) and len(mesh) == len(asked):
+        return [{axis: size} for axis, size in mesh.items()]
+    axes = [{axis: size for axis, size in mesh.items() if axis in kind.axes} for kind in asked]
+    fits = all(axes) and sorted(axis for of_kind in axes for axis in of_kind) == sorted(mesh)
+    return axes if fits else None

@@ -102,8 +102,11 @@ def test_part_of_a_plan_is_kept_and_the_rest_is_free() -> None:
     ("text", "message"),
     [
         ("pin = [", r"constraints .*pins.toml: Invalid value"),
-        ("pin = 1", r"only \[\[pin\]\] tables are known, found \['pin'\]"),
-        ("[[pins]]\n", r"only \[\[pin\]\] tables are known, found \['pins'\]"),
+        ("pin = 1", r"only \[\[pin\]\] tables, \[dims\] and \[layout\] are known, found \['pin'\]"),
+        (
+            "[[pins]]\n",
+            r"only \[\[pin\]\] tables, \[dims\] and \[layout\] are known, found \['pins'\]",
+        ),
         (
             "pin = [3]",
             r"pins.toml pin 1: unknown keys 3; known are axis, cut, device, devices, dim",

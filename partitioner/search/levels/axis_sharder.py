@@ -37,10 +37,10 @@ from partitioner.search.levels.one_column import minimised, refused
 from partitioner.solver import Infeasible, Solution, evaluate_choices
 from partitioner.solver.problem import Problem
 from partitioner.solver.work import Work
-from partitioner.strategies.batch import batch_of
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import strategies
-from partitioner.strategies.parallel import DATA, axis_constraints
+from partitioner.strategies.kind import Asked
+from partitioner.strategies.parallel import KINDS as PARALLEL
 
 Layouts = Mapping[str, DimLayout]  #: A cut over the axis of a line.
 Pick = tuple[int, ...]  #: Index of the cut over each axis of a mesh.
@@ -127,13 +127,13 @@ class AxisSharder:
     def _follow(self, plan: MeshPlan, kinds: Sequence[str], *, tight: bool) -> None:
         """Plan by kinds of parallelism, one for each axis; see `MeshPlan.step`."""
         pins = Constraints()
-        axes, batch = plan.even.mesh.axes, batch_of(self.graph)
-        words = (*("dp" for _ in axes[2:]), *kinds)
+        axes, words = plan.even.mesh.axes, (*("dp" for _ in plan.even.mesh.axes[2:]), *kinds)
         for word, (axis, size) in zip(words, axes, strict=False):
-            if word in DATA and batch.size(self.graph) % size:
+            kind, asked = PARALLEL[word], Asked(self.graph, {axis: size}, alone=False)
+            assert kind.constraints is not None
+            if kind.cuts_batch and asked.batch.size(self.graph) % size:
                 raise ConstraintError(f"parallel {word}: {size} devices have unequal parts")
-            more = axis_constraints(word, self.graph, batch, axis, size)
-            pins = Constraints((*pins.pins, *more.pins), busy={**pins.busy, **more.busy})
+            pins = pins.joined(kind.constraints(asked))
             plan.step(axis, plan.room(axis), pins, tight=tight)
 
     def unplanned(self, mesh: DeviceMesh, gap: float) -> MeshPlan:

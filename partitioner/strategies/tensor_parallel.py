@@ -1,0 +1,62 @@
+"""Tensor parallelism: the batch is whole, every weight matrix is stored and used cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.ops import rule_of
+from partitioner.ir.rule import Rule
+from partitioner.strategies.constraints import Constraints, Pin
+from partitioner.strategies.kind import Asked
+from partitioner.strategies.parameter_uses import can_cut, is_read_whole, parameter_uses
+
+
+def tensor_constraints(asked: Asked) -> Constraints:
+    """Pins that cut every weight matrix over the axis, on any dim, and leave the batch whole."""
+    return Constraints(tuple(_pins(asked)))
+
+
+def _pins(asked: Asked) -> Iterator[Pin]:
+    graph, axis, size = asked.graph, asked.axis, asked.size
+    for value in asked.batch.inputs:
+        yield Pin(f"parallel tp: batch of {value!r}", tensor=value, axis=axis, replicate=True)
+    for value, uses in parameter_uses(graph).items():
+        if graph.types[value].rank < 2 or not can_cut(graph, value, size):
+            continue
+        if any(is_read_whole(graph, use) for use in uses):
+            continue
+        text = f"parallel tp: parameter {value!r}"
+        yield Pin(text, tensor=value, axis=axis, side="made", cut=True)
+        for name in uses:
+            yield Pin(text, tensor=name, axis=axis, side="read", cut=True)
+    for value, weight in _matrices(graph).items():
+        if max(graph.types[value].shape) >= size and not is_read_whole(graph, value):
+            text = f"parallel tp: weight {weight!r}"
+            yield Pin(text, tensor=value, axis=axis, side="read", cut=True)
+
+
+def _matrices(graph: Graph) -> Mapping[str, str]:
+    """The values of constants, as they are or computed from them alone, that only products read.
+
+    Each with the name of the constant.
+    """
+    origin = {name: name for name in graph.constants if graph.types[name].rank}
+    for node in graph.nodes:
+        if node.reads and origin.keys() >= set(node.reads):
+            origin.update(dict.fromkeys(node.writes, origin[node.reads[0]]))
+    return {
+        value: weight
+        for value, weight in origin.items()
+        if graph.types[value].rank >= 2
+        and (readers := graph.consumers[value])
+        and all(_is_factor(graph, node, value) for node in readers)
+    }
+
+
+def _is_factor(graph: Graph, node: Node, value: str) -> bool:
+    """Whether a node multiplies matrices, and a value is one of them."""
+    rule = rule_of(graph, node)
+    if not isinstance(rule, Rule) or not rule.is_product:
+        return False
+    return all(index not in rule.addends for index, v in enumerate(node.inputs) if v == value)

@@ -41,6 +41,7 @@ from partitioner.report.summary import facts
 from partitioner.report.whole_machine import whole_machine_notes
 from partitioner.search.explicit import first_problem
 from partitioner.search.find_plan import find_plan
+from partitioner.search.in_blocks import least_limit, may_run_in_blocks, plan_in_blocks
 from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.search.micro_batch_counts import CountSearch, Graphs, usual_counts
 from partitioner.search.outcome import Candidate, Outcome
@@ -48,6 +49,7 @@ from partitioner.search.pipelines import over_counts
 from partitioner.search.request import Budget, Request, Say, silent
 from partitioner.search.what_would_fit import relaxed
 from partitioner.solver import Infeasible
+from partitioner.strategies.block_graph import block_graph
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.micro_batch_graph import batch_size, even_counts
 from partitioner.strategies.parallel import forms, parallel_notes
@@ -65,6 +67,8 @@ if TYPE_CHECKING:
 #: With offers, the search of the graph without them may take one such part of the steps, and that
 #: with them one such part of the rest: what is left is for going on with the first.
 FIRST_PART, OFFERS_PART = 1.5, 2
+#: Seconds to look for the memory in which a model fits in blocks; never more than the request's.
+MORE_S = 8.0
 #: Gives a graph that offers to compute values of the forward pass again, with the request for
 #: it; None if nothing can be offered.
 Offers = Callable[[], tuple[Graph, Request] | None]
@@ -201,6 +205,7 @@ def check_options(devices: int | None, options: Mapping[str, Any]) -> tuple[Clus
     cluster = target_cluster(options, devices, processes())
     request = request_of(options)
     _check_pipeline(request, options)
+    _check_kept(request)
     check_space(request.strategy, len(cluster), request.mesh)
     return cluster, request
 
@@ -242,8 +247,50 @@ def _plan_onnx(
     try:
         return plan_graph(graph, notes, cluster, request, clock, compiled=compiled, fuses=True)
     except Infeasible as error:
-        clock.say("looking for what would fit")
-        raise relaxed(error, graph, cluster, request, Rules.of(graph)) from None
+        refusal = error
+    planned = _plan_in_blocks(graph, notes, cluster, request, clock, fuses=True)
+    if isinstance(planned, tuple):
+        return planned
+    clock.say("looking for what would fit")
+    raise _also_fits(relaxed(refusal, graph, cluster, request, Rules.of(graph)), planned)
+
+
+def _plan_in_blocks(
+    graph: Graph,
+    notes: tuple[str, ...],
+    cluster: Cluster,
+    request: Request,
+    clock: Clock,
+    *,
+    fuses: bool,
+) -> tuple[Outcome, dict[str, Any]] | str:
+    """The best plan of a graph on one device, on which it does not fit as a whole, in blocks.
+
+    Returns:
+        The outcome and its facts, or the change of the request under which one is known; "" if
+        none is, or blocks are not for this request.
+    """
+    if graph.backward or not may_run_in_blocks(cluster, request):
+        return ""
+    with clock("searching"):
+        outcome = plan_in_blocks(graph, cluster, request, Budget.of(request, clock.say))
+    if outcome is None:
+        quick = replace(request, time_limit_s=min(MORE_S, request.time_limit_s))
+        limit = least_limit(graph, cluster, request, Budget.of(quick, clock.say))
+        return "" if limit is None else f"in blocks with --memory {limit} ({units.size(limit)})"
+    note = "the model as a whole does not fit: parts of it run in blocks, one after the other"
+    objective = request.objective
+    with no_collection():
+        single = best_single(graph, cluster, objective)[1]
+        cost = outcome.evaluation.cost(objective)
+        alone = whole_machine_notes(graph, cluster, cost, objective, fuses=fuses)
+    rules = Rules.of(outcome.graph)
+    return outcome, facts(
+        *(outcome, single, len(cluster), (note, *notes, *_opaque_notes(rules), *alone)),
+        rules=rules_of(outcome.graph),
+        sources=_sources(outcome, cluster),
+        pinned=request.constraints.bound,
+    )
 
 
 @dataclass(frozen=True)
@@ -264,7 +311,9 @@ class _OnnxParts:
 
     def of(self, plan: Plan) -> OnnxModel:
         """The model with the graph of a plan."""
-        return self.whole if plan.micro_batches is None else self[plan.micro_batches]
+        if plan.micro_batches is not None:
+            return self[plan.micro_batches]
+        return self.whole.in_blocks(plan.blocks)
 
     def graphs(self, count: int) -> Iterator[Graph]:
         """The graph of a micro-batch."""
@@ -400,11 +449,16 @@ def _compile_module(
         in_parts = _plan_in_parts(traced, parts, notes, cluster, request, clock)
         if isinstance(in_parts, tuple):
             return in_parts
+        in_blocks = _plan_in_blocks(traced.graph, notes, cluster, request, clock, fuses=False)
+        if isinstance(in_blocks, tuple):
+            return in_blocks
         clock.say("looking for what would fit")
         refusal = relaxed(refusal, graph, cluster, own, Rules.of(graph))
-        raise _also_fits(refusal, in_parts)
+        raise _also_fits(_also_fits(refusal, in_parts), in_blocks)
 
     def own_trace(plan: Plan) -> TracedModule:
+        if plan.blocks:
+            return traced.on(block_graph(traced.graph, plan.blocks))
         return traced.of(plan.nodes) if plan.pipeline is None else parts.of(plan)
 
     module, plan, evaluation, summary = plan_together(
@@ -537,6 +591,19 @@ def _also_fits(refusal: Infeasible, way: str) -> Infeasible:
     joint = " or" if refusal.relaxations else "; it fits"
     known = {**vars(refusal), "relaxations": (*refusal.relaxations, way)}
     return Infeasible(f"{refusal}{joint} {way}", **known)
+
+
+def _check_kept(request: Request) -> None:
+    """Refuse to keep a plan in blocks, whose nodes are not the model's.
+
+    Raises:
+        OptionError: It is asked for.
+    """
+    plan = request.constraints.plan
+    if plan is not None and plan.blocks:
+        raise OptionError(
+            "constraints: a plan in blocks cannot be kept: leave it out, blocks are found anew"
+        )
 
 
 def _check_pipeline(request: Request, options: Mapping[str, Any]) -> None:

@@ -12,7 +12,12 @@ from partitioner import units
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import observed_schedule
 from partitioner.cost_model.held import held
-from partitioner.cost_model.memory import exact_lifetimes, safe_lifetimes, with_headroom
+from partitioner.cost_model.memory import (
+    exact_lifetimes,
+    loaded_among_activations,
+    safe_lifetimes,
+    with_headroom,
+)
 from partitioner.cost_model.schedule import Schedule
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
@@ -57,14 +62,21 @@ class Holdings:
         parts: Counter[str] = Counter()
         for key, nbytes in self.schedule.residents.items():
             where, (value, _) = key
+            if key in self.schedule.loads:
+                continue
             if where == device and key in self.schedule.zeros:
                 parts[_ZEROS] += nbytes
             elif where == device:
                 parts.update(kinds.resident(value, nbytes))
         lifetimes = exact_lifetimes if exact else safe_lifetimes
         lives = [life for life in lifetimes(self.schedule) if life.device == device]
+        loaded = loaded_among_activations(self.schedule)
+        lives += [life for life in loaded if life.device == device]
         moments = held(self.schedule, device, lives)
         for life, count in moments.at(moments.peak):
+            if life in loaded:
+                parts.update(kinds.resident(life.value, loaded[life]))
+                continue
             parts[kinds.passing(life.value, buffer=life.buffer)] += count * life.nbytes
         return {
             kind: nbytes if exact or kind in _RESIDENT else with_headroom(nbytes)

@@ -71,6 +71,7 @@ def facts(
         "devices_used": figures.devices_used,
         "sharded_flops_share": figures.sharded_flops_share,
         **_step(plan, figures),
+        **({"blocks": plan.blocks.to_data()} if plan.blocks else {}),
         **split.facts(plan),
         **split.kept_whole(outcome.graph, rules),
         "cost_sources": dict(sources.shares()),
@@ -145,6 +146,7 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
         + "devices: "
         + _certified(objective, *(summary[key] for key in ("cost", "bound", "gap", "status"))),
         *_stages(summary),
+        *(f"  blocks      {line}" for line in block_lines(summary.get("blocks", ()))),
         f"  latency     {_beside(summary, 'latency_s', units.seconds)}",
         f"  throughput  {_beside(summary, 'throughput_per_s', units.per_second)}",
         f"  peak memory {_peaks(summary)}",
@@ -174,6 +176,25 @@ def _stages(summary: Mapping[str, Any]) -> list[str]:
         return []
     keys = ("stages", "micro_batches", "schedule", "bubble_share")
     return [f"  step        {step_sentence(*(summary[key] for key in keys))}"]
+
+
+def block_lines(stretches: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The stretches of a plan that run in blocks, one line each; those not cut in one line."""
+    lines, in_turn = [], 0
+    for stretch in stretches:
+        chunks = stretch["chunks"]
+        if not chunks:
+            in_turn += 1
+            continue
+        first, last = stretch["first"], stretch["last"]
+        nodes = f"{first} to {last}" if first != last else first
+        counts = " x ".join(str(chunk["parts"]) for chunk in chunks)
+        dims = " and ".join(f"dim {chunk['dim']} of {chunk['value']}" for chunk in chunks)
+        lines.append(f"{nodes}: {counts} blocks of {dims}")
+    if in_turn:
+        runs = "runs of layers load their" if in_turn > 1 else "run of layers loads its"
+        lines.append(f"{in_turn} {runs} constants in turn")
+    return lines
 
 
 def trial_lines(trials: Sequence[Trial]) -> list[str]:

@@ -53,7 +53,11 @@ def sequence_constraints(asked: Asked) -> Constraints:
         ConstraintError: There is no sequence, or it has too few elements.
     """
     sequence = _checked_sequence(asked.graph, asked.size)
-    nodes = _factors(asked.graph, sequence, depending(asked.graph, sequence))
+    nodes = {**_factors(asked.graph, sequence, depending(asked.graph, sequence))}
+    for node in asked.graph.nodes:  # what is sent round a ring lies in parts, as an alias too
+        row, maker = row_of(node), asked.graph.producers.get(node.reads[0]) if node.reads else None
+        if row is not None and row.ahead and maker is not None and maker.name not in nodes:
+            nodes[maker.name] = frozenset({"d2"})
     whole = DataParallel(SEQUENCE, at_rest=False, until_use=False)
     return Constraints(tuple(stored_pins(asked, sequence, whole)), busy={asked.axis: nodes})
 

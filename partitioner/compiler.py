@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ from partitioner.search.outcome import Candidate, Outcome
 from partitioner.search.pipelines import over_counts
 from partitioner.search.request import Budget, Request, Say, silent
 from partitioner.search.what_would_fit import relaxed
-from partitioner.solver import Infeasible
+from partitioner.solver import Infeasible, Objective
 from partitioner.strategies.block_graph import block_graph
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.micro_batch_graph import batch_size, even_counts
@@ -401,6 +402,23 @@ def _whole_or_in_parts(parts: _OnnxParts) -> tuple[Outcome, dict[str, Any]]:
     }
 
 
+def _cheapest_form(
+    graphs: Iterable[Graph],
+    plan_form: Callable[[Graph], tuple[Outcome, dict[str, Any]]],
+    objective: Objective,
+) -> tuple[Outcome, dict[str, Any]] | Infeasible:
+    """The plan of least cost among those of the forms of a graph, or why the first has none."""
+    plans, refusals = list[tuple[Outcome, dict[str, Any]]](), list[Infeasible]()
+    for graph in graphs:
+        try:
+            plans.append(plan_form(graph))
+        except Infeasible as error:
+            refusals.append(error)
+    if not plans:
+        return refusals[0]
+    return min(plans, key=lambda plan: plan[0].evaluation.cost(objective))
+
+
 def _compile_module(
     opened: ModuleInput, cluster: Cluster, request: Request, clock: Clock
 ) -> ModuleProgram:
@@ -430,31 +448,25 @@ def _compile_module(
         graphs = forms(
             request.parallel, traced.graph, spaces.mesh, free=not request.constraints.bound
         )
-        plans, refusals = list[tuple[Outcome, dict[str, Any]]](), list[Infeasible]()
-        for graph in graphs:
+
+        def plan_form(graph: Graph) -> tuple[Outcome, dict[str, Any]]:
             own, may = spaces.on(graph), offered if graph is traced.graph else None
-            try:
-                planned = plan_graph(
-                    *(graph, notes, cluster, own, clock, may), compiled=compiled, fuses=False
-                )
-                plans.append(planned)
-            except Infeasible as error:
-                refusals.append(error)
-        if plans:
-            return min(plans, key=lambda plan: plan[0].evaluation.cost(request.objective))
-        refusal = refusals[0]
+            return plan_graph(
+                *(graph, notes, cluster, own, clock, may), compiled=compiled, fuses=False
+            )
+
+        planned = _cheapest_form(graphs, plan_form, request.objective)
+        if not isinstance(planned, Infeasible):
+            return planned
         if traced.graph not in graphs:
-            raise refusal
-        graph, own = (offered and offered()) or (traced.graph, spaces.on(traced.graph))
-        in_parts = _plan_in_parts(traced, parts, notes, cluster, request, clock)
-        if isinstance(in_parts, tuple):
-            return in_parts
-        in_blocks = _plan_in_blocks(traced.graph, notes, cluster, request, clock, fuses=False)
-        if isinstance(in_blocks, tuple):
-            return in_blocks
+            raise planned
+        smaller = _plan_in_parts_or_blocks(traced, parts, notes, cluster, request, clock)
+        if isinstance(smaller, tuple):
+            return smaller
         clock.say("looking for what would fit")
-        refusal = relaxed(refusal, graph, cluster, own, Rules.of(graph))
-        raise _also_fits(_also_fits(refusal, in_parts), in_blocks)
+        graph, own = (offered and offered()) or (traced.graph, spaces.on(traced.graph))
+        refusal = relaxed(planned, graph, cluster, own, Rules.of(graph))
+        raise reduce(_also_fits, smaller, refusal)
 
     def own_trace(plan: Plan) -> TracedModule:
         if plan.blocks:
@@ -511,6 +523,22 @@ class _Parts:
         yield _first_graph(self[count], self.request).graph
         if self.opened.training and self.request.recompute == "auto":
             yield self[count].traced.offered
+
+
+def _plan_in_parts_or_blocks(
+    whole: TracedModule,
+    parts: _Parts,
+    notes: tuple[str, ...],
+    cluster: Cluster,
+    request: Request,
+    clock: Clock,
+) -> tuple[Outcome, dict[str, Any]] | list[str]:
+    """The best plan in micro-batches or, if there is none, in blocks; else what would fit."""
+    in_parts = _plan_in_parts(whole, parts, notes, cluster, request, clock)
+    if isinstance(in_parts, tuple):
+        return in_parts
+    in_blocks = _plan_in_blocks(whole.graph, notes, cluster, request, clock, fuses=False)
+    return in_blocks if isinstance(in_blocks, tuple) else [in_parts, in_blocks]
 
 
 def _plan_in_parts(

@@ -6,6 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A program, which was run once.
@@ -16,8 +20,10 @@ class Prepared:
             kernels took, oldest first, and lets go of what it holds; None if the seconds of the
             calls count.
         copies: Number of equal operators that a run computes.
+        warm: Called before each timed run: brings into the caches what lies there in a model.
     """
 
     run: Callable[[], object]
     own_seconds: Callable[[], Sequence[float]] | None = None
     copies: int = 1
+    warm: Callable[[], object] = _nothing

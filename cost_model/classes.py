@@ -25,30 +25,36 @@ def representatives(
 ) -> Mapping[int, int]:
     """The first device of each device's class; `placed` has the nodes in the plan's order."""
     hops = _hops(graph, placed, resharder)
-    classes = _refined([0] * len(cluster), dict(enumerate(cluster.devices)))
-    for labels in (*_local_sizes(placed), *map(_roles, hops)):
-        classes = _refined(classes, labels)
+    classes = [0] * len(cluster)
+    for labels in (dict(enumerate(cluster.devices)), *_local_sizes(placed), *map(_roles, hops)):
+        _refine(classes, labels)
     count = 0
     while len(set(classes)) != count:
         count = len(set(classes))
         for hop in hops:
-            classes = _refined(classes, _peer_classes(hop, classes))
+            _refine(classes, _peer_classes(hop, classes))
     first: dict[int, int] = {}
     shared = {device: first.setdefault(label, device) for device, label in enumerate(classes)}
     return shared if all(_is_closed(hop, shared) for hop in hops) else {d: d for d in shared}
 
 
-def _refined(classes: Sequence[int], labels: Mapping[int, Hashable]) -> list[int]:
-    """The classes, each split by the label of its devices."""
-    numbers: dict[Hashable, int] = {}
-    pairs = ((label, labels.get(device)) for device, label in enumerate(classes))
-    return [numbers.setdefault(pair, len(numbers)) for pair in pairs]
+def _refine(classes: list[int], labels: Mapping[int, Hashable]) -> None:
+    """Split each class by the label of its devices; those without a label stay together."""
+    free = 1 + max(classes, default=0)
+    numbers: dict[tuple[int, Hashable], int] = {}
+    for device, label in labels.items():
+        pair = classes[device], label
+        numbers.setdefault(pair, free + len(numbers))
+        classes[device] = numbers[pair]
 
 
 def _local_sizes(placed: Sequence[PlacedNode]) -> Iterator[Mapping[int, Hashable]]:
-    """Local size of every cut dim and loop on each device of its group."""
+    """Local size of every cut dim and loop on each device of its group; work of rising loops."""
     cuts: dict[tuple[DeviceMesh, DimLayout], None] = {}
+    rising: dict[tuple[DeviceMesh, DimLayout], None] = {}
     for node in placed:
+        if node.rule is not None and node.rule.rising in node.layouts:
+            rising.setdefault((node.mesh, node.layouts[node.rule.rising]))
         cuts.setdefault((node.mesh, DimLayout.whole(1)))
         for layout in node.layouts.values():
             cuts.setdefault((node.mesh, layout))
@@ -58,6 +64,12 @@ def _local_sizes(placed: Sequence[PlacedNode]) -> Iterator[Mapping[int, Hashable
                     cuts.setdefault((at.mesh, dim))
     for mesh, layout in cuts:
         yield {device: layout.local_size(mesh, point) for device, point in mesh.coords()}
+    for mesh, layout in rising:
+        parts = {device: layout.pieces(mesh, point) for device, point in mesh.coords()}
+        yield {
+            device: sum(length * (2 * start + length) for start, length in pieces)
+            for device, pieces in parts.items()
+        }
 
 
 def _hops(graph: Graph, placed: Sequence[PlacedNode], resharder: Resharder) -> Sequence[Hop]:

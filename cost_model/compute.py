@@ -62,20 +62,24 @@ def node_estimates(
     """`node_seconds`, with where each device's come from."""
     if is_free(placed):
         return dict.fromkeys(placed.mesh.devices if devices is None else devices, _FREE)
-    known: dict[tuple[tuple[int, ...], DeviceSpec], Estimate] = {}
+    known: dict[tuple[tuple[int, ...], DeviceSpec, float], Estimate] = {}
+    rises = placed.rule is not None and placed.rule.rising in placed.layouts
     estimates = {}
     for (device, point), sizes in zip(placed.mesh.coords(), _cut_sizes(placed), strict=True):
         if devices is not None and device not in devices:
             continue
         spec = cluster.devices[device]
-        if (sizes, spec) not in known:
-            flops = local_flops(graph, placed, point)
+        flops = (
+            local_flops(graph, placed, point) if rises or (sizes, spec, 0.0) not in known else 0.0
+        )
+        key = (sizes, spec, flops if rises else 0.0)
+        if key not in known:
             moved = local_moved_bytes(graph, placed, point)
             shape = partial(shape_at, point)
-            known[sizes, spec] = kernel_estimate(
+            known[key] = kernel_estimate(
                 graph, placed, spec, flops, moved, shape, in_parts=in_parts
             )
-        estimates[device] = known[sizes, spec]
+        estimates[device] = known[key]
     return estimates
 
 

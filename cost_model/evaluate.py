@@ -15,7 +15,7 @@ from partitioner.cost_model.compute import sharded_flops_share
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.memory import MemoryPeak, exact_peak_bytes, peak_bytes, with_headroom
 from partitioner.cost_model.reshard import Resharder
-from partitioner.cost_model.schedule import UnequalWorkError, schedule
+from partitioner.cost_model.schedule import Schedule, UnequalWorkError, schedule
 from partitioner.cost_model.simulate import simulate, step_seconds
 from partitioner.cost_model.traffic import sent_bytes
 from partitioner.ir.graph import Graph
@@ -107,14 +107,19 @@ class Evaluation:
         raise CostError(f"objective {objective!r} is not one of {', '.join(OBJECTIVES)}")
 
 
-def evaluate(graph: Graph, plan: Plan, cluster: Cluster) -> Evaluation:
+def evaluate(
+    graph: Graph, plan: Plan, cluster: Cluster, everywhere: frozenset[str] = frozenset()
+) -> Evaluation:
     """Cost of a plan.
+
+    That of bringing outputs whole to all devices, as ranks of a module do, is not a plan's; it
+    counts for the outputs in `everywhere`.
 
     Raises:
         PlanError: The plan does not fit the graph.
         CostError: The plan uses a device that the cluster does not have.
     """
-    return evaluate_placed(graph, resolve(graph, plan), cluster, plan.pipeline)
+    return evaluate_placed(graph, resolve(graph, plan), cluster, plan.pipeline, everywhere)
 
 
 def one_device(
@@ -150,27 +155,46 @@ def best_single(
     return best, alone[best]
 
 
+def observed_schedule(
+    graph: Graph,
+    placed: Sequence[PlacedNode],
+    cluster: Cluster,
+    pipeline: Pipeline | None = None,
+    everywhere: frozenset[str] = frozenset(),
+) -> tuple[Schedule, Mapping[int, int]]:
+    """The tasks of one device of each class of equal work, and the one that each device equals.
+
+    `everywhere` is as of `evaluate`.
+    """
+    resharder = Resharder(cluster)
+    first = representatives(graph, placed, cluster, resharder)
+    try:
+        observed = frozenset(first.values())
+        tasks = schedule(graph, placed, cluster, resharder, everywhere, observed, pipeline)
+    except UnequalWorkError:
+        first = {device: device for device in range(len(cluster))}
+        tasks = schedule(graph, placed, cluster, resharder, everywhere, pipeline=pipeline)
+    return tasks, first
+
+
 def evaluate_placed(
     graph: Graph,
     placed: Sequence[PlacedNode],
     cluster: Cluster,
     pipeline: Pipeline | None = None,
+    everywhere: frozenset[str] = frozenset(),
 ) -> Evaluation:
-    """Cost of a resolved plan; in a plan with stages a request is a step of all micro-batches."""
+    """Cost of a resolved plan; in a plan with stages a request is a step of all micro-batches.
+
+    `everywhere` is as of `evaluate`.
+    """
     devices = range(len(cluster))
     absent = sorted({d for node in placed for d in node.mesh.devices} - set(devices))
     if absent:
         raise CostError(
             f"plan uses device {absent[0]}; cluster {cluster.name!r} has {len(cluster)}"
         )
-    resharder = Resharder(cluster)
-    first = representatives(graph, placed, cluster, resharder)
-    try:
-        observed = frozenset(first.values())
-        tasks = schedule(graph, placed, cluster, resharder, observed=observed, pipeline=pipeline)
-    except UnequalWorkError:
-        first = {device: device for device in devices}
-        tasks = schedule(graph, placed, cluster, resharder, pipeline=pipeline)
+    tasks, first = observed_schedule(graph, placed, cluster, pipeline, everywhere)
 
     def of_all(figures: Mapping[int, Figure], default: Figure) -> Mapping[int, Figure]:
         """Figures of all devices, from those of the representatives."""

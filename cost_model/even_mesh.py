@@ -103,6 +103,9 @@ class EvenMesh:
             sizes = {name: self.local_size(layout) for name, layout in placed.layouts.items()}
             loops = (sizes.get(name, rule.factors[name].size) for name in rule.points)
             flops = rule.flops_per_point * math.prod(loops)
+            if rule.rising in placed.layouts:  # the last device has the most to do
+                part, size = sizes[rule.rising], rule.factors[rule.rising].size
+                flops *= rule.steepness([(size - part, part)])
         moved = moved_bytes(graph, placed, self.local_bytes)
         spec = self.cluster.devices[self.device]
         return kernel_estimate(graph, placed, spec, flops, moved, self._local_shape).seconds

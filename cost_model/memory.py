@@ -22,8 +22,9 @@ reduced once a step.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -69,20 +70,44 @@ class MemoryPeak:
     """The most bytes that a device holds."""
 
     bytes: int  #: Sum of the two below.
-    resident_bytes: int  #: Constants and zeros.
+    resident_bytes: int  #: Constants and zeros, of blocks those that are held at the peak.
     activation_bytes: int  #: All other tensors at the peak.
     at: str  #: Name of the first task at the peak, "" if there is none.
 
 
 def peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
     """Safe peaks, with head-room, of all devices that hold a tensor."""
-    curves = _usage(schedule, tuple(safe_lifetimes(schedule)))
-    return _peaks(schedule, {device: with_headroom(curve) for device, curve in curves.items()})
+    return _peaks(schedule, _usage(schedule, tuple(safe_lifetimes(schedule))), with_headroom)
+
+
+def loaded_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
+    """Of the constants that are held for blocks alone.
+
+    While a block runs, the constants of the next one are loaded.
+    """
+    before = dict(itertools.pairwise(sorted(schedule.blocks)))
+    first = {block: span[0] for block, span in schedule.blocks.items()}
+    first |= {then: schedule.blocks[block][0] for block, then in before.items()}
+    for (device, (value, at)), blocks in schedule.loads.items():
+        nbytes = schedule.residents[device, (value, at)]
+        for block in sorted(blocks):  # two in a row hold a constant twice, once as it is loaded
+            yield Lifetime(device, value, nbytes, first[block], schedule.blocks[block][1])
+
+
+def loaded_among_activations(schedule: Schedule) -> Mapping[Lifetime, int]:
+    """The lifetimes of `loaded_lifetimes` as buffers, less what head-room adds; and their bytes.
+
+    So they can be counted among activations, all of which get head-room.
+    """
+    return {
+        replace(life, nbytes=life.nbytes * 100 // HEADROOM_PERCENT, buffer=True): life.nbytes
+        for life in loaded_lifetimes(schedule)
+    }
 
 
 def exact_peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
-    """Exact peaks of all devices that hold a tensor."""
-    return _peaks(schedule, _usage(schedule, tuple(exact_lifetimes(schedule))))
+    """Exact peaks of all devices that hold a tensor, at the task where they need most room."""
+    return _peaks(schedule, _usage(schedule, tuple(exact_lifetimes(schedule))), int)
 
 
 def _usage(schedule: Schedule, lifetimes: Sequence[Lifetime]) -> Curves:
@@ -382,17 +407,22 @@ def _is_either(task: Task) -> bool:
     return row is not None and row.either
 
 
-def _peaks(schedule: Schedule, curves: Curves) -> Mapping[int, MemoryPeak]:
+def _peaks(
+    schedule: Schedule, curves: Curves, counted: Callable[[int], int]
+) -> Mapping[int, MemoryPeak]:
     resident: dict[int, int] = defaultdict(int)
-    for (device, _), nbytes in schedule.residents.items():
-        resident[device] += nbytes
+    for key, nbytes in schedule.residents.items():
+        resident[key[0]] += 0 if key in schedule.loads else nbytes
+    loaded = usage_curves(schedule, loaded_lifetimes(schedule))
     zeros = np.zeros(len(schedule.tasks), np.int64)
     peaks = {}
     for device in sorted({*resident, *curves}):
         constants, curve = resident[device], curves.get(device, zeros)
+        held = loaded.get(device, zeros)
         most, name = 0, ""
         if curve.size:
-            position = int(np.argmax(curve))
-            most, name = int(curve[position]), schedule.tasks[position].name
+            position = int(np.argmax(held + with_headroom(curve)))
+            constants += int(held[position])
+            most, name = counted(int(curve[position])), schedule.tasks[position].name
         peaks[device] = MemoryPeak(constants + most, constants, most, name)
     return peaks

@@ -1,9 +1,9 @@
 """Communications that pass beside compute, because no node waits for them at once.
 
 A value that is only written to where it is stored (a gradient) is waited for when the pass ends; a
-stored value may be sent before it is used. The nodes that run meanwhile hide a share
-`LinkLevel.overlap` of the seconds of such a communication. Small ones share buckets, whose start-up
-each pays in part (`collectives.joined_seconds`).
+stored value may be sent before it is used; so may the keys of a ring's next step. The nodes that
+run meanwhile hide a share `LinkLevel.overlap` of the seconds of such a communication. Small ones
+share buckets, whose start-up each pays in part (`collectives.joined_seconds`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ def beside_compute(graph: Graph) -> frozenset[str]:
         row = row_of(node)
         if row is not None and (row.stored or (row.again and node.inputs[0] in values)):
             values.update(node.writes)
+        elif row is not None and row.ahead:
+            values.update(node.reads)
     written: set[str] = set()
     for node in reversed(graph.nodes):
         for value in node.writes:

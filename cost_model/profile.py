@@ -213,15 +213,11 @@ class Profile:
             entry = self.entries.get(one.key)
             if entry is not None:
                 return Estimate(entry.seconds, "measured", entry.spread)
-        fit = self._fits.get(dtype)
-        return fit.estimate(form, flops, moved_bytes) if fit else None
+        return self._fit.estimate(form, dtype, flops, moved_bytes) if self._fit else None
 
     @cached_property
-    def _fits(self) -> Mapping[str, Fit]:
-        by_dtype: dict[str, list[Entry]] = {}
-        for entry in self.entries.values():
-            by_dtype.setdefault(entry.dtype, []).append(entry)
-        return {dtype: Fit(entries) for dtype, entries in by_dtype.items()}
+    def _fit(self) -> Fit | None:
+        return Fit(tuple(self.entries.values())) if self.entries else None
 
 
 def _rising(entries: Sequence[LinkEntry]) -> tuple[tuple[int, float], ...]:

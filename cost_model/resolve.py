@@ -20,6 +20,7 @@ from partitioner.cost_model.cluster import MAX_DEVICES, Cluster, DeviceSpec
 from partitioner.cost_model.errors import ClusterOptionError, CostError
 from partitioner.cost_model.profile import Profile, default_profile
 from partitioner.ir.checks import is_a, is_whole
+from partitioner.ir.errors import did_you_mean
 
 
 def resolve_cluster(
@@ -187,6 +188,7 @@ def _named(spec: str, devices: int | None, otherwise: int, profile: Path | None)
         known = ", ".join((*presets.names(), "local"))
         raise ClusterOptionError(
             f"cluster {spec!r}: no device {name!r}; there are {known}, or FILE.toml"
+            f"{did_you_mean(name, (*presets.names(), 'local'))}"
         )
     _check_no_profile(spec, profile)
     if len(counts) == 2:

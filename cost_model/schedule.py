@@ -28,6 +28,10 @@ from partitioner.ir.plan import Pipeline, PlacedNode
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import item_bytes
 
+#: Bytes that a block loads from the file of its constants in a second, packing them for kernels:
+#: 0.8 to 0.9e9 at best for blocks of 25 MB, measured on a busy CPU (docs/concepts/blocks.md).
+LOAD_BYTES_PER_S = 8e8
+
 Key = tuple[str, Placement]  #: A value under one placement.
 LocalKey = tuple[int, Key]  #: Its part on one device.
 
@@ -74,6 +78,10 @@ class Schedule:
     output_keys: Mapping[str, Key]  #: Placement of each graph output.
     #: The residents that are zeros instead of a part of their value.
     zeros: frozenset[LocalKey] = frozenset()
+    #: The residents that are held for some blocks alone (`Graph.blocks`), and these blocks.
+    loads: Mapping[LocalKey, frozenset[int]] = field(default_factory=dict)
+    #: Positions of the first and the last task of each block.
+    blocks: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     #: The order of phases and micro-batches; None for a plan without stages. Then the phase of a
     #: task is of `ir.phases`, its tasks are of one micro-batch, and the global order is that of
     #: the tasks of each phase.
@@ -186,6 +194,16 @@ def _scaled(task: Task, shares: Mapping[int, float]) -> Task:
     )
 
 
+def _blocks(graph: Graph, tasks: Sequence[Task]) -> Mapping[int, tuple[int, int]]:
+    """Positions of the first and the last task of each block."""
+    spans: dict[int, tuple[int, int]] = {}
+    for position, task in enumerate(tasks) if graph.blocks else ():
+        block = None if task.placed is None else graph.blocks.get(task.name)
+        if block is not None:
+            spans[block] = spans.get(block, (position,))[0], position
+    return spans
+
+
 @dataclass
 class _Builder:
     """Grows a schedule node by node.
@@ -209,6 +227,7 @@ class _Builder:
     home: dict[str, Placement] = field(default_factory=dict)
     origin: dict[Key, tuple[int, int]] = field(default_factory=dict)  # key -> (anchor, phase)
     busy: dict[int, int] = field(default_factory=dict)  # device -> anchor of its last task
+    readers: dict[LocalKey, set[int | None]] = field(default_factory=dict)  # blocks, of constants
 
     def run(self, placed: Sequence[PlacedNode]) -> Schedule:
         delivered: dict[str, Key] = {}
@@ -228,17 +247,47 @@ class _Builder:
         tasks = [task for _, _, task in sorted(self.tasks, key=lambda entry: entry[:2])]
         if self.order is not None:
             tasks = _in_messages(tasks, self.cluster)
+        loads, blocks = self._loads(), _blocks(self.graph, tasks)
         return Schedule(
             tuple(
                 task if task.comm is None else replace(task, comm=task.comm.renamed(seq=seq))
-                for seq, task in enumerate(tasks)
+                for seq, task in enumerate(self._loading(tasks, loads, blocks))
             ),
             self.feeds,
             self.residents,
             {value: delivered[value] for value in self.graph.outputs},
             frozenset(self.zeros),
+            loads,
+            blocks,
             self.order,
         )
+
+    def _loads(self) -> Mapping[LocalKey, frozenset[int]]:
+        """The blocks that hold each constant that only blocks read."""
+        return {
+            key: frozenset(block for block in blocks if block is not None)
+            for key, blocks in self.readers.items()
+            if None not in blocks
+        }
+
+    def _loading(
+        self,
+        tasks: Sequence[Task],
+        loads: Mapping[LocalKey, frozenset[int]],
+        blocks: Mapping[int, tuple[int, int]],
+    ) -> list[Task]:
+        """The tasks; the first one of a block takes the seconds of loading its constants too."""
+        loading: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        for key, of in loads.items():
+            for block in of:
+                loading[blocks[block][0]][key[0]] += self.residents[key] / LOAD_BYTES_PER_S
+        timed = list(tasks)
+        for position, seconds in loading.items():
+            devices = dict(timed[position].devices)
+            for device, more in seconds.items():
+                devices[device] = devices.get(device, 0.0) + more
+            timed[position] = replace(timed[position], devices=devices)
+        return timed
 
     def _is_behind_results(self, node: Node) -> bool:
         """Whether a node runs behind the delivery of the results."""
@@ -339,7 +388,7 @@ class _Builder:
         """
         key, dtype = (value, at), self.graph.types[value].dtype
         if value in self.graph.constants:
-            self._reside(key)
+            self._reside(key, self.graph.blocks.get(why))
         elif value in self.home:
             before = (value, self.home[value])
             if self.order is not None and key not in self.origin and self._leaves(key):
@@ -361,11 +410,12 @@ class _Builder:
                 self._hop(fed, hop, index, why, self._phases(fed, key, at, phase))
         return key
 
-    def _reside(self, key: Key) -> None:
+    def _reside(self, key: Key, block: int | None) -> None:
         partial = [axis for axis, _ in key[1].sharding.partial]
         points = dict(key[1].mesh.coords())
         for device, size in self._sizes(key).items():
             self.residents[(device, key)] = size
+            self.readers.setdefault((device, key), set()).add(block)
             if any(points[device][axis] for axis in partial):
                 self.zeros.add((device, key))
 

@@ -1,6 +1,7 @@
 """Root of all exceptions of the package; every folder subclasses it."""
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -30,3 +31,9 @@ def naming(what: str, kind: type[PartitionerError]) -> Iterator[None]:
     except Exception as error:
         text = " ".join(str(error).split())
         raise kind(f"{what}: {type(error).__name__}: {text}") from error
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'batch'?"`` for a misspelt name; nothing where no known name is near."""
+    near = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=2)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""

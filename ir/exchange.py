@@ -16,6 +16,8 @@ from partitioner.ir.layout import Interval, Placement
 
 Intervals = tuple[Interval, ...]  #: Ascending, disjoint.
 Region = tuple[Intervals, ...]  #: Intervals of each dim; the region is their product.
+#: A holder's part, and the elements that it has of another part, in its own and in their place.
+_Overlap = tuple[Region, Region, Region]
 
 
 def region_numel(region: Region) -> int:
@@ -160,21 +162,41 @@ def exchange(source: Placement, target: Placement) -> tuple[Transfer, ...]:
     same_mesh = source.mesh == target.mesh
     windows = [bool(dim.windows) for dim in source.sharding.dims]
     mine = dict(source.parts()) if any(windows) else {}
+    pairs: dict[Region, list[_Overlap]] = {}  # by the wanted part, where parts are offered as held
     for index, (device, wanted) in enumerate(target.parts()):
         point = points.get(device) if same_mesh else None
-        offers = _dim_offers(windows, holders, mine.get(device)) if any(windows) else None
-        for pieces, owners in holders.items():
-            offered = pieces if offers is None else map(dict.__getitem__, offers, pieces)
-            parts = [
-                _overlap(held, offer, want)
-                for held, offer, want in zip(pieces, offered, wanted, strict=True)
-            ]
-            if not all(parts):
-                continue
-            owner = _choose(owners, device, point, index)
-            read, write = (tuple(side) for side in zip(*parts, strict=True)) if parts else ((), ())
+        if any(windows):
+            overlaps = _overlaps(holders, _dim_offers(windows, holders, mine.get(device)), wanted)
+        else:
+            if wanted not in pairs:
+                pairs[wanted] = _overlaps(holders, None, wanted)
+            overlaps = pairs[wanted]
+        for pieces, read, write in overlaps:
+            owner = _choose(holders[pieces], device, point, index)
             transfers.append(Transfer(owner, device, read, write))
     return tuple(sorted(transfers, key=lambda t: (t.target, t.source, t.write)))
+
+
+def _overlaps(
+    holders: Iterable[Region],
+    offers: Sequence[dict[Intervals, Intervals]] | None,
+    wanted: Region,
+) -> list[_Overlap]:
+    """What each distinct part has of a wanted part, of those that have any.
+
+    `offers` are those of `_dim_offers`; None if each part offers all that it has.
+    """
+    overlaps = []
+    for pieces in holders:
+        offered = pieces if offers is None else map(dict.__getitem__, offers, pieces)
+        parts = [
+            _overlap(held, offer, want)
+            for held, offer, want in zip(pieces, offered, wanted, strict=True)
+        ]
+        if all(parts):
+            read, write = (tuple(side) for side in zip(*parts, strict=True)) if parts else ((), ())
+            overlaps.append((pieces, read, write))
+    return overlaps
 
 
 def _dim_offers(
@@ -196,13 +218,12 @@ def _choose(
     turn: int,
 ) -> int:
     """The holder that serves a device at a coordinate of the holders' mesh (None: not on it)."""
-    devices = [owner for owner, _ in owners]
-    if device in devices:
+    if any(owner == device for owner, _ in owners):
         return device
     if point is None:
-        return devices[turn % len(devices)]
+        return owners[turn % len(owners)][0]
     shared = {owner: sum(point[a] == v for a, v in at.items()) for owner, at in owners}
-    return max(devices, key=lambda owner: (shared[owner], -owner))
+    return max(shared, key=lambda owner: (shared[owner], -owner))
 
 
 def components(transfers: tuple[Transfer, ...]) -> tuple[tuple[int, ...], ...]:

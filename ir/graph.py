@@ -115,6 +115,9 @@ class Graph:
     #: Name of the forward node that each node of the backward pass differentiates or repeats, by
     #: its own name, where the front end knows it. No part of the digest.
     twins: Mapping[str, str] = field(default_factory=dict)
+    #: Block of a node that runs in one, by its name; blocks follow each other in ascending order. A
+    #: backend that loads constants from a file loads a block's when it runs, and drops them after.
+    blocks: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         known = set(self.inputs) | set(self.constants)
@@ -128,6 +131,7 @@ class Graph:
             _check_values(node, known, self.types)
             known.update(node.writes)
         _check_outputs(self)
+        _check_blocks(self)
 
     @cached_property
     def by_name(self) -> Mapping[str, Node]:
@@ -183,6 +187,8 @@ class Graph:
             yield json.dumps(["backward", *sorted(self.backward)])
         if self.optional:
             yield json.dumps(["optional", *sorted(self.optional)])
+        if self.blocks:
+            yield json.dumps(["blocks", *sorted(self.blocks.items())])
         for value, type_ in sorted(self.types.items()):
             yield f"{value} {type_}"
         for value, constant in sorted(self.constants.items()):
@@ -227,6 +233,19 @@ def _check_outputs(graph: Graph) -> None:
                 f"graph output {value!r} is listed twice; "
                 "return the result of an Identity node that reads it"
             )
+
+
+def _check_blocks(graph: Graph) -> None:
+    """Nodes of a block follow each other, and blocks ascend."""
+    last: int | None = None
+    ended = -1
+    for node in graph.nodes:
+        block = graph.blocks.get(node.name)
+        if block != last and last is not None:
+            ended = last
+        if block is not None and block <= ended:
+            raise IRError(f"node {node.name!r} of block {block} is behind block {ended}")
+        last = block
 
 
 def _attr_text(value: Attr) -> str:

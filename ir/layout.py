@@ -47,6 +47,20 @@ def even_cut(size: int, parts: int, unit: int = 1) -> tuple[int, ...]:
     return tuple((whole + (index < extra)) * unit for index in range(parts))
 
 
+def folded_cut(size: int, parts: int) -> Segments:
+    """Each part has one chunk from either end, which balances work that grows with the place.
+
+    >>> folded_cut(8, 2)
+    ((2, 0), (0, 2), (0, 2), (2, 0))
+    """
+    chunks = even_cut(size, 2 * parts)
+    owners = (*range(parts), *reversed(range(parts)))
+    return tuple(
+        tuple(chunk if part == owner else 0 for part in range(parts))
+        for chunk, owner in zip(chunks, owners, strict=True)
+    )
+
+
 def share_cut(size: int, weights: Sequence[float], unit: int = 1) -> tuple[int, ...]:
     """Sizes of parts in proportion to `weights` on `unit` boundaries, each of at least one unit.
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+
+import numpy as np
 
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
@@ -278,6 +280,44 @@ def fixed_nodes(graph: Graph) -> frozenset[str]:
         else:
             changing.update(node.writes)
     return frozenset(fixed)
+
+
+def have_equal_fixed_nodes(graph: Graph, other: Graph) -> bool:
+    """Whether the `fixed_nodes` of two graphs of one model give equal results.
+
+    Those of graphs for micro-batches of other sizes may differ: a tensor of zeros as long as the
+    micro-batch, or the reciprocal of its size.
+    """
+    fixed, others = fixed_nodes(graph), {node.name: node for node in other.nodes}
+    return fixed == fixed_nodes(other) and all(
+        _is_equal_node(node, others[node.name])
+        and all(graph.types[value] == other.types[value] for value in node.writes)
+        and all(_is_equal_constant(value, graph, other) for value in node.reads)
+        for node in graph.nodes
+        if node.name in fixed
+    )
+
+
+def _is_equal_node(node: Node, other: Node) -> bool:
+    """Whether two nodes compute the same; those with subgraphs are not compared."""
+    return (
+        replace(node, attrs={}) == replace(other, attrs={})
+        and node.attrs.keys() == other.attrs.keys()
+        and all(
+            not isinstance(attr, Graph)
+            and type(attr) is type(other.attrs[name])
+            and np.array_equal(attr, other.attrs[name])  # type: ignore[arg-type]
+            for name, attr in node.attrs.items()
+        )
+    )
+
+
+def _is_equal_constant(value: str, graph: Graph, other: Graph) -> bool:
+    """Whether a value that one graph has as a constant is the same in the other one."""
+    one, another = graph.constants.get(value), other.constants.get(value)
+    if one is None or another is None:
+        return one is another
+    return one == another and (one.weight or np.array_equal(one.load(), another.load()))
 
 
 def _parts(graph: Graph, placed: Sequence[PlacedNode]) -> dict[str, Part]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
+from partitioner.ir.blocks import Blocks
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, Placement, Sharding
@@ -23,6 +24,7 @@ from partitioner.ir.ops import rules_of
 from partitioner.ir.rule import Cut, Rule
 
 PLAN_VERSION = 1
+_NO_BLOCKS = Blocks()
 OBJECTIVES = ("throughput", "latency", "memory")
 STATUSES = ("optimal", "feasible", "time_limit")
 
@@ -100,6 +102,8 @@ class Plan:
         nodes: Decision by node name, in the global order in which every device runs its share.
         certificate: None for a plan written by hand.
         pipeline: None for a plan that runs each batch as a whole.
+        blocks: The parts of the model that run in blocks; the nodes are those of the graph of all
+            blocks.
     """
 
     graph_digest: str
@@ -108,6 +112,7 @@ class Plan:
     nodes: Mapping[str, NodePlan]
     certificate: Certificate | None = None
     pipeline: Pipeline | None = None
+    blocks: Blocks = _NO_BLOCKS
 
     @cached_property
     def digest(self) -> str:
@@ -145,6 +150,7 @@ class Plan:
             "cluster": self.cluster,
             "certificate": None if cert is None else _certificate_data(cert),
             **self._pipeline_data(),
+            **({"blocks": self.blocks.to_data()} if self.blocks else {}),
             "groups": list(self._group_data()),
         }
         lines = []
@@ -199,7 +205,8 @@ def _plan_of(data: Mapping[str, Any]) -> Plan:
     cert = data.get("certificate")
     certificate = _certificate_of(cert) if cert is not None else None
     digest, cluster = _typed(data, "graph_digest", str), _typed(data, "cluster", dict)
-    return Plan(digest, cluster, groups, nodes, certificate, _pipeline_of(data))
+    blocks = Blocks.from_data(data["blocks"]) if "blocks" in data else _NO_BLOCKS
+    return Plan(digest, cluster, groups, nodes, certificate, _pipeline_of(data), blocks)
 
 
 def _pipeline_of(data: Mapping[str, Any]) -> Pipeline | None:

@@ -30,6 +30,7 @@ from partitioner.ir.layout import (
     split,
 )
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.parts import Parts
 from partitioner.ir.windows import Window
 
 Term = tuple[str, ...]  #: Product of factors, major first; () is 1.
@@ -63,7 +64,8 @@ class Factor:
     name: str
     size: int
     kind: FactorKind
-    reduce: str = ""  #: Reduction that joins the parts of a REDUCE factor.
+    #: Reduction that joins the parts of results that lack the factor: of a REDUCE factor, all.
+    reduce: str = ""
 
 
 @lru_cache(maxsize=4096)
@@ -106,19 +108,23 @@ class Rule:
     results: tuple[Dims | None, ...]  #: Dims of every result; None for an absent one.
     operand_shapes: tuple[tuple[int, ...], ...]  #: Sizes of every operand (() for absent).
     result_shapes: tuple[tuple[int, ...], ...]  #: Sizes of every result (() for absent).
-    #: Operands that are added to the reduced result (a bias). They are partial where a REDUCE
-    #: factor is cut, so that they count once.
+    #: Operands that are added to the reduced result (a bias). They are partial where a summed
+    #: factor that they lack is cut, so that they count once.
     addends: frozenset[int] = frozenset()
     #: Operands in which the op is jointly linear: the op of sums of parts is the sum of the op of
     #: the parts. Such a rule has a factor `PENDING` of kind LINEAR; cutting it over an axis means
     #: that these operands, and the results, are partial there.
     linear: frozenset[int] = frozenset()
     #: By operand and factor: that operand's dim is not the loop itself, but what a sliding window
-    #: reads. A part of the loop needs a part of the dim with a halo.
-    windows: Mapping[tuple[int, str], Window] = field(default_factory=dict)
+    #: reads. A part of the loop needs a part of the dim with a halo. Or the dim lies in parts, one
+    #: for each position of the loop; that may be a result too, counted behind the operands.
+    windows: Mapping[tuple[int, str], Window | Parts] = field(default_factory=dict)
     #: Factors whose product is the number of loop iterations (default: all loops).
     points: tuple[str, ...] = ()
-    flops_per_point: float = 0.0  #: FLOPs an iteration (a multiply-add counts 2).
+    flops_per_point: float = 0.0  #: FLOPs an iteration (a multiply-add counts 2), on average.
+    #: Factor along which the FLOPs of an iteration grow evenly from the first, as of the rows of a
+    #: causal mask; "" if they are the same throughout.
+    rising: str = ""
     _cuts: dict[object, Shardings] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -134,8 +140,10 @@ class Rule:
         sizes: Mapping[str, int] | None = None,
         reduce: Mapping[str, str] | None = None,
         whole: Iterable[str] = (),
-        windows: Mapping[tuple[int, str], Window] | None = None,
+        windows: Mapping[tuple[int, str], Window | Parts] | None = None,
         dropped: Iterable[str] = (),
+        summed: Iterable[str] = (),
+        rising: str = "",
         addends: Iterable[int] = (),
         linear: Iterable[int] = (),
         points: Iterable[str] | None = None,
@@ -147,7 +155,9 @@ class Rule:
         None is an operand outside the loops. Shapes are None where a tensor is absent. `sizes` are
         those of factors that are no dim by themselves, `reduce` the reductions of factors in no
         result. Factors in `whole` may not be cut; those in `dropped`, of elements that no result
-        depends on, may be. For `windows`, see `Rule`: their factors have the size of another dim.
+        depends on, may be. Factors in `summed` are loops of some results, and those that lack them
+        are sums over them. For `rising` and `windows`, see `Rule`; factors of windows have the size
+        of another dim.
 
         Raises:
             IRError: A size does not fit, a factor has no size, or a factor in no result has no
@@ -156,18 +166,22 @@ class Rule:
         ins, outs = _parse(operands), _parse(results)
         in_shapes = tuple(tuple(s) if s is not None else () for s in operand_shapes)
         out_shapes = tuple(tuple(s) if s is not None else () for s in result_shapes)
-        slides = _checked_windows(windows or {}, ins, in_shapes)
+        slides = _checked_windows(windows or {}, (*ins, *outs), (*in_shapes, *out_shapes))
         loops = [
             None if dims is None else tuple(() if (i, _single(e)) in slides else e for e in dims)
-            for i, dims in enumerate(ins)
+            for i, dims in enumerate((*ins, *outs))
         ]
-        known = _solve_sizes((*outs, *loops), (*out_shapes, *in_shapes), dict(sizes or {}))
+        known = _solve_sizes(
+            (*loops[len(ins) :], *loops[: len(ins)]),
+            (*out_shapes, *in_shapes),
+            dict(sizes or {}),
+        )
         kinds = {
             **dict.fromkeys(reduce or {}, FactorKind.REDUCE),
             **dict.fromkeys((*_names(outs), *dropped), FactorKind.PASS),
             **dict.fromkeys(whole, FactorKind.WHOLE),
         }
-        factors = {}
+        factors, sums = {}, frozenset(summed)
         for name in _names((*ins, *outs)):
             if name not in kinds:
                 raise IRError(
@@ -176,6 +190,7 @@ class Rule:
             if name not in known:
                 raise IRError(f"factor {name!r} has no size")
             reduction = (reduce or {})[name] if kinds[name] is FactorKind.REDUCE else ""
+            reduction = "sum" if name in sums else reduction
             factors[name] = Factor(name, known[name], kinds[name], reduction)
         default_points = tuple(factors)
         if linear_operands := frozenset(linear):
@@ -191,6 +206,7 @@ class Rule:
             slides,
             tuple(points) if points is not None else default_points,
             flops,
+            rising,
         )
         rule._check()
         return rule
@@ -264,17 +280,18 @@ class Rule:
         """
         names = [_names([dims]).keys() for dims in self.operands if dims is not None]
         summed = {n for n, factor in self.factors.items() if factor.kind is FactorKind.REDUCE}
-        return self.flops_per_point >= 2 and any(
+        return self.flops_per_point > 0 and any(
             a & b & summed and a - b and b - a for a, b in itertools.combinations(names, 2)
         )
 
-    def window(self, operand: int, expr: DimExpr) -> Window | None:
-        """The window that slides over a dim of an operand, None over none or over a result's."""
+    def window(self, operand: int, expr: DimExpr) -> Window | Parts | None:
+        """The window over a dim of an operand, or of a result behind them; None without one."""
         return self.windows.get((operand, _single(expr))) if self.windows else None
 
     def dim_of(self, operand: int, name: str) -> int:
-        """The dim of an operand that the window of a factor slides over."""
-        return [_single(expr) for expr in self.operands[operand] or ()].index(name)
+        """The dim of an operand, or of a result behind them, with the window of a factor."""
+        dims = (*self.operands, *self.results)[operand]
+        return [_single(expr) for expr in dims or ()].index(name)
 
     def slides(self, layouts: Layouts) -> bool:
         """Whether a cut gives devices windows: they have parts of equal sizes, but not alike."""
@@ -297,7 +314,17 @@ class Rule:
     def local_flops(self, layouts: Layouts, mesh: DeviceMesh, point: Mapping[str, int]) -> float:
         """FLOPs at a mesh coordinate."""
         local = self.local_sizes(layouts, mesh, point)
-        return self.flops_per_point * math.prod(local[name] for name in self.points)
+        flops = self.flops_per_point * math.prod(local[name] for name in self.points)
+        if self.rising in layouts:
+            flops *= self.steepness(layouts[self.rising].pieces(mesh, point))
+        return flops
+
+    def steepness(self, pieces: Iterable[Interval]) -> float:
+        """FLOPs of an iteration in a part of the rising factor, over those of all on average."""
+        size, held = self.factors[self.rising].size, tuple(pieces)
+        count = sum(length for _, length in held)
+        work = sum(length * (2 * start + length + 1) / (size + 1) for start, length in held)
+        return work / count if count else 1.0
 
     def shardings(self, layouts: Layouts, mesh: DeviceMesh) -> Shardings:
         """Shardings of operands and results under a cut of factors; computed once.
@@ -318,7 +345,7 @@ class Rule:
         for name, layout in layouts.items():
             if self.factors[name].kind not in _CUTTABLE:
                 raise LayoutError(f"factor {name!r} is {self.factors[name].kind} and cannot be cut")
-            if layout.windows and self.factors[name].kind is not FactorKind.PASS:
+            if layout.windows and self.factors[name].reduce:
                 raise LayoutError(f"factor {name!r} is reduced: its parts cannot overlap")
             if not layout.is_complete:
                 raise LayoutError(f"no part of factor {name!r} has all of {layout}")
@@ -328,21 +355,30 @@ class Rule:
             for name, layout in layouts.items()
             if axis in layout.axes and self.factors[name].reduce
         }
-        partial = tuple((axis, factor.reduce) for axis, factor in pending.items())
         passed = tuple((a, f.reduce) for a, f in pending.items() if f.kind is FactorKind.LINEAR)
         ins: list[Sharding] = []
         operands = zip(self.operands, self.operand_shapes, strict=True)
         for index, (dims, shape) in enumerate(operands):
-            sums = partial if index in self.addends else passed if index in self.linear else ()
+            sums = passed if index in self.linear else ()
+            sums = _lacking(dims, pending) if index in self.addends else sums
             ins.append(Sharding(self._dims(dims, shape, layouts, mesh, index), sums))
         outs = tuple(
-            Sharding(self._dims(dims, shape, layouts, mesh), partial)
-            for dims, shape in zip(self.results, self.result_shapes, strict=True)
+            Sharding(
+                self._dims(dims, shape, layouts, mesh, len(self.operands) + index),
+                _lacking(dims, pending),
+            )
+            for index, (dims, shape) in enumerate(
+                zip(self.results, self.result_shapes, strict=True)
+            )
         )
         return tuple(ins), outs
 
     def factor_layouts(
-        self, expr: DimExpr, layout: DimLayout, mesh: DeviceMesh, window: Window | None = None
+        self,
+        expr: DimExpr,
+        layout: DimLayout,
+        mesh: DeviceMesh,
+        window: Window | Parts | None = None,
     ) -> dict[str, DimLayout] | None:
         """The cut of one factor in each term that gives a dim this layout, None if none does.
 
@@ -394,9 +430,9 @@ class Rule:
         shape: tuple[int, ...],
         layouts: Layouts,
         mesh: DeviceMesh,
-        operand: int = -1,
+        operand: int,
     ) -> tuple[DimLayout, ...]:
-        """Layouts of a tensor's dims; `operand` is the index of an operand, -1 for a result."""
+        """Layouts of a tensor's dims; `operand` is its index, that of a result behind operands."""
         if dims is None:
             return tuple(DimLayout.whole(size) for size in shape)
         return tuple(
@@ -438,17 +474,23 @@ def _parse(side: str | Sequence[Sequence[str] | None]) -> tuple[Dims | None, ...
     return tuple(None if dims is None else tuple(parse_dim(dim) for dim in dims) for dims in side)
 
 
+def _lacking(dims: Dims | None, pending: Mapping[str, Factor]) -> tuple[tuple[str, str], ...]:
+    """The axes, and their reductions, whose factors a tensor lacks: it is partial there."""
+    names = _names([dims]) if any(f.kind is FactorKind.PASS for f in pending.values()) else {}
+    return tuple((axis, f.reduce) for axis, f in pending.items() if f.name not in names)
+
+
 def _single(expr: DimExpr) -> str:
     """The factor that a dim is; "" of a compound or a sum."""
     return expr[0][0] if len(expr) == 1 and len(expr[0]) == 1 else ""
 
 
 def _checked_windows(
-    windows: Mapping[tuple[int, str], Window],
+    windows: Mapping[tuple[int, str], Window | Parts],
     operands: Sequence[Dims | None],
     shapes: Sequence[tuple[int, ...]],
-) -> dict[tuple[int, str], Window]:
-    """The windows of operands that are present; each is over one dim, of the size that it says."""
+) -> dict[tuple[int, str], Window | Parts]:
+    """The windows of tensors that are present; each is over one dim, of the size that it says."""
     kept = {}
     for (index, name), window in windows.items():
         if index >= len(operands) or (dims := operands[index]) is None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from partitioner.compiled.reload import load
     from partitioner.compiler import compile, dump_problem
     from partitioner.cost_model.cluster import Cluster
-    from partitioner.ir.errors import PartitionerError
+    from partitioner.ir.errors import OptionError, PartitionerError
     from partitioner.ir.plan import Plan
     from partitioner.profiling.calibrate import calibrate
     from partitioner.profiling.profile import profile
@@ -35,6 +35,7 @@ __all__ = [
     "Constraints",
     "Infeasible",
     "ModuleProgram",
+    "OptionError",
     "PartitionerError",
     "Plan",
     "Verification",
@@ -56,6 +57,7 @@ _HOME = {
     "Constraints": "partitioner.strategies.constraints",
     "Infeasible": "partitioner.solver",
     "ModuleProgram": "partitioner.compiled.module",
+    "OptionError": "partitioner.ir.errors",
     "PartitionerError": "partitioner.ir.errors",
     "Plan": "partitioner.ir.plan",
     "Verification": "partitioner.verify.compare",

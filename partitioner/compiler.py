@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,20 +37,23 @@ from partitioner.options import (
     target_cluster,
 )
 from partitioner.problem.dump import Dump, write_problem
+from partitioner.report.delivery import delivery_notes
 from partitioner.report.summary import facts
 from partitioner.report.whole_machine import whole_machine_notes
 from partitioner.search.explicit import first_problem
 from partitioner.search.find_plan import find_plan
+from partitioner.search.in_blocks import least_limit, may_run_in_blocks, plan_in_blocks
 from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.search.micro_batch_counts import CountSearch, Graphs, usual_counts
 from partitioner.search.outcome import Candidate, Outcome
 from partitioner.search.pipelines import over_counts
 from partitioner.search.request import Budget, Request, Say, silent
 from partitioner.search.what_would_fit import relaxed
-from partitioner.solver import Infeasible
+from partitioner.solver import Infeasible, Objective
+from partitioner.strategies.block_graph import block_graph
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.micro_batch_graph import batch_size, even_counts
-from partitioner.strategies.parallel import parallel_notes
+from partitioner.strategies.parallel import forms, parallel_notes
 from partitioner.strategies.same_in_parts import Difference, difference
 from partitioner.strategies.spaces import SearchError, check_space, families
 from partitioner.tuning import Compile, check_tunable, tuned, tuning_notes
@@ -64,6 +68,8 @@ if TYPE_CHECKING:
 #: With offers, the search of the graph without them may take one such part of the steps, and that
 #: with them one such part of the rest: what is left is for going on with the first.
 FIRST_PART, OFFERS_PART = 1.5, 2
+#: Seconds to look for the memory in which a model fits in blocks; never more than the request's.
+MORE_S = 8.0
 #: Gives a graph that offers to compute values of the forward pass again, with the request for
 #: it; None if nothing can be offered.
 Offers = Callable[[], tuple[Graph, Request] | None]
@@ -96,11 +102,13 @@ def compile(  # noqa: A001 - the public name
             "adamw" (default), "adam", "sgd", "momentum" (SGD with momentum), "rmsprop" or
             "adagrad".
 
-            parallel: The kind of parallelism, instead of the cheapest: "dp", "tp", for a module
-            "zero3", for training one also "zero1" and "zero2", or several joined by "+" (then with
-            `mesh`). "pp": a module's pipeline of stages, of one device each or, joined with another
-            kind, of so many as the mesh leaves. The batch is the dim of the inputs that can be
-            followed furthest through the model; a note says where it is not dim 0 of all of them.
+            parallel: The kind of parallelism, instead of the cheapest: "dp", "tp", "cp"
+            (sequences), "ep" (experts), "spatial" (mesh axes "h", "w" and "d" cut height, width and
+            depth of images), for a module "ring" and "zero3", for training one also "zero1" and
+            "zero2", or several joined by "+" (then with `mesh`). "pp": a module's pipeline of
+            stages, of one device each or, joined with another kind, of so many as the mesh leaves.
+            The batch is the dim of the inputs that can be followed furthest through the model; a
+            note says where it is not dim 0 of all of them.
 
             schedule: Run in micro-batches, through stages in the order of this schedule, "gpipe",
             "1f1b", "interleaved", "zb1", "zbv", "dualpipev" or, for inference, "forward", or a
@@ -176,11 +184,7 @@ def compile(  # noqa: A001 - the public name
     >>> result.save("resnet50.partition")  # doctest: +SKIP
     """
     clock = Clock(options.get("progress") or silent)
-    cluster = target_cluster(options, devices, processes())
-    request = request_of(options)
-    _check_pipeline(request, options)
-    # A mesh of another size is refused before anything is read.
-    check_space(request.strategy, len(cluster), request.mesh)
+    cluster, request = check_options(devices, options)
     opened = open_with(model, example_inputs, options)
     if request.tune is not None:
         if options.get("plan_only"):
@@ -191,6 +195,20 @@ def compile(  # noqa: A001 - the public name
             return _compile_in_stages(opened, cluster, request, clock)
         return _compile_module(opened, cluster, request, clock)
     return _compile_onnx(opened, cluster, request, clock)
+
+
+def check_options(devices: int | None, options: Mapping[str, Any]) -> tuple[Cluster, Request]:
+    """The devices and the request of the options of `compile`; no model is read.
+
+    Raises:
+        PartitionerError: As `compile`, of options that have no meaning with any model.
+    """
+    cluster = target_cluster(options, devices, processes())
+    request = request_of(options)
+    _check_pipeline(request, options)
+    _check_kept(request)
+    check_space(request.strategy, len(cluster), request.mesh)
+    return cluster, request
 
 
 def _compile_onnx(opened: OnnxInput, cluster: Cluster, request: Request, clock: Clock) -> Compiled:
@@ -230,8 +248,50 @@ def _plan_onnx(
     try:
         return plan_graph(graph, notes, cluster, request, clock, compiled=compiled, fuses=True)
     except Infeasible as error:
-        clock.say("looking for what would fit")
-        raise relaxed(error, graph, cluster, request, Rules.of(graph)) from None
+        refusal = error
+    planned = _plan_in_blocks(graph, notes, cluster, request, clock, fuses=True)
+    if isinstance(planned, tuple):
+        return planned
+    clock.say("looking for what would fit")
+    raise _also_fits(relaxed(refusal, graph, cluster, request, Rules.of(graph)), planned)
+
+
+def _plan_in_blocks(
+    graph: Graph,
+    notes: tuple[str, ...],
+    cluster: Cluster,
+    request: Request,
+    clock: Clock,
+    *,
+    fuses: bool,
+) -> tuple[Outcome, dict[str, Any]] | str:
+    """The best plan of a graph on one device, on which it does not fit as a whole, in blocks.
+
+    Returns:
+        The outcome and its facts, or the change of the request under which one is known; "" if
+        none is, or blocks are not for this request.
+    """
+    if graph.backward or not may_run_in_blocks(cluster, request):
+        return ""
+    with clock("searching"):
+        outcome = plan_in_blocks(graph, cluster, request, Budget.of(request, clock.say))
+    if outcome is None:
+        quick = replace(request, time_limit_s=min(MORE_S, request.time_limit_s))
+        limit = least_limit(graph, cluster, request, Budget.of(quick, clock.say))
+        return "" if limit is None else f"in blocks with --memory {limit} ({units.size(limit)})"
+    note = "the model as a whole does not fit: parts of it run in blocks, one after the other"
+    objective = request.objective
+    with no_collection():
+        single = best_single(graph, cluster, objective)[1]
+        cost = outcome.evaluation.cost(objective)
+        alone = whole_machine_notes(graph, cluster, cost, objective, fuses=fuses)
+    rules = Rules.of(outcome.graph)
+    return outcome, facts(
+        *(outcome, single, len(cluster), (note, *notes, *_opaque_notes(rules), *alone)),
+        rules=rules_of(outcome.graph),
+        sources=_sources(outcome, cluster),
+        pinned=request.constraints.bound,
+    )
 
 
 @dataclass(frozen=True)
@@ -252,7 +312,9 @@ class _OnnxParts:
 
     def of(self, plan: Plan) -> OnnxModel:
         """The model with the graph of a plan."""
-        return self.whole if plan.micro_batches is None else self[plan.micro_batches]
+        if plan.micro_batches is not None:
+            return self[plan.micro_batches]
+        return self.whole.in_blocks(plan.blocks)
 
     def graphs(self, count: int) -> Iterator[Graph]:
         """The graph of a micro-batch."""
@@ -340,6 +402,23 @@ def _whole_or_in_parts(parts: _OnnxParts) -> tuple[Outcome, dict[str, Any]]:
     }
 
 
+def _cheapest_form(
+    graphs: Iterable[Graph],
+    plan_form: Callable[[Graph], tuple[Outcome, dict[str, Any]]],
+    objective: Objective,
+) -> tuple[Outcome, dict[str, Any]] | Infeasible:
+    """The plan of least cost among those of the forms of a graph, or why the first has none."""
+    plans, refusals = list[tuple[Outcome, dict[str, Any]]](), list[Infeasible]()
+    for graph in graphs:
+        try:
+            plans.append(plan_form(graph))
+        except Infeasible as error:
+            refusals.append(error)
+    if not plans:
+        return refusals[0]
+    return min(plans, key=lambda plan: plan[0].evaluation.cost(objective))
+
+
 def _compile_module(
     opened: ModuleInput, cluster: Cluster, request: Request, clock: Clock
 ) -> ModuleProgram:
@@ -366,30 +445,40 @@ def _compile_module(
 
     def search() -> tuple[Outcome, dict[str, Any]]:
         notes = profile_notes(cluster, _torch_backend, training=opened.training)
-        own = spaces.on(traced.graph)
-        try:
+        graphs = forms(
+            request.parallel, traced.graph, spaces.mesh, free=not request.constraints.bound
+        )
+
+        def plan_form(graph: Graph) -> tuple[Outcome, dict[str, Any]]:
+            own, may = spaces.on(graph), offered if graph is traced.graph else None
             return plan_graph(
-                *(traced.graph, notes, cluster, own, clock, offered),
-                compiled=compiled,
-                fuses=False,
+                *(graph, notes, cluster, own, clock, may), compiled=compiled, fuses=False
             )
-        except Infeasible as error:
-            refusal = error
-        graph, own = (offered and offered()) or (traced.graph, own)
-        planned = _plan_in_parts(traced, parts, notes, cluster, request, clock)
-        if isinstance(planned, tuple):
+
+        planned = _cheapest_form(graphs, plan_form, request.objective)
+        if not isinstance(planned, Infeasible):
             return planned
+        if traced.graph not in graphs:
+            raise planned
+        smaller = _plan_in_parts_or_blocks(traced, parts, notes, cluster, request, clock)
+        if isinstance(smaller, tuple):
+            return smaller
         clock.say("looking for what would fit")
-        refusal = relaxed(refusal, graph, cluster, own, Rules.of(graph))
-        raise _also_fits(refusal, planned)
+        graph, own = (offered and offered()) or (traced.graph, spaces.on(traced.graph))
+        refusal = relaxed(planned, graph, cluster, own, Rules.of(graph))
+        raise reduce(_also_fits, smaller, refusal)
 
     def own_trace(plan: Plan) -> TracedModule:
+        if plan.blocks:
+            return traced.on(block_graph(traced.graph, plan.blocks))
         return traced.of(plan.nodes) if plan.pipeline is None else parts.of(plan)
 
     module, plan, evaluation, summary = plan_together(
         agreement, traced, cluster, request, search, own_trace
     )
     model = ModuleModel(module, opened.source)
+    gathers = delivery_notes(model.graph, plan, evaluation, model.delivered, len(cluster))
+    summary = {**summary, "notes": [*summary["notes"], *gathers]}
     program = ModuleProgram.of(model, cluster, plan, evaluation, summary, clock.seconds)
     _lower(program, clock)
     return program
@@ -434,6 +523,22 @@ class _Parts:
         yield _first_graph(self[count], self.request).graph
         if self.opened.training and self.request.recompute == "auto":
             yield self[count].traced.offered
+
+
+def _plan_in_parts_or_blocks(
+    whole: TracedModule,
+    parts: _Parts,
+    notes: tuple[str, ...],
+    cluster: Cluster,
+    request: Request,
+    clock: Clock,
+) -> tuple[Outcome, dict[str, Any]] | list[str]:
+    """The best plan in micro-batches or, if there is none, in blocks; else what would fit."""
+    in_parts = _plan_in_parts(whole, parts, notes, cluster, request, clock)
+    if isinstance(in_parts, tuple):
+        return in_parts
+    in_blocks = _plan_in_blocks(whole.graph, notes, cluster, request, clock, fuses=False)
+    return in_blocks if isinstance(in_blocks, tuple) else [in_parts, in_blocks]
 
 
 def _plan_in_parts(
@@ -514,6 +619,19 @@ def _also_fits(refusal: Infeasible, way: str) -> Infeasible:
     joint = " or" if refusal.relaxations else "; it fits"
     known = {**vars(refusal), "relaxations": (*refusal.relaxations, way)}
     return Infeasible(f"{refusal}{joint} {way}", **known)
+
+
+def _check_kept(request: Request) -> None:
+    """Refuse to keep a plan in blocks, whose nodes are not the model's.
+
+    Raises:
+        OptionError: It is asked for.
+    """
+    plan = request.constraints.plan
+    if plan is not None and plan.blocks:
+        raise OptionError(
+            "constraints: a plan in blocks cannot be kept: leave it out, blocks are found anew"
+        )
 
 
 def _check_pipeline(request: Request, options: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from partitioner.ir.graph import Graph
 from partitioner.options import SweepOptions, open_with, request_of, takes
 from partitioner.report.bottleneck import WORTH, turn_of
 from partitioner.report.page.schema import VERSION, Point, Sweep
-from partitioner.report.text.show import table
+from partitioner.report.text.tables import table
 from partitioner.search.find_plan import find_plan
 from partitioner.search.request import Budget, Request, silent
 from partitioner.solver import Infeasible

@@ -15,7 +15,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.header import Origin
-from partitioner.backends.onnx.header import DOMAIN, ORIGIN_KEY, PHASE_KEY, write_header
+from partitioner.backends.onnx.header import BLOCK_KEY, DOMAIN, ORIGIN_KEY, PHASE_KEY, write_header
 from partitioner.backends.onnx.nodes import node_proto, tensor_proto, value_info
 from partitioner.backends.onnx.slices import slice_nodes
 from partitioner.backends.onnx.stubs import comm_node, stub
@@ -77,7 +77,12 @@ def _build(
     body = GraphProto(name=f"{graph.name or 'model'}.rank{program.rank}")
     body.initializer.extend(_constants(program, graph, store))
     for step in program.steps:
+        first = len(body.node)
         _add_step(body, step, program, opset)
+        block = graph.blocks.get(step.origin) if isinstance(step, Compute) else None
+        if block is not None:
+            for node in body.node[first:]:
+                node.metadata_props.add(key=BLOCK_KEY, value=str(block))
     body.input.extend(value_info(name, program.types[name]) for name in program.inputs)
     body.output.extend(_outputs(body, program))
     body.value_info.extend(_inner_values(body, program))

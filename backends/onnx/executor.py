@@ -17,8 +17,9 @@ import onnxruntime as ort
 import torch
 
 from partitioner.backends.errors import BackendError, CommunicationError, one_line
+from partitioner.backends.onnx.block_sessions import Sessions
 from partitioner.backends.onnx.load import constants_outside
-from partitioner.backends.onnx.sessions import SessionConfig, open_session
+from partitioner.backends.onnx.sessions import SessionConfig
 from partitioner.backends.onnx.steps import Cut, RankModel, Segment
 from partitioner.backends.onnx.turns import Turns
 from partitioner.backends.regions import write_region
@@ -141,11 +142,8 @@ class Executor:
         self.config = config
         self.observe = observe
         self.actions = tuple(_actions(model.steps))
-        self.sessions: Mapping[int, ort.InferenceSession] = {
-            action.index: open_session(model, step, config)
-            for action in self.actions
-            if isinstance(step := model.steps[action.index], Segment)
-        }
+        segments = (a.index for a in self.actions if a.role is Role.COMPUTE)
+        self.sessions = Sessions.of(model, config, segments)
         self._constants = {
             name: from_numpy(model.constant(name), type_.dtype).to(config.device)
             for name, type_ in constants_outside(model).items()
@@ -272,8 +270,11 @@ class Executor:
         return torch.empty(type_.shape, dtype=torch_dtype(type_.dtype), device=self.config.device)
 
     def _compute(self, index: int, segment: Segment, values: Values) -> None:
-        session, types = self.sessions[index], self.model.types
-        binding = session.io_binding()
+        with self.sessions.opened(index) as session:
+            self._run(session, segment, values)
+
+    def _run(self, session: ort.InferenceSession, segment: Segment, values: Values) -> None:
+        types, binding = self.model.types, session.io_binding()
         for name in segment.inputs:
             binding.bind_input(name, *self._memory(values[name], types[name]))
         for name in segment.outputs:

@@ -31,6 +31,7 @@ VERSION_KEY = f"{DOMAIN}.format_version"
 #: Keys of a node's metadata.
 PHASE_KEY = f"{DOMAIN}.phase"
 ORIGIN_KEY = f"{DOMAIN}.origin"
+BLOCK_KEY = f"{DOMAIN}.block"
 
 
 def write_header(

@@ -13,7 +13,13 @@ from onnx import GraphProto, ModelProto, NodeProto, helper
 from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.header import Header, fits
 from partitioner.backends.onnx.agreement import check_agreement, check_delivery, check_order
-from partitioner.backends.onnx.header import DOMAIN, PHASE_KEY, parse_transfers, read_header
+from partitioner.backends.onnx.header import (
+    BLOCK_KEY,
+    DOMAIN,
+    PHASE_KEY,
+    parse_transfers,
+    read_header,
+)
 from partitioner.backends.onnx.nodes import attribute_graphs
 from partitioner.backends.onnx.steps import Cut, RankModel, Segment
 from partitioner.backends.regions import region_shape
@@ -173,26 +179,30 @@ def _check_phases(steps: Iterable[Segment | Cut], rank: int, order: RunOrder) ->
 
 def _split(nodes: Iterable[NodeProto], rank: int) -> Iterator[Segment | Cut]:
     run: list[NodeProto] = []
-    run_phase = 0
+    run_phase, run_block = 0, None
     for node in nodes:
         communicates = node.domain == DOMAIN
-        phase = run_phase if communicates else _phase(node, rank)
-        if run and (communicates or phase != run_phase):
-            yield Segment(run_phase, tuple(run))
+        phase = run_phase if communicates else _number(node, PHASE_KEY, "phase", rank) or 0
+        block = None if communicates else _number(node, BLOCK_KEY, "block", rank)
+        if run and (communicates or (phase, block) != (run_phase, run_block)):
+            yield Segment(run_phase, tuple(run), block=run_block)
             run = []
-        run_phase = phase
+        run_phase, run_block = phase, block
         if communicates:
             yield _cut(node, rank)
         else:
             run.append(node)
     if run:
-        yield Segment(run_phase, tuple(run))
+        yield Segment(run_phase, tuple(run), block=run_block)
 
 
-def _phase(node: NodeProto, rank: int) -> int:
-    text = next((entry.value for entry in node.metadata_props if entry.key == PHASE_KEY), "0")
+def _number(node: NodeProto, key: str, what: str, rank: int) -> int | None:
+    """A number in a node's metadata, None without one."""
+    text = next((entry.value for entry in node.metadata_props if entry.key == key), None)
+    if text is None:
+        return None
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise BackendError(f"rank {rank}: node {node.name!r} has phase {text!r}")
+        raise BackendError(f"rank {rank}: node {node.name!r} has {what} {text!r}")
     return int(text)
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import onnxruntime as ort
 import torch
 from onnx import NodeProto
 
@@ -95,11 +93,8 @@ class Recorder:
             self.serve()
             timed.append((begin, spans.clock(), spans.actions))
         self.executor.observe = None
-        runs = {
-            index: kernel_runs(Path(session.end_profiling()))
-            for index, session in self.executor.sessions.items()
-        }
-        names = {index: self._names(index, s) for index, s in self.executor.sessions.items()}
+        runs = kernels_of(self.executor)
+        names = {index: self._names(index) for index in runs}
         recorded = tuple(
             Step(begin, end, tuple(self._events(number, actions, runs, names)))
             for number, (begin, end, actions) in enumerate(timed, 1)
@@ -107,11 +102,10 @@ class Recorder:
         model = self.executor.model
         return recorded, held_bytes(model, live.by_step, runs, shared=True).total
 
-    def _names(self, index: int, session: ort.InferenceSession) -> Mapping[str, _Work]:
+    def _names(self, index: int) -> Mapping[str, _Work]:
         segment = self.executor.model.steps[index]
         assert isinstance(segment, Segment)
-        optimized = Path(session.get_session_options().optimized_model_filepath)
-        by_kernel = nodes_of_kernels(segment.nodes, optimized)
+        by_kernel = nodes_of_kernels(segment.nodes, self.executor.sessions.graph_of(index))
         return {kernel: _Work.of(nodes) for kernel, nodes in by_kernel.items()}
 
     def _events(
@@ -161,6 +155,15 @@ class _Work:
         return cls(tuple(names), tuple(comms))
 
 
+def kernels_of(executor: Executor) -> Mapping[int, list[tuple[Kernel, ...]]]:
+    """Kernels of each run of each segment, by the index of its step; ends the profiles."""
+    profiles = executor.sessions.end_profiling()
+    return {
+        index: [kernels for file in files for kernels in kernel_runs(file)]
+        for index, files in profiles.items()
+    }
+
+
 @dataclass(frozen=True)
 class HeldBytes:
     """Bytes of one rank, without interpreter and libraries, for one request at a time.
@@ -168,10 +171,12 @@ class HeldBytes:
     Attributes:
         weights: Of its constants.
         sessions: Held by ONNX Runtime for them before the first kernel, packed copies included,
-            over all segments. A packed copy takes the place of the original, which stays on
-            disk (96 MiB of weights grew a process by 105 MiB with packing and without).
+            over all segments but those of blocks. A packed copy takes the place of the original,
+            which stays on disk (96 MiB of weights grew a process by 105 MiB with packing and
+            without).
         peak: Most at one time beside those: a segment's own activations or a communication's
-            parts in transit, and the values that live between segments.
+            parts in transit, the values that live between segments, and the sessions of blocks
+            that are open then.
     """
 
     weights: int
@@ -208,17 +213,59 @@ def held_bytes(
         index: max(kernel.in_use_bytes for kernels in runs[index] for kernel in kernels)
         for index in idle
     }
-    moments = [nbytes + most.get(at, 0) - idle.get(at, 0) for at, nbytes in live.items()]
+    opened = _opened_bytes(model, idle)
+    moments = [
+        nbytes + most.get(at, 0) - idle.get(at, 0) + opened.get(at, 0)
+        for at, nbytes in live.items()
+    ]
     moments += [
-        live.get(index, 0) + _transit_bytes(step)
+        live.get(index, 0) + _transit_bytes(step) + opened.get(index, 0)
         for index, step in enumerate(model.steps)
         if isinstance(step, Cut)
     ]
+    stays = [nbytes for at, nbytes in idle.items() if _block(model, at) is None]
+    in_turn = {name for step in _in_blocks(model) for name in step.constants}
+    in_turn -= {
+        name
+        for step in model.steps
+        if isinstance(step, Segment) and step.block is None
+        for name in step.constants
+    }
     return HeldBytes(
-        weights=sum(model.types[name].nbytes for name in model.constants),
-        sessions=min(idle.values(), default=0) if shared else sum(idle.values()),
+        weights=sum(model.types[name].nbytes for name in model.constants if name not in in_turn),
+        sessions=min(stays, default=0) if shared else sum(stays),
         peak=max(moments, default=0),
     )
+
+
+def _block(model: RankModel, index: int) -> int | None:
+    step = model.steps[index]
+    return step.block if isinstance(step, Segment) else None
+
+
+def _in_blocks(model: RankModel) -> Iterator[Segment]:
+    for step in model.steps:
+        if isinstance(step, Segment) and step.block is not None:
+            yield step
+
+
+def _opened_bytes(model: RankModel, idle: Mapping[int, int]) -> Mapping[int, int]:
+    """Bytes of the sessions of blocks that are open at each step, by its index.
+
+    A block's own, and that of the next one, which is opened meanwhile.
+    """
+
+    def own(index: int) -> int:
+        step = model.steps[index]
+        assert isinstance(step, Segment)
+        return max(idle.get(index, 0), sum(model.types[name].nbytes for name in step.constants))
+
+    blocks = [index for index in range(len(model.steps)) if _block(model, index) is not None]
+    opened = {}
+    for at in range(len(model.steps)) if blocks else ():
+        ahead = next((i for i in blocks if i > at), None) if at >= blocks[0] else None
+        opened[at] = (own(at) if at in blocks else 0) + (own(ahead) if ahead is not None else 0)
+    return opened
 
 
 def _transit_bytes(cut: Cut) -> int:

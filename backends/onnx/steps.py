@@ -20,7 +20,7 @@ _REDUCING = (CommKind.ALL_REDUCE, CommKind.REDUCE_SCATTER)
 
 @dataclass(frozen=True)
 class Segment:
-    """A maximal run of local nodes of one phase: one ONNX Runtime session.
+    """A maximal run of local nodes of one phase and block: one ONNX Runtime session.
 
     Attributes:
         phase: Pipeline phase of its nodes.
@@ -28,6 +28,8 @@ class Segment:
         inputs: Values that come from elsewhere.
         outputs: Values that are used elsewhere; none if nothing is (it is not run then).
         constants: Initializers that it reads.
+        block: Block of its nodes: its session is open while it runs, and no longer. None for a
+            session that stays open.
     """
 
     phase: int
@@ -35,6 +37,7 @@ class Segment:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
+    block: int | None = None
 
     @property
     def span(self) -> tuple[int, int]:

@@ -110,6 +110,8 @@ class AllPhases:
         phases = self.programs.order.phases
         first, last = phases.number(Part.SETUP), phases.number(Part.REDUCE)
         self._run(values, first, 0)
+        if self.rest is not None and self.rest.has_own_setup:
+            self._run(values, first, self.micro.count - 1)
         for micro_batch in range(self.micro.count):
             for phase in range(first + 1, last):
                 self._run(values, phase, micro_batch)

@@ -214,6 +214,8 @@ def run_node(
     node: Node, values: Mapping[str, Tensor], device: torch.device
 ) -> Sequence[Tensor | None]:
     """Run a node on tensors by value name, as a graph does (`add_call`); one entry a result."""
+    if node.op == ALIAS:
+        return [values[node.inputs[0]]]
     if node.op == COND:
         bodies = [branch_module(node.attrs[which], device) for which in BRANCHES]
         predicate, *operands = map(values.__getitem__, node.inputs)

@@ -6,10 +6,11 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, wraps
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad
@@ -22,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import dtype_word
+from partitioner.backends.torch.agreement import Agreement
 from partitioner.backends.torch.rank_passes import Stored
 
 #: Optimizers with operators that PyTorch (2.13) cannot run on parts of a tensor.
@@ -139,8 +141,8 @@ def count_steps(
 
     def steps(optimizer: Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
-            for tensor in (x for x in group["params"] if id(x) in others):
-                tensor.requires_grad_(False)
+            for tensor in (x for x in group["params"] if id(x) in others and x.grad is not None):
+                tensor.requires_grad_(False)  # else PyTorch's checkpoints look for its state
                 tensor.grad = None
             if any(id(x) in ours for x in group["params"]):
                 _check_options(optimizer, group)
@@ -180,17 +182,19 @@ def _check_options(optimizer: Optimizer, group: Mapping[str, Any]) -> None:
         )
 
 
-#: Modules of which this rank holds some parameters only.
-_PARTIAL: WeakSet[nn.Module] = WeakSet()
+#: Modules of which this rank holds some parameters only, in the order in which they were made.
+_PARTIAL: WeakKeyDictionary[nn.Module, Agreement] = WeakKeyDictionary()
 
 
-def refuse_partial_norms(module: nn.Module) -> None:
-    """Refuse PyTorch's norm of gradients of a module that has other parameters on other ranks.
+def watch_partial_gradients(module: nn.Module, agreement: Agreement) -> None:
+    """Watch what PyTorch computes of all gradients, of which other ranks hold others.
 
-    `torch.nn.utils.clip_grad_norm_` would scale the gradients of each rank by another factor.
+    `torch.nn.utils.clip_grad_norm_` would scale the gradients of each rank by another factor: it is
+    refused. A `GradScaler` would leave out the step on some ranks only: the ranks agree.
     """
-    _PARTIAL.add(module)
+    _PARTIAL[module] = agreement
     _watch_norms()
+    _watch_scalers()
 
 
 @cache
@@ -215,6 +219,33 @@ def _watch_norms() -> None:
         for name in ("_get_total_norm", "get_total_norm"):
             if hasattr(place, name):
                 setattr(place, name, watched(getattr(place, name)))
+
+
+@cache
+def _watch_scalers() -> None:
+    """Let a `GradScaler` know what it would find in the gradients of all ranks.
+
+    All ranks must leave out the same steps and have the same scale. The scaler looks at the
+    gradients of its own rank only, and fails where there are none.
+    """
+    unscale = GradScaler._unscale_grads_
+
+    @wraps(unscale)
+    def agreed(
+        scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any
+    ) -> dict[torch.device, Tensor]:
+        found = unscale(scaler, optimizer, *args, **kwargs)
+        given = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for module, agreement in list(_PARTIAL.items()):
+            if not any(id(p) in given for p in module.parameters()):
+                continue
+            overflows = any(bool(one) for one in found.values())
+            overflows = agreement.check("scaled gradients", asks=overflows)
+            devices = list(found) or [next(module.parameters()).device]
+            found = {device: torch.full((), float(overflows), device=device) for device in devices}
+        return found
+
+    GradScaler._unscale_grads_ = agreed  # type: ignore[assignment,method-assign]
 
 
 def check_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

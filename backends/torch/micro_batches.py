@@ -95,6 +95,13 @@ class MicroBatches:
         ends = [rows * sum(self.sizes[: index + 1]) // batch for index in range(self.count)]
         return value.tensor_split(ends[:-1])
 
+    def inputs(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """The inverse of `parts`, for inputs of the whole batch."""
+        return {
+            name: torch.cat([one[name] for one in parts]) if name in self.split else value
+            for name, value in parts[0].items()
+        }
+
     def whole(self, results: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Results of a call, of those of each micro-batch."""
         return {

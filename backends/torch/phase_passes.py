@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,7 +31,7 @@ from partitioner.backends.torch.groups import (
 )
 from partitioner.backends.torch.messages import Message
 from partitioner.backends.torch.phases import PhaseGraph, RankPhases, emit_all_phases
-from partitioner.backends.torch.rank_passes import Values, Whole
+from partitioner.backends.torch.rank_passes import Values, Whole, joined_inputs
 from partitioner.backends.torch.shards import part_of
 from partitioner.backends.torch.step_values import StepValues
 from partitioner.ir.layout import Placement
@@ -160,12 +161,13 @@ class PhasePasses:
         ]
 
     def joined(self, inputs: Mapping[str, Any], agreement: Agreement) -> dict[str, Tensor]:
-        """Whole inputs from every rank's own parts of them: not supported."""
-        del inputs, agreement
-        raise BackendError(
-            "evaluation with inputs='local' of a program in micro-batches is not supported: use "
-            "inputs='global'"
-        )
+        """Whole inputs from every rank's own parts of them; all ranks must call it."""
+        self.local(inputs)
+        wholes = [self.whole] * self._micro.count
+        if self.whole.rest is not None:
+            wholes[-1] = replace(self.whole, programs=self.whole.rest.programs)
+        parts = zip(wholes, self._micro.parts(inputs), strict=True)
+        return self._micro.inputs([joined_inputs(*one, agreement) for one in parts])
 
     # Passes ----------------------------------------------------------------------------------
 
@@ -227,11 +229,13 @@ class PhasePasses:
         return self.whole.signature.unflatten(dict(zip(self._shown, results, strict=True)))
 
     def _run_all(self, values: StepValues, *, backward: bool) -> None:
-        forward = (Part.SETUP, Part.FORWARD, Part.DELIVER)
+        order = self._order.runs(self.rank)
+        if self.whole.rest is not None and self.whole.rest.has_own_setup:
+            order = (self._order.phases.number(Part.SETUP), self._micro.count - 1), *order
         runs = [
             (phase, micro_batch)
-            for phase, micro_batch in self._order.runs(self.rank)
-            if phase in self._runs and (backward or self._order.phases.of(phase)[0] in forward)
+            for phase, micro_batch in order
+            if phase in self._runs_of(micro_batch) and (backward or self.graphs.is_forward(phase))
         ]
         graphs = [phases.graphs for phases in self._all]
         posts = _Posts(graphs, self.rank, self.device, self._roll)
@@ -242,6 +246,8 @@ class PhasePasses:
                 values.receive(message, micro_batch, tensor)
             results = self._run(phase, micro_batch, values.arguments(phase, micro_batch))
             for message, tensor in values.finish(phase, micro_batch, results):
+                if not (backward or self.graphs.is_forward(message.phases[1])):
+                    continue  # nobody receives it
                 if message.target == self.rank:
                     values.receive(message, micro_batch, tensor)
                 else:
@@ -249,10 +255,12 @@ class PhasePasses:
             del results
         posts.wait()
 
+    def _runs_of(self, micro_batch: int) -> Mapping[int, Run]:
+        return self._last_runs if micro_batch == self._micro.count - 1 else self._runs
+
     def _run(self, phase: int, micro_batch: int, arguments: list[Tensor]) -> Sequence[Tensor]:
         part, stage = self._order.phases.of(phase)
-        is_last = micro_batch == self._micro.count - 1
-        run = (self._last_runs if is_last else self._runs)[phase]
+        run = self._runs_of(micro_batch)[phase]
         try:
             # the graphs have their casts
             with torch.no_grad(), torch.autocast(self.device.type, enabled=False):

@@ -98,6 +98,10 @@ class RankPhases:
         """Whether a phase runs once a step."""
         return self.numbers.is_once(phase)
 
+    def is_of_all(self, phase: int) -> bool:
+        """Whether a phase is one of all micro-batches together, of whatever sizes."""
+        return phase == self.numbers.number(StepPart.REDUCE)
+
     def is_forward(self, phase: int) -> bool:
         """Whether a phase runs where no gradients are wanted."""
         part, _ = self.numbers.of(phase)
@@ -111,10 +115,13 @@ class Rest:
     Attributes:
         programs: Programs of the ranks.
         graph: The model of this micro-batch.
+        has_own_setup: Whether what runs once a step, before all micro-batches, gives other values
+            for this one.
     """
 
     programs: Programs
     graph: Graph
+    has_own_setup: bool
 
 
 def emit_all_phases(

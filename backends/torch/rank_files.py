@@ -132,7 +132,7 @@ def write_phases(
 def _phases(phases: RankPhases, *, last: bool) -> Iterator[tuple[int, str, tuple[Tensor, ...]]]:
     """Each phase with the name of its file, and empty arguments of the sizes and strides of a run.
 
-    Phases that run once are the same for a smaller last micro-batch.
+    The phase of all micro-batches together is none of a smaller last one.
     """
     fakes: dict[str, Tensor] = {}
     for phase, of_phase in phases.graphs.items():
@@ -147,7 +147,7 @@ def _phases(phases: RankPhases, *, last: bool) -> Iterator[tuple[int, str, tuple
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
             results = graph.module(*map(mode.from_tensor, examples))
         fakes |= dict(zip(graph.results, results, strict=True))
-        if not last or not phases.is_once(phase):
+        if not last or not phases.is_of_all(phase):
             yield phase, _phase_file(phases, phase, last=last), examples
 
 
@@ -168,7 +168,7 @@ def with_written_phases(folder: Path, phases: RankPhases, *, last: bool = False)
     """
     graphs = dict(phases.graphs)
     for phase, of_phase in phases.graphs.items():
-        if last and phases.is_once(phase):
+        if last and phases.is_of_all(phase):
             continue
         path = folder / _phase_file(phases, phase, last=last)
         name = _phase_name(phases, phase, last=last)

@@ -4,8 +4,8 @@ Parameters are DTensors with the whole model's names and sizes; each rank holds 
 the plan cuts none of them, so that a rank has each whole or not at all, they are ordinary
 parameters instead: PyTorch spends some 50 us on each operator of an optimizer's step on a DTensor.
 One module has one or the other, since PyTorch's operators on lists of tensors refuse both in one
-list. So it is with buffers. A rank that holds no parameter lists one of another rank, without its
-contents: optimizers refuse to be made for none.
+list. So it is with buffers. A rank that trains no parameter lists one of another rank, without its
+contents: optimizers refuse to be made for none. All ranks have all submodules.
 
 Calling the module runs the rank's forward graph; `loss.backward()` runs its backward graph. No
 gradient goes through a collective: the backward graph has its own. Evaluation, and batches of other
@@ -33,10 +33,10 @@ from partitioner.backends.torch.changes import (
     check_changes,
     check_inputs,
     count_steps,
-    refuse_partial_norms,
     storages,
+    watch_partial_gradients,
 )
-from partitioner.backends.torch.faults import telling
+from partitioner.backends.torch.faults import named, telling
 from partitioner.backends.torch.groups import torch_meshes
 from partitioner.backends.torch.initialise import Initialiser
 from partitioner.backends.torch.phase_passes import PhasePasses
@@ -147,8 +147,7 @@ class RankModule(nn.Module):
         self._tensors: dict[str, Tensor] = {}
         self._at_rest: dict[str, Tensor] = {}  # by value of the graph
         for entry in whole.stored:  # first names first: PyTorch lists those
-            if self._holds(self.rank, entry):
-                _submodule(self, entry.names[0].split(".")[:-1])
+            _submodule(self, entry.names[0].split(".")[:-1])
         with agreement.together("module()"):
             words = {entry.names[0]: self._hold(entry, source, meshes) for entry in whole.stored}
             constant_words = self._constant_words(source)
@@ -185,6 +184,31 @@ class RankModule(nn.Module):
         return other
 
     # Parameters ------------------------------------------------------------------------------
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """The parameter of a name.
+
+        Raises:
+            AttributeError: The module has none, or this rank holds no part of it.
+        """
+        self._check_held(target)
+        return super().get_parameter(target)
+
+    def get_buffer(self, target: str) -> Tensor:
+        """The buffer of a name; as `get_parameter`."""
+        self._check_held(target)
+        return super().get_buffer(target)
+
+    def _check_held(self, name: str) -> None:
+        entry = next((entry for entry in self._whole.stored if name in entry.names), None)
+        if entry is None or entry.names[0] in {**self._tensors, **self._elsewhere}:
+            return
+        ranks = self._places[entry.names[0]].mesh.devices
+        does = "does" if len(ranks) == 1 else "do"
+        raise AttributeError(
+            f"rank {self.rank} holds no part of {name}, {named(ranks)} {does}: "
+            "go through named_parameters(), which lists what this rank holds"
+        )
 
     def _hold(self, entry: Stored, source: Source, meshes: Mapping[Any, Any]) -> int:
         """Register a parameter or buffer under its names, if this rank has a shard of it.
@@ -233,14 +257,14 @@ class RankModule(nn.Module):
         return part.clone() if is_shared else part
 
     def _list_another(self, meshes: Mapping[Any, Any]) -> dict[str, nn.Parameter]:
-        """List a parameter of other ranks if this one holds none; returns it by its first name.
+        """List a parameter of other ranks if this one trains none; returns it by its first name.
 
-        It has the whole size and no elements here. It requires no gradient, so that optimizers keep
-        no state of it: what PyTorch keeps whole, such as Adam's number of steps, would be saved in
+        It has the whole size and no elements here, and gets no gradient, so that optimizers keep no
+        state of it: what PyTorch keeps whole, such as Adam's number of steps, would be saved in
         place of its holder's.
         """
         entry = self._listed_elsewhere()
-        if entry is None or self._holds_parameters(self.rank):
+        if entry is None or self._trained[self.rank]:
             return {}
         place = self._places[entry.names[0]]
         tensor = nn.Parameter(
@@ -252,21 +276,16 @@ class RankModule(nn.Module):
                 shape=torch.Size(entry.shape),
                 stride=torch.empty(entry.shape, device="meta").stride(),
             ),
-            requires_grad=False,
+            requires_grad=entry.trained,
         )
         *path, leaf = entry.names[0].split(".")
         _submodule(self, path).register_parameter(leaf, tensor)
         return {entry.names[0]: tensor}
 
     def _listed_elsewhere(self) -> Stored | None:
-        """The parameter that ranks without any list; None if each has its own."""
-        parameters = [entry for entry in self._whole.stored if entry.parameter]
-        if all(map(self._holds_parameters, range(self._agreement.ranks))):
-            return None
-        return min(parameters, key=lambda entry: not entry.trained, default=None)
-
-    def _holds_parameters(self, rank: int) -> bool:
-        return any(self._holds(rank, entry) for entry in self._whole.stored if entry.parameter)
+        """The parameter that ranks list which train none; None if each has its own."""
+        trained = (entry for entry in self._whole.stored if entry.trained)
+        return None if all(self._trained.values()) else next(trained, None)
 
     def _watch_optimizers(self) -> None:
         entries = (entry for entry in self._whole.stored if entry.trained)
@@ -276,7 +295,7 @@ class RankModule(nn.Module):
         self._holds_all = holds_all
         count_steps(self, self._tensors, self._elsewhere, holds_all=holds_all)
         if not holds_all:
-            refuse_partial_norms(self)
+            watch_partial_gradients(self, self._agreement)
 
     def _holds(self, rank: int, entry: Stored) -> bool:
         return rank in self._places[entry.names[0]].mesh.devices
@@ -523,18 +542,6 @@ class RankModule(nn.Module):
         view = _view_within(gradient, region)
         return part_of(gradient, region) if view is None else view
 
-    def _agree_on_overflow(self, gradients: Sequence[Tensor | None], step: int) -> None:
-        """Give each rank a gradient that is no number if any rank has one that is not finite.
-
-        A `GradScaler` leaves out a step whose gradients overflowed; it sees those of its own rank,
-        and all ranks must leave out the same steps.
-        """
-        local = [_local(gradient) for gradient in gradients if gradient is not None]
-        is_finite = all(bool(gradient.isfinite().all()) for gradient in local)
-        doing = f"scaled gradients of training step {step}"
-        if self._agreement.check(doing, asks=not is_finite) and is_finite and local:
-            local[0].fill_(torch.nan)
-
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the rank's graphs in place with `torch.compile`, with its arguments."""
         self._compiled = (args, kwargs)
@@ -651,10 +658,7 @@ class _Step(torch.autograd.Function):
         doing = f"backward() of training step {ctx.step}"
         module._agreement.check(f"{doing} by {float(tangent):g}" if is_scaled else doing, problem)
         ctx.kept = None
-        gradients = list(module._gradients(ctx.passes, kept, tangent, ctx.names))
-        if is_scaled:
-            module._agree_on_overflow(gradients, ctx.step)
-        return *[None] * 6, *gradients
+        return *[None] * 6, *module._gradients(ctx.passes, kept, tangent, ctx.names)
 
 
 @cache

@@ -199,16 +199,7 @@ class RankPasses:
     def joined(self, inputs: Mapping[str, Any], agreement: Agreement) -> dict[str, Tensor]:
         """Whole inputs from every rank's own parts of them; all ranks must call it."""
         self.local(inputs)
-        joined = {}
-        for name, regions in sorted(local_regions(self.whole).items()):
-            shape, tensor = self.whole.programs.inputs[name].shape, inputs[name]
-            places = {rank: region or whole_region(shape) for rank, region in regions.items()}
-            ranks = range(agreement.ranks)
-            shapes = [region_shape(places[r]) if r in places else (0,) for r in ranks]
-            part = tensor if self.rank in places else tensor.new_empty(0)
-            parts = agreement.parts(part, shapes)
-            joined[name] = whole_of(((places[r], parts[r]) for r in places), shape)
-        return joined
+        return joined_inputs(self.whole, inputs, agreement)
 
     # Passes ----------------------------------------------------------------------------------
 
@@ -287,6 +278,22 @@ class RankPasses:
 def _boxed(compiled: Callable[..., Sequence[Tensor]]) -> Callable[[list[Tensor]], Sequence[Tensor]]:
     """A compiled pass as a function of a list of arguments."""
     return lambda arguments: compiled(*arguments)
+
+
+def joined_inputs(
+    whole: Whole, inputs: Mapping[str, Any], agreement: Agreement
+) -> dict[str, Tensor]:
+    """Whole inputs of a program from every rank's own parts of them; all ranks must call it."""
+    joined = {}
+    for name, regions in sorted(local_regions(whole).items()):
+        shape, tensor = whole.programs.inputs[name].shape, inputs[name]
+        places = {rank: region or whole_region(shape) for rank, region in regions.items()}
+        ranks = range(agreement.ranks)
+        shapes = [region_shape(places[r]) if r in places else (0,) for r in ranks]
+        part = tensor if agreement.rank in places else tensor.new_empty(0)
+        parts = agreement.parts(part, shapes)
+        joined[name] = whole_of(((places[r], parts[r]) for r in places), shape)
+    return joined
 
 
 def local_regions(whole: Whole) -> Mapping[str, Mapping[int, Region | None]]:

@@ -83,7 +83,7 @@ class StepValues:
         for name, result in zip(phase_graph.graph.results, results, strict=True):
             if name in sends:
                 leaving.append((sends[name], result))
-            elif is_once:
+            elif is_once and not micro_batch:
                 self._once[name] = result
             else:
                 self._keep(name, micro_batch, result, is_addable=name in addable)

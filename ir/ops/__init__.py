@@ -38,6 +38,7 @@ class _Known:
     """The rules of a graph that were asked for; equal ones are one object."""
 
     by_node: dict[str, Rule | str] = field(default_factory=dict)
+    by_form: dict[Hashable, Rule] = field(default_factory=dict)
     distinct: dict[Hashable, Rule] = field(default_factory=dict)
 
 
@@ -51,11 +52,28 @@ def rule_of(graph: Graph, node: Node) -> Rule | str:
     """
     known = _KNOWN.setdefault(graph, _Known())
     if node.name not in known.by_node:
-        rule = _rule_from_row(graph, node)
-        known.by_node[node.name] = (
-            known.distinct.setdefault(rule.key, rule) if isinstance(rule, Rule) else rule
-        )
+        form = _form(graph, node)
+        rule = known.by_form.get(form) or _rule_from_row(graph, node)
+        if isinstance(rule, Rule):
+            rule = known.distinct.setdefault(rule.key, rule)
+            if form is not None:
+                known.by_form[form] = rule
+        known.by_node[node.name] = rule
     return known.by_node[node.name]
+
+
+def _form(graph: Graph, node: Node) -> Hashable:
+    """All that a row sees of a node but names (see `OpView`); None if there is more to see.
+
+    Small constants steer rules by their contents, and bodies of branches are graphs.
+    """
+    if any(value in graph.constants and not graph.constants[value].weight for value in node.inputs):
+        return None
+    if not all(isinstance(value, int | float | str | tuple) for value in node.attrs.values()):
+        return None
+    places = tuple(map(node.inputs.index, node.inputs))
+    types = tuple(graph.types.get(value) for value in (*node.inputs, *node.outputs))
+    return node.op, repr(sorted(node.attrs.items())), places, len(node.captures), types
 
 
 def _rule_from_row(graph: Graph, node: Node) -> Rule | str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypedDict, Unpack
 
 from partitioner.ir.errors import IRError
+from partitioner.ir.parts import Parts
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import DTYPE_BITS, TensorType
 from partitioner.ir.windows import Window
@@ -32,8 +33,10 @@ class Options(TypedDict, total=False):
     sizes: Mapping[str, int]
     whole: Names
     reduce: Names | Mapping[str, str]
-    windows: Mapping[tuple[int, str], Window]
+    windows: Mapping[tuple[int, str], Window | Parts]
     dropped: Names
+    summed: Names
+    rising: str
     addends: Iterable[int]
     linear: Iterable[int]
     sums: Iterable[int]
@@ -141,6 +144,8 @@ class Signature(ABC):
             whole=expanded(options.get("whole", ())),
             windows=options.get("windows"),
             dropped=expanded(options.get("dropped", ())),
+            summed=expanded(options.get("summed", ())),
+            rising=options.get("rising", ""),
             addends=options.get("addends", ()),
             linear=(*options.get("linear", ()), *self.sums(options.get("sums", ()))),
             points=None if points is None else expanded(points),

@@ -161,6 +161,7 @@ class OpRow:
         where: `localize` needs the regions of a device's parts, not their sizes alone.
         either: The result is one of the operands, whichever the plan reads, and counts as a value
             of its own: the operand is kept for it alone from the last other use on.
+        ahead: The op's operands are brought to it while nodes before it run.
         attention: The op is attention, or a gradient of it, in one kernel.
         averages: The sum over the reduced loops is divided by the number of their iterations.
         uniform: The result has one number throughout, or repeats the operand's elements.
@@ -177,6 +178,7 @@ class OpRow:
     again: bool = False
     where: bool = False
     either: bool = False
+    ahead: bool = False
     attention: bool = False
     averages: bool = False
     uniform: bool = False

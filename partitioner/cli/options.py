@@ -1,14 +1,13 @@
-"""The parser of all commands, the types of their options, and progress on stderr."""
+"""The options of all commands: their types, their help and the panels that it stands in."""
 
-from __future__ import annotations
-
-import argparse
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
-from partitioner.frontends.model_names import module_name
+import typer
+
+from partitioner.frontends.model_names import module_name, unusable
 from partitioner.ir.errors import PartitionerError
 
 if TYPE_CHECKING:
@@ -17,48 +16,24 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-#: Help of MODEL.
-MODEL = "an .onnx file, an exported program (.pt2), or package.module:factory"
-#: Help of DIR.
-WRITTEN = "folder that `partition MODEL` wrote"
+# Panels of the help.
+MODEL, DEVICES, SEARCH, TRAINING = "Model", "Devices", "Search", "Training and stages"
+OUTPUT, PICTURES = "Output", "Pictures"
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse with one line for a usage error, and exit code 2."""
+def wrong(message: str) -> NoReturn:
+    """Refuse an option: one line, exit code 2.
 
-    def error(self, message: str) -> NoReturn:
-        """Print the message and exit with 2."""
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-
-def command(name: str, about: str, **places: str) -> Parser:
-    """The parser of ``partition NAME``.
-
-    Args:
-        name: The command.
-        about: Its description.
-        places: Help of each positional argument by metavar; the argument has its lower-case name.
+    Raises:
+        typer.BadParameter: Always.
     """
-    parser = Parser(prog=f"partition {name}", description=about, allow_abbrev=False)
-    for metavar, text in places.items():
-        parser.add_argument(metavar.lower(), metavar=metavar, help=text)
-    return parser
-
-
-def one_line(error: Exception) -> str:
-    """An error's message in one line."""
-    return safe(" ".join(str(error).split()))
-
-
-def safe(text: str) -> str:
-    """Text that may hold a model's names, with "?" for each control character."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+    raise typer.BadParameter(message)
 
 
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.rpartition("=")
     if not equals or not name or not value:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+        wrong(f"{text!r} is not NAME=VALUE")
     return name, value
 
 
@@ -79,19 +54,17 @@ def mesh(text: str) -> dict[str, int]:
     pairs = [_pair(part) for part in text.split(",")]
     axes = {name: count(value, text, least=1) for name, value in pairs}
     if len(axes) != len(pairs):
-        raise argparse.ArgumentTypeError(f"{text!r} names an axis twice")
+        wrong(f"{text!r} names an axis twice")
     if any(not name.isidentifier() for name in axes):
-        raise argparse.ArgumentTypeError(f"{text!r}: axis names are letters, digits and _")
+        wrong(f"{text!r}: axis names are letters, digits and _")
     return axes
 
 
 def count(value: str, text: str, least: int = 1) -> int:
     """A whole number of at least `least`; `text` is the option's whole value."""
-    if not value.strip().isdigit() or int(value) < least:
+    if not value.strip().isdecimal() or int(value) < least:
         where = "" if value == text else f"{text!r}: "
-        raise argparse.ArgumentTypeError(
-            f"{where}{value!r} is not a whole number of at least {least}"
-        )
+        wrong(f"{where}{value!r} is not a whole number of at least {least}")
     return int(value)
 
 
@@ -113,7 +86,7 @@ def memory(text: str) -> int:
     try:
         return parse_bytes(text)
     except CostError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        wrong(str(error))
 
 
 def seconds(text: str) -> float:
@@ -123,11 +96,11 @@ def seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+        wrong(f"{text!r} is not a number of seconds above 0")
     return value
 
 
-def micro_batches(text: str) -> MicroBatchCount:
+def micro_batches(text: str) -> "MicroBatchCount":
     """A number of micro-batches, or ``auto``."""
     return "auto" if text == "auto" else positive(text)
 
@@ -139,7 +112,7 @@ def fraction(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a gap like 1% or 0.01")
+        wrong(f"{text!r} is not a gap like 1% or 0.01")
     return value
 
 
@@ -158,147 +131,195 @@ def output_file(suffixes: Sequence[str]) -> Callable[[str], Path]:
     def read(text: str) -> Path:
         path = Path(text)
         if path.suffix.lower() not in suffixes:
-            raise argparse.ArgumentTypeError(f"{text!r} does not end in {' or '.join(suffixes)}")
+            wrong(f"{text!r} does not end in {' or '.join(suffixes)}")
         return path
 
     return read
 
 
-def model_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of reading an ONNX model and of the search."""
-    add = parser.add_argument
-    add("--objective", choices=("throughput", "latency", "memory"), default="throughput")
-    strategy_option(parser)
-    shape_options(parser)
-    time_limit(parser, 30.0, "for the search")
-    add(
-        "--gap",
-        type=fraction,
-        default=0.01,
-        metavar="1%",
-        help="stop at this gap to the lower bound",
-    )
-    solver_options(parser)
+def _presets(incomplete: str) -> list[str]:
+    """Clusters that begin like what was typed, for the shell's completion."""
+    from partitioner.cost_model.presets import PRESETS
+
+    before, times, _ = incomplete.rpartition("x")
+    names = (f"{before}{times}{name}" for name in (*PRESETS, "local"))
+    return [name for name in names if name.startswith(incomplete)]
 
 
-def strategy_option(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of what is searched."""
-    parser.add_argument(
-        "--strategy",
-        choices=("auto", "intra", "inter"),
-        default="auto",
-        help="shard operators, place them, or both",
-    )
+def option(
+    parser: Callable[[str], Any] | None, metavar: str | None, text: str, *names: str, panel: str
+) -> Any:
+    """An option with a value; `names` where its parameter has another name.
 
+    A default of the parameter is not shown: `text` says it where it matters.
+    """
 
-def shape_options(parser: argparse.ArgumentParser) -> None:
-    """Add the sizes and shapes of an ONNX model's inputs."""
-    add = parser.add_argument
-    add(
-        "--dim",
-        type=dim,
-        action="append",
-        default=[],
-        metavar="NAME=SIZE",
-        help="size of a symbolic dim",
-    )
-    add(
-        "--shape",
-        type=shape,
-        action="append",
-        default=[],
-        metavar="NAME=D,D",
-        help="shape of an input",
+    def read(value: Any) -> Any:  # Typer parses defaults too
+        return parser(value) if parser is not None and isinstance(value, str) else value
+
+    return typer.Option(
+        *names,
+        parser=None if parser is None else read,
+        metavar=metavar,
+        help=text,
+        rich_help_panel=panel,
+        show_default=False,
     )
 
 
-def time_limit(parser: argparse.ArgumentParser, default_s: float, of: str) -> None:
-    """Add a limit in seconds."""
-    parser.add_argument(
-        "--time-limit",
-        type=seconds,
-        default=default_s,
-        metavar="S",
-        help=f"seconds {of} (default {default_s:g})",
-    )
+def flag(text: str, name: str, *names: str, panel: str) -> Any:
+    """An option without a value."""
+    return typer.Option(name, *names, help=text, rich_help_panel=panel, show_default=False)
 
 
-def profile_option(parser: argparse.ArgumentParser) -> None:
-    """Add the file of measurements."""
-    parser.add_argument(
-        "--profile",
-        type=Path,
-        metavar="FILE",
-        help="measurements of this machine, for --cluster local (default: in the cache folder)",
-    )
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="An .onnx file, an exported program (.pt2), or package.module:factory.",
+    ),
+]
+Written = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Folder that `partition MODEL` wrote.")
+]
 
+Dims = Annotated[
+    list[Any] | None,
+    option(dim, "NAME=SIZE", "Size of a symbolic dim; may be repeated.", "--dim", panel=MODEL),
+]
+Shapes = Annotated[
+    list[Any] | None,
+    option(shape, "NAME=D,D", "Shape of an input; may be repeated.", "--shape", panel=MODEL),
+]
 
-def solver_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of every search: the MILP solver, the seed."""
-    add = parser.add_argument
-    add(
-        "--solver",
-        default="highs",
-        metavar="NAME",
-        help="MILP solver that PuLP finds: highs (default), cbc, gurobi, cplex, ...",
-    )
-    add("--seed", type=natural, default=0, metavar="N", help="of the search (default 0)")
-
-
-def module_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of PyTorch modules."""
-    training_options(parser)
-    parser.add_argument(
-        "--parallel",
-        metavar="KIND",
-        help="dp, tp, of modules also zero3 and pp, of --training also zero1 and zero2, or several "
-        "joined by + (with --mesh)",
-    )
-
-
-def pipeline_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of stages and micro-batches."""
-    add = parser.add_argument
-    add(
-        "--schedule",
+Devices = Annotated[
+    int | None,
+    option(positive, "N", "Number of devices (default: the cluster's, or 1).", panel=DEVICES),
+]
+Clusters = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
         metavar="NAME|FILE",
-        help="of stages: forward, gpipe, 1f1b, interleaved, zb1, zbv, dualpipev, or a table "
-        "(see partition schedule)",
-    )
-    add(
-        "--micro-batches",
-        type=micro_batches,
-        metavar="M|auto",
-        help="run each batch in so many parts; auto: of a module, in as many as memory wants, even "
-        "if that changes results (default: if it does not); of an ONNX model, in as many as are "
-        "fastest",
-    )
+        help="Preset like 4xh100, 2x4xh200, 4xcpu, ideal, local; or a TOML file (default: h100).",
+        rich_help_panel=DEVICES,
+        show_default=False,
+        autocompletion=_presets,
+    ),
+]
+Memory = Annotated[
+    int | None,
+    option(memory, "SIZE", "Memory limit of each device, like 8GiB.", panel=DEVICES),
+]
+Profile = Annotated[
+    Path | None,
+    option(
+        None,
+        "FILE",
+        "Measurements of this machine, for --cluster local (default: in the cache folder).",
+        panel=DEVICES,
+    ),
+]
+
+ObjectiveChoice = Annotated[
+    Literal["throughput", "latency", "memory"],
+    option(
+        None,
+        None,
+        "What is least: the time between requests of a stream (default), of one "
+        "request, or the peak memory.",
+        panel=SEARCH,
+    ),
+]
+Strategy = Annotated[
+    Literal["auto", "intra", "inter"],
+    option(None, None, "Shard operators, place them, or both (default).", panel=SEARCH),
+]
+Mesh = Annotated[
+    dict[str, int] | None,
+    option(mesh, "dp=2,tp=2", "Mesh of intra plans (default: searched).", panel=SEARCH),
+]
+TimeLimit = Annotated[
+    float,
+    option(seconds, "S", "Seconds for the search (default: 30).", panel=SEARCH),
+]
+Gap = Annotated[
+    float,
+    option(fraction, "1%", "Stop at this gap to the lower bound (default: 1%).", panel=SEARCH),
+]
+Solver = Annotated[
+    str,
+    option(
+        None,
+        "NAME",
+        "MILP solver that PuLP finds: highs (default), cbc, gurobi, cplex, ...",
+        panel=SEARCH,
+    ),
+]
+Seed = Annotated[int, option(natural, "N", "Of the search (default: 0).", panel=SEARCH)]
+InputSeed = Annotated[int, option(natural, "N", "Of random inputs (default: 0).", panel=MODEL)]
+
+Training = Annotated[
+    bool, flag("Of a module: plan its backward pass too.", "--training", panel=TRAINING)
+]
+Optimizer = Annotated[
+    str | None,
+    option(
+        None,
+        "NAME",
+        "Of --training: adamw (default), adam, sgd, momentum, rmsprop or adagrad.",
+        panel=TRAINING,
+    ),
+]
+Parallel = Annotated[
+    str | None,
+    option(
+        None,
+        "KIND",
+        "dp, tp, cp, ep, spatial, of modules also ring, zero3 and pp, of --training also zero1 and "
+        "zero2, or several joined by + (with --mesh).",
+        panel=TRAINING,
+    ),
+]
+Schedule = Annotated[
+    str | None,
+    option(
+        None,
+        "NAME|FILE",
+        "Of stages: forward, gpipe, 1f1b, interleaved, zb1, zbv, dualpipev, or a table "
+        "(see partition schedule).",
+        panel=TRAINING,
+    ),
+]
+MicroBatches = Annotated[
+    Any,
+    option(
+        micro_batches,
+        "M|auto",
+        "Run each batch in so many parts; auto: of a module, in as many as memory wants, even if "
+        "that changes results (default: if it does not); of an ONNX model, in as many as are "
+        "fastest.",
+        panel=TRAINING,
+    ),
+]
+
+Json = Annotated[bool, flag("Print the facts as JSON.", "--json", panel=OUTPUT)]
+Quiet = Annotated[bool, flag("No progress and no summary.", "--quiet", "-q", panel=OUTPUT)]
 
 
-def training_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of training a PyTorch module."""
-    add = parser.add_argument
-    add("--training", action="store_true", help="of a module: plan its backward pass too")
-    add(
-        "--optimizer",
-        metavar="NAME",
-        help="of --training: adamw (default), adam, sgd, momentum, rmsprop or adagrad",
-    )
-
-
-def read_options(args: argparse.Namespace, say: Say) -> ModelOptions:
+def read_options(args: SimpleNamespace, say: "Say") -> "ModelOptions":
     """Keyword arguments of `compile` for reading a model."""
     return {
         "training": args.training,
         "optimizer": args.optimizer or "adamw",
         "parallel": getattr(args, "parallel", None),
-        "dims": dict(args.dim),
-        "shapes": dict(args.shape),
+        "dims": dict(args.dim or ()),
+        "shapes": dict(args.shape or ()),
         "progress": say,
     }
 
 
-def search_options(args: argparse.Namespace) -> SearchOptions:
+def search_options(args: SimpleNamespace) -> "SearchOptions":
     """Keyword arguments of `compile` for the search."""
     return {
         "objective": args.objective,
@@ -310,7 +331,7 @@ def search_options(args: argparse.Namespace) -> SearchOptions:
     }
 
 
-def target_options(args: argparse.Namespace) -> TargetOptions:
+def target_options(args: SimpleNamespace) -> "TargetOptions":
     """Keyword arguments of `compile` for the devices and the constraints on them."""
     return {
         "cluster": args.cluster,
@@ -328,25 +349,29 @@ _OF_MODULES = ("training", "optimizer", "recompute")
 _OF_TRAINING = ("optimizer", "recompute")
 
 
-def check_kind(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Refuse options of PyTorch modules for an ONNX model, and the reverse."""
+def check_kind(args: SimpleNamespace) -> None:
+    """Refuse options of PyTorch modules for an ONNX model, and the reverse.
+
+    Raises:
+        typer.BadParameter: There is such an option.
+    """
     is_module = module_name(args.model) is not None
     for name in _OF_ONNX if is_module else _OF_MODULES:
         if getattr(args, name, None):
             models = (
                 "ONNX models" if is_module else "PyTorch modules (.pt2, package.module:factory)"
             )
-            parser.error(f"--{name.replace('_', '-')} is for {models}")
+            wrong(f"--{name.replace('_', '-')} is for {models}")
     for name in _OF_TRAINING:
         if getattr(args, name, None) and not args.training:
-            parser.error(f"--{name} is of --training")
+            wrong(f"--{name} is of --training")
 
 
 def check_model(text: str) -> Path | None:
     """The file of a model; None for a factory.
 
     Raises:
-        PartitionerError: There is no such model file.
+        PartitionerError: There is no such model file, or it is of a kind that holds no graph.
     """
     if module_name(text) is not None and ":" in text:
         return None
@@ -361,25 +386,6 @@ def check_model(text: str) -> Path | None:
             raise PartitionerError(f"{model}{why}")
     except OSError as error:
         raise PartitionerError(f"{model}: {error.strerror}") from None
+    if hint := unusable(text):
+        raise PartitionerError(f"{model}: {hint}")
     return model
-
-
-def aside(line: str) -> None:
-    """Print a line on stderr."""
-    print(f"partition: {safe(line)}", file=sys.stderr)
-
-
-def warn(lines: Iterable[str]) -> None:
-    """Print a saved plan's warnings on stderr."""
-    for line in lines:
-        aside(f"warning: {line}")
-
-
-def progress(quiet: bool) -> Callable[[str], None]:
-    """A function that prints a stage on stderr; silent if `quiet`."""
-
-    def say(text: str) -> None:
-        if not quiet:
-            print(f"partition: {safe(text)} ...", file=sys.stderr, flush=True)
-
-    return say

@@ -1,22 +1,14 @@
 """Pictures on the command line: `partition MODEL --dot F`, `partition draw` and `check`."""
 
-from __future__ import annotations
-
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any
 
-from partitioner.cli.options import (
-    WRITTEN,
-    aside,
-    command,
-    output_file,
-    positive,
-    progress,
-    safe,
-    warn,
-)
+import typer
+
+from partitioner.cli.options import PICTURES, Written, option, output_file, positive, wrong
+from partitioner.cli.terminal import aside, progress, safe, warn
 from partitioner.ir.errors import PartitionerError
 
 if TYPE_CHECKING:
@@ -32,34 +24,34 @@ _SUFFIXES = {
     "timeline": (*_IMAGES, ".json"),
     "annotate": (".onnx",),
 }
-_HELP = {
-    "dot": "write the partitioned graph as Graphviz source",
-    "graph": "draw the partitioned graph (.svg, .png, .pdf)",
-    "timeline": "draw the timeline (.svg, .png, .pdf), or Perfetto's .json",
-    "annotate": "write the model with ONNX's multi-device annotations",
-}
 
 
-def add_pictures(parser: argparse.ArgumentParser) -> None:
-    """Add --dot, --graph, --timeline and --annotate."""
-    for name, suffixes in _SUFFIXES.items():
-        parser.add_argument(
-            f"--{name}", type=output_file(suffixes), metavar="FILE", help=_HELP[name], default=None
-        )
+def _picture(name: str, text: str) -> Any:
+    return option(output_file(_SUFFIXES[name]), "FILE", text, panel=PICTURES)
 
 
-def check_pictures(
-    parser: argparse.ArgumentParser, args: argparse.Namespace, model: Path | None
-) -> None:
+Dot = Annotated[Path | None, _picture("dot", "Write the partitioned graph as Graphviz source.")]
+Graph = Annotated[Path | None, _picture("graph", "Draw the partitioned graph (.svg, .png, .pdf).")]
+Timeline = Annotated[
+    Path | None,
+    _picture("timeline", "Draw the timeline (.svg, .png, .pdf), or Perfetto's .json."),
+]
+Annotate = Annotated[
+    Path | None,
+    _picture("annotate", "Write the model with ONNX's multi-device annotations."),
+]
+
+
+def check_pictures(args: SimpleNamespace, model: Path | None) -> None:
     """Refuse, before any work, pictures that could not be written after it.
 
     Args:
-        parser: Reports wrong usage.
-        args: The options of `add_pictures`, parsed.
+        args: The pictures by their options' names.
         model: The model's file, which is never replaced; None if it is not known yet.
 
     Raises:
         PartitionerError: A file cannot be written, or matplotlib is not installed.
+        typer.BadParameter: Two pictures have one file.
     """
     from partitioner.files import check_file, refuse_to_replace
 
@@ -69,7 +61,7 @@ def check_pictures(
     places = [path.resolve() for _, path in targets]
     for (name, path), place in zip(targets, places, strict=True):
         if places.count(place) > 1:
-            parser.error(f"argument --{name}: {path} is given twice")
+            wrong(f"--{name}: {path} is given twice")
     if args.annotate is not None and model is not None:
         refuse_to_replace(model, args.annotate)
     if any(path.suffix.lower() in _IMAGES for _, path in targets):
@@ -78,12 +70,12 @@ def check_pictures(
         require_matplotlib()
 
 
-def write_pictures(result: Compiled, args: argparse.Namespace, say: Say, warn: Say) -> None:
+def write_pictures(result: "Compiled", args: SimpleNamespace, say: Say, warn: Say) -> None:
     """Write the pictures that the options name.
 
     Args:
         result: A compiled model.
-        args: The options of `add_pictures`, parsed.
+        args: The pictures by their options' names.
         say: Receives a line before each file.
         warn: Receives a line for each part of the plan that a file leaves out.
 
@@ -98,14 +90,14 @@ def write_pictures(result: Compiled, args: argparse.Namespace, say: Say, warn: S
             warn(line)
 
 
-def _targets(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
+def _targets(args: SimpleNamespace) -> Iterator[tuple[str, Path]]:
     for name in _SUFFIXES:
         path = getattr(args, name)
         if path is not None:
             yield name, path
 
 
-def _write_dot(result: Compiled, path: Path, _args: argparse.Namespace) -> Sequence[str]:
+def _write_dot(result: "Compiled", path: Path, _args: SimpleNamespace) -> Sequence[str]:
     from partitioner.files import write_file
     from partitioner.report.pictures.dot import dot
 
@@ -113,14 +105,14 @@ def _write_dot(result: Compiled, path: Path, _args: argparse.Namespace) -> Seque
     return ()
 
 
-def _write_graph(result: Compiled, path: Path, args: argparse.Namespace) -> Sequence[str]:
+def _write_graph(result: "Compiled", path: Path, args: SimpleNamespace) -> Sequence[str]:
     from partitioner.report.pictures.draw import MAX_BOXES, draw_graph
 
     draw_graph(result, path, boxes=getattr(args, "boxes", None) or MAX_BOXES)
     return ()
 
 
-def _write_timeline(result: Compiled, path: Path, args: argparse.Namespace) -> Sequence[str]:
+def _write_timeline(result: "Compiled", path: Path, args: SimpleNamespace) -> Sequence[str]:
     requests = getattr(args, "requests", 1)
     if path.suffix.lower() == ".json":
         from partitioner.cost_model.passes import passes
@@ -138,7 +130,7 @@ def _write_timeline(result: Compiled, path: Path, args: argparse.Namespace) -> S
     return ()
 
 
-def _write_annotated(result: Compiled, path: Path, _args: argparse.Namespace) -> Sequence[str]:
+def _write_annotated(result: "Compiled", path: Path, _args: SimpleNamespace) -> Sequence[str]:
     from partitioner.annotations.write import annotate
 
     model = _onnx(result)
@@ -148,7 +140,7 @@ def _write_annotated(result: Compiled, path: Path, _args: argparse.Namespace) ->
     return tuple(annotated.lines())
 
 
-def _onnx(result: Compiled) -> OnnxModel:
+def _onnx(result: "Compiled") -> "OnnxModel":
     """The ONNX model of a plan.
 
     Raises:
@@ -161,7 +153,7 @@ def _onnx(result: Compiled) -> OnnxModel:
     return result.model
 
 
-_WRITERS: dict[str, Callable[[Compiled, Path, argparse.Namespace], Sequence[str]]] = {
+_WRITERS: dict[str, Callable[["Compiled", Path, SimpleNamespace], Sequence[str]]] = {
     "dot": _write_dot,
     "graph": _write_graph,
     "timeline": _write_timeline,
@@ -169,34 +161,40 @@ _WRITERS: dict[str, Callable[[Compiled, Path, argparse.Namespace], Sequence[str]
 }
 
 
-def draw(argv: Sequence[str]) -> int:
-    """``partition draw DIR``."""
-    parser = command("draw", "Draw a plan.", DIR=WRITTEN)
-    add_pictures(parser)
-    parser.add_argument(
-        "--requests", type=positive, default=1, metavar="N", help="requests in the timeline"
-    )
-    parser.add_argument("--boxes", type=positive, metavar="N", help="most boxes in the graph")
-    args = parser.parse_args(argv)
+def draw(
+    folder: Written,
+    dot: Dot = None,
+    graph: Graph = None,
+    timeline: Timeline = None,
+    annotate: Annotate = None,
+    requests: Annotated[
+        int, option(positive, "N", "Requests in the timeline (default: 1).", panel=PICTURES)
+    ] = 1,
+    boxes: Annotated[
+        int | None, option(positive, "N", "Most boxes in the graph.", panel=PICTURES)
+    ] = None,
+) -> int:
+    """Draw a plan."""
+    args = SimpleNamespace(**locals())
     if not list(_targets(args)):
-        parser.error(f"nothing to draw: give {', '.join(f'--{name}' for name in _SUFFIXES)}")
-    check_pictures(parser, args, None)
+        wrong(f"nothing to draw: give {', '.join(f'--{name}' for name in _SUFFIXES)}")
+    check_pictures(args, None)
     from partitioner.compiled.reload import load
 
-    result = load(args.dir)
+    result = load(folder)
     warn(result.warnings)
-    write_pictures(result, args, progress(quiet=False), aside)
+    with progress(quiet=False) as say:
+        write_pictures(result, args, say, aside)
     return 0
 
 
-def check(argv: Sequence[str]) -> int:
-    """``partition check FILE``: 0 if the annotations are valid, 1 otherwise."""
-    about = "Check a model's multi-device annotations."
-    parser = command("check", about, FILE="an .onnx file with annotations")
-    args = parser.parse_args(argv)
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An .onnx file with annotations.")],
+) -> int:
+    """Check a model's multi-device annotations: exit code 0 if they are valid."""
     from partitioner.annotations.report import check_annotations
 
-    result = check_annotations(Path(args.file))
+    result = check_annotations(file)
     for line in str(result).splitlines():
         print(safe(line))
     return 1 if result.problems else 0

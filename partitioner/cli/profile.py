@@ -1,41 +1,24 @@
-"""``partition profile``: measure a model's operators on this machine."""
-
-from __future__ import annotations
+"""The commands that measure: profile, calibrate."""
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated
 
-from partitioner.cli.options import (
-    MODEL,
-    WRITTEN,
-    check_kind,
-    check_model,
-    command,
-    mesh,
-    positive,
-    profile_option,
-    progress,
-    read_options,
-    safe,
-    shape_options,
-    strategy_option,
-    time_limit,
-    training_options,
-)
+from partitioner.cli import options
+from partitioner.cli.options import DEVICES, SEARCH, TRAINING, option, positive, seconds
+from partitioner.cli.terminal import progress, safe
 
 
-def calibrate_command(argv: Sequence[str]) -> int:
-    """``partition calibrate DIR``."""
-    about = "Add the record of `partition run --profile` to the measurements of this machine."
-    parser = command("calibrate", about, DIR=WRITTEN)
-    profile_option(parser)
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
-    args = parser.parse_args(argv)
-    from partitioner.profiling.calibrate import calibrate
+def calibrate(
+    folder: options.Written, profile: options.Profile = None, as_json: options.Json = False
+) -> int:
+    """Add the record of `partition run --profile` to the measurements of this machine."""
+    from partitioner.profiling.calibrate import calibrate as add_measurements
 
-    calibrated = calibrate(args.dir, profile=args.profile)
-    if args.json:
+    calibrated = add_measurements(folder, profile=profile)
+    if as_json:
         data = {**dataclasses.asdict(calibrated), "file": str(calibrated.file)}
         print(json.dumps(data, indent=1))
     else:
@@ -43,43 +26,76 @@ def calibrate_command(argv: Sequence[str]) -> int:
     return 0
 
 
-def profile_command(argv: Sequence[str]) -> int:
-    """``partition profile MODEL --devices N``."""
-    about = "Measure the operators that a search could choose, for plans on --cluster local."
-    parser = command("profile", about, MODEL=MODEL)
-    add = parser.add_argument
-    add("--devices", type=positive, metavar="N", help="processes that share this machine")
-    cluster = "local (default), or a TOML file that names a profile"
-    add("--cluster", default="local", metavar="NAME|FILE", help=cluster)
-    profile_option(parser)
-    strategy_option(parser)
-    add("--mesh", type=mesh, metavar="dp=2,tp=2", help="mesh of intra plans (default: all)")
-    shape_options(parser)
-    training_options(parser)
-    parts = "measure one of so many micro-batches of the batch, for plans in micro-batches"
-    add("--micro-batches", type=positive, metavar="M", help=parts)
-    time_limit(parser, 120.0, "for the measurements")
-    add("--json", action="store_true", help="print it as JSON")
-    add("-q", "--quiet", action="store_true", help="no progress")
-    args = parser.parse_args(argv)
-    check_kind(parser, args)
-    check_model(args.model)
-    say = progress(args.quiet)
-    say("loading the compiler")
-    from partitioner.profiling.profile import profile
+def profile(
+    model: options.Model,
+    dim: options.Dims = None,
+    shape: options.Shapes = None,
+    devices: Annotated[
+        int | None,
+        option(positive, "N", "Processes that share this machine.", panel=DEVICES),
+    ] = None,
+    cluster: Annotated[
+        str,
+        option(
+            None,
+            "NAME|FILE",
+            "local (default), or a TOML file that names a profile.",
+            panel=DEVICES,
+        ),
+    ] = "local",
+    file: Annotated[
+        Path | None,
+        option(
+            None,
+            "FILE",
+            "Measurements to add to (default: in the cache folder).",
+            "--profile",
+            panel=DEVICES,
+        ),
+    ] = None,
+    strategy: options.Strategy = "auto",
+    mesh: Annotated[
+        dict[str, int] | None,
+        option(options.mesh, "dp=2,tp=2", "Mesh of intra plans (default: all).", panel=SEARCH),
+    ] = None,
+    time_limit: Annotated[
+        float,
+        option(seconds, "S", "Seconds for the measurements (default: 120).", panel=SEARCH),
+    ] = 120.0,
+    training: options.Training = False,
+    optimizer: options.Optimizer = None,
+    micro_batches: Annotated[
+        int | None,
+        option(
+            positive,
+            "M",
+            "Measure one of so many micro-batches of the batch, for plans in micro-batches.",
+            panel=TRAINING,
+        ),
+    ] = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> int:
+    """Measure the operators that a search could choose, for plans on --cluster local."""
+    args = SimpleNamespace(**locals())
+    options.check_kind(args)
+    options.check_model(model)
+    with progress(quiet) as say:
+        say("loading the compiler")
+        from partitioner.profiling.profile import profile as measure
 
-    profiled = profile(
-        args.model,
-        devices=args.devices,
-        cluster=args.cluster,
-        profile=args.profile,
-        strategy=args.strategy,
-        mesh=args.mesh,
-        micro_batches=args.micro_batches,
-        time_limit_s=args.time_limit,
-        **read_options(args, say),
-    )
-    if args.json:
+        profiled = measure(
+            model,
+            devices=devices,
+            cluster=cluster,
+            profile=file,
+            strategy=strategy,
+            mesh=mesh,
+            micro_batches=micro_batches,
+            time_limit_s=time_limit,
+            **options.read_options(args, say),
+        )
+    if as_json:
         data = {**dataclasses.asdict(profiled), "file": str(profiled.file)}
         print(json.dumps(data, indent=1))
     else:

@@ -1,72 +1,91 @@
-"""The commands that show a plan: explain, report, diff, sweep."""
-
-from __future__ import annotations
+"""The commands that show a plan: show, explain, report, diff, sweep."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any
 
-from partitioner.cli.options import (
-    MODEL,
-    WRITTEN,
-    check_kind,
-    check_model,
-    command,
-    memory,
-    mesh,
-    model_options,
-    module_options,
-    output_file,
-    positive,
-    progress,
-    read_options,
-    safe,
-    search_options,
-    several,
-    warn,
-)
+import typer
+
+from partitioner.cli import options
+from partitioner.cli.options import DEVICES, OUTPUT, SEARCH, flag, option, several, wrong
+from partitioner.cli.terminal import progress, safe, warn
 
 if TYPE_CHECKING:
     from partitioner.report.page.schema import Diff, Sweep
 
-_PAGE = output_file((".html", ".htm"))
+_PAGE = options.output_file((".html", ".htm"))
 
 
-def explain(argv: Sequence[str]) -> int:
-    """``partition explain DIR [NODE]``."""
-    about = "Show the limits of a plan or, for a node, the costs of its other strategies."
-    parser = command("explain", about, DIR=WRITTEN)
-    parser.add_argument("node", metavar="NODE", nargs="?", help="name of a node, or of a tensor")
-    args = parser.parse_args(argv)
+def _page(text: str) -> Any:
+    return option(_PAGE, "FILE", text, "--output", "-o", panel=OUTPUT)
+
+
+def show(
+    folder: options.Written,
+    everything: Annotated[
+        bool,
+        flag(
+            "A line for each node, names in full, the factors of each operator, all tensors.",
+            "--all",
+            panel=OUTPUT,
+        ),
+    ] = False,
+) -> int:
+    """Print a plan: its devices, operators and communications."""
+    from partitioner.compiled.reload import load
+    from partitioner.report.text.show import show as shown
+
+    result = load(folder)
+    warn(result.warnings)
+    print(safe(shown(result, everything=everything)))
+    if result.comparison is not None:
+        print(safe(f"\n{result.comparison}"))
+    return 0
+
+
+def _names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Nodes of the plan that begin like what was typed, for the shell's completion."""
+    try:
+        text = (Path(ctx.params["folder"]) / "plan.json").read_text(encoding="utf-8")
+        nodes = json.loads(text)["nodes"]
+    except (KeyError, OSError, TypeError, ValueError):
+        return []
+    return [name for name in nodes if name.startswith(incomplete)]
+
+
+def explain(
+    folder: options.Written,
+    node: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NODE", help="Name of a node, or of a tensor.", autocompletion=_names
+        ),
+    ] = None,
+) -> int:
+    """Show the limits of a plan or, for a node, the costs of its other strategies."""
     from partitioner.compiled.reload import load
     from partitioner.report.text.explain import explain as explained
     from partitioner.report.text.explain import explain_node
 
-    result = load(args.dir)
+    result = load(folder)
     warn(result.warnings)
-    text = explained(result) if args.node is None else explain_node(result, args.node)
-    print(safe(text))
+    print(safe(explained(result) if node is None else explain_node(result, node)))
     return 0
 
 
-def report(argv: Sequence[str]) -> int:
-    """``partition report DIR [-o FILE]``."""
-    about = "Write a plan's report, one HTML file that needs no network."
-    parser = command("report", about, DIR=WRITTEN)
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=_PAGE,
-        metavar="FILE",
-        help="file to write, .html (default: DIR/report.html)",
-    )
-    args = parser.parse_args(argv)
-    _check(args.output, ())
+def report(
+    folder: options.Written,
+    output: Annotated[
+        Path | None, _page("File to write, .html (default: DIR/report.html).")
+    ] = None,
+) -> int:
+    """Write a plan's report, one HTML file that needs no network."""
+    _check(output, ())
     from partitioner.compiled.reload import load
 
-    folder = Path(args.dir)
-    target = args.output or folder / "report.html"
+    target = output or folder / "report.html"
     result = load(folder)
     warn(result.warnings)
     result.report(target)
@@ -74,71 +93,90 @@ def report(argv: Sequence[str]) -> int:
     return 0
 
 
-def diff(argv: Sequence[str]) -> int:
-    """``partition diff DIR_A DIR_B``."""
-    about = "Show the differences between two plans, and their effects."
-    parser = command("diff", about, DIR_A=WRITTEN, DIR_B=WRITTEN)
-    parser.add_argument(
-        "-o", "--output", type=_PAGE, metavar="FILE", help="write it as an HTML page too"
-    )
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
-    args = parser.parse_args(argv)
-    _check(args.output, ())
+def diff(
+    dir_a: options.Written,
+    dir_b: options.Written,
+    output: Annotated[Path | None, _page("Write it as an HTML page too.")] = None,
+    as_json: options.Json = False,
+) -> int:
+    """Show the differences between two plans, and their effects."""
+    _check(output, ())
     from partitioner.compiled.reload import load
     from partitioner.report.text.diff import diff as compare
     from partitioner.report.text.diff import diff_text
 
-    before, after = load(args.dir_a), load(args.dir_b)
+    before, after = load(dir_a), load(dir_b)
     warn(dict.fromkeys((*before.warnings, *after.warnings)))  # DIR_A may be DIR_B
-    _check(args.output, (before.model.path, after.model.path))
-    data = compare(before, after, (args.dir_a, args.dir_b))
-    print(json.dumps(data, indent=1) if args.json else safe(diff_text(data)), flush=True)
-    _write(args.output, data)
+    _check(output, (before.model.path, after.model.path))
+    data = compare(before, after, (str(dir_a), str(dir_b)))
+    print(json.dumps(data, indent=1) if as_json else safe(diff_text(data)), flush=True)
+    _write(output, data)
     return 0
 
 
-def sweep(argv: Sequence[str]) -> int:
-    """``partition sweep MODEL --devices 1,2,4,8``."""
-    about = "Plan a model for several numbers of devices, clusters and memory limits."
-    parser = command("sweep", about, MODEL=MODEL)
-    add = parser.add_argument
-    add("--devices", type=several(positive), metavar="N,N", help="numbers of devices, like 1,2,4,8")
-    add("--clusters", type=several(str), metavar="NAME,NAME", help="presets or TOML files")
-    add("--memory", type=several(memory), metavar="SIZE,SIZE", help="limits of each device")
-    add(
-        "--mesh",
-        type=mesh,
-        action="append",
-        default=[],
-        metavar="dp=2,tp=2",
-        help="mesh of intra plans where there are as many devices; one for each number of devices",
-    )
-    model_options(parser)
-    module_options(parser)
-    page = "write it as an HTML page with a plot too"
-    add("-o", "--output", type=_PAGE, metavar="FILE", help=page)
-    add("--json", action="store_true", help="print it as JSON")
-    add("-q", "--quiet", action="store_true", help="no progress")
-    args = parser.parse_args(argv)
-    if args.devices is None and args.clusters is None:
-        parser.error("give --devices, or --clusters with counts in their names, like 4xh100")
-    check_kind(parser, args)
-    _check(args.output, (check_model(args.model),))
-    say = progress(args.quiet)
-    say("loading the compiler")
-    from partitioner.sweeping import sweep as search_all
+def sweep(
+    model: options.Model,
+    dim: options.Dims = None,
+    shape: options.Shapes = None,
+    devices: Annotated[
+        Any,
+        option(
+            several(options.positive),
+            "N,N",
+            "Numbers of devices, like 1,2,4,8.",
+            panel=DEVICES,
+        ),
+    ] = None,
+    clusters: Annotated[
+        Any, option(several(str), "NAME,NAME", "Presets or TOML files.", panel=DEVICES)
+    ] = None,
+    memory: Annotated[
+        Any,
+        option(several(options.memory), "SIZE,SIZE", "Limits of each device.", panel=DEVICES),
+    ] = None,
+    objective: options.ObjectiveChoice = "throughput",
+    strategy: options.Strategy = "auto",
+    mesh: Annotated[
+        list[Any] | None,
+        option(
+            options.mesh,
+            "dp=2,tp=2",
+            "Mesh of intra plans where there are as many devices; one for each number of devices.",
+            panel=SEARCH,
+        ),
+    ] = None,
+    time_limit: options.TimeLimit = 30.0,
+    gap: options.Gap = 0.01,
+    solver: options.Solver = "highs",
+    seed: options.Seed = 0,
+    training: options.Training = False,
+    optimizer: options.Optimizer = None,
+    parallel: options.Parallel = None,
+    output: Annotated[Path | None, _page("Write it as an HTML page with a plot too.")] = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> int:
+    """Plan a model for several numbers of devices, clusters and memory limits."""
+    args = SimpleNamespace(**locals())
+    if devices is None and clusters is None:
+        wrong("give --devices, or --clusters with counts in their names, like 4xh100")
+    options.check_kind(args)
+    _check(output, (options.check_model(model),))
+    with progress(quiet) as say:
+        say("loading the compiler")
+        from partitioner.sweeping import sweep as search_all
 
-    swept = search_all(
-        args.model,
-        devices=args.devices or (),
-        clusters=args.clusters or (None,),
-        memory=args.memory or (None,),
-        meshes=args.mesh,
-        **read_options(args, say),
-        **search_options(args),
-    )
-    print(json.dumps(swept.data, indent=1) if args.json else safe(str(swept)), flush=True)
-    _write(args.output, swept.data)
+        swept = search_all(
+            model,
+            devices=devices or (),
+            clusters=clusters or (None,),
+            memory=memory or (None,),
+            meshes=mesh or (),
+            **options.read_options(args, say),
+            **options.search_options(args),
+        )
+    print(json.dumps(swept.data, indent=1) if as_json else safe(str(swept)), flush=True)
+    _write(output, swept.data)
     return 0
 
 
@@ -154,7 +192,7 @@ def _check(path: Path | None, models: Iterable[Path | None]) -> None:
             refuse_to_replace(model, path)
 
 
-def _write(path: Path | None, data: Diff | Sweep) -> None:
+def _write(path: Path | None, data: "Diff | Sweep") -> None:
     if path is None:
         return
     from partitioner.files import write_file

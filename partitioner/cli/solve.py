@@ -4,88 +4,102 @@ The file's content tells its format. Exit codes of `solve` are those of the comm
 `evaluate` exits with 0 for a feasible solution and with 1 for any other.
 """
 
-from __future__ import annotations
-
 import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from partitioner.cli.options import command, fraction, safe, seconds, solver_options
+import typer
+
+from partitioner.cli.options import (
+    OUTPUT,
+    SEARCH,
+    Json,
+    Seed,
+    Solver,
+    fraction,
+    option,
+    seconds,
+)
+from partitioner.cli.terminal import safe
 from partitioner.files import check_file
 
 if TYPE_CHECKING:
     from partitioner.solver.formats.files import Solved
 
-_ABOUT = "JSON of google/iopddl, msr-fiddle/dnn-partitioning or msr-fiddle/piper, plain or gzipped"
+Problem = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE",
+        help="JSON of google/iopddl, msr-fiddle/dnn-partitioning or msr-fiddle/piper, plain or "
+        "gzipped.",
+    ),
+]
 
 
-def solve_command(argv: Sequence[str]) -> int:
-    """Solve a problem file: cost, bound, gap and status on stdout."""
-    parser = command(
-        "solve", "Solve a problem file; its kind is told from its content.", FILE=_ABOUT
-    )
-    add = parser.add_argument
-    add(
-        "--time-limit",
-        type=seconds,
-        default=60.0,
-        metavar="S",
-        help="seconds, reading included (default 60)",
-    )
-    add("--gap", type=fraction, default=0.0, metavar="P", help="stop at this gap (default 0)")
-    add("-o", "--output", type=Path, metavar="SOLUTION", help="file to write the solution to")
-    add("--json", action="store_true", help="print the facts as JSON, with the trace")
-    solver_options(parser)
-    args = parser.parse_args(argv)
-    if args.output is not None:
-        check_file(args.output)
+def solve(
+    file: Problem,
+    time_limit: Annotated[
+        float, option(seconds, "S", "Seconds, reading included (default: 60).", panel=SEARCH)
+    ] = 60.0,
+    gap: Annotated[
+        float, option(fraction, "P", "Stop at this gap (default: 0).", panel=SEARCH)
+    ] = 0.0,
+    solver: Solver = "highs",
+    seed: Seed = 0,
+    output: Annotated[
+        Path | None,
+        option(None, "SOLUTION", "File to write the solution to.", "--output", "-o", panel=OUTPUT),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Solve a problem file; its kind is told from its content."""
+    if output is not None:
+        check_file(output)
     start = time.monotonic()
     from partitioner.solver.formats.files import Search, read_problem
     from partitioner.solver.formats.json_files import write_solution
     from partitioner.solver.milp.engines import find
 
-    engine = find(args.solver)
-    problem_format, problem = read_problem(Path(args.file))
-    search = Search(start + args.time_limit, args.gap, args.seed, engine)
+    engine = find(solver)
+    problem_format, problem = read_problem(file)
+    search = Search(start + time_limit, gap, seed, engine)
     solved = problem_format.solve(problem, search)
-    if args.output is not None and solved.solution is not None:
-        write_solution(solved.solution, args.output)
-    print(json.dumps(_facts(solved), indent=1) if args.json else safe(_text(solved)))
+    if output is not None and solved.solution is not None:
+        write_solution(solved.solution, output)
+    print(json.dumps(_facts(solved), indent=1) if as_json else safe(_text(solved)))
     if solved.cost is not None:
         return 0
     return 3 if solved.status == "infeasible" else 1
 
 
-def evaluate_command(argv: Sequence[str]) -> int:
-    """Check and price a solution of a problem file."""
-    parser = command(
-        "evaluate",
-        "Check and price a solution of a problem file, exactly.",
-        FILE=_ABOUT,
-        SOLUTION="JSON as `partition solve -o` writes it",
-    )
-    args = parser.parse_args(argv)
+def evaluate(
+    file: Problem,
+    solution: Annotated[
+        Path,
+        typer.Argument(metavar="SOLUTION", help="JSON as `partition solve -o` writes it."),
+    ],
+) -> int:
+    """Check and price a solution of a problem file, exactly."""
     from partitioner.solver.formats.files import read_problem
     from partitioner.solver.formats.json_files import read
 
-    problem_format, problem = read_problem(Path(args.file))
-    solution = read(Path(args.solution), problem_format.parse_solution)
-    priced = problem_format.evaluate(problem, solution)
+    problem_format, problem = read_problem(file)
+    choices = read(solution, problem_format.parse_solution)
+    priced = problem_format.evaluate(problem, choices)
     for name, value in priced.figures:
         print(f"{name:10}  {value}")
     print(f"infeasible: {priced.fault}" if priced.fault else "feasible")
     return 1 if priced.fault else 0
 
 
-def _facts(solved: Solved) -> dict[str, object]:
+def _facts(solved: "Solved") -> dict[str, object]:
     facts = vars(solved) | {"reason": solved.reason or None}
     del facts["solution"]
     return facts
 
 
-def _text(solved: Solved) -> str:
+def _text(solved: "Solved") -> str:
     rows = [("objective", solved.objective)]
     if solved.cost is None:
         why = solved.reason or "no feasible solution was found in time"

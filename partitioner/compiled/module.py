@@ -34,6 +34,7 @@ from partitioner.frontends.torch.source import ModuleSource
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.phases import have_equal_fixed_nodes
 from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.program import Programs
 from partitioner.lowering import lower
@@ -130,7 +131,11 @@ def rest_of(module: TracedModule, plan: Plan) -> Rest | None:
         everywhere=results,
         pipeline=moved.pipeline,
     )
-    return Rest(lower(rest.graph, tasks, len(cluster), deliver_all=True), rest.graph)
+    return Rest(
+        lower(rest.graph, tasks, len(cluster), deliver_all=True),
+        rest.graph,
+        not have_equal_fixed_nodes(module.graph, rest.graph),
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,11 +21,13 @@ from partitioner.compiled.rank_files import OnnxFiles
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.fold import draws
 from partitioner.frontends.onnx.load import Traced
+from partitioner.ir.blocks import Blocks
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
+from partitioner.strategies.block_graph import block_graph
 from partitioner.strategies.micro_batch_graph import MicroBatch, micro_batch_graph
 from partitioner.verify.compare import Verification
 from partitioner.verify.onnx_model import verify
@@ -50,6 +52,7 @@ class OnnxModel(Model):
         dims: Sizes of symbolic dims, by symbol.
         shapes: Shapes of inputs, by name.
         part: The part of a request that is planned, if it runs in micro-batches.
+        cut: The graph that runs in blocks, if any of it does.
     """
 
     traced: Traced
@@ -58,6 +61,7 @@ class OnnxModel(Model):
     dims: Mapping[str, int]
     shapes: Mapping[str, tuple[int, ...]]
     part: MicroBatch | None = None
+    cut: Graph | None = None
     files = OnnxFiles
     delivers_all = False
 
@@ -89,9 +93,19 @@ class OnnxModel(Model):
                 )
         return replace(self, part=micro_batch_graph(self.traced.graph, count))
 
+    def in_blocks(self, blocks: Blocks) -> Self:
+        """The model of which these stretches run in blocks.
+
+        Raises:
+            OptionError: A stretch cannot run so.
+        """
+        return replace(self, cut=block_graph(self.traced.graph, blocks)) if blocks else self
+
     @property
     def graph(self) -> Graph:
-        """The graph that is planned: the traced one, or that of a micro-batch."""
+        """The graph that is planned: the traced one, that of a micro-batch or of all blocks."""
+        if self.cut is not None:
+            return self.cut
         return self.traced.graph if self.part is None else self.part.graph
 
     @property
@@ -124,11 +138,11 @@ class OnnxModel(Model):
 
     def emit(self, programs: Programs, plan: Plan) -> OnnxRanks:
         """See `Model.emit`; the files are written on first use."""
-        return OnnxRanks(self.traced, self.part, programs, plan=plan)
+        return OnnxRanks(self.traced, self.part, programs, plan=plan, cut=self.cut)
 
     def read(self, programs: Programs, folder: Path) -> OnnxRanks:
         """See `Model.read`."""
-        return OnnxRanks(self.traced, self.part, programs, read_from=folder)
+        return OnnxRanks(self.traced, self.part, programs, read_from=folder, cut=self.cut)
 
     def random_inputs(self, seed: int) -> Mapping[str, np.ndarray]:
         """See `Model.random_inputs`: of the whole batch."""
@@ -148,6 +162,7 @@ class OnnxRanks(Ranks):
         programs: The programs of the ranks.
         plan: The plan of the programs; None if the ranks were read from files.
         read_from: Folder of the files that were read; None if the ranks were emitted.
+        cut: The graph of the programs, if it runs in blocks.
     """
 
     traced: Traced
@@ -155,13 +170,15 @@ class OnnxRanks(Ranks):
     programs: Programs
     plan: Plan | None = None
     read_from: Path | None = None
+    cut: Graph | None = None
     _open: dict[_State, Simulator] = field(default_factory=dict, repr=False)  # at most one
     _temporary: list[weakref.finalize[..., Any]] = field(default_factory=list, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies, pickled ones too, open sessions of their own."""
-        return type(self), (self.traced, self.part, self.programs, self.plan, self.read_from)
+        fields = (self.traced, self.part, self.programs, self.plan, self.read_from, self.cut)
+        return type(self), fields
 
     @cached_property
     def folder(self) -> Path:
@@ -178,7 +195,7 @@ class OnnxRanks(Ranks):
         from partitioner.backends.onnx.loadable import check_loadable
 
         assert self.plan is not None
-        graph = self.traced.graph if self.part is None else self.part.graph
+        graph = self.cut or (self.traced.graph if self.part is None else self.part.graph)
         parts = None if self.part is None else self.part.parts
         emit(self.programs, graph, folder, origin(self.plan, graph), parts)
         check_loadable(folder, len(self.programs.ranks), self.traced.whole)

@@ -102,13 +102,14 @@ def _load_onnx(folder: Path, request: OnnxRequest) -> OnnxModel:
         raise ResultError(f"{folder}: its model {model} is gone; move it back or partition again")
     traced = load_onnx(model, request.dims, request.shapes, plan_only=True)
     onnx_model = OnnxModel(traced, model, None, request.dims, request.shapes)
-    pipeline = load_plan(folder).pipeline
+    plan = load_plan(folder)
     changed = ResultError(f"{folder}: its model {model} has changed since; partition it again")
-    if pipeline is not None:
-        try:
-            onnx_model = onnx_model.in_micro_batches(pipeline.micro_batches)
-        except OptionError:  # another batch, or other nodes
-            raise changed from None
+    try:
+        if plan.pipeline is not None:
+            onnx_model = onnx_model.in_micro_batches(plan.pipeline.micro_batches)
+        onnx_model = onnx_model.in_blocks(plan.blocks)
+    except OptionError:  # another batch, or other nodes
+        raise changed from None
     if onnx_model.graph.digest != request.graph_digest:
         raise changed
     return onnx_model

@@ -81,6 +81,11 @@ def _classes(logits: int) -> _Limit:
     return limit
 
 
+def _none(_: Node, _shapes: _Shapes) -> int:
+    """Only 0: offsets of bags, which must not fall; the last bag has all indices."""
+    return 1
+
+
 #: Most dims that PyTorch's advanced indices are looked for in.
 _MOST_INDICES = 8
 
@@ -117,6 +122,8 @@ INDEX_OPERANDS: Mapping[tuple[str, int], _Limit] = MappingProxyType(
         },
         ("aten::embedding", 1): _dim(0),
         ("aten::embedding_dense_backward", 1): _number("num_weights"),
+        ("partitioner::embedding_bag", 1): _number("size"),
+        ("partitioner::embedding_bag", 2): _none,
         ("partitioner::embedding_part", 1): _number("size"),
         **{(f"aten::{op}_forward", 1): _classes(0) for op in ("nll_loss", "nll_loss2d")},
         **{(f"aten::{op}_backward", 2): _classes(1) for op in ("nll_loss", "nll_loss2d")},

@@ -12,9 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.model_names import unusable
 from partitioner.frontends.onnx.load import Traced, load_onnx
 from partitioner.frontends.torch.options import AtRest, ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
+from partitioner.ir.checks import is_a, is_whole
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 
@@ -165,6 +168,10 @@ def open_model(
         PartitionerError: The model does not exist or is no model, an option is for models of the
             other kind, or options contradict each other.
     """
+    if is_whole(example_inputs) and not is_a(example_inputs, bool):
+        raise OptionError(
+            f"example_inputs is {example_inputs!r}; did you mean devices={example_inputs!r}?"
+        )
     opened = _open_module(model, example_inputs)
     if opened is None:
         of_modules = {
@@ -190,6 +197,8 @@ def _open_module(model: Any, example_inputs: Any) -> tuple[nn.Module, Example, M
         return model, Example.of(example_inputs), ModuleSource()
     source = ModuleSource.of(model)
     if source is None:
+        if is_a(model, str, Path) and (hint := unusable(str(model))):
+            raise FrontendError(f"{model}: {hint}")
         return None
     if example_inputs is not None:
         raise OptionError(f"example_inputs: {_described(model)} has its own")

@@ -17,3 +17,25 @@ def module_name(text: str) -> str | None:
     words = text.replace(":", ".").split(".")
     factory = text.count(":") == 1 and all(word.isidentifier() for word in words)
     return words[-1] if factory and not os.path.lexists(text) else None
+
+
+def unusable(text: str) -> str | None:
+    """Why a file of this name holds no graph, and what to give instead; None for other names."""
+    suffix = Path(text).suffix.lower()
+    if suffix == ".py":
+        name = Path(text).with_suffix("").as_posix().replace("/", ".")
+        return (
+            "a Python file is no model; write a function in it that returns (module, "
+            f"example_inputs), and give {name}:FUNCTION"
+        )
+    if suffix in _WEIGHTS:
+        return (
+            f"a {suffix} file holds weights, no graph; give package.module:factory, a function "
+            "that returns (module, example_inputs) with the weights loaded, or an .onnx or .pt2 "
+            "file that you export"
+        )
+    return None
+
+
+#: Suffixes of files with weights alone. TorchScript has `.pt` too, and is not read either.
+_WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".gguf", ".h5")

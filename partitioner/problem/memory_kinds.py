@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from partitioner import units
 from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.evaluate import observed_schedule
 from partitioner.cost_model.held import held
-from partitioner.cost_model.memory import exact_lifetimes, safe_lifetimes, with_headroom
-from partitioner.cost_model.schedule import Schedule, schedule
+from partitioner.cost_model.memory import (
+    exact_lifetimes,
+    loaded_among_activations,
+    safe_lifetimes,
+    with_headroom,
+)
+from partitioner.cost_model.schedule import Schedule
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import Plan, resolve
@@ -30,16 +36,21 @@ _RESIDENT = (_WEIGHTS, _PARAMETERS, _STATE, _ZEROS)
 
 @dataclass(frozen=True)
 class Holdings:
-    """Bytes of a graph's values by kind, along the schedule of a plan."""
+    """Bytes of a graph's values by kind, along the schedule of a plan.
+
+    Attributes:
+        first: The device with tasks in the schedule that each device equals; itself if left out.
+    """
 
     graph: Graph
     schedule: Schedule
+    first: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: Graph, plan: Plan, cluster: Cluster) -> Holdings:
         """Those of a plan."""
         placed = resolve(graph, plan)
-        return cls(graph, schedule(graph, placed, cluster, pipeline=plan.pipeline))
+        return cls(graph, *observed_schedule(graph, placed, cluster, plan.pipeline))
 
     def at_peak(self, device: int, *, exact: bool = False) -> Mapping[str, int]:
         """Bytes of each kind at the peak of a device; their sum is the peak.
@@ -47,18 +58,25 @@ class Holdings:
         Args:
             exact: Whether by liveness; else by the safe formula, with head-room.
         """
-        kinds = Kinds(self.graph)
+        kinds, device = Kinds(self.graph), self.first.get(device, device)
         parts: Counter[str] = Counter()
         for key, nbytes in self.schedule.residents.items():
             where, (value, _) = key
+            if key in self.schedule.loads:
+                continue
             if where == device and key in self.schedule.zeros:
                 parts[_ZEROS] += nbytes
             elif where == device:
                 parts.update(kinds.resident(value, nbytes))
         lifetimes = exact_lifetimes if exact else safe_lifetimes
         lives = [life for life in lifetimes(self.schedule) if life.device == device]
+        loaded = loaded_among_activations(self.schedule)
+        lives += [life for life in loaded if life.device == device]
         moments = held(self.schedule, device, lives)
         for life, count in moments.at(moments.peak):
+            if life in loaded:
+                parts.update(kinds.resident(life.value, loaded[life]))
+                continue
             parts[kinds.passing(life.value, buffer=life.buffer)] += count * life.nbytes
         return {
             kind: nbytes if exact or kind in _RESIDENT else with_headroom(nbytes)

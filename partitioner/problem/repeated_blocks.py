@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.ir.graph import Graph, Node
+from partitioner.ir.graph import Graph
 from partitioner.ir.repeats import MIN_BLOCKS, Ints, flagged, numbered, repetitions, signature
 from partitioner.strategies.derive import Rules
 
@@ -81,7 +81,7 @@ def find_runs(graph: Graph, rules: Rules, kept: Callable[[int], int]) -> tuple[R
     def hidden(runs: Sequence[Run]) -> int:
         return sum((run.count - kept(len(runs))) * run.period for run in runs)
 
-    kinds = numbered(_kind(graph, rules, node) for node in graph.nodes)
+    kinds = _kinds(graph, rules)
     stretches = sorted(repetitions(kinds), key=lambda s: (-s.beyond(MIN_BLOCKS), s.start))
     if not stretches or stretches[0].period < MIN_PERIOD:
         return ()
@@ -99,17 +99,24 @@ def find_runs(graph: Graph, rules: Rules, kept: Callable[[int], int]) -> tuple[R
     return best if hidden(best) > 0 else ()
 
 
-def _kind(graph: Graph, rules: Rules, node: Node) -> Hashable:
-    """A key: signature, rule, pass, and the results that are outputs of the graph."""
-    rule = rules.rule(node)
-    loops = (
-        (str(rule), rule.flops_per_point, tuple(sorted(rule.addends)), rule.points)
-        if rule is not None
-        else rules.why_opaque(node)
-    )
-    returned = tuple(value in graph.outputs for value in node.outputs)
-    passes = node.name in graph.backward, node.name in graph.optional
-    return signature(node, graph.types), loops, returned, passes
+def _kinds(graph: Graph, rules: Rules) -> Ints:
+    """A number for each node, equal for those of equal signature, rule, pass and results returned.
+
+    Results count that are outputs of the graph.
+    """
+    loops: dict[int, Hashable] = {}  # of each rule object: equal rules are few objects
+    kinds: list[Hashable] = []
+    returned, types = frozenset(graph.outputs), graph.types
+    for node in graph.nodes:
+        rule = rules.rule(node)
+        if rule is not None and id(rule) not in loops:
+            addends = tuple(sorted(rule.addends))
+            loops[id(rule)] = str(rule), rule.flops_per_point, addends, rule.points
+        iterated = loops[id(rule)] if rule is not None else rules.why_opaque(node)
+        given = tuple(value in returned for value in node.outputs)
+        passes = node.name in graph.backward, node.name in graph.optional
+        kinds.append((signature(node, types), iterated, given, passes))
+    return numbered(kinds)
 
 
 def _operands(graph: Graph) -> list[list[tuple[int, str]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,12 +24,16 @@ from partitioner.cost_model.forms import Form, chain, form_of, trains
 from partitioner.cost_model.schedule import schedule
 from partitioner.ir.graph import SMALL_CONSTANT, Constant, Graph, Node
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.program import Compute, Part
-from partitioner.ir.types import TensorType, numpy_dtype
+from partitioner.ir.types import TensorType, dense_bytes, numpy_dtype
 from partitioner.lowering import lower
 from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.spaces import families
+
+#: A form is cold if so much of what it moves was made long before.
+_COLD_SHARE = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,36 @@ def _of_strategy(
             not placed.mesh.axes and not in_parts,
             behind,
         )
+
+
+def is_made_shortly_before(graph: Graph, node: Node, value: str) -> bool:
+    """Whether a model makes an operand of a node shortly before the node reads it.
+
+    Weights, the inputs of a model and what its forward pass leaves to the backward pass are made
+    long before: other tensors have driven them out of the caches.
+    """
+    producer = graph.producers.get(value)
+    while producer is not None and (row := row_of(producer)) is not None and row.view:
+        producer = graph.producers.get(producer.inputs[0])
+    if producer is None or ((row := row_of(producer)) is not None and row.stored):
+        return False
+    return node.name not in graph.backward or producer.name in graph.backward
+
+
+def is_cold(graph: Graph, candidate: Candidate) -> bool:
+    """Whether much of what a candidate moves was made long before.
+
+    The update of a parameter follows those of all others.
+    """
+    if trains(candidate.placed.node):
+        return True
+    point = candidate.placed.mesh.coord(candidate.device)
+    cold_bytes = sum(
+        dense_bytes(math.prod(shape_at(point, at)), graph.types[value].dtype)
+        for value, at in candidate.placed.operands()
+        if not is_made_shortly_before(graph, candidate.placed.node, value)
+    )
+    return cold_bytes >= _COLD_SHARE * candidate.moved_bytes
 
 
 def local_graph(graph: Graph, candidate: Candidate, cluster: Cluster) -> Graph:

@@ -37,11 +37,17 @@ class Timing:
         return cls(median, (high - low) / 2 / median if median else 0.0, len(runs))
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 def timed_runs(
     programs: Sequence[Callable[[], object]],
     clock: Callable[[], float] = time.perf_counter,
     end_s: float = float("inf"),
     anyone: Callable[[Sequence[bool]], Sequence[bool]] = list,
+    before_turn: Callable[[], object] = _nothing,
+    before_runs: Sequence[Callable[[], object]] = (),
 ) -> list[list[float]]:
     """Seconds of each run of programs that were run once before, one run of each in turn.
 
@@ -53,11 +59,16 @@ def timed_runs(
         end_s: Time of `clock` at which all end, after the fewest runs.
         anyone: Which of some wishes any of the processes has that measure the same programs at
             once; called equally often on each.
+        before_turn: Called before each turn, untimed.
+        before_runs: Of each program, called before each of its runs, untimed; none if empty.
     """
+    before = before_runs or [_nothing] * len(programs)
     runs: list[list[float]] = [[] for _ in programs]
     open_ones = list(range(len(programs)))
     while open_ones:
+        before_turn()
         for index in open_ones:
+            before[index]()
             begin = clock()
             programs[index]()
             runs[index].append(clock() - begin)

@@ -29,10 +29,18 @@ from partitioner.ir.plan import place
 from partitioner.ir.program import Programs
 from partitioner.lowering import lower
 from partitioner.options import ProfileOptions, open_with, takes, target_cluster
-from partitioner.profiling.candidates import Candidate, candidates, graph_before, local_graph
+from partitioner.profiling.candidates import (
+    Candidate,
+    candidates,
+    graph_before,
+    is_cold,
+    is_made_shortly_before,
+    local_graph,
+)
 from partitioner.profiling.measure import Timing
 from partitioner.profiling.whole import whole_seconds
 from partitioner.profiling.work import RUNNER, Item, Program, Work, leave_work, read_status
+from partitioner.profiling.yardsticks import yardsticks
 from partitioner.search.request import Say, silent
 from partitioner.strategies.micro_batch_graph import micro_batch_graph
 from partitioner.strategies.spaces import check_space
@@ -42,6 +50,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 _TIME_LIMIT_S = 120.0
+#: Seconds that are kept for the communications, if the limit is at least twice as long.
+_LINKS_S = 30.0
 #: Lines of progress of the measurement of forms.
 _PROGRESS_LINES = 4
 
@@ -58,7 +68,8 @@ class Profiled:
         forms: Number of forms that a search could choose.
         measured: Number of forms measured now.
         known: Number of forms that the profile had before.
-        links: Number of communications (kind, number of ranks, bytes) measured now.
+        links: Number of communications (kind, number of ranks, bytes) measured now; None if they
+            are not known and no time was left to measure them.
         whole_s: Seconds of a request in one process with all cores, of an ONNX model that several
             processes are to share; None if it is not known.
         failed: Reason for each form that cannot be measured, by operator.
@@ -74,7 +85,7 @@ class Profiled:
     forms: int
     measured: int
     known: int
-    links: int
+    links: int | None
     whole_s: float | None
     failed: Mapping[str, str]
     unknown_share: float
@@ -108,6 +119,8 @@ class Profiled:
 
     @property
     def _links(self) -> str:
+        if self.links is None:
+            return "not measured: no time was left; the next run measures them"
         return f"{self.links} sizes and kinds measured now" if self.links else "nothing new"
 
 
@@ -125,7 +138,8 @@ def profile(
     to a profile, which `compile` and the others read for ``cluster="local"``. Then so many
     processes measure the communications between them. An ONNX model for several processes is also
     run whole, in one process with all cores, which is what a plan has to be faster than. What
-    the profile has from the same backend is not measured again.
+    the profile has from the same backend is not measured again. A new profile also gets copies and
+    products of several sizes, with which operators are compared that no profile has.
 
     Args:
         model: As of `compile`.
@@ -162,13 +176,20 @@ def profile(
     wanted = candidates(graph, cluster, strategy, mesh, fuses=not is_module)
     backend = _backend(is_module=is_module)
     new = [one for one in wanted if any(_is_new(one, known, backend))]
-    session = _Session(graph, cluster, known, backend, say)
+    sticks = yardsticks(cluster.devices[0].memory_bytes, is_module=is_module)
+    measures = candidates(sticks, cluster.beside((0,)), "inter", None)
+    session = _Session(cluster, known, backend, say)
     whole_s = None
     if isinstance(opened, OnnxInput):
         whole_s = session.measure_whole(opened, begin + limit_s)
-    session.measure(new, begin + limit_s)
-    links = 0
-    if len(cluster) > 1 and time.perf_counter() < begin + limit_s:
+    has_links = len(cluster) == 1 or _knows_links(known, len(cluster))
+    forms_s = limit_s if has_links else max(limit_s - _LINKS_S, limit_s / 2)
+    missing = [one for one in measures if any(_is_new(one, known, backend))]
+    session.measure(
+        [*((sticks, one) for one in missing), *((graph, one) for one in new)], begin + forms_s
+    )
+    links = 0 if has_links else None
+    if not has_links and time.perf_counter() < begin + limit_s:
         links = _measure_links(known, len(cluster), say)
     covered = {one.form.key for one in wanted} - {one.form.key for one in new} | session.measured
     all_s = sum(one.weight_s for one in wanted)
@@ -179,7 +200,7 @@ def profile(
         known.threads,
         backend,
         len(wanted),
-        len(session.measured),
+        len(session.measured - {one.form.key for one in missing}),
         len(wanted) - len(new),
         links,
         whole_s,
@@ -206,13 +227,18 @@ def _graph(opened: OnnxInput | ModuleInput, micro_batches: int | None) -> Graph:
     return opened.in_micro_batches(micro_batches).graph
 
 
-def _measure_links(known: Profile, ranks: int, say: Say) -> int:
-    """Measure the communications of so many processes, if they are not known; their number."""
+def _knows_links(known: Profile, ranks: int) -> bool:
+    """Whether the communications of so many processes are measured, by this backend alone."""
     from partitioner.backends.torch import links
 
     backends = {entry.backend for entry in known.links.get(("all_reduce", ranks), ())}
-    if backends == {links.NAME}:
-        return 0
+    return backends == {links.NAME}
+
+
+def _measure_links(known: Profile, ranks: int, say: Say) -> int:
+    """Measure the communications of so many processes; their number."""
+    from partitioner.backends.torch import links
+
     say(f"measuring communications between {ranks} processes")
     entries = []
     for (kind, count, nbytes, is_beside), seconds in links.measure_links(ranks).items():
@@ -280,7 +306,6 @@ class _Session:
         failed: Reason for each operator that could not be prepared.
     """
 
-    graph: Graph
     cluster: Cluster
     profile: Profile
     backend: str
@@ -304,12 +329,12 @@ class _Session:
             self.failed["the whole model"] = str(error)
             return None
 
-    def measure(self, wanted: Sequence[Candidate], end_s: float) -> None:
-        """Measure candidates in their order until `end_s`, in processes of their own."""
+    def measure(self, wanted: Sequence[tuple[Graph, Candidate]], end_s: float) -> None:
+        """Measure candidates of graphs in their order until `end_s`, in processes of their own."""
         if not wanted:
             return
         self.say(f"preparing {len(wanted)} forms")
-        items = [item for one in wanted if (item := self._item(one)) is not None]
+        items = [item for graph, one in wanted if (item := self._item(graph, one)) is not None]
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
             folder, left_s = Path(name), end_s - time.perf_counter()
             if not items or left_s <= 0:
@@ -325,11 +350,11 @@ class _Session:
         for op, why in done.failed.items():
             self.failed.setdefault(op, why)
 
-    def _item(self, candidate: Candidate) -> Item | None:
-        """The candidate's form as a program; None if there is none."""
+    def _item(self, graph: Graph, candidate: Candidate) -> Item | None:
+        """The form of a graph's candidate as a program; None if there is none."""
         try:
-            program = _program(local_graph(self.graph, candidate, self.cluster))
-            before = graph_before(self.graph, candidate, self.cluster)
+            program = _program(local_graph(graph, candidate, self.cluster))
+            before = graph_before(graph, candidate, self.cluster)
         except PartitionerError as error:
             self.failed.setdefault(candidate.form.op, str(error))
             return None
@@ -347,7 +372,12 @@ class _Session:
         )
         is_new = _is_new(candidate, self.profile, self.backend)
         less = None if before is None else _program(before)
-        return Item(program, less, entry, *is_new)
+        recent = tuple(
+            value
+            for value in program.graph.inputs
+            if is_made_shortly_before(graph, candidate.placed.node, value.partition("@")[0])
+        )
+        return Item(program, less, entry, *is_new, recent, is_cold(graph, candidate))
 
 
 @dataclass

@@ -6,6 +6,7 @@ import datetime as dt
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ from partitioner.profiling.work import Item, Program, Status, Work, leave_status
 _LEAST_S = 1e-7
 #: Programs that take turns: few enough to hold in memory, with their weights.
 _AT_A_TIME = 8
+#: Bytes of a cache's line, and of what drives all else out of caches of up to half as many.
+_LINE_BYTES, _OTHER_BYTES = 64, 2**26
+_OTHERS = np.zeros(_OTHER_BYTES, np.uint8)
 _Prepare = Callable[[Programs, Graph, Mapping[str, np.ndarray], int], Prepared]
 _BACKENDS: Mapping[str, _Prepare] = {one.NAME: one.prepared for one in (onnx_timing, torch_timing)}
 
@@ -50,8 +54,14 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:  # noqa:
 
 
 def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    for first in range(0, len(items), _AT_A_TIME):
-        yield items[first : first + _AT_A_TIME]
+    """Items that take turns: all are cold, or none; in order of the first of each."""
+    open_ones: dict[bool, list[Item]] = {}
+    for item in items:
+        some = open_ones.setdefault(item.is_cold, [])
+        some.append(item)
+        if len(some) == _AT_A_TIME:
+            yield open_ones.pop(item.is_cold)
+    yield from open_ones.values()
 
 
 def _anyone(wishes: Sequence[bool]) -> list[bool]:
@@ -67,15 +77,22 @@ def _measured(
     """Entries of items that all processes can run; those that one cannot run are in `failed`."""
     entries: list[Entry] = []
     ranks = dist.get_world_size()
+    before_turn = _evict if items[0].is_cold else _nothing
     together = [item for item in items if item.together]
     ready = _prepared(work, together, failed, _anyone)
-    runs = timed_runs([one.run for _, one in ready], end_s=end_s, anyone=_anyone)
+    runs = timed_runs(
+        [one.run for _, one in ready],
+        *(time.perf_counter, end_s, _anyone, before_turn, [one.warm for _, one in ready]),
+    )
     for (item, one), own in zip(ready, runs, strict=True):
         entries.append(_entry(item, one, own, ranks))
     alone = [item for item in items if item.alone]
     if rank == 0:
         ready = _prepared(work, alone, failed, list)
-        runs = timed_runs([one.run for _, one in ready], end_s=end_s)
+        runs = timed_runs(
+            [one.run for _, one in ready],
+            *(time.perf_counter, end_s, list, before_turn, [one.warm for _, one in ready]),
+        )
         for (item, one), own in zip(ready, runs, strict=True):
             entries.append(_entry(item, one, own, 1))
     dist.barrier()
@@ -93,9 +110,9 @@ def _prepared(
     for item in items:
         one = None
         try:
-            one = _ready(work, item.program)
+            one = _ready(work, item.program, item.recent if item.is_cold else ())
             if item.before is not None:
-                one = _difference(_ready(work, item.before), one)
+                one = _difference(_ready(work, item.before, ()), one)
         except PartitionerError as error:
             failed.setdefault(item.entry.op, str(error))
         ready.append((item, one))
@@ -103,9 +120,25 @@ def _prepared(
     return [(item, one) for (item, one), gone in zip(ready, lost, strict=True) if one and not gone]
 
 
-def _ready(work: Work, program: Program) -> Prepared:
+def _ready(work: Work, program: Program, recent: Sequence[str]) -> Prepared:
     inputs = random_inputs(program.graph, seed=0)
-    return _BACKENDS[work.backend](program.programs, program.graph, inputs, work.threads)
+    ready = _BACKENDS[work.backend](program.programs, program.graph, inputs, work.threads)
+    return replace(ready, warm=partial(_touch, [inputs[name] for name in recent]))
+
+
+def _touch(arrays: Sequence[np.ndarray]) -> None:
+    """Read arrays, so that they lie in the caches as far as these hold them."""
+    for array in arrays:
+        array.reshape(-1).view(np.uint8)[::_LINE_BYTES].max(initial=0)
+
+
+def _evict() -> None:
+    """Drive all else out of the caches."""
+    _OTHERS.fill(1)
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _difference(before: Prepared, whole: Prepared) -> Prepared:

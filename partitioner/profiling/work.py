@@ -35,6 +35,8 @@ class Item:
         entry: What becomes its entry, without figures.
         together: Whether all processes measure it at once.
         alone: Whether one process measures it while the others wait.
+        recent: Inputs of the program that a model makes shortly before, so that they lie in caches.
+        is_cold: Whether much of what it reads was made long before, so that it lies in memory.
     """
 
     program: Program
@@ -42,6 +44,8 @@ class Item:
     entry: Entry
     together: bool
     alone: bool
+    recent: tuple[str, ...]
+    is_cold: bool
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ def facts(
         "seed": cert.seed,
         "folded": cert.folded,
         **({"trials": [dict(vars(trial)) for trial in cert.trials]} if cert.trials else {}),
+        "speedup": _speedup(single, figures),
         "latency_s": figures.latency_s,
         "latency_s_one_device": single.latency_s,
         "throughput_per_s": units.finite(figures.throughput_per_s),
@@ -70,6 +71,7 @@ def facts(
         "devices_used": figures.devices_used,
         "sharded_flops_share": figures.sharded_flops_share,
         **_step(plan, figures),
+        **({"blocks": plan.blocks.to_data()} if plan.blocks else {}),
         **split.facts(plan),
         **split.kept_whole(outcome.graph, rules),
         "cost_sources": dict(sources.shares()),
@@ -98,6 +100,19 @@ def _space(candidate: Candidate, objective: str) -> dict[str, Any]:
         "comm_s": figures.comm_s.get(device, 0.0),
         "fits": figures.fits_exactly,
     }
+
+
+def _speedup(single: Evaluation, figures: Evaluation) -> float | None:
+    """How many times as fast as one device; None where that does not hold the model."""
+    return single.step_s / figures.step_s if single.fits and figures.step_s else None
+
+
+def _beside_one(summary: Mapping[str, Any]) -> str:
+    """The first words of the summary: what several devices gain."""
+    if summary["devices_used"] == 1 or summary["objective"] == "memory":
+        return ""
+    speedup = summary.get("speedup")
+    return "" if speedup is None else f"{speedup:.3g} times as fast as one device: "
 
 
 def _step(plan: Plan, figures: Evaluation) -> dict[str, Any]:
@@ -142,9 +157,12 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
     objective, fewer = summary["objective"], summary["fewer_devices"]
     searched = _searched(summary["seed"], summary["folded"], search_s)
     lines = [
-        f"{summary['strategy']} plan on {summary['devices_used']} of {summary['devices']} devices: "
+        _beside_one(summary)
+        + f"{summary['strategy']} plan on {summary['devices_used']} of {summary['devices']} "
+        + "devices: "
         + _certified(objective, *(summary[key] for key in ("cost", "bound", "gap", "status"))),
         *_stages(summary),
+        *(f"  blocks      {line}" for line in block_lines(summary.get("blocks", ()))),
         f"  latency     {_beside(summary, 'latency_s', units.seconds)}",
         f"  throughput  {_beside(summary, 'throughput_per_s', units.per_second)}",
         f"  peak memory {_peaks(summary)}",
@@ -174,6 +192,25 @@ def _stages(summary: Mapping[str, Any]) -> list[str]:
         return []
     keys = ("stages", "micro_batches", "schedule", "bubble_share")
     return [f"  step        {step_sentence(*(summary[key] for key in keys))}"]
+
+
+def block_lines(stretches: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The stretches of a plan that run in blocks, one line each; those not cut in one line."""
+    lines, in_turn = [], 0
+    for stretch in stretches:
+        chunks = stretch["chunks"]
+        if not chunks:
+            in_turn += 1
+            continue
+        first, last = stretch["first"], stretch["last"]
+        nodes = f"{first} to {last}" if first != last else first
+        counts = " x ".join(str(chunk["parts"]) for chunk in chunks)
+        dims = " and ".join(f"dim {chunk['dim']} of {chunk['value']}" for chunk in chunks)
+        lines.append(f"{nodes}: {counts} blocks of {dims}")
+    if in_turn:
+        runs = "runs of layers load their" if in_turn > 1 else "run of layers loads its"
+        lines.append(f"{in_turn} {runs} constants in turn")
+    return lines
 
 
 def trial_lines(trials: Sequence[Trial]) -> list[str]:

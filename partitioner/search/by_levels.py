@@ -162,6 +162,6 @@ def cheapest_staged(
         rivals = rivals[:1]
     staged, groups, evaluation = cheapest(rivals, cluster)
     planned, plan = planned_on(graph, cluster, *decisions(staged, groups))
-    if len(cluster) <= MOST_EXPLICIT:
+    if len(cluster) <= MOST_EXPLICIT and micro_batches == lanes == 1:  # else a cut is evaluated
         evaluation = evaluate(planned, plan, cluster)
     return StagedPlan(staged, groups, planned, plan, evaluation)

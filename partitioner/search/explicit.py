@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
+from partitioner import units
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.columns import DeviceColumns
 from partitioner.cost_model.compute import node_seconds
@@ -16,6 +17,7 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.offers import alternatives
 from partitioner.ir.plan import PlacedNode, place
+from partitioner.ir.rule import Rule
 from partitioner.problem.build import Built, build, nothing
 from partitioner.problem.decode import decided, kept_decision
 from partitioner.problem.idle_devices import cover
@@ -32,6 +34,10 @@ from partitioner.strategies.speeds import device_speeds
 
 #: Steps of building and presolving a problem, for each choice and each item.
 CHOICE_STEPS, ITEM_STEPS = 150, 15
+#: Most windows whose halos are fused in a chain, on a mesh of one axis and of several: the first
+#: that gives a joint problem no more than so many pairs of strategies of a producer and a reader.
+#: Strategies multiply over axes, and would crowd out the search of large models.
+FUSED, FUSED_OVER_AXES, MOST_WITH_FUSED = (4, 2, 1), (1,), 40_000
 #: A space is searched on if that gained so many times the gap asked for.
 LEAST_GAIN = 0.1
 
@@ -112,13 +118,35 @@ class JointSearch:
         """The strategies of each node that honour the constraints, on all groups.
 
         A node that takes either of two operands has one strategy for each; an optional node may
-        also be left out.
+        also be left out. Cuts in parts that overlap are among them, as far as their number allows.
 
         Raises:
             ConstraintError: A node is left without any.
         """
+        plain = self._options(family, 0)
+        if not any(isinstance(r, Rule) and r.windows for r in self.rules.by_node.values()):
+            return plain
+        several = any(len(mesh.axes) > 1 for mesh in family.groups)
+        for fused in FUSED_OVER_AXES if several else FUSED:
+            if self._pairs(plain) > MOST_WITH_FUSED:
+                break
+            options = self._options(family, fused)
+            if self._pairs(options) <= MOST_WITH_FUSED:
+                return options
+        return plain
+
+    def _pairs(self, options: Mapping[str, Sequence[PlacedNode]]) -> int:
+        """Pairs of strategies over all edges, by which a joint problem grows."""
+        ends = ((self.graph.producers.get(v), n) for n in self.graph.nodes for v in n.reads)
+        return sum(len(options[a.name]) * len(options[b.name]) for a, b in ends if a is not None)
+
+    def _options(self, family: Family, fused: int) -> dict[str, tuple[PlacedNode, ...]]:
+        """The options with halos of up to so many windows fused."""
         constraints = self.request.constraints
-        by_group = [strategies(self.graph, self.rules, mesh, self.speeds) for mesh in family.groups]
+        by_group = [
+            strategies(self.graph, self.rules, mesh, self.speeds, fused=fused)
+            for mesh in family.groups
+        ]
         options: dict[str, tuple[PlacedNode, ...]] = {}
         for position, node in enumerate(self.graph.nodes):
             pinned = kept_decision(self.graph, constraints.plan, self.rules, node)
@@ -176,7 +204,10 @@ class JointSpace:
 
         try:
             check()
-            budget.say(f"searching {self.family}")
+            goal = self.shared.request.objective
+            known_s = budget.best_s
+            best = "" if math.isinf(known_s) else f", best {units.cost(goal, known_s)}"
+            budget.say(f"searching {self.family}{best}")
             options = self.shared.options(self.family)
             budget.work.spend(CHOICE_STEPS * sum(map(len, options.values())))
             least = self.shared.least_cost(self.shared.goal(self.family), options)
@@ -227,7 +258,10 @@ class JointSpace:
 
 @dataclass(frozen=True)
 class KindSpace:
-    """The plans of one kind of parallelism: a part of a mesh's space, searched for plans to run.
+    """The plans of one kind of parallelism: a part of a mesh's space.
+
+    It is searched for plans to run, and where the search of the mesh ended with a gap: with most
+    choices bound it finds a plan soon that the larger space may hide.
 
     Attributes:
         shared: The search, whose request has no constraints.
@@ -240,6 +274,8 @@ class KindSpace:
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The best plan of the kind, if there is one; its bound covers no other plan."""
         shared, devices = self.shared, len(self.shared.cluster)
+        if not self._is_wanted(budget, others):
+            return SpaceResult()
         try:
             request = replace(shared.request, parallel=self.kind).over(devices).on(shared.graph)
             request.constraints.check(shared.graph, devices)
@@ -249,6 +285,16 @@ class KindSpace:
         space = JointSpace(replace(shared, request=request), replace(family, name=self.kind))
         result = space.search(budget, others)
         return SpaceResult(tuple(replace(plan, bounds_space=False) for plan in result.plans))
+
+    def _is_wanted(self, budget: Budget, others: tuple[SpaceResult, ...]) -> bool:
+        """Whether plans are to be run, or the best known one is not within the gap of the bound."""
+        if self.shared.request.tune is not None:
+            return True
+        costs = [
+            plan.cost(self.shared.request.objective) for result in others for plan in result.plans
+        ]
+        least = min((result.least for result in others), default=0.0)
+        return bool(costs) and least < (1 - budget.gap) * min(costs)
 
 
 def gain(before: Solution, after: Solution) -> float:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from partitioner import units
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.reshard import Resharder
 from partitioner.ir.graph import Graph
@@ -34,8 +35,9 @@ from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import SearchError, check_space, families
 
-#: The kinds of parallelism that are searched for plans to run: those of one axis that differ.
-KINDS = ("dp", "zero2", "zero3", "tp")
+#: The kinds of parallelism of one axis that are searched beside all plans of a mesh: those that
+#: differ, in training and in inference.
+TRAINING_KINDS, KINDS = ("dp", "zero2", "zero3", "tp"), ("dp", "tp")
 
 
 class Space(Protocol):
@@ -119,8 +121,10 @@ def _explicit(
         spaces.insert(0, OneDeviceSpace(graph, cluster, request))
     elif is_to_run(graph, request) and len(cluster) > 1:
         spaces.append(OneDeviceSpace(graph, cluster, request))
-    if _tries_kinds(graph, request) and len(cluster) > 1:
-        spaces += [KindSpace(search, kind) for kind in KINDS]
+    if _tries_kinds(request) and len(cluster) > 1:
+        kinds = TRAINING_KINDS if graph.backward else KINDS
+        behind = 1 + next(i for i, space in enumerate(spaces) if isinstance(space, JointSpace))
+        spaces[behind:behind] = [KindSpace(search, kind) for kind in kinds]
     results = _searched(spaces, request, cluster, budget)
     if any(result.plans for result in results):
         results = _looked_again(results, search, budget)
@@ -138,10 +142,13 @@ def _explicit(
     return winner(results, request, len(cluster), stopped=budget.work.stopped)
 
 
-def _tries_kinds(graph: Graph, request: Request) -> bool:
-    """Whether plans are to be run, and the usual kinds of parallelism are among the possible."""
+def _tries_kinds(request: Request) -> bool:
+    """Whether the usual kinds of parallelism are among the plans that are searched.
+
+    If they are, they come behind the space of all plans of a mesh of one axis, which has theirs.
+    """
     free = request.parallel is None and request.mesh is None and not request.constraints.bound
-    return request.tune is not None and bool(graph.backward) and free and request.strategy == "auto"
+    return free and request.strategy != "inter"
 
 
 def _searched(
@@ -150,7 +157,8 @@ def _searched(
     """The results of the spaces, each searched with its share of the work and the best cost.
 
     What they leave of the work is for those that are open: the gap of the certificate is that of
-    the least bound, so the space with the least goes first.
+    the least bound, so the space with the least goes first. A kind of parallelism takes no share
+    from the spaces before it.
     """
     results: list[SpaceResult] = []
 
@@ -159,7 +167,8 @@ def _searched(
         return replace(budget.share(parts), best_s=min(budget.best_s, cutoff_s))
 
     for index, space in enumerate(spaces):
-        results.append(space.search(share(len(spaces) - index), tuple(results)))
+        after = sum(not isinstance(other, KindSpace) for other in spaces[index + 1 :])
+        results.append(space.search(share(1 + after), tuple(results)))
     while True:
         enough_s = (1 - budget.gap) * _best_s(results, request, cluster)
         unfinished = {
@@ -170,8 +179,20 @@ def _searched(
         if not unfinished or budget.work.over:
             return results
         index = min(unfinished, key=lambda index: results[index].least)
-        budget.say(f"going on with {results[index].searched}")
+        budget.say(
+            f"going on with {results[index].searched}: {_standing(results, request, cluster)}"
+        )
         results[index] = unfinished[index](share(len(unfinished)))
+
+
+def _standing(results: Sequence[SpaceResult], request: Request, cluster: Cluster) -> str:
+    """The best cost, the bound and the gap of the spaces so far."""
+    best = _best_s(results, request, cluster)
+    if math.isinf(best):
+        return "no plan yet"
+    bound = min(best, *(result.least for result in results))
+    shown = [units.cost(request.objective, value) for value in (best, bound)]
+    return f"best {shown[0]}, bound {shown[1]}, gap {units.share(1 - bound / best if best else 0)}"
 
 
 def _best_s(results: Sequence[SpaceResult], request: Request, cluster: Cluster) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.ir.graph import Graph
+from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Outcome
 from partitioner.search.pipelines import find_pipeline, over_counts
 from partitioner.search.request import Budget, Request
@@ -19,9 +20,13 @@ Graphs = Callable[[int], Iterable[Graph]]
 
 
 def usual_counts(batch: int, devices: int) -> tuple[int, ...]:
-    """Numbers of micro-batches worth a try: about one, two and four for each device."""
+    """Numbers of micro-batches worth a try: about one, two and four for each device, and one.
+
+    One is the fastest where a step takes as long as its launches and messages: of a small model,
+    which is not for many devices.
+    """
     divisors = [count for count in range(1, batch + 1) if batch % count == 0]
-    wanted = (devices, 2 * devices, 4 * devices)
+    wanted = (devices, 2 * devices, 4 * devices, *((1,) if devices <= EXPLICIT else ()))
     nearest = (min(divisors, key=lambda n: (abs(n - count), n)) for count in wanted)
     return tuple(sorted(set(nearest)))
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import pairwise
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import combinations, pairwise
 
 import numpy as np
 
@@ -36,9 +37,16 @@ from partitioner.ir.pipeline import (
 from partitioner.ir.plan import NodePlan, Pipeline, Plan
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.search.find_plan import find_plan, goes_by_levels
+from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Candidate, Outcome, OutOfTime, SpaceResult, winner
 from partitioner.search.request import Budget, Request
-from partitioner.search.stage_figures import Sharding, StageFigures, StepEstimate
+from partitioner.search.stage_figures import (
+    Sharding,
+    StageFigures,
+    StepEstimate,
+    least_of_nodes,
+)
+from partitioner.search.uneven_stages import UnevenCut, uneven_cuts
 from partitioner.solver import Infeasible, Solution
 from partitioner.solver.joint.shortage import shortage_message
 from partitioner.strategies.constraints import ConstraintError, Constraints
@@ -60,8 +68,9 @@ TWICE = frozenset({"interleaved", "zbv", "dualpipev"})
 #: Steps of an evaluation, for each node, and of an estimate, for each action.
 EVALUATION_STEPS, ESTIMATE_STEPS = 300, 2
 #: Shardings that are searched where no cut of one fits; each is to hold fewer bytes than the last,
-#: by so many times those that its cut is short of.
-ATTEMPTS, SHORT = 3, 1.2
+#: by so many times those that its cut is short of (by levels: so many times their share of all that
+#: the cut holds, but no more than the share `MOST_LESS`).
+ATTEMPTS, SHORT, MOST_LESS = 3, 1.2, 0.75
 #: Share of a device's memory that a sharding by levels may take at first: stages are not equally
 #: large, and each has what its phases make beside.
 ROOM = 0.85
@@ -97,6 +106,10 @@ def find_pipeline(
     groups = _pinned_groups(graph, request.constraints)
     if not groups and request.constraints.plan is not None:
         raise ConstraintError("a plan is no constraint of a pipeline: give pins")
+    if len({*map(len, groups)}) > 1:
+        ways = Ways(micro_batches, _schedules(request, len({*groups}), graph), groups)
+        result = _of_pinned_sizes(graph, cluster, request, budget, ways)
+        return winner([result], request, len(cluster), stopped=budget.work.stopped)
     sizes = (len(groups[0]),) if groups else sizes or request.stage_sizes(len(cluster))
     for index, size in enumerate(sizes):
         share = budget.share(len(sizes) - index)
@@ -110,7 +123,11 @@ def find_pipeline(
             text = f"pipeline of {micro_batches} micro-batches in stages"
             family = Family(text, (mesh,), (mesh,), symmetric=False)
             results.append(SpaceResult(failed=((family, error),)))
-    if len(errors) == len(sizes):
+    if len(sizes) > 1 and _takes_several_sizes(graph, cluster, request) and not budget.work.over:
+        budget.say("cutting stages of several sizes")
+        with suppress(PipelineScheduleError, Infeasible, ConstraintError):
+            results.append(_of_several_sizes(graph, cluster, request, budget, micro_batches))
+    if len(errors) == len(sizes) and not any(result.plans for result in results):
         short = [error for error in errors if isinstance(error, Infeasible)]
         raise min(short, key=lambda error: error.bytes_short) if short else errors[0]
     return winner(results, request, len(cluster), stopped=budget.work.stopped)
@@ -144,15 +161,105 @@ def _of_size(
             if not graph.optional or not error.bytes_short or attempt == ATTEMPTS:
                 raise
             refusal = error
-        if not by_levels:
-            held = evaluate(sharding.graph, sharding.plan, cluster.first(size)).held_bytes
-            limit = max(held.values())
-        limit -= int(SHORT * refusal.bytes_short)
+        if by_levels:
+            held = refusal.bytes_short + min(device.memory_bytes for device in cluster.devices)
+            limit -= int(limit * min(MOST_LESS, SHORT * refusal.bytes_short / held))
+        else:
+            held_bytes = evaluate(sharding.graph, sharding.plan, cluster.first(size)).held_bytes
+            limit = max(held_bytes.values()) - int(SHORT * refusal.bytes_short)
         try:
             sharding = sharded(limit)
         except Infeasible:  # it is short of bytes of one mesh; the last cut, of those of a stage
             raise refusal from None
     raise AssertionError("every attempt returns or raises")
+
+
+def _of_pinned_sizes(
+    graph: Graph, cluster: Cluster, request: Request, budget: Budget, ways: Ways
+) -> SpaceResult:
+    """The plan of stages that are pinned to groups of several sizes: each sharded for its own.
+
+    The smallest group says which values are computed again, since it holds most.
+
+    Raises:
+        ConstraintError: A mesh is asked for, which cannot be that of all groups.
+        Infeasible: It does not fit.
+        PipelineScheduleError: No schedule serves the lanes.
+    """
+    sizes = sorted({*map(len, ways.groups)})
+    if request.mesh is not None:
+        shown = " and ".join(map(str, sizes))
+        raise ConstraintError(f"stages are pinned to groups of {shown} devices: leave out the mesh")
+    shardings = _sharded_for(sizes, graph, cluster, request, budget, ways.micro_batches)
+    figures = StageFigures(shardings[sizes[0]], cluster, ways.micro_batches)
+    return PipelineSearch(figures, ways, budget, shardings).search()
+
+
+def _sharded_for(
+    sizes: Sequence[int],
+    graph: Graph,
+    cluster: Cluster,
+    request: Request,
+    budget: Budget,
+    micro_batches: int,
+) -> dict[int, Sharding]:
+    """A sharding of one graph for each of these numbers of devices of a stage, ascending.
+
+    Raises:
+        Infeasible: One was not found.
+    """
+    shardings: dict[int, Sharding] = {}
+    for index, size in enumerate(sizes):
+        share, limit = budget.share(len(sizes) - index), _limit_bytes(graph, cluster, size)
+        sharded = partial(_sharded, graph, cluster, request, share, size, micro_batches)
+        shardings[size] = _first_sharding(sharded, limit, is_guess=True)
+        graph = shardings[size].graph
+    return shardings
+
+
+def _takes_several_sizes(graph: Graph, cluster: Cluster, request: Request) -> bool:
+    """Whether stages of several sizes are searched: on few devices, of graphs that are not large.
+
+    A table of the user's has its lanes, and schedules with two stages on each want equal ones.
+    """
+    by_levels = goes_by_levels(graph, len(cluster), request.inside_stages(len(cluster), 1))
+    named = not isinstance(request.schedule, tuple) and request.schedule not in TWICE
+    return 2 < len(cluster) <= EXPLICIT and not by_levels and named
+
+
+def _of_several_sizes(
+    graph: Graph, cluster: Cluster, request: Request, budget: Budget, micro_batches: int
+) -> SpaceResult:
+    """The best plan of stages of several sizes, powers of two, on all devices.
+
+    Raises:
+        Infeasible: No plan was found that fits.
+        PipelineScheduleError: No schedule serves the lanes.
+    """
+    sizes = [2**power for power in range(len(cluster).bit_length()) if 2**power < len(cluster)]
+    shardings = _sharded_for(sizes, graph, cluster, request, budget.share(2), micro_batches)
+    graph = shardings[sizes[0]].graph
+    figures = {n: StageFigures(each, cluster, micro_batches) for n, each in shardings.items()}
+
+    def estimate(cut: UnevenCut) -> float:
+        return cut.load_s * (micro_batches + len(cut.sizes) - 1)
+
+    results: list[SpaceResult] = []
+    errors: list[PartitionerError] = []
+    for cut in sorted(uneven_cuts(figures, len(cluster)), key=estimate)[:RIVALS]:
+        names = _schedules(request, len(cut.sizes), graph)
+        ways = Ways(micro_batches, tuple(n for n in names if n not in TWICE), cut.groups)
+        try:
+            results.append(PipelineSearch(figures[sizes[0]], ways, budget, shardings).search())
+        except (PipelineScheduleError, Infeasible) as error:
+            errors.append(error)
+    if not results:
+        raise errors[0] if errors else Infeasible("no stages of several sizes were found")
+    return SpaceResult(
+        tuple(plan for result in results for plan in result.plans),
+        searched=results[0].searched,
+        failed=tuple(failure for result in results for failure in result.failed),
+    )
 
 
 def _first_sharding(sharded: Callable[[int], Sharding], limit: int, *, is_guess: bool) -> Sharding:
@@ -181,7 +288,7 @@ def _pinned_groups(graph: Graph, constraints: Constraints) -> tuple[tuple[int, .
     """Devices of each node that is cut, in order, if any is pinned; others go with the one before.
 
     Raises:
-        ConstraintError: Groups differ in size, or overlap.
+        ConstraintError: Groups overlap.
     """
     groups = [constraints.group_of(node) for node in changing_nodes(graph)]
     if not any(groups):
@@ -189,11 +296,11 @@ def _pinned_groups(graph: Graph, constraints: Constraints) -> tuple[tuple[int, .
     last = next(group for group in groups if group)
     filled = [last := group or last for group in groups]
     distinct = sorted(set(filled))
-    for one, other in pairwise(distinct):
-        if len(one) != len(other) or set(one) & set(other):
+    for one, other in combinations(distinct, 2):
+        if set(one) & set(other):
             raise ConstraintError(
                 f"stages are pinned to devices {numbers(one)} and {numbers(other)}: groups of "
-                "stages are equally large, and the same or apart"
+                "stages are the same or apart"
             )
     return tuple(filled)
 
@@ -302,11 +409,13 @@ class PipelineSearch:
         figures: The sharding and its figures.
         ways: The pipelines to choose from.
         budget: Its work is spent by evaluations.
+        shardings: By the size of a stage's group, where pinned groups are of several sizes.
     """
 
     figures: StageFigures
     ways: Ways
     budget: Budget
+    shardings: Mapping[int, Sharding] = field(default_factory=dict)
 
     def search(self) -> SpaceResult:
         """The best plan of each schedule.
@@ -440,9 +549,24 @@ class PipelineSearch:
     def _candidate(self, name: Table, plan: Plan) -> Candidate:
         graph = self.figures.sharding.graph
         evaluation = evaluate(graph, plan, self.figures.cluster)
-        bound = min(evaluation.step_s, self.figures.least_s)
+        bound = min(evaluation.step_s, self._bound_s)
         solution = Solution((), evaluation.step_s, bound, "feasible", None, SOLVER)
         return Candidate(self._family(name), graph, plan, evaluation, solution)
+
+    @cached_property
+    def _bound_s(self) -> float:
+        """No cut of the sharding takes fewer seconds, in the order of any of the schedules."""
+        if self.shardings:
+            return least_of_nodes(
+                [replace(self.figures, sharding=each) for each in self.shardings.values()]
+            )
+        if self.ways.groups:
+            return self.figures.least_s()
+        tables = []
+        for name in self.ways.schedules:
+            with suppress(PipelineScheduleError):
+                tables.append(self._table(name, self._lane_of(name)))
+        return min(map(self.figures.least_s, tables), default=0.0)
 
     def _family(self, name: Table) -> Family:
         named = name if isinstance(name, str) else "table"
@@ -450,6 +574,10 @@ class PipelineSearch:
         count = self.ways.micro_batches
         text = f"{kind} of {count} micro-batch{'es' if count > 1 else ''}"
         meshes = tuple(self._meshes())
+        if self.shardings:
+            sizes = sorted({*map(len, self.ways.groups)})
+            text += f" in stages of {' and '.join(map(str, sizes))} devices"
+            meshes = tuple(DeviceMesh.line(size) for size in sizes[:1])
         return Family(text, meshes, meshes[:1], symmetric=False)
 
     def _meshes(self) -> Iterator[DeviceMesh]:
@@ -522,9 +650,10 @@ class PipelineSearch:
         stage_of = np.searchsorted(np.array(ends), np.arange(len(units)), side="right")
         forward = {unit: int(stage) for unit, stage in zip(units, stage_of, strict=True)}
         stages = stages_of_all(self.figures.sharding.graph, forward)
-        sharding, cluster = self.figures.sharding, self.figures.cluster
         groups = [(lanes or [mesh.devices for mesh in self._meshes()])[lane] for lane in lane_of]
-        return staged_plan(sharding, cluster, stages, groups, name, self.ways.micro_batches)
+        shardings = [self.shardings.get(len(own), self.figures.sharding) for own in groups]
+        cluster, count = self.figures.cluster, self.ways.micro_batches
+        return staged_plan(shardings, cluster, stages, groups, name, count)
 
 
 def _stages_on(plan: Plan, device: int, task: str) -> tuple[int, ...]:
@@ -543,20 +672,25 @@ def _figure(candidate: Candidate) -> tuple[int, float]:
 
 
 def staged_plan(
-    sharding: Sharding,
+    shardings: Sequence[Sharding],
     cluster: Cluster,
     stages: Mapping[str, int],
     devices: Sequence[tuple[int, ...]],
     name: Table,
     micro_batches: int,
 ) -> Plan:
-    """The plan of a sharding whose nodes are in stages, each on devices of its own."""
+    """The plan of a graph whose nodes are in stages, each with a sharding and devices of its own.
+
+    The order of the nodes is that of the first stage's sharding.
+    """
     groups: dict[tuple[int, int], int] = {}
     nodes: dict[str, NodePlan] = {}
     meshes: list[DeviceMesh] = []
     of_group: list[int] = []
-    for node, decision in sharding.plan.nodes.items():
+    for node in shardings[0].plan.nodes:
         stage = stages[node]
+        sharding = shardings[stage]
+        decision = sharding.plan.nodes[node]
         key = stage, decision.group
         if key not in groups:
             groups[key] = len(meshes)
@@ -566,6 +700,5 @@ def staged_plan(
             of_group.append(stage)
         nodes[node] = NodePlan(groups[key], decision.cuts)
     pipeline = Pipeline(name, micro_batches, tuple(of_group))
-    return Plan(
-        *(sharding.graph.digest, cluster.to_data(), tuple(meshes), nodes), pipeline=pipeline
-    )
+    digest = shardings[0].graph.digest
+    return Plan(digest, cluster.to_data(), tuple(meshes), nodes, pipeline=pipeline)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -12,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.evaluate import observed_schedule
 from partitioner.cost_model.memory import with_headroom
-from partitioner.cost_model.schedule import Schedule, schedule
-from partitioner.ir.graph import Graph
+from partitioner.cost_model.schedule import Schedule
+from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
 from partitioner.ir.phases import fixed_nodes
 from partitioner.ir.pipeline import (
@@ -32,6 +34,8 @@ Ints = npt.NDArray[np.int64]
 
 #: Positions between which stages are cut at most, before their ends are moved.
 MAX_POSITIONS = 160
+#: Relative gap at which the search of the bound ends, and the error that its sums may have.
+BOUND_GAP, ROUNDING = 1e-6, 1e-12
 FORWARD, INPUT, WEIGHT, ONCE = range(4)  #: Parts of a stage's work.
 
 
@@ -83,34 +87,134 @@ class StageFigures:
         numbers = {name: unit for unit, name in enumerate(self.units)}
         return stages_of_all(self.sharding.graph, numbers)
 
-    @property
-    def least_s(self) -> float:
-        """No cut of this sharding takes fewer seconds a step.
+    def least_s(self, table: PipelineSchedule | None = None) -> float:
+        """No cut of this sharding takes fewer seconds a step, in the order of a schedule if given.
 
         The nodes that every micro-batch runs are on the devices, evenly at best, and each
-        micro-batch takes the longest path of them. Communications are not counted. 0 where devices
-        differ: the sharding's seconds are those of the first ones.
+        micro-batch takes the longest path of them. If each lane has one stage, a stage waits for
+        the first micro-batch to come to it and, behind its last backward pass, the stages below
+        have theirs to run. Communications are not counted. 0 where devices differ: the sharding's
+        seconds are those of the first ones.
         """
         if not self.cluster.has_equal_devices:
             return 0.0
-        total_s = sum(map(sum, self._node_s.values()))
-        done: dict[str, float] = {}
-        for node in self.sharding.graph.nodes:
-            begin = max((done.get(value, 0.0) for value in node.reads), default=0.0)
-            end = begin + min(self._node_s.get(node.name, (0.0,)))
-            done.update(dict.fromkeys(node.writes, end))
-        path_s = max(done.values(), default=0.0)
-        return max(total_s * self.micro_batches / len(self.cluster), path_s)
+        done = self._done_s(self.sharding.graph.nodes)
+        least_s = max(least_of_nodes([self]), *done.values(), 0.0)
+        if table is None or len(table.lane_of) != self.lanes or len({*table.lane_of}) != self.lanes:
+            return least_s
+        return max(least_s, self._least_with_waits(splits=table.splits_backward))
 
     @cached_property
+    def device_seconds(self) -> Mapping[str, float]:
+        """Seconds of all devices together of each node that every micro-batch runs, by name."""
+        return {name: all_s for name, (all_s, _) in self._node_s.items()}
+
+    def _least_with_waits(self, *, splits: bool) -> float:
+        """The least seconds of a step over all cuts into one stage a lane.
+
+        A stage from position a to b waits head(a) seconds at first, is busy for the seconds of all
+        micro-batches between a and b, and tail(a) pass behind its last backward pass. In split
+        schedules the weight gradients may fill the tail.
+        """
+        head, tail = self._waits
+        forward, inputs, weights = self._unit_s
+        sums = np.concatenate(([0.0], np.cumsum(forward + inputs + weights)))
+        least_s = self._least_step(sums, head if splits else head + tail)
+        if splits:
+            sums = np.concatenate(([0.0], np.cumsum(forward + inputs)))
+            least_s = max(least_s, self._least_step(sums, head + tail))
+        return least_s
+
+    def _least_step(self, sums: Floats, waits: Floats) -> float:
+        """The least T with a cut whose stages a to b all have waits(a) + load(a, b) <= T.
+
+        After so many stages all positions up to the farthest one count as reached.
+        """
+        ahead = np.maximum.accumulate(sums[:-1] - waits / self.micro_batches)
+
+        def reaches(step_s: float) -> bool:
+            end = 0
+            for _ in range(self.lanes):
+                farthest = step_s / self.micro_batches + ahead[min(end, len(ahead) - 1)]
+                end = int(np.searchsorted(sums, farthest * (1 + ROUNDING), side="right")) - 1
+            return end >= len(sums) - 1
+
+        low, high = 0.0, float(self.micro_batches * sums[-1] + waits.max(initial=0.0))
+        while high - low > BOUND_GAP * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if reaches(middle) else (middle, high)
+        return low
+
+    @cached_property
+    def _unit_s(self) -> Floats:
+        """Least seconds of the nodes of each unit that all devices run: forward, input, weight."""
+        graph, weights = self.sharding.graph, self._weights
+        seconds = np.zeros((3, len(self.units)))
+        for name in self._everywhere & self._node_s.keys():
+            part = FORWARD if name not in graph.backward else WEIGHT if name in weights else INPUT
+            seconds[part, self.unit_of[name]] += self._node_s[name][1]
+        return seconds
+
+    @cached_property
+    def _everywhere(self) -> frozenset[str]:
+        """The nodes that all devices run: each waits for its part of what other stages send."""
+        groups = self.sharding.plan.groups
+        sizes = ((name, groups[at.group].size()) for name, at in self.sharding.plan.nodes.items())
+        return frozenset(name for name, size in sizes if size == self.sharding.size)
+
+    @cached_property
+    def _waits(self) -> tuple[Floats, Floats]:
+        """Seconds before a unit's forward pass, and behind its backward pass, in lower units.
+
+        Both are the longest paths of nodes. Shape (units,).
+        """
+        graph, unit_of, count = self.sharding.graph, self.unit_of, len(self.units)
+        nodes = [node for node in graph.nodes if node.name not in graph.backward]
+        done, head, tail = self._done_s(nodes), np.zeros(count), np.zeros(count)
+        for node in nodes:
+            if node.name not in self._everywhere:
+                continue
+            unit = unit_of[node.name]
+            for value in node.reads:
+                made = graph.producers.get(value)
+                if made is not None and unit_of[made.name] < unit:
+                    head[unit] = max(head[unit], done[value])
+        left: dict[str, float] = {}  # by backward node, itself included
+        for node in reversed(graph.nodes):
+            if node.name not in graph.backward:
+                continue
+            unit = unit_of[node.name]
+            readers = {r.name: unit_of[r.name] for v in node.writes for r in graph.consumers[v]}
+            longest = max((left[name] for name in readers), default=0.0)
+            left[node.name] = longest + self._node_s.get(node.name, (0.0, 0.0))[1]
+            lower = (name for name, at in readers.items() if at < unit)
+            seconds = (left[name] for name in lower if name in self._everywhere)
+            tail[unit] = max(tail[unit], *seconds, 0.0)
+        return head, tail
+
+    def _done_s(self, nodes: Iterable[Node]) -> Mapping[str, float]:
+        """Seconds of the longest path to each value, of nodes that every micro-batch runs."""
+        done: dict[str, float] = {}
+        for node in nodes:
+            begin = max((done.get(value, 0.0) for value in node.reads), default=0.0)
+            end = begin + self._node_s.get(node.name, (0.0, 0.0))[1]
+            done.update(dict.fromkeys(node.writes, end))
+        return done
+
+    @property
     def tasks(self) -> Schedule:
-        """The tasks of a step of micro-batches on one mesh."""
+        """The tasks of a step of micro-batches on one mesh: of one device of each class."""
+        return self._observed[0]
+
+    @cached_property
+    def _observed(self) -> tuple[Schedule, Mapping[int, int]]:
+        """See `evaluate.observed_schedule`."""
         graph, plan = self.sharding.graph, self.sharding.plan
         name = "1f1b" if graph.backward else "forward"
         pipeline = Pipeline(name, self.micro_batches, (0,) * len(plan.groups))
         placed = resolve(graph, replace(plan, pipeline=pipeline))
         cluster = self.cluster.first(self.sharding.size)
-        return schedule(graph, placed, cluster, pipeline=pipeline)
+        return observed_schedule(graph, placed, cluster, pipeline)
 
     @cached_property
     def loads(self) -> Floats:
@@ -118,9 +222,10 @@ class StageFigures:
 
         The first three are of one micro-batch; all are of the busiest device. Shape (4, units).
         """
-        graph, loads, order = self.sharding.graph, np.zeros((4, len(self.units))), self.tasks.order
+        graph, order = self.sharding.graph, self.tasks.order
         assert order is not None
-        weights = self._weights
+        row = {device: index for index, device in enumerate(self.tasks.devices)}
+        loads, weights = np.zeros((len(row), 4, len(self.units))), self._weights
         for task in self.tasks.tasks:
             name = task.placed.node.name if task.placed is not None else ""
             if task.comm is not None:
@@ -129,8 +234,9 @@ class StageFigures:
                 continue
             part = FORWARD if name not in graph.backward else WEIGHT if name in weights else INPUT
             part = ONCE if order.phases.is_once(task.phase) else part
-            loads[part, self.unit_of[name]] += task.longest_s
-        return loads
+            for device, seconds in task.devices.items():
+                loads[row[device], part, self.unit_of[name]] += seconds
+        return np.asarray(loads.max(axis=0))
 
     @cached_property
     def _weights(self) -> frozenset[str]:
@@ -152,15 +258,20 @@ class StageFigures:
         return frozenset(weights)
 
     @cached_property
-    def _node_s(self) -> Mapping[str, tuple[float, ...]]:
-        """Seconds on each device of the nodes that every micro-batch runs."""
+    def _node_s(self) -> Mapping[str, tuple[float, float]]:
+        """Seconds of the nodes that every micro-batch runs: on all devices, and on the least."""
         fixed, order = fixed_nodes(self.sharding.graph), self.tasks.order
         assert order is not None
         once = (name for name, phase in order.numbers.items() if order.phases.is_once(phase))
-        left_out = {*fixed, *once}
-        tasks = ((task.placed, task.devices) for task in self.tasks.tasks)
-        seconds = ((p.node.name, tuple(s.values())) for p, s in tasks if p is not None and s)
-        return {name: s for name, s in seconds if name not in left_out}
+        left_out, equals = {*fixed, *once}, Counter(self._observed[1].values())
+        return {
+            task.placed.node.name: (
+                sum(seconds * equals[device] for device, seconds in task.devices.items()),
+                min(task.devices.values()),
+            )
+            for task in self.tasks.tasks
+            if task.placed is not None and task.devices and task.placed.node.name not in left_out
+        }
 
     # Sums up to each position ----------------------------------------------------------------
 
@@ -267,20 +378,19 @@ class StageFigures:
         loads, (resident, saved) = self.load_sums[:ONCE].sum(0)[at], self.byte_sums[:, at]
         sent = 2 * self.messages[1][at]
         sent[0] = sent[count] = 0.0
+        between = loads[None, :] - loads[:, None] + sent[:, None] + sent[None, :]
+        between[np.tril_indices(count + 1)] = math.inf  # a stage has a node
+        rest = resident[None, :] - resident[:, None]
+        flying = with_headroom(np.maximum(saved[None, :] - saved[:, None], 0).astype(np.int64))
         most = np.full((stages + 1, count + 1), math.inf)
         choice = np.zeros((stages + 1, count + 1), np.int64)
         most[0, 0] = 0.0
         for stage in range(stages):
-            for stop in range(stage + 1, count + 1):
-                starts = np.arange(stage, stop)
-                load = loads[stop] - loads[starts] + sent[starts] + sent[stop]
-                if held[stage]:
-                    flying = with_headroom((saved[stop] - saved[starts]).astype(np.int64))
-                    nbytes = resident[stop] - resident[starts] + held[stage] * flying
-                    load = np.where(nbytes <= limit, load, math.inf)
-                worst = np.maximum(most[stage, starts], load)
-                first = int(np.argmin(worst))
-                most[stage + 1, stop], choice[stage + 1, stop] = worst[first], starts[first]
+            fits = rest + held[stage] * flying <= limit if held[stage] else True
+            load = np.where(fits, between, math.inf)
+            worst = np.maximum(most[stage][:, None], load)
+            choice[stage + 1] = np.argmin(worst, axis=0)
+            most[stage + 1] = np.min(worst, axis=0)
         if math.isinf(most[stages, count]):
             return None
         cut, stop = [], count
@@ -297,6 +407,19 @@ class StageFigures:
             resident, saved = self.byte_sums[:, stop] - self.byte_sums[:, start]
             of_lane[lane] += resident + flying * with_headroom(int(saved))
         return sum(max(0.0, nbytes - limit) for nbytes in of_lane)
+
+
+def least_of_nodes(each: Sequence[StageFigures]) -> float:
+    """No step in which each node runs as in one of these shardings of one graph takes less.
+
+    The nodes are on the devices, evenly at best. 0 where devices differ.
+    """
+    cluster = each[0].cluster
+    if not cluster.has_equal_devices:
+        return 0.0
+    names = set.intersection(*(set(figures.device_seconds) for figures in each))
+    least = (min(figures.device_seconds[name] for figures in each) for name in sorted(names))
+    return each[0].micro_batches * sum(least) / len(cluster)
 
 
 class StepEstimate:
@@ -350,12 +473,12 @@ class StepEstimate:
         bounds = np.array((0, *ends))
         sums = self.figures.load_sums[:, bounds]
         parts = np.diff(sums, axis=1)
-        whole, busy = self.figures.messages[:, bounds[1:]]
+        whole, busy = self.figures.messages[:, bounds[1:]].tolist()
         durations = {
-            ActionKind.FORWARD: parts[FORWARD],
-            ActionKind.BACKWARD_INPUT: parts[INPUT],
-            ActionKind.BACKWARD_WEIGHT: parts[WEIGHT],
-            ActionKind.FULL_BACKWARD: parts[INPUT] + parts[WEIGHT],
+            ActionKind.FORWARD: parts[FORWARD].tolist(),
+            ActionKind.BACKWARD_INPUT: parts[INPUT].tolist(),
+            ActionKind.BACKWARD_WEIGHT: parts[WEIGHT].tolist(),
+            ActionKind.FULL_BACKWARD: (parts[INPUT] + parts[WEIGHT]).tolist(),
         }
         free = [0.0] * len(self.table.lanes)
         done: list[float] = []

@@ -38,11 +38,13 @@ class Followed:
         factors: By name, the nodes that read or make values that have it, and the factors of each
             that stand for it; none where no factor does.
         values: All values that have it, as far as it was followed.
+        broken: Of the nodes, those that do not take it as it lies: they need a communication.
     """
 
     inputs: Mapping[str, int]
     factors: Mapping[str, frozenset[str]]
     values: frozenset[str] = frozenset()
+    broken: frozenset[str] = frozenset()
 
     def size(self, graph: Graph) -> int:
         """Elements of the dim; 0 if no input has it."""
@@ -60,6 +62,24 @@ def batch_of(graph: Graph) -> Followed:
         if seed == seeds[0] and not walks[0].broken:
             break  # nothing stands in the way of the usual batch
     return max(walks, key=lambda walk: walk.score).followed if walks else Followed({}, {})
+
+
+@lru_cache(maxsize=8)
+def sequence_of(graph: Graph) -> Followed:
+    """The sequence of a graph: of dims beside the batch, the one whose cut leaves most as it is.
+
+    It meets itself in attention, whose keys it leaves to be gathered or passed round. Without
+    inputs if there is none.
+    """
+    rules, walks, batch = rules_of(graph), list[_Walk](), batch_of(graph)
+    shapes = {name: graph.types[name].shape for name in graph.inputs}
+    for seed in ((name, dim) for name, shape in shapes.items() for dim in range(len(shape))):
+        if shapes[seed[0]][seed[1]] < 2 or seed in batch.inputs.items():
+            continue
+        if not any(seed in walk.inputs.items() for walk in walks):
+            walks.append(_Walk(graph, rules).run([seed]))
+    best = max(walks, key=lambda walk: walk.score, default=None)
+    return Followed({}, {}) if best is None or not best.score[0] else best.followed
 
 
 def follow(
@@ -134,7 +154,8 @@ class _Walk:
             for node in self.graph.nodes
             if any(value in self.layouts for value in (*node.reads, *node.writes))
         }
-        return Followed(self.inputs, names, frozenset(self.layouts))
+        broken = (name for name in names if not self._takes(self.graph.by_name[name]))
+        return Followed(self.inputs, names, frozenset(self.layouts), frozenset(broken))
 
     @cached_property
     def broken(self) -> bool:

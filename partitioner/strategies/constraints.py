@@ -35,13 +35,12 @@ import re
 import tomllib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
 from typing import Any
 
-from partitioner.ir.errors import PartitionerError
+from partitioner.ir.errors import PartitionerError, did_you_mean
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Sharding
 from partitioner.ir.ops import row_of, rule_of
@@ -122,8 +121,7 @@ class NamedDims:
                 raise ConstraintError(f"{source} dim {name}: it names no dim of a tensor")
         for name, named in axes.items():
             if name not in seeds:
-                close = get_close_matches(name, seeds, 1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
+                hint = did_you_mean(name, seeds)
                 raise ConstraintError(f"{source} layout {name}: no dim has that name{hint}")
             if len(set(named)) < len(named):
                 raise ConstraintError(f"{source} layout {name}: an axis is named twice")
@@ -274,11 +272,11 @@ class Constraints:
         """
         for pin in self.pins:
             if pin.tensor and pin.tensor not in graph.types:
-                near = _near(pin.tensor, graph.types)
+                near = did_you_mean(pin.tensor, graph.types)
                 raise ConstraintError(f"{pin.text}: the model has no tensor {pin.tensor!r}{near}")
             if not pin.tensor and not any(_names(pin, node) for node in graph.nodes):
-                near = _near(pin.op, (node.op for node in graph.nodes))
-                near = _near(pin.nodes[0], graph.by_name) if pin.nodes else near
+                near = did_you_mean(pin.op, (node.op for node in graph.nodes))
+                near = did_you_mean(pin.nodes[0], graph.by_name) if pin.nodes else near
                 raise ConstraintError(
                     f"{pin.text}: no node matches {list(pin.nodes) or pin.op!r}{near}"
                 )
@@ -356,12 +354,6 @@ class Constraints:
             if not kept:
                 return demand.text
         return "its constraints"
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    """A name near to one that does not exist, as the end of a message."""
-    close = get_close_matches(name, list(known), 1, 0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _check_plan(plan: Plan, graph: Graph, devices: int) -> None:

@@ -48,9 +48,9 @@ class DataParallel:
         """
         _check_batch(self.word, asked)
         factors = asked.batch.factors
-        depending = _depending(asked.graph, asked.batch)
-        busy = {asked.axis: {name: factors.get(name, frozenset()) for name in depending}}
-        return Constraints(tuple(_pins(asked, self)), busy=busy)
+        dependent = depending(asked.graph, asked.batch)
+        busy = {asked.axis: {name: factors.get(name, frozenset()) for name in dependent}}
+        return Constraints(tuple(stored_pins(asked, asked.batch, self)), busy=busy)
 
     def notes(self, asked: Asked, plan: Plan) -> tuple[str, ...]:
         """Where the batch lies unless it is dim 0 throughout, and what cannot be cut with it."""
@@ -101,7 +101,7 @@ def _check_batch(word: str, asked: Asked) -> None:
         )
 
 
-def _depending(graph: Graph, batch: Followed) -> Iterator[str]:
+def depending(graph: Graph, batch: Followed) -> Iterator[str]:
     """Nodes that depend on the batch, except those that compute nothing.
 
     Those write to where a value is stored, or are the value in the other pass: what is reduced once
@@ -116,10 +116,11 @@ def _depending(graph: Graph, batch: Followed) -> Iterator[str]:
                 yield node.name
 
 
-def _pins(asked: Asked, data: DataParallel) -> Iterator[Pin]:
+def stored_pins(asked: Asked, batch: Followed, data: DataParallel) -> Iterator[Pin]:
+    """Pins of weights that lack the dim that is cut, of parameters and of their uses."""
     graph, axis, size, word = asked.graph, asked.axis, asked.size, data.word
     for value in graph.constants:
-        if value not in asked.batch.values and graph.types[value].rank:
+        if value not in batch.values and graph.types[value].rank:
             text = f"parallel {word}: weight {value!r}"
             yield Pin(text, tensor=value, axis=axis, replicate=True)
     for value, uses in parameter_uses(graph).items():

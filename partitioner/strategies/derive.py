@@ -4,7 +4,8 @@ A strategy cuts link classes of factors over mesh axes. Each class has cuts of i
 and in proportion to the speed of the devices. Layouts with segments (a Concat of shards, heads
 inside a fused projection) come from the neighbours: the layout that a strategy gives to a value's
 dim is offered to every other node that touches the value, through its rule, until nothing new
-appears. Pointwise ops and data movement have no cuts of their own if a neighbour offers any.
+appears. Pointwise ops and data movement have no cuts of their own if a neighbour offers any. Last
+come cuts in parts that overlap (`overlaps`).
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.layout import DimLayout, LayoutError, Sharding, share_cut
+from partitioner.ir.layout import DimLayout, LayoutError, Sharding, folded_cut, share_cut
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
+from partitioner.ir.parts import Parts
 from partitioner.ir.plan import PlacedNode, place
-from partitioner.ir.rule import PENDING, DimExpr, Rule
+from partitioner.ir.rule import PENDING, DimExpr, FactorKind, Rule
 from partitioner.ir.windows import Window
+from partitioner.strategies.overlaps import with_overlaps
 
 #: Cuts of one class over one set of axes that are kept, by the mesh's number of axes: the first
 #: one and the finest ones. Strategies multiply over axes, so meshes of several keep fewer. Cuts by
@@ -30,6 +33,9 @@ MAX_CUTS_A_CLASS = {1: 4}
 MAX_CUTS_A_CLASS_OTHERWISE = 2
 #: Sweeps over the graph, forward and back in turn, to spread layouts.
 MAX_SWEEPS = 6
+
+#: Parts of a factor that are cut from either end (`folded_cut`) at most; each is a segment.
+MOST_FOLDED = 32
 
 #: In place of the index of a dim: the value may be a pending sum.
 PENDING_DIM = -1
@@ -72,14 +78,26 @@ def axis_sets(mesh: DeviceMesh) -> tuple[Axes, ...]:
 
 
 def strategies(
-    graph: Graph, rules: Rules, mesh: DeviceMesh, speeds: Mapping[int, float] | None = None
+    graph: Graph,
+    rules: Rules,
+    mesh: DeviceMesh,
+    speeds: Mapping[int, float] | None = None,
+    *,
+    fused: int = 0,
 ) -> Mapping[str, tuple[PlacedNode, ...]]:
     """Distinct strategies of every node on a mesh, the uncut one first; none for opaque nodes.
 
-    `speeds` are those of every device, in any one unit; None if they are equal.
+    Args:
+        graph: The graph.
+        rules: Its rules.
+        mesh: The mesh.
+        speeds: Speeds of every device, in any one unit; None if they are equal.
+        fused: Most windows whose halos a cut's parts hold, see `overlaps`.
     """
     mesh_speeds = tuple(speeds[device] for device in mesh.devices) if speeds else None
     cuts = _Propagation(graph, rules, ClassCuts(mesh, mesh_speeds)).run() if mesh.axes else {}
+    if fused and cuts:
+        cuts = with_overlaps(graph, rules.by_node, mesh, cuts, fused)
     by_node: dict[str, tuple[PlacedNode, ...]] = {}
     for node in graph.nodes:
         rule = rules.rule(node)
@@ -91,7 +109,11 @@ def strategies(
 
 
 def _placed(
-    graph: Graph, node: Node, rule: Rule, mesh: DeviceMesh, cuts: Mapping[Axes, list[ClassCut]]
+    graph: Graph,
+    node: Node,
+    rule: Rule,
+    mesh: DeviceMesh,
+    cuts: Mapping[Axes, Sequence[ClassCut]],
 ) -> Iterator[PlacedNode]:
     seen = set()
     for layouts in _assignments(mesh, cuts):
@@ -106,7 +128,7 @@ def _placed(
 
 
 def _assignments(
-    mesh: DeviceMesh, cuts: Mapping[Axes, list[ClassCut]]
+    mesh: DeviceMesh, cuts: Mapping[Axes, Sequence[ClassCut]]
 ) -> Iterator[dict[str, DimLayout]]:
     """Every way to give disjoint axis sets to distinct classes."""
     yield {}
@@ -132,15 +154,20 @@ class ClassCuts:
     speeds: tuple[float, ...] | None
 
     def of_class(self, rule: Rule, link: tuple[str, ...], axes: Axes) -> tuple[ClassCut, ...]:
-        """The balanced cut of a class, and the one in proportion to speed if it differs.
+        """The balanced cuts of a class, and the one in proportion to speed if it differs.
 
-        By speed, the factors of a class are cut in proportion to each other, as far as they have
-        a common divisor of at least one unit a part.
+        A factor along which the work rises is also cut so that each part has a chunk from either
+        end. By speed, the factors of a class are cut in proportion to each other, as far as they
+        have a common divisor of at least one unit a part.
         """
         sizes = {name: rule.factors[name].size for name in link}
         even = {name: self._even(size, axes) for name, size in sizes.items()}
         if all(self._by_speed(size, axes) == even[name] for name, size in sizes.items()):
-            return (even,)
+            parts = self.mesh.size(axes)
+            if link != (rule.rising,) or parts > MOST_FOLDED or sizes[rule.rising] < 2 * parts:
+                return (even,)
+            folded = DimLayout.cut(axes, folded_cut(sizes[rule.rising], parts))
+            return (even, {rule.rising: folded})
         units = math.gcd(*sizes.values())
         whole = min(units, *sizes.values()) >= self.mesh.size(axes)
         by_speed = {
@@ -226,7 +253,7 @@ class _Propagation:
     layouts: dict[tuple[str, int, Axes], list[DimLayout]] = field(default_factory=dict)  # of dims
     seen: dict[tuple[str, str, int, Axes], int] = field(default_factory=dict)  # of them, by node
 
-    def run(self) -> Mapping[str, Mapping[Axes, list[ClassCut]]]:
+    def run(self) -> Mapping[str, Mapping[Axes, Sequence[ClassCut]]]:
         nodes = [(node, rule) for node in self.graph.nodes if (rule := self.rules.rule(node))]
         for node, rule in nodes:
             self.cuts[node.name] = {}
@@ -298,12 +325,13 @@ class _Propagation:
         except LayoutError:
             return False
         kept.append(cut)
-        for value, sharding in zip((*node.inputs, *node.outputs), (*ins, *outs), strict=True):
+        values = (*node.inputs, *node.outputs)
+        for value, sharding in zip(values, (*ins, *outs), strict=True):
             if value:
                 self._publish(value, sharding, axes)
-        for (operand, name), window in rule.windows.items():
+        for (index, name), window in rule.windows.items():
             if name in cut and (layout := window.elements(cut[name])) is not None:
-                self._offer(node.inputs[operand], rule.dim_of(operand, name), layout)
+                self._offer(values[index], rule.dim_of(index, name), layout)
         return True
 
     def _publish(self, value: str, sharding: Sharding, axes: Axes) -> None:
@@ -320,7 +348,7 @@ class _Propagation:
             known.append(layout)
 
 
-def _dims(node: Node, rule: Rule) -> Iterator[tuple[str, int, DimExpr, Window | None]]:
+def _dims(node: Node, rule: Rule) -> Iterator[tuple[str, int, DimExpr, Window | Parts | None]]:
     """(value, index, factors, window over it) of every dim of the node's tensors."""
     values, tensors = (*node.inputs, *node.outputs), (*rule.operands, *rule.results)
     for tensor, (value, dims) in enumerate(zip(values, tensors, strict=True)):
@@ -330,9 +358,14 @@ def _dims(node: Node, rule: Rule) -> Iterator[tuple[str, int, DimExpr, Window | 
 
 
 def _follows(node: Node, rule: Rule) -> bool:
-    """Whether the op takes the cuts of its neighbours: a pointwise op or data movement."""
+    """Whether the op takes the cuts of its neighbours: a pointwise op or data movement.
+
+    Rows that are looked up in a table of which each device has a part are no mere movement.
+    """
     row = row_of(node)
     if row is not None and row.stored:
+        return False
+    if any(factor.kind is FactorKind.REDUCE for factor in rule.factors.values()):
         return False
     return rule.flops_per_point == 0 or rule.is_pointwise
 

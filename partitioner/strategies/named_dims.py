@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import combinations
 
+from partitioner.ir.errors import did_you_mean
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout
 from partitioner.ir.ops import rules_of
@@ -133,8 +133,7 @@ def _dims(graph: Graph, name: str, seed: str, where: str) -> Iterator[Dim]:
     index, values = int(number), _values(graph, pattern)
     if not values:
         known = [*graph.types, *graph.by_name, *{_short(node.op) for node in graph.nodes}]
-        close = get_close_matches(pattern, known, 1, 0.5)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(pattern, known)
         raise ConstraintError(
             f"{where}dim {name}: {pattern!r} matches no tensor, node, module or operator{hint}"
         )

@@ -7,6 +7,10 @@
     zero3   parameters, gradients and optimizer state are cut at rest, and parameters gathered for
             each pass and freed after their use
     tp      tensor parallel: the batch is whole, every weight matrix is stored and used cut
+    ep      expert parallel: dp, but weights of experts are stored and used cut
+    cp      context parallel: the sequence is cut, parameters are stored and used whole
+    ring    cp whose attention passes keys and values round
+    spatial what works on images is cut along height, width or depth, each over its axis
     pp      pipeline parallel: stages on devices of their own, which `search.pipelines` cuts; the
             others are then inside of a stage
     dp+tp   and so on: several, each over its axis
@@ -19,18 +23,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any
 
 from partitioner.frontends.torch.options import AtRest
 from partitioner.ir.checks import is_a
-from partitioner.ir.errors import OptionError
+from partitioner.ir.errors import OptionError, did_you_mean
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.data_parallel import DataParallel
+from partitioner.strategies.expert_parallel import DATA as EXPERT_DATA
+from partitioner.strategies.expert_parallel import expert_constraints
 from partitioner.strategies.kind import Asked, Kind, ModelKind
+from partitioner.strategies.sequence_parallel import (
+    RING,
+    SEQUENCE,
+    ring_constraints,
+    ring_forms,
+    sequence_constraints,
+    sequence_notes,
+)
 from partitioner.strategies.spaces import SearchError
+from partitioner.strategies.spatial_parallel import AXES, spatial_constraints, spatial_notes
 from partitioner.strategies.tensor_parallel import tensor_constraints
 
 #: The word of stages.
@@ -74,6 +88,16 @@ KINDS: Mapping[str, Kind] = {
             stored={"inference": "zero3"},
         ),
         Kind("tp", ("tp",), tensor_constraints),
+        Kind("ep", ("ep",), expert_constraints, EXPERT_DATA.notes, cuts_batch=True),
+        Kind(SEQUENCE, ("cp",), sequence_constraints, sequence_notes),
+        Kind(
+            RING,
+            ("cp",),
+            ring_constraints,
+            sequence_notes,
+            lacks={"onnx": "its attention gives no log-sum-exp: give cp"},
+        ),
+        Kind("spatial", AXES, spatial_constraints, spatial_notes),
         Kind(PIPELINE, ("pp",), None),
     )
 }
@@ -98,8 +122,7 @@ def kinds(text: str | None) -> tuple[Kind, ...]:
     known = ", ".join(KINDS)
     for word in words or [text]:
         if word not in KINDS:
-            close = get_close_matches(str(word), KINDS, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(str(word), KINDS)
             raise SearchError(
                 f"parallel {text!r}: {word!r} is not one of {known}, or several joined by +{hint}"
             )
@@ -181,6 +204,24 @@ def parallel_constraints(text: str, graph: Graph, mesh: Mapping[str, int]) -> Co
         assert kind.constraints is not None
         joined = joined.joined(kind.constraints(asked))
     return joined
+
+
+def forms(
+    text: str | None, graph: Graph, mesh: Mapping[str, int] | None, *, free: bool
+) -> tuple[Graph, ...]:
+    """The graphs to be planned: the graph and, if that is `free`, other forms of its attention.
+
+    A user's constraints are on the graph as it is.
+
+    Raises:
+        ConstraintError: A form is asked for that the graph cannot have.
+    """
+    if text is None or mesh is None:
+        return (graph,)
+    for kind, asked in _asked(text, graph, mesh):
+        if kind.word in (SEQUENCE, RING):
+            return ring_forms(graph, asked.size, only=kind.word == RING, free=free)
+    return (graph,)
 
 
 def parallel_notes(

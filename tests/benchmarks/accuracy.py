@@ -1,7 +1,7 @@
 """Predicted seconds beside measured ones: models in ONNX Runtime and training steps in PyTorch.
 
     OMP_NUM_THREADS=1 python tests/benchmarks/accuracy.py [--models resnet50,...,gpt-train,...]
-        [--rounds 5] [--time-limit 120] [--folder DIR]
+        [--rounds 5] [--time-limit 120] [--folder DIR] [--steps profile,forms,plan,run,peaks,report]
 
 Each model is profiled for 2 processes of this machine with 1 thread each, from an empty profile.
 Then it is planned with `--cluster local`: on one of the processes (`one`), by fixed kinds of plans,
@@ -11,8 +11,11 @@ while it was profiled (a reference product is timed beside every run: other tena
 change its speed), and predicted and measured peak bytes of the rank that held most. Then: the
 median and largest errors, the share of pairs of plans of one model, over 10 % apart when measured,
 that are ordered right, how the automatic plan compares with the best of the others, and the errors
-if a model is priced by the profiles of the others alone. A folder keeps the profiles, so that the
-models can be run in several commands.
+if a model is priced by the profiles of the others alone (those of all models of the same backend
+that the folder has). A folder keeps profiles, plans and measurements, so that models and steps can
+be run in several commands: only `profile` and `run` need a machine that does nothing else; `forms`
+compares single forms with the other models' profiles, without a run, and `report` prices the plans
+anew.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
+import shutil
 import socket
 import statistics
 import sys
@@ -40,10 +45,13 @@ from torch import nn
 import partitioner
 from partitioner import examples
 from partitioner.backends.onnx.local import run_local
+from partitioner.cost_model.compute import Sources
 from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.forms import Form
 from partitioner.cost_model.profile import Profile, write_entries, write_links
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.inputs import random_inputs
+from partitioner.ir.plan import Plan, resolve
 
 RANKS = 2
 ONE = """[[pin]]\nnodes = ["*"]\ndevice = 0\n"""
@@ -243,111 +251,188 @@ def module_of(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
 
 
 class Session:
-    """Profiles, plans and runs models, and keeps what came out."""
+    """Profiles, plans and runs models: each step leaves what it made in the folder."""
 
     def __init__(self, folder: Path, rounds: int, time_limit_s: float) -> None:
         self.folder, self.rounds, self.time_limit_s = folder, rounds, time_limit_s
-        self.rows: list[Row] = []
-        self.planned: dict[tuple[str, str], Any] = {}
-        profiles = {name: folder / f"{name}.sqlite" for name in (*ONNX_MODELS, *MODULES)}
-        self.files = {name: file for name, file in profiles.items() if file.exists()}
         (folder / "one.toml").write_text(ONE)
 
-    def model(self, name: str) -> None:
-        """Add the rows of a model."""
-        training = name in MODULES
-        model, batch = module_of(name) if training else (ONNX_MODELS[name](), None)
-        file = self.files[name] = self.folder / f"{name}.sqlite"
-        options: dict[str, Any] = {"profile": file}
-        if training:
-            options["training"] = True
+    def profile(self, name: str) -> None:
+        """Measure the forms of a model, from an empty profile or on from that in the folder."""
+        model, batch = _model(name)
+        options: dict[str, Any] = {"training": True} if name in MODULES else {}
         begin, before_s = time.perf_counter(), reference_s()
-        print(partitioner.profile(model, batch, RANKS, time_limit_s=self.time_limit_s, **options))
-        print(f"  {name}: {time.perf_counter() - begin:.1f} s", flush=True)
-        speed_s = (before_s + reference_s()) / 2
-        kinds = TRAINING_PLANS if training else ONNX_PLANS
-        programs = {}
-        for kind, more in kinds.items():
-            chosen = {**more}
-            if "constraints" in chosen:
-                chosen["constraints"] = self.folder / chosen["constraints"]
-            program = partitioner.compile(model, batch, RANKS, cluster="local", **options, **chosen)
-            programs[kind] = self.planned[name, kind] = program
-            self._keep(name, kind, program)
-        run = self._trained if training else self._streamed
-        for kind, (measured_s, beside_s) in run(name, programs).items():
-            summary = programs[kind].summary
-            sources = summary["cost_sources"]
-            row = Row(
-                *(name, kind, 1 / summary["throughput_per_s"], measured_s, beside_s / speed_s),
-                ", ".join(f"{share:.0%} {source}" for source, share in sources.items()),
-                *_peaks(programs[kind], batch),
+        limit_s = self.time_limit_s
+        file = self._profile(name)
+        print(
+            partitioner.profile(model, batch, RANKS, time_limit_s=limit_s, profile=file, **options)
+        )
+        took_s = time.perf_counter() - begin
+        print(f"  {name}: {took_s:.1f} s", flush=True)
+        self._write(name, "speed", (before_s + reference_s()) / 2)
+
+    def plan(self, name: str) -> None:
+        """Plan a model in each kind."""
+        for kind in _kinds(name):
+            begin = time.perf_counter()
+            program = self._compiled(name, kind)
+            (self.folder / f"{name}-{kind}.json").write_text(program.plan.to_json())
+            if name in ONNX_MODELS:
+                folder = self.folder / f"{name}-{kind}.partition"
+                shutil.rmtree(folder, ignore_errors=True)
+                program.save(folder)
+            took_s = time.perf_counter() - begin
+            step_s = 1 / program.summary["throughput_per_s"]
+            print(f"  {name} {kind}: {step_s * 1e3:.1f} ms, planned in {took_s:.1f} s", flush=True)
+
+    def run(self, name: str) -> None:
+        """Run the plans of a model in turns, then each for one recorded step."""
+        kinds = tuple(_kinds(name))
+        times = (self._trained if name in MODULES else self._streamed)(name, kinds)
+        self._write(name, "times", times)
+
+    def peaks(self, name: str) -> None:
+        """Run each plan of a model for one step and record the peak bytes of its ranks."""
+        _, batch = _model(name)
+        peaks = {}
+        for kind in _kinds(name):
+            program = self._compiled(name, kind, planned=True)
+            run = program.profile(steps=1, **({} if batch is None else batch))
+            peaks[kind] = [rank.peak_bytes or 0 for rank in run.measured.ranks]
+        self._write(name, "peaks", peaks)
+
+    def rows(self, models: Sequence[str]) -> Sequence[Row]:
+        """The plans of models, priced by their own profile and by those of the others."""
+        rows = []
+        for name in models:
+            program = self._compiled(name, "one", planned=True)
+            graph, delivered = program.graph, program.model.delivered
+            own, others = (
+                resolve_cluster(f"{RANKS}xlocal", profile=file)
+                for file in (self._profile(name), self._without(name))
             )
-            self.rows.append(row)
-            print(line(row), flush=True)
+            speed_s, times, peaks = (self._read(name, what) for what in ("speed", "times", "peaks"))
+            for kind in _kinds(name):
+                plan = Plan.from_json((self.folder / f"{name}-{kind}.json").read_text())
+                if plan.graph_digest != graph.digest:  # it recomputes values
+                    graph = self._compiled(name, kind, planned=True).graph
+                cost, foreign = (
+                    evaluate(graph, plan, cluster, delivered) for cluster in (own, others)
+                )
+                shares = Sources.of(graph, resolve(graph, plan), own).shares()
+                measured_s, beside_s = _medians(times[kind])
+                fullest = peaks[kind].index(max(peaks[kind]))
+                row = Row(
+                    *(name, kind, cost.step_s, measured_s, beside_s / speed_s),
+                    ", ".join(f"{share:.0%} {source}" for source, share in shares.items()),
+                    *(cost.exact_peak[fullest].bytes, peaks[kind][fullest], foreign.step_s),
+                )
+                rows.append(row)
+                print(line(row), flush=True)
+        return rows
 
-    def _keep(self, name: str, kind: str, program: Any) -> None:
-        (self.folder / f"{name}-{kind}.json").write_text(program.plan.to_json())
+    def forms(self, name: str) -> None:
+        """Print the seconds of a model's forms beside those by the other models' profiles."""
+        own, others = map(_profile_at, (self._profile(name), self._without(name)))
+        logs: list[float] = []
+        known_s = fitted_s = unknown_s = 0.0
+        for entry in own.entries.values():
+            form = _form(entry.form)
+            estimate = others.estimate(form, entry.dtype, entry.flops, entry.moved_bytes)
+            if estimate is None:
+                unknown_s += entry.seconds
+            elif estimate.source == "fitted":
+                known_s, fitted_s = known_s + entry.seconds, fitted_s + estimate.seconds
+                logs.append(abs(math.log(estimate.seconds / entry.seconds)))
+        share = unknown_s / (unknown_s + known_s)
+        factor = math.exp(statistics.median(logs))
+        print(
+            f"  {name}: {len(logs)} forms fitted, in sum {fitted_s / known_s - 1:+.1%}, one by a "
+            f"median factor of {factor:.2f}; of {share:.1%} of the seconds no estimate"
+        )
 
-    def _streamed(
-        self, name: str, programs: Mapping[str, Any]
-    ) -> Mapping[str, tuple[float, float]]:
+    def _profile(self, name: str) -> Path:
+        return self.folder / f"{name}.sqlite"
+
+    def _compiled(self, name: str, kind: str, *, planned: bool = False) -> Any:
+        """A model in a kind of plan; or as it was planned before."""
+        model, batch = _model(name)
+        options = {**_kinds(name)[kind]}
+        if "constraints" in options:
+            options["constraints"] = self.folder / options["constraints"]
+        if planned:
+            options = {"constraints": self.folder / f"{name}-{kind}.json"}
+        if name in MODULES:
+            options["training"] = True
+        profile = self._profile(name)
+        return partitioner.compile(model, batch, RANKS, cluster="local", profile=profile, **options)
+
+    def _write(self, name: str, what: str, data: Any) -> None:
+        (self.folder / f"{name}.{what}.json").write_text(json.dumps(data))
+
+    def _read(self, name: str, what: str) -> Any:
+        return json.loads((self.folder / f"{name}.{what}.json").read_text())
+
+    def _streamed(self, name: str, kinds: Sequence[str]) -> Any:
         """Seconds of a request in a stream of each plan, and of the reference beside."""
-        found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in programs}
-        inputs = random_inputs(next(iter(programs.values())).graph, seed=0)
-        for kind, program in programs.items():
-            program.save(self.folder / f"{name}-{kind}.partition")
+        found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+        inputs = random_inputs(self._compiled(name, "one", planned=True).graph, seed=0)
+        requests = 10
         for _ in range(self.rounds):
-            for kind, program in programs.items():
-                requests = max(6, round(2 * program.summary["throughput_per_s"]))
+            for kind in kinds:
                 before_s = reference_s()
                 run = run_local(self.folder / f"{name}-{kind}.partition", inputs, requests)
                 found[kind].append((run.seconds / requests, (before_s + reference_s()) / 2))
-        return {kind: _medians(runs) for kind, runs in found.items()}
+                requests = max(6, round(2 * requests / run.seconds))
+        return found
 
-    def _trained(self, name: str, programs: Mapping[str, Any]) -> Mapping[str, tuple[float, float]]:
+    def _trained(self, name: str, kinds: Sequence[str]) -> Any:
         """Seconds of a step of each plan, and of the reference beside."""
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
-        kinds = tuple(programs)
         mp.spawn(_train, (name, kinds, self.folder, self.rounds, port), nprocs=RANKS)
-        told = json.loads((self.folder / f"{name}.steps.json").read_text())
-        return {kind: _medians(told[kind]) for kind in kinds}
-
-    def priced_by_others(self) -> None:
-        """Price each plan by the profiles of the other models."""
-        rows = []
-        models = dict.fromkeys(row.model for row in self.rows)
-        profiles = {model: self._without(model) for model in models}
-        for row in self.rows:
-            program = self.planned[row.model, row.plan]
-            cluster = resolve_cluster(f"{RANKS}xlocal", profile=profiles[row.model])
-            cost = evaluate(program.graph, program.plan, cluster)
-            rows.append(Row(**{**vars(row), "foreign_s": cost.step_s}))
-        self.rows = rows
+        return self._read(name, "steps")
 
     def _without(self, model: str) -> Path:
         """A profile of what the other models of the same backend were measured with."""
         target = self.folder / f"without-{model}.sqlite"
         target.unlink(missing_ok=True)
-        for name in self.files:
-            if name == model or not _is_like(name, model):
+        for name in MODULES if model in MODULES else ONNX_MODELS:
+            if name == model or not self._profile(name).exists():
                 continue
-            profile = resolve_cluster(f"{RANKS}xlocal", profile=self.files[name]).devices[0].profile
-            assert profile is not None
-            _copy(profile, target)
+            _copy(_profile_at(self._profile(name)), target)
         return target
 
 
-def _peaks(program: Any, batch: Mapping[str, torch.Tensor] | None) -> tuple[int, int]:
-    run = program.profile(steps=1) if batch is None else program.profile(steps=1, **batch)
-    measured = [rank.peak_bytes or 0 for rank in run.measured.ranks]
-    fullest = measured.index(max(measured))
-    return program.evaluation.exact_peak[fullest].bytes, measured[fullest]
+def _profile_at(file: Path) -> Profile:
+    profile = resolve_cluster(f"{RANKS}xlocal", profile=file).devices[0].profile
+    assert profile is not None
+    return profile
 
 
-def _is_like(one: str, other: str) -> bool:
-    return (one in MODULES) == (other in MODULES)
+def _form(key: str) -> Form:
+    """The form that a key of a profile stands for."""
+    op, attrs, operands, results, *behind = json.loads(key)
+    sides = (
+        tuple(None if one is None else (one[0], tuple(one[1])) for one in side)
+        for side in (operands, results)
+    )
+    plain = tuple((name, _hashable(attr)) for name, attr in sorted(attrs.items()))
+    return Form(op, plain, next(sides), next(sides), *map(tuple, behind))
+
+
+def _hashable(attr: Any) -> Any:
+    if isinstance(attr, dict):  # a graph or an array, by digest
+        return tuple((key, _hashable(one)) for key, one in attr.items())
+    return tuple(map(_hashable, attr)) if isinstance(attr, list) else attr
+
+
+def _kinds(name: str) -> Mapping[str, Mapping[str, Any]]:
+    return TRAINING_PLANS if name in MODULES else ONNX_PLANS
+
+
+def _model(name: str) -> tuple[Any, dict[str, torch.Tensor] | None]:
+    return module_of(name) if name in MODULES else (ONNX_MODELS[name](), None)
 
 
 def _copy(profile: Profile, target: Path) -> None:
@@ -450,6 +535,9 @@ def report(rows: Sequence[Row]) -> None:
         print(f"  {some[0].model:14} auto is {ratio:.3f} of the best, {best}")
 
 
+STEPS = ("profile", "forms", "plan", "run", "peaks", "report")
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -457,17 +545,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--time-limit", type=float, default=120.0)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--steps", default=",".join(STEPS))
     args = parser.parse_args()
+    steps, models = args.steps.split(","), args.models.split(",")
+    for option, chosen, known in (
+        ("--steps", steps, STEPS),
+        ("--models", models, (*ONNX_MODELS, *MODULES)),
+    ):
+        if unknown := set(chosen) - set(known):
+            parser.error(f"{option}: {min(unknown)!r} is not one of {', '.join(known)}")
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path(__file__).parent))
     with tempfile.TemporaryDirectory() as name:
         folder = args.folder or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
         session = Session(folder, args.rounds, args.time_limit)
-        for model in args.models.split(","):
-            session.model(model)
-        session.priced_by_others()
-        report(session.rows)
+        for model in models:
+            for step in STEPS[:-1]:
+                if step in steps:
+                    getattr(session, step)(model)
+        if "report" in steps:
+            report(session.rows(models))
 
 
 if __name__ == "__main__":

@@ -41,14 +41,14 @@ def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: MODEL"),
-        (["m.onnx", "--wide"], "unrecognized arguments: --wide"),
+        (["-q"], "Missing argument 'MODEL'"),
+        (["m.onnx", "--wide"], "No such option: --wide"),
         (["m.onnx", "--devices", "0"], "'0' is not a whole number of at least 1"),
         (["m.onnx", "--devices", "two"], "'two' is not a whole number"),
         (["m.onnx", "--devices", "\u00b2"], "--devices"),
-        (["m.onnx", "--dev", "2"], "unrecognized arguments: --dev"),
-        (["m.onnx", "--objective", "speed"], "invalid choice: 'speed'"),
-        (["m.onnx", "--strategy", "both"], "invalid choice: 'both'"),
+        (["m.onnx", "--dev", "2"], "No such option: --dev; did you mean --devices, "),
+        (["m.onnx", "--objective", "speed"], "'speed' is not one of"),
+        (["m.onnx", "--strategy", "both"], "'both' is not one of"),
         (["m.onnx", "--mesh", "dp"], "'dp' is not NAME=VALUE"),
         (["m.onnx", "--mesh", "dp=2,dp=2"], "names an axis twice"),
         (["m.onnx", "--mesh", "d:p=2"], "axis names are letters"),
@@ -62,26 +62,25 @@ def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["m.onnx", "--memory", "0"], "size '0' is not like '8GiB'"),
         (
             ["verfiy", "d"],
-            "unknown command 'verfiy' (there are run, verify, show, explain,",
+            "unknown command 'verfiy' (there are plan, sweep, profile, show,",
         ),
         (["shwo"], "did you mean 'show'?"),
         (
             ["inspect", "d"],
-            "unknown command 'inspect' (there are run, verify, show, explain,",
+            "unknown command 'inspect' (there are plan, sweep, profile, show,",
         ),
-        (["run"], "partition run: the following arguments are required: DIR"),
+        (["run"], "partition run: Missing argument 'DIR'"),
         (["run", "d", "--requests", "0"], "'0' is not a whole number of at least 1"),
         (["verify", "d", "--seed", "-1"], "--seed"),
-        (["show", "d", "e"], "partition show: unrecognized arguments: e"),
+        (["show", "d", "e"], "partition show: Got unexpected extra argument(s) (e)"),
     ],
 )
 def test_wrong_usage_exits_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
+    code = main(arguments)
     out, err = capsys.readouterr()
-    assert left.value.code == 2
+    assert code == 2
     assert out == ""
     assert message in one_line(err)
     assert "--help)" in err
@@ -91,6 +90,7 @@ def test_wrong_usage_exits_2(
     ("arguments", "message"),
     [
         (["--cluster", "4xnone"], "cluster '4xnone': no device 'none'"),
+        (["--cluster", "4xh10"], "or FILE.toml; did you mean 'h100'"),
         (["--cluster", "!"], "cluster '!' is not like '4xh100'"),
         (["--cluster", "9" * 5000 + "xh100"], "is not like '4xh100'"),
         (["--cluster", "99999xh100"], "has more than 16384 devices"),
@@ -115,6 +115,11 @@ def test_options_that_mean_nothing_together_exit_2(
     ("arguments", "message"),
     [
         (["none.onnx"], "none.onnx: no such file"),
+        (["plan", "none.onnx"], "none.onnx: no such file"),
+        (["w.safetensors"], "w.safetensors: a .safetensors file holds weights, no graph; give "),
+        (["w.pth"], "w.pth: a .pth file holds weights, no graph; give package.module:factory"),
+        (["w.py"], "w.py: a Python file is no model; write a function in it that returns"),
+        (["m.onnx", "--cluster", "no.toml", "-o", "m.partition"], "cluster file no.toml: No such"),
         (["."], ". is not a file"),
         (["model"], "model: no such file"),
         (["m.partition"], "m.partition is a partition, not a model; look at it with: partition"),
@@ -141,6 +146,8 @@ def test_bad_input_exits_1(
     here: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "junk.onnx").write_bytes(b"junk")
+    if arguments[0].startswith("w."):
+        (here / arguments[0]).touch()
     quiet = [] if arguments[0] in ("run", "verify", "show") else ["-q"]
     target = ["-o", "x"] if quiet and "-o" not in arguments else []
     assert main([*arguments, *quiet, *target]) == 1
@@ -148,7 +155,8 @@ def test_bad_input_exits_1(
     assert out == ""
     assert message in one_line(err)
     assert err.startswith("partition: ")
-    assert sorted(path.name for path in here.iterdir()) == ["junk.onnx", "m.onnx", "m.partition"]
+    there = {path.name for path in here.iterdir() if not path.name.startswith("w.")}
+    assert there == {"junk.onnx", "m.onnx", "m.partition"}
 
 
 @pytest.mark.parametrize("name", ["one.npy", "object.npz", "cut.npz"])
@@ -353,10 +361,8 @@ def test_hostile_names_are_shown_clean(
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for argument, text in (("--version", f"partition {__version__}"), ("--help", "partition run")):
-        with pytest.raises(SystemExit) as left:
-            main([argument])
-        assert left.value.code == 0
+    for argument, text in (("--version", f"partition {__version__}"), ("--help", "verify")):
+        assert main([argument]) == 0
         assert text in capsys.readouterr().out
 
 

@@ -389,7 +389,7 @@ def counted_sessions(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
         opened.append(weakref.ref(session))
         return session
 
-    monkeypatch.setattr("partitioner.backends.onnx.executor.open_session", note)
+    monkeypatch.setattr("partitioner.backends.onnx.block_sessions.open_session", note)
     return opened
 
 

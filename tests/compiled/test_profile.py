@@ -193,25 +193,23 @@ def test_the_command_calibrates_from_a_folder(
     assert data["entries"] == count
 
 
-def test_a_file_that_takes_no_measurements_is_refused_before_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_file_that_takes_no_measurements_is_refused(
+    mlp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("not a database, but a longer text")
-    command = ["run", str(tmp_path / "no plan, so that a run would say so"), "--profile"]
     for wrong, why in (
         (file, "is not a database"),
         (tmp_path / "missing" / "x.sqlite", "there is no folder"),
     ):
-        assert main([*command, "--calibrate", str(wrong)]) == 1
+        assert main(["calibrate", str(mlp), "--profile", str(wrong)]) == 1
         assert why in capsys.readouterr().err
     assert not (tmp_path / "missing").exists()
 
 
 def test_options_of_a_record_need_it(mlp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for option in (["--steps", "3"], ["--calibrate"]):
-        with pytest.raises(SystemExit):
-            main(["run", str(mlp), *option])
+        assert main(["run", str(mlp), *option]) == 2
         assert "is of --profile" in capsys.readouterr().err
 
 

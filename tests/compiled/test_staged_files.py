@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from staged import Devices, staged
-from staged_models import Model, Plain, Tied, UNet, seeded
+from staged_models import Halved, Model, Plain, Tied, UNet, seeded
 
 import partitioner
 from partitioner.backends.errors import BackendError
@@ -19,6 +19,7 @@ TWO: Devices = [(0,), (1,)]
     ("kind", "size", "devices", "schedule"),
     [
         (UNet, 10, TWO, "zb1"),
+        (Halved, 10, TWO, "1f1b"),
         (Tied, 8, [(0,), (1,), (0,)], "1f1b"),
     ],
 )

@@ -10,12 +10,14 @@ import numpy as np
 import onnx_models
 import pytest
 import torch
+from image_nets import Classifier, Grown, Planes, UNet, Volumes
 from onnx import helper
-from torch import Tensor, nn
-from torch.nn import functional
+from spatial_jobs import JOBS
+from torch_jobs import RunJob, job_parameters
 
 import partitioner
 from partitioner.compiled.base import Compiled
+from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import rules_of
 from partitioner.ir.plan import NodePlan
@@ -24,72 +26,6 @@ from partitioner.ir.rule import Cut, Rule
 from partitioner.strategies.constraints import Constraints, Pin
 
 MESHES = ({"tp": 2}, {"tp": 3}, {"tp": 5}, {"dp": 2, "tp": 3})
-
-
-class UNet(nn.Module):
-    """Two levels down and up again, with skips; one input of odd parts at each level."""
-
-    def __init__(self, up: str) -> None:
-        super().__init__()
-        self.a, self.b = self.block(3, 4), self.block(4, 8)
-        self.c = nn.Conv2d(8, 16, 3, padding=2, dilation=2)
-        self.rise = [self.grow(16, 8, up), self.grow(8, 4, up)]
-        self.ups = nn.ModuleList(self.rise)
-        self.d, self.e = self.block(16, 8), self.block(8, 4)
-        self.out = nn.Conv2d(4, 2, 1)
-
-    @staticmethod
-    def block(before: int, after: int) -> nn.Module:
-        return nn.Sequential(
-            nn.Conv2d(before, after, 3, padding=1),
-            nn.BatchNorm2d(after),
-            nn.ReLU(),
-            nn.Conv2d(after, after, (5, 3), padding=(2, 1)),
-        )
-
-    @staticmethod
-    def grow(before: int, after: int, up: str) -> nn.Module:
-        if not up:
-            return nn.ConvTranspose2d(before, after, 2, stride=2)
-        return nn.Sequential(nn.Upsample(scale_factor=2, mode=up), nn.Conv2d(before, after, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        a = self.a(x)
-        b = self.b(functional.max_pool2d(a, 2))
-        c = functional.relu(self.c(functional.avg_pool2d(b, 3, 2, 1, count_include_pad=False)))
-        d = self.d(torch.cat([self.ups[0](c), b], 1))
-        return self.out(self.e(torch.cat([self.ups[1](d), a], 1)))
-
-
-class Classifier(nn.Module):
-    """The layers of a small ResNet, on an image of odd sizes; returns the loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 6, 7, stride=2, padding=3, bias=False)
-        self.norms = nn.ModuleList([nn.BatchNorm2d(6), nn.BatchNorm2d(6)])
-        self.same = nn.Conv2d(6, 6, 3, padding=1, groups=2)
-        self.down, self.skip = nn.Conv2d(6, 8, 3, 2, 1), nn.Conv2d(6, 8, 1, 2)
-        self.classes = nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = functional.max_pool2d(functional.relu(self.norms[0](self.stem(x))), 3, 2, 1)
-        x = x + functional.relu(self.norms[1](self.same(x)))
-        x = functional.avg_pool2d(
-            functional.relu(self.down(x) + self.skip(x)), 3, 1, 1, count_include_pad=False
-        )
-        return functional.cross_entropy(self.classes(x.mean((2, 3))), torch.tensor([3]))
-
-
-class Volumes(nn.Module):
-    """A net of 3-D convolutions and pools."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv3d(2, 4, 3, padding=1), nn.Conv3d(4, 4, (3, 2, 3), stride=(2, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(functional.max_pool3d(functional.relu(self.a(x)), 2, 1))
 
 
 def pins(graph: Graph, mesh: Mapping[str, int], dims: Mapping[str, int]) -> Constraints:
@@ -168,6 +104,27 @@ def test_training(mesh: Mapping[str, int]) -> None:
     torch.manual_seed(0)
     example = (torch.randn(1, 3, 61, 50),)
     check(mesh, axes(mesh), Classifier().train(), example_inputs=example, training=True)
+
+
+@pytest.mark.parametrize("mesh", [{"h": 3}, {"w": 2}], ids=str)
+@pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
+def test_training_by_name(mesh: Mapping[str, int], memory_format: str) -> None:
+    """`parallel="spatial"`: indices of maxima count in whole planes, norms in whole groups."""
+    torch.manual_seed(0)
+    form = getattr(torch, memory_format)
+    for net, shape in ((Planes(), (1, 4, 18, 12)), (Grown(), (1, 2, 7, 9))):
+        compiled = partitioner.compile(
+            net.to(memory_format=form),
+            example_inputs=(torch.randn(shape).contiguous(memory_format=form),),
+            cluster=f"{np.prod([*mesh.values()])}xideal",
+            parallel="spatial",
+            mesh=mesh,
+            training=True,
+            time_limit_s=3,
+        )
+        found = compiled.verify(seed=1)
+        assert found.equal, str(found)
+        assert max(output.error for output in found.outputs) <= 1e-5, str(found)
 
 
 @pytest.fixture(scope="module")
@@ -262,3 +219,50 @@ def test_parts_that_overlap_replace_an_exchange(tmp_path: Path) -> None:
     assert overlapping.verify(seed=0).equal
     overlapping.save(tmp_path / "saved")
     assert partitioner.load(tmp_path / "saved").verify(seed=0).equal
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [{"w": 3}, {"h": 2, "w": 2}], ids=str)
+def test_resnet_50(mesh: Mapping[str, int], zoo: Callable[[str], Path]) -> None:
+    ranks = int(np.prod([*mesh.values()]))
+    compiled = partitioner.compile(
+        zoo("resnet50"),
+        devices=ranks,
+        parallel="spatial",
+        mesh=mesh,
+        gap=0.2,
+        time_limit_s=5,
+    )
+    cut = [name for name, node in compiled.plan.nodes.items() if node.cuts]
+    assert len(cut) > 0.9 * len(compiled.plan.nodes)
+    found = compiled.verify(seed=0)
+    assert found.equal, str(found)
+    assert max(output.error for output in found.outputs) <= 1e-5
+
+
+@pytest.mark.parametrize("job", job_parameters(JOBS))
+def test_ranks_train_to_the_same_weights(run_job: RunJob, job: str) -> None:
+    run_job("spatial_jobs.py", job)
+
+
+@pytest.mark.parametrize(
+    ("size", "memory"),
+    [pytest.param(4096, "900MiB", marks=pytest.mark.slow), (512, "14MiB")],
+)
+def test_an_image_that_no_device_holds_whole(size: int, memory: str) -> None:
+    """Four devices hold a quarter each, with halos; the smaller one is run too."""
+    torch.manual_seed(0)
+    net = UNet("bilinear").eval()
+    example = (torch.empty(1, 3, size, size) if size > 512 else torch.randn(1, 3, size, size),)
+    with pytest.raises(PartitionerError, match="no plan fits"):
+        partitioner.compile(net, example, devices=1, memory=memory)
+    compiled = partitioner.compile(
+        net, example, devices=4, memory=memory, parallel="spatial", mesh={"h": 4}, time_limit_s=10
+    )
+    whole = partitioner.compile(net, example, devices=1)
+    assert compiled.evaluation.fits
+    assert max(compiled.summary["peak_bytes"]) < 0.4 * max(whole.summary["peak_bytes"])
+    if size <= 512:
+        found = compiled.verify(seed=0)
+        assert found.equal, str(found)
+        assert max(output.error for output in found.outputs) <= 1e-5

@@ -247,8 +247,6 @@ def _run_commands(sample: Sample) -> tuple[str, str]:
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
                 code = main(list(command))
-        except SystemExit as error:
-            code = error.code
         except BaseException:  # noqa: BLE001 - what the fuzzer looks for
             return "traceback", traceback.format_exc()
         said, printed = err.getvalue(), out.getvalue()

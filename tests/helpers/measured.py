@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.onnx.kernels import kernel_runs
-from partitioner.backends.onnx.recording import HeldBytes, LiveBytes, held_bytes
+from partitioner.backends.onnx.recording import HeldBytes, LiveBytes, held_bytes, kernels_of
 from partitioner.backends.onnx.sessions import SessionConfig
 from partitioner.backends.onnx.simulator import Simulator
 
@@ -38,8 +37,5 @@ def measured_bytes(
             raise BackendError(f"rank {rank} is not one of {len(simulator.executors)}")
         simulator.run([inputs])
         executor = simulator.executors[rank]
-        runs = {
-            index: kernel_runs(Path(session.end_profiling()))
-            for index, session in executor.sessions.items()
-        }
+        runs = kernels_of(executor)
     return held_bytes(executor.model, live.by_step, runs, shared=False)

@@ -115,6 +115,27 @@ class Plain(nn.Module):
         return x, torch.randint(4, (size,), generator=draw)
 
 
+class Halved(nn.Module):
+    """Two layers of which half the results are read: zeros are the gradients of the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(6, 10), nn.Linear(5, 8)
+
+    def forward(self, x: Tensor, wanted: Tensor) -> Tensor:
+        """Loss."""
+        first, _ = self.enter(x).chunk(2, -1)
+        half, _ = self.leave(first.relu()).chunk(2, -1)
+        return F.cross_entropy(half, wanted)
+
+    @staticmethod
+    def batch(seed: int, size: int = 8) -> Batch:
+        """Points and classes."""
+        draw = torch.Generator().manual_seed(seed)
+        x = torch.randn(size, 6, generator=draw, dtype=torch.float64)
+        return x, torch.randint(4, (size,), generator=draw)
+
+
 class Detached(nn.Module):
     """A parameter that stage 0 reads without a gradient."""
 
@@ -144,7 +165,7 @@ class Faint(nn.Module):
         return loss * 1e-6
 
 
-Model = type[Detached] | type[Tied] | type[UNet] | type[Towers] | type[Plain]
+Model = type[Detached] | type[Halved] | type[Tied] | type[UNet] | type[Towers] | type[Plain]
 
 
 def seeded(kind: Model, dtype: torch.dtype = torch.float64, **options: float) -> nn.Module:

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from staged import Stages, accumulated, loss_apart, staged, tensors
-from staged_models import Faint, Model, Plain, Tied, Towers, UNet, seeded
+from staged_models import Faint, Halved, Model, Plain, Tied, Towers, UNet, seeded
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch_ranks import Job, main
@@ -140,12 +140,12 @@ def without_gradients_only_forward_phases_run(_: int) -> None:
     same(module, plain)
 
 
-def has_a_smaller_last_micro_batch(_: int) -> None:
-    program = staged(seeded(UNet), UNet.batch(0, 10), [(0,), (1,)], "zb1", 4)
-    module, plain = program.module(), seeded(UNet)
+def has_a_smaller_last_micro_batch(_: int, kind: Model = UNet) -> None:
+    program = staged(seeded(kind), kind.batch(0, 10), [(0,), (1,)], "zb1", 4)
+    module, plain = program.module(), seeded(kind)
     updates = adamw(module), adamw(plain)
     for step in range(3):
-        batch = UNet.batch(step, 10)
+        batch = kind.batch(step, 10)
         result = module(*batch)
         loss_of(result).backward()
         expected = accumulated(plain, batch, 4)
@@ -214,15 +214,46 @@ def own_parts(rank: int) -> None:
         for update in updates:
             update.step()
             update.zero_grad()
+        in_turn = torch.arange(8).reshape(2, 2, 2).transpose(0, 1).flatten()
+        evaluates_own_parts(module, plain, part, in_turn)  # of each micro-batch all ranks' parts
     same(module, plain)
     with pytest.raises(BackendError, match=r"rank \d: one of 2 micro-batches of its part of input"):
         module(*Plain.batch(0, 6))
+
+
+def evaluates_own_parts(
+    module: RankModule, plain: nn.Module, part: slice, order: torch.Tensor
+) -> None:
+    """Results are those of the whole batch, whose rows have this order."""
+    for one in (module, plain):
+        one.eval()
+    x, y = Plain.batch(9, len(order))
+    with torch.no_grad():
+        own = tensors(module(x[part], y[part]))
+        torch.testing.assert_close(own, tensors(plain(x[order], y[order])))
+    for one in (module, plain):
+        one.train()
+
+
+def own_parts_of_stages(_: int) -> None:
+    """Ranks of the same stage bring their parts, ranks of other stages too."""
+    for size in (8, 7):  # the last micro-batch is smaller
+        program = staged(seeded(Plain), Plain.batch(0, size), [(0,), (1,)], "1f1b", 2)
+        module, plain = program.module(inputs="local"), seeded(Plain)
+        loss = module.train_step(*Plain.batch(0, size))
+        torch.testing.assert_close(loss, accumulated(plain, Plain.batch(0, size), 2)[0])
+        evaluates_own_parts(module, seeded(Plain), slice(None), torch.arange(size))
 
 
 def a_rank_is_killed_in_a_step(rank: int) -> None:
     """Every other rank ends within `SOON_S`, and names it."""
     devices = [(0,), (1,), (2,), (3,)]
     module = staged(seeded(Tied), Tied.batch(0), devices, "1f1b", 4).module()
+    rank_1_is_killed(module, rank, Tied.batch(0))
+
+
+def rank_1_is_killed(module: RankModule, rank: int, batch: Sequence[torch.Tensor]) -> None:
+    """Rank 1 is killed in a backward phase of a step; the others raise errors that name it."""
     passes = module._passes[""]
     if rank == 1:
         backward = next(p for p in passes._runs if not passes.graphs.is_forward(p))
@@ -235,12 +266,12 @@ def a_rank_is_killed_in_a_step(rank: int) -> None:
     start = time.monotonic()
     match = rf"^rank {rank}: .*: ranks? ([0-9], )*[0-9] ha(s|ve) ended, by an error of its own"
     with pytest.raises(CommunicationError, match=match) as caught:
-        module(*Tied.batch(0))
+        module(*batch)
     assert time.monotonic() - start < SOON_S
     assert "1" in str(caught.value).partition("ended")[0].rpartition(": rank")[2]
 
 
-def saves(_: int, stages: Stages | None = None) -> None:
+def saves(_: int, stages: Stages | None = None) -> RankModule:
     """Two ranks in stages save after two steps."""
     module, plain = on_two(Plain, stages=stages).module(), seeded(Plain)
     updates = adamw(module), adamw(plain)
@@ -248,6 +279,13 @@ def saves(_: int, stages: Stages | None = None) -> None:
         steps(one, update, 0, 1)
     same(module, plain)
     checkpoints.save(module, updates[0], "checkpoint", flat=True)
+    return module
+
+
+def saves_and_is_killed(rank: int) -> None:
+    """A rank is killed in the step after the one that was saved."""
+    module = saves(rank)
+    rank_1_is_killed(module, rank, Plain.batch(2))
 
 
 def goes_on(_: int, stages: Stages | None = None) -> None:
@@ -297,7 +335,12 @@ def lists_a_parameter_of_another_rank(rank: int) -> None:
         assert parameter.shape == plain.get_parameter(names[0]).shape
         assert isinstance(parameter, DTensor)
         assert not parameter.to_local().numel()
-        parameter.requires_grad_(True)  # as loops do that freeze and thaw
+        assert parameter.requires_grad
+        assert not list(module.get_submodule("last").parameters())
+        with pytest.raises(
+            AttributeError, match=r"rank 1 holds no part of last\.weight, rank 0 does"
+        ):
+            module.get_parameter("last.weight")
     for one in (module, plain):
         update = torch.optim.AdamW(one.parameters(), lr=1e-2, weight_decay=0.1, fused=True)
         steps(one, update, 0, 1)
@@ -396,6 +439,7 @@ def loads_a_whole_state(_: int) -> None:
 
 JOBS = {
     "killed": Job(4, a_rank_is_killed_in_a_step),
+    "restart": Job(2, saves_and_is_killed, then=Job(2, goes_on)),
     "checkpoint": Job(2, saves, then=Job(2, goes_on, then=Job(1, goes_on))),
     "checkpoint_of_one_holder": Job(
         2,
@@ -408,10 +452,12 @@ JOBS = {
     "no_parameters": Job(2, lists_a_parameter_of_another_rank),
     "whole_state": Job(2, loads_a_whole_state),
     "smaller_last": Job(2, has_a_smaller_last_micro_batch),
+    "smaller_last_zeros": Job(2, partial(has_a_smaller_last_micro_batch, kind=Halved)),
     "other_sizes": Job(2, other_sizes_and_evaluation),
     "evaluation_twice": Job(2, evaluates_where_a_device_is_visited_twice),
     "inference": Job(2, infers),
     "own_parts": Job(2, own_parts),
+    "own_parts_of_stages": Job(2, own_parts_of_stages),
     **{
         f"{kind.__name__.lower()}_{schedule}": Job(
             2, partial(trains, kind=kind, devices=devices, schedule=schedule)

@@ -43,7 +43,7 @@ class Job:
     """
 
     ranks: int
-    run: Callable[[int], None]
+    run: Callable[[int], object]
     prepare: Sequence[Callable[[], object]] = ()
     then: "Job | None" = None
     timeout_s: float = 60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import modules
@@ -22,9 +23,25 @@ from partitioner.cost_model.profile import whole_key, write_links
 from partitioner.cost_model.resolve import local_cluster, one_process, resolve_cluster
 from partitioner.frontends.model import open_model
 from partitioner.ir.errors import OptionError
-from partitioner.profiling.candidates import candidates, graph_before, local_graph
+from partitioner.profiling import yardsticks
+from partitioner.profiling.candidates import (
+    candidates,
+    graph_before,
+    is_cold,
+    is_made_shortly_before,
+    local_graph,
+)
 from partitioner.profiling.measure import Timing, timed_runs
 from partitioner.profiling.profile import profile
+from partitioner.profiling.rank import _batches
+from partitioner.profiling.work import Item
+
+
+@pytest.fixture(autouse=True)
+def _small_yardsticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One copy and one product, which take no time."""
+    monkeypatch.setattr(yardsticks, "MOVED_BYTES", (2**16,))
+    monkeypatch.setattr(yardsticks, "PRODUCTS", ((64, 64, 64),))
 
 
 @pytest.fixture
@@ -139,9 +156,12 @@ def test_what_one_device_runs_is_measured_alone_too(mlp: onnx.ModelProto, file: 
     found = candidates(open_model(mlp).graph, cluster, "auto", None, fuses=True)
     known = two_processes(file).devices[0].profile
     assert known is not None
-    assert {*known.entries} == {one.form.key for one in found}
+    sticks = yardsticks.yardsticks(2**30, is_module=False)
+    on_every_device = {one.form.key for one in candidates(sticks, cluster, "inter", None)}
+    assert len(on_every_device) == 2
+    assert {*known.entries} == {one.form.key for one in found} | on_every_device
     alone = {one.form.key for one in found if one.is_whole}
-    assert {*known.beside(1).entries} == alone
+    assert {*known.beside(1).entries} == alone | on_every_device
     assert 0 < len(alone) < len(found)
 
 
@@ -335,3 +355,77 @@ def test_a_clock_that_is_late_ends_after_the_fewest_runs() -> None:
     clock = _Clock()
     (runs,) = timed_runs([clock.program(1e-6, 9e-6, 1e-6)], clock, end_s=0.0)  # type: ignore[list-item]
     assert len(runs) == 5
+
+
+def test_a_turn_and_each_run_are_prepared_untimed() -> None:
+    clock = _Clock()
+    calls: list[str] = []
+
+    def noted(name: str) -> Callable[[], None]:
+        def call() -> None:
+            clock.now += 100.0
+            calls.append(name)
+
+        return call
+
+    runs = timed_runs(
+        [clock.program(1.0), clock.program(2.0)],  # type: ignore[list-item]
+        clock,
+        before_turn=noted("turn"),
+        before_runs=[noted("first"), noted("second")],
+    )
+    assert [set(some) for some in runs] == [{1.0}, {2.0}]
+    assert calls[:6] == ["turn", "first", "second"] * 2
+
+
+def test_operands_that_were_made_long_before_are_told_from_others(file: Path) -> None:
+    """Weights, inputs and what the forward pass keeps are in memory, other operands in caches."""
+    cluster = two_processes(file)
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x).relu()).square().mean()
+
+    graph = open_model(Loss(), (torch.randn(64, 8),), training=True).graph
+    recent = {
+        node.name: [is_made_shortly_before(graph, node, value) for value in node.inputs]
+        for node in graph.nodes
+        if node.op in ("aten::addmm", "aten::mm", "aten::relu")
+    }
+    first, second = (one for name, one in recent.items() if name.endswith("addmm"))
+    assert first == [False, False, False]
+    assert second == [False, True, False]
+    (relu,) = (one for name, one in recent.items() if name.endswith("relu"))
+    assert relu == [True]
+    products = [
+        recent[node.name] for node in graph.nodes if node.op == "aten::mm" if node.name in recent
+    ]
+    assert all(sorted(one) == [False, True] for one in products), "a gradient and what was kept"
+    by_op = {
+        one.form.op: is_cold(graph, one)
+        for one in candidates(graph, cluster, "inter", None)
+        if one.form.op in ("aten::relu", "partitioner::update")
+    }
+    assert by_op == {"aten::relu": False, "partitioner::update": True}
+
+
+def test_cold_forms_take_turns_with_cold_ones_only() -> None:
+    items = [Item(None, None, None, True, False, (), n % 3 == 0) for n in range(30)]  # type: ignore[arg-type]
+    batches = list(_batches(items))
+    assert sorted(map(len, batches)) == [2, 4, 8, 8, 8]
+    assert all(len({item.is_cold for item in batch}) == 1 for batch in batches)
+
+
+def test_copies_and_products_of_all_sizes_fit_the_device() -> None:
+    large, small = (
+        yardsticks.yardsticks(memory, is_module=module)
+        for memory, module in ((2**34, True), (2**20, False))
+    )
+    assert len(small.nodes) == len(large.nodes) == 2
+    assert not yardsticks.yardsticks(0.0, is_module=True).nodes[1:]
+    assert {node.op for node in small.nodes} == {"Relu", "MatMul"}
+    assert {node.op for node in large.nodes} == {"aten::clone", "aten::mm"}

@@ -132,7 +132,8 @@ def _plan(figures: StageFigures, ends: tuple[int, ...], lanes: tuple[int, ...], 
     stage_of = {unit: sum(end <= index for end in ends) for index, unit in enumerate(figures.units)}
     stages = stages_of_all(figures.sharding.graph, stage_of)
     devices = [(lane,) for lane in lanes]
-    return staged_plan(figures.sharding, figures.cluster, stages, devices, name, 4)
+    shardings = [figures.sharding] * len(devices)
+    return staged_plan(shardings, figures.cluster, stages, devices, name, 4)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +202,79 @@ def test_pins_to_groups_place_stages_over_data_parallel_devices() -> None:
     )
     assert [mesh.devices for mesh in program.plan.groups] == [(0, 1), (2, 3), (0, 1)]
     assert program.verify().equal
+
+
+@pytest.mark.parametrize(
+    ("devices", "groups", "schedule"),
+    [
+        (3, {"layers.0": (0, 1), "layers.3": 2}, "zb1"),
+        (6, {"layers.0": (0, 1, 2), "back.1": (3, 4), "layers.4": 5}, "1f1b"),
+        (3, {"layers.0": (1, 2), "layers.2": 0, "layers.4": (1, 2)}, "gpipe"),
+    ],
+    ids=str,
+)
+def test_pinned_stages_may_be_of_several_sizes(
+    devices: int, groups: dict[str, Any], schedule: str
+) -> None:
+    program = planned(
+        Chain(*WIDTHS),
+        cluster=resolve_cluster("ideal", devices),
+        micro_batches=3,
+        schedule=schedule,
+        constraints=Constraints.placed(groups),
+    )
+    plan = program.plan
+    assert plan.pipeline is not None
+    wanted = [(group,) if isinstance(group, int) else group for group in groups.values()]
+    assert [mesh.devices for mesh in plan.groups] == wanted
+    assert program.evaluation.sharded_flops_share > 0, "groups of several devices share operators"
+    assert plan.certificate is not None
+    assert 0 < plan.certificate.bound <= plan.certificate.cost
+    assert program.verify().equal
+
+
+@pytest.mark.parametrize(
+    ("groups", "options", "text"),
+    [
+        ({"layers.0": 0, "layers.2": (0, 1)}, {}, "groups of stages are the same or apart"),
+        ({"layers.0": 2, "layers.1": (0, 1), "layers.4": (1,)}, {}, "0,1 and 1: groups of stages"),
+        (
+            {"layers.0": 0, "layers.2": (1, 2)},
+            {"mesh": {"dp": 3}},
+            "stages are pinned to groups of 1 and 2 devices: leave out the mesh",
+        ),
+    ],
+    ids=str,
+)
+def test_groups_that_cannot_be_stages(
+    groups: dict[str, Any], options: dict[str, Any], text: str
+) -> None:
+    constraints = Constraints.placed(groups)
+    with pytest.raises(PartitionerError, match=text):
+        planned(Chain(*WIDTHS), devices=3, micro_batches=3, constraints=constraints, **options)
+
+
+class Uneven(nn.Module):
+    """Many operators of no size, then a large one: only the last is worth sharing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(2048, 2048)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = x[:, :1]
+        for _ in range(12):
+            scale = torch.tanh(scale + 1)
+        return self.wide(x * scale).square().mean()
+
+
+def test_stages_of_several_sizes_are_searched_and_beat_equal_ones() -> None:
+    program = planned(
+        Uneven(), 2048, 8192, cluster="3xh100", micro_batches=8, schedule="1f1b", recompute=False
+    )
+    assert sorted({mesh.size() for mesh in program.plan.groups}) == [1, 2]
+    assert program.plan.certificate is not None
+    assert "stages of 1 and 2 devices" in program.plan.certificate.space
 
 
 def test_a_buffer_that_every_micro_batch_writes_keeps_its_readers_in_one_stage() -> None:
@@ -335,3 +409,21 @@ def test_schedules_are_simulated_best_first_and_none_is_once_the_work_is_done(
     assert short.plans[0].plan.pipeline is not None
     assert short.plans[0].plan.pipeline.schedule == min(names, key=estimates.__getitem__)
     assert min(plan.evaluation.step_s for plan in free.plans) <= short.plans[0].evaluation.step_s
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb1", "interleaved"])
+@pytest.mark.parametrize("lanes", [2, 3])
+def test_no_cut_is_simulated_below_the_bound_which_knows_that_stages_wait(
+    figures: StageFigures, name: str, lanes: int
+) -> None:
+    own = StageFigures(figures.sharding, resolve_cluster("ideal", lanes), 4)
+    lane_of = textbook_lanes(name, lanes * (2 if name == "interleaved" else 1))
+    bound = own.least_s(pipeline_schedule(name, lane_of, 4))
+    end = len(own.units)
+    inner = combinations(range(1, end, 1 if len(lane_of) == 2 else 3), len(lane_of) - 1)
+    plans = (_plan(own, (*cut, end), lane_of, name) for cut in inner)
+    steps = [evaluate(own.sharding.graph, plan, own.cluster).step_s for plan in plans]
+    assert 0 < bound <= min(steps) * (1 + 1e-9)
+    if name != "interleaved":
+        assert own.least_s() < bound, "stages wait"
+        assert min(steps) < 1.5 * bound

@@ -2,8 +2,10 @@
 
 from partitioner.backends.torch.operators import (  # noqa: F401 - imported to be registered
     attention,
+    bags,
     convolution,
     dropout,
+    experts,
     normalization,
     pooling,
     upsampling,

@@ -5,10 +5,16 @@ columns, v); each kv head serves a group of consecutive query heads. A mask is a
 or is true where a column may be seen; it broadcasts to the scores. The second result is the log of
 the sum of exponentials of each row's scores, from which the gradients are computed. In a row that
 may see no column both results are 0.
+
+A device that has some of the rows or columns of a causal attention runs an operator of a part,
+which takes their positions. It computes only blocks in which rows see columns, with the kernel of
+whole attention, and joins their results by log-sum-exp.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +121,24 @@ def _empty_results(query: Tensor, _key: Tensor, value: Tensor, *_: object) -> tu
     return out, query.new_empty((batch, rows, heads), dtype=wide).transpose(1, 2)
 
 
+def _forward(call: _Attention) -> tuple[Tensor, Tensor]:
+    """(result, log-sum-exp of the scores)."""
+    query, key, value = call.query, call.key, call.value
+    if call.is_fused:
+        out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *(query, key, value, 0.0, call.is_causal),
+            attn_mask=call.added_mask,
+            scale=call.scale,
+        )
+        return out, logsumexp
+    scores = call.scores()
+    lse = torch.logsumexp(scores, -1).flatten(1, 2)
+    lse.masked_fill_(lse == float("-inf"), 0.0)
+    result = (call.probabilities(scores, lse) @ _shared(value)).flatten(1, 2).to(query.dtype)
+    out, logsumexp = _empty_results(query, key, value)
+    return out.copy_(result), logsumexp.copy_(lse)
+
+
 @operator(
     f"attention({_OPERANDS}, bool is_causal, float? scale) -> (Tensor, Tensor)", _empty_results
 )
@@ -127,23 +151,40 @@ def attention(
     scale: float | None,
 ) -> tuple[Tensor, Tensor]:
     """(result, log-sum-exp of the scores)."""
-    call = _Attention(query, key, value, mask, is_causal, scale)
-    if call.is_fused:
-        out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, is_causal, attn_mask=call.added_mask, scale=scale
-        )
-        return out, logsumexp
-    scores = call.scores()
-    lse = torch.logsumexp(scores, -1).flatten(1, 2)
-    lse.masked_fill_(lse == float("-inf"), 0.0)
-    result = (call.probabilities(scores, lse) @ _shared(value)).flatten(1, 2).to(query.dtype)
-    out, logsumexp = _empty_results(query, key, value)
-    return out.copy_(result), logsumexp.copy_(lse)
+    return _forward(_Attention(query, key, value, mask, is_causal, scale))
 
 
 def _empty_gradients(_: Tensor, *operands: Any) -> tuple[Tensor, Tensor, Tensor]:
     query, key, value = (_rows_first(x, x.shape[-1]) for x in operands[:3])
     return query, key, value
+
+
+def _backward(call: _Attention, grad: Tensor, out: Tensor, logsumexp: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of query, key and value.
+
+    `out` and `logsumexp` may be over more columns than those of the call: then these are the
+    call's shares of the gradients.
+    """
+    query, key, value = call.query, call.key, call.value
+    if call.is_fused:
+        # the kernel reads channels that lie side by side
+        grad, out = (x if x.stride(-1) == 1 else x.contiguous() for x in (grad, out))
+        fused: tuple[Tensor, ...] = (
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                *(grad, query, key, value, out, logsumexp, 0.0, call.is_causal),
+                attn_mask=call.added_mask,
+                scale=call.scale,
+            )
+        )
+        return fused
+    weights, slope = call.slope(grad, out, logsumexp)
+    gradients = (
+        (slope @ _shared(key) * call.factor).flatten(1, 2),
+        (slope.mT @ call.grouped(query) * call.factor).sum(2),
+        (weights.mT @ call.grouped(grad)).sum(2),
+    )
+    empty = _empty_gradients(grad, query, key, value)
+    return tuple(target.copy_(x) for target, x in zip(empty, gradients, strict=True))
 
 
 @operator(
@@ -164,25 +205,7 @@ def attention_backward(
 ) -> tuple[Tensor, ...]:
     """Gradients of query, key and value."""
     call = _Attention(query, key, value, mask, is_causal, scale)
-    if call.is_fused:
-        # the kernel reads channels that lie side by side
-        grad, out = (x if x.stride(-1) == 1 else x.contiguous() for x in (grad, out))
-        fused: tuple[Tensor, ...] = (
-            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                *(grad, query, key, value, out, logsumexp, 0.0, is_causal),
-                attn_mask=call.added_mask,
-                scale=scale,
-            )
-        )
-        return fused
-    weights, slope = call.slope(grad, out, logsumexp)
-    gradients = (
-        (slope @ _shared(key) * call.factor).flatten(1, 2),
-        (slope.mT @ call.grouped(query) * call.factor).sum(2),
-        (weights.mT @ call.grouped(grad)).sum(2),
-    )
-    empty = _empty_gradients(grad, query, key, value)
-    return tuple(target.copy_(x) for target, x in zip(empty, gradients, strict=True))
+    return _backward(call, grad, out, logsumexp)
 
 
 @operator(
@@ -206,6 +229,343 @@ def attention_mask_backward(
     call = _Attention(query, key, value, mask, False, scale)
     _, slope = call.slope(grad, out, logsumexp)
     return slope.flatten(1, 2).sum_to_size(mask.shape).to(mask.dtype)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Rows and columns of a part, in local positions; `is_causal`: of the same whole positions."""
+
+    rows: slice
+    columns: slice
+    is_causal: bool
+
+
+def _blocks(rows: Sequence[int], columns: Sequence[int]) -> Iterator[_Block]:
+    """The blocks in which rows see columns that do not come after them.
+
+    Args:
+        rows: Start and length of each interval of whole positions of the rows, one after the other.
+        columns: The same of the columns.
+    """
+    ends = sorted(
+        {end for start, size in (*_pairs(rows), *_pairs(columns)) for end in (start, start + size)}
+    )
+    for row, first, size in _split(rows, ends):
+        here = slice(row, row + size)
+        seen: slice | None = None
+        for column, start, width in _split(columns, ends):
+            there = slice(column, column + width)
+            if start == first:
+                yield _Block(here, there, True)
+            elif start < first and seen is not None and seen.stop == column:
+                seen = slice(seen.start, there.stop)
+            elif start < first:
+                if seen is not None:
+                    yield _Block(here, seen, False)
+                seen = there
+        if seen is not None:
+            yield _Block(here, seen, False)
+
+
+def _pairs(intervals: Sequence[int]) -> Sequence[tuple[int, int]]:
+    return tuple(zip(intervals[::2], intervals[1::2], strict=True))
+
+
+def _split(intervals: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(local position, whole position, length) of the intervals, split at these whole positions."""
+    local = 0
+    for start, size in _pairs(intervals):
+        inner = [start, *(end for end in ends if start < end < start + size), start + size]
+        for low, high in itertools.pairwise(inner):
+            if high > low:
+                yield local, low, high - low
+                local += high - low
+
+
+def _of_block(call: _Attention, block: _Block) -> _Attention:
+    """The attention of a block."""
+    mask = call.mask
+    if mask is not None:
+        mask = mask[(None,) * (4 - mask.dim())]
+        mask = mask if mask.shape[2] == 1 else mask[:, :, block.rows]
+        mask = mask if mask.shape[3] == 1 else mask[:, :, :, block.columns]
+    return _Attention(
+        call.query[:, :, block.rows],
+        call.key[:, :, block.columns],
+        call.value[:, :, block.columns],
+        mask,
+        block.is_causal,
+        call.scale,
+    )
+
+
+def _visible(call: _Attention, logsumexp: Tensor) -> Tensor:
+    """The log-sum-exp; that of rows that see no column is minus infinity."""
+    mask = call.added_mask
+    if mask is None:
+        return logsumexp
+    scores = mask.expand(*mask.shape[:2], call.query.shape[2], call.key.shape[2])
+    if call.is_causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(seen.logical_not(), float("-inf"))
+    return logsumexp.masked_fill(scores.amax(-1) == float("-inf"), float("-inf"))
+
+
+def _part(
+    whole: _Attention, blocks: Iterable[_Block], out: Tensor, logsumexp: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Results over some blocks, written to tensors of their form.
+
+    The log-sum-exp of rows that see no column is minus infinity.
+    """
+    out.zero_()
+    logsumexp.fill_(float("-inf"))
+    for block in blocks:
+        call = _of_block(whole, block)
+        part, lse = _forward(call)
+        target, total = out[:, :, block.rows], logsumexp[:, :, block.rows]
+        joined = _joined(target, total, part, _visible(call, lse))
+        target.copy_(joined[0])
+        total.copy_(joined[1])
+    return out, logsumexp
+
+
+def _joined(a: Tensor, lse_a: Tensor, b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Two results over different columns as the one over all of them."""
+    total = torch.logaddexp(lse_a, lse_b)
+    finite = total.masked_fill(total == float("-inf"), 0.0)
+    shares = (torch.exp(lse - finite).unsqueeze(-1) for lse in (lse_a, lse_b))
+    out = sum(_wide(x) * share for x, share in zip((a, b), shares, strict=True))
+    assert isinstance(out, Tensor)
+    return out.to(a.dtype), total
+
+
+def _closed(logsumexp: Tensor) -> Tensor:
+    """The log-sum-exp, that of rows that see no column 0."""
+    return logsumexp.masked_fill(logsumexp == float("-inf"), 0.0)
+
+
+def _part_backward(
+    whole: _Attention, blocks: Iterable[_Block], grad: Tensor, out: Tensor, logsumexp: Tensor
+) -> tuple[Tensor, ...]:
+    """Shares of some blocks in the gradients."""
+    operands = whole.query, whole.key, whole.value
+    totals = tuple(x.zero_() for x in _empty_gradients(grad, *operands))
+    for block in blocks:
+        call = _of_block(whole, block)
+        saved = (x[:, :, block.rows] for x in (grad, out, logsumexp))
+        places = block.rows, block.columns, block.columns
+        for total, place, part in zip(totals, places, _backward(call, *saved), strict=True):
+            total[:, :, place] += part
+    return totals
+
+
+@operator(
+    f"attention_part({_OPERANDS}, float? scale, int[] rows, int[] columns) -> (Tensor, Tensor)",
+    _empty_results,
+)
+def attention_part(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    rows: Sequence[int],
+    columns: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """(result, log-sum-exp) of causal attention over these rows and columns of a whole one."""
+    call = _Attention(query, key, value, mask, False, scale)
+    blocks = _blocks(rows, columns)
+    out, logsumexp = _part(call, blocks, *_empty_results(query, key, value))
+    return out, logsumexp.copy_(_closed(logsumexp))
+
+
+@operator(
+    f"attention_part_backward(Tensor grad, {_OPERANDS}, {_SAVED}, float? scale, int[] rows, "
+    "int[] columns) -> (Tensor, Tensor, Tensor)",
+    _empty_gradients,
+)
+def attention_part_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    scale: float | None,
+    rows: Sequence[int],
+    columns: Sequence[int],
+) -> tuple[Tensor, ...]:
+    """Shares of these rows and columns in the gradients of query, key and value."""
+    call = _Attention(query, key, value, mask, False, scale)
+    return _part_backward(call, _blocks(rows, columns), grad, out, logsumexp)
+
+
+def _step_blocks(
+    intervals: Sequence[int], counts: Sequence[int], step: int, is_causal: bool
+) -> Iterator[_Block]:
+    """The blocks of a step of a ring (`ir.ring`), in places of its operands.
+
+    The rows lie as in the sequence, as keys of step 0 do; later keys lie part by part.
+
+    Args:
+        intervals: Start and length of the pieces of the sequence, part by part.
+        counts: Pieces of each part.
+        step: Rows of part i meet keys of part i + step; -1 if there is one part of each, the rows'
+            pieces first.
+        is_causal: Whether columns that come after a row are left out.
+    """
+    pieces = iter(_pairs(intervals))
+    parts = [[*itertools.islice(pieces, count)] for count in counts]
+    if step < 0:
+        rows, columns = parts
+        yield from _met(rows, columns, _packed(rows), _packed(columns), is_causal)
+        return
+    ends = itertools.accumulate((sum(size for _, size in parts[(i + step) % len(parts)])
+                                 for i in range(len(parts))), initial=0)  # fmt: skip
+    for part, start in zip(range(len(parts)), ends, strict=False):
+        rows, columns = parts[part], parts[(part + step) % len(parts)]
+        lie = columns if step == 0 else [(start + at, size) for at, size in _packed(columns)]
+        yield from _met(rows, columns, rows, lie, is_causal)
+
+
+def _in_order(
+    mask: Tensor | None, width: int, intervals: Sequence[int], counts: Sequence[int], step: int
+) -> Tensor | None:
+    """A mask over all columns with those of a step's keys, in their order; see `_step_blocks`."""
+    if mask is None or mask.shape[-1] == 1 or step == 0:
+        return mask
+    pieces = iter(_pairs(intervals))
+    parts = [[*itertools.islice(pieces, count)] for count in counts]
+    turned = parts[1:] if step < 0 else [*parts[step:], *parts[:step]]
+    columns = [mask[..., start : start + size] for part in turned for start, size in part]
+    ordered = torch.cat(columns, -1)
+    assert ordered.shape[-1] == width
+    return ordered
+
+
+_Pieces = Sequence[tuple[int, int]]
+
+
+def _packed(pieces: _Pieces) -> _Pieces:
+    """Where pieces lie if they lie one after the other."""
+    sizes = [size for _, size in pieces]
+    return [*zip(itertools.accumulate(sizes, initial=0), sizes, strict=False)]
+
+
+def _met(
+    rows: _Pieces, columns: _Pieces, row_places: _Pieces, places: _Pieces, is_causal: bool
+) -> Iterator[_Block]:
+    """The blocks of pieces of rows and of columns, which are equal or apart; few large ones."""
+    if rows == columns and is_causal:
+        one = _runs(row_places), _runs(places)
+        if all(len(runs) == 1 for runs in one):  # in order: a row sees what lies before it
+            yield _Block(one[0][0], one[1][0], True)
+            return
+    blocks: list[_Block] = []
+    for (start, _), row in zip(rows, row_places, strict=True):
+        here = _runs([row])[0]
+        pairs = [*zip(columns, places, strict=True)]
+        full = [at for (first, _), at in pairs if not is_causal or first < start]
+        blocks += [_Block(here, run, False) for run in _runs(full)]
+        if is_causal:
+            same = [at for (first, _), at in pairs if first == start]
+            blocks += [_Block(here, run, True) for run in _runs(same)]
+    for columns_seen, some in itertools.groupby(blocks, key=lambda b: (b.columns, b.is_causal)):
+        column, causal = columns_seen
+        for run in [b.rows for b in some] if causal else _runs_of([b.rows for b in some]):
+            yield _Block(run, column, causal)
+
+
+def _runs(places: _Pieces) -> list[slice]:
+    """Places as slices, neighbours as one."""
+    return _runs_of([slice(start, start + size) for start, size in places])
+
+
+def _runs_of(slices: Sequence[slice]) -> list[slice]:
+    runs: list[slice] = []
+    for one in slices:
+        if runs and runs[-1].stop == one.start:
+            runs[-1] = slice(runs[-1].start, one.stop)
+        else:
+            runs.append(one)
+    return runs
+
+
+@operator(
+    f"attention_step({_OPERANDS}, bool is_causal, float? scale, "
+    "int[] intervals, int[] counts, int step) -> (Tensor, Tensor)",
+    _empty_results,
+)
+def attention_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    intervals: Sequence[int],
+    counts: Sequence[int],
+    step: int,
+) -> tuple[Tensor, Tensor]:
+    """(result, log-sum-exp) of a step of a ring; see `_step_blocks`."""
+    mask = _in_order(mask, key.shape[2], intervals, counts, step)
+    call = _Attention(query, key, value, mask, False, scale)
+    blocks = _step_blocks(intervals, counts, step, is_causal)
+    return _part(call, blocks, *_empty_results(query, key, value))
+
+
+@operator(
+    f"attention_step_backward(Tensor grad, {_OPERANDS}, {_SAVED}, bool is_causal, float? scale, "
+    "int[] intervals, int[] counts, int step)"
+    " -> (Tensor, Tensor, Tensor)",
+    _empty_gradients,
+)
+def attention_step_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    intervals: Sequence[int],
+    counts: Sequence[int],
+    step: int,
+) -> tuple[Tensor, ...]:
+    """Shares of a step of a ring in the gradients of query, key and value."""
+    mask = _in_order(mask, key.shape[2], intervals, counts, step)
+    call = _Attention(query, key, value, mask, False, scale)
+    blocks = _step_blocks(intervals, counts, step, is_causal)
+    return _part_backward(call, blocks, grad, out, logsumexp)
+
+
+@operator(
+    "attention_join(Tensor a, Tensor lse_a, Tensor b, Tensor lse_b, bool last) -> (Tensor, Tensor)",
+    lambda a, lse_a, *_: (torch.empty_like(a), torch.empty_like(lse_a)),
+)
+def attention_join(
+    a: Tensor, lse_a: Tensor, b: Tensor, lse_b: Tensor, last: bool
+) -> tuple[Tensor, Tensor]:
+    """(result, log-sum-exp) over the columns of two; after the last, as of whole attention."""
+    out, total = _joined(a, lse_a, b, lse_b)
+    results = torch.empty_like(a), torch.empty_like(lse_a)
+    return results[0].copy_(out), results[1].copy_(_closed(total) if last else total)
+
+
+@operator(
+    "turn(Tensor x, int[] intervals, int[] held, int[] made, int parts) -> Tensor",
+    lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
+)
+def turn(
+    x: Tensor, intervals: Sequence[int], held: Sequence[int], made: Sequence[int], parts: int
+) -> Tensor:
+    """Intervals of dim 2 one after the other; where they lie on devices is of `ir.parts`."""
+    del held, made, parts
+    return torch.cat([x[:, :, start : start + size] for start, size in _pairs(intervals)], 2)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

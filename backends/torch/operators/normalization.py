@@ -256,6 +256,110 @@ def group_norm_grad_input(
     return data
 
 
+def _planes(x: Tensor, count: int) -> Tensor:
+    """The data as one image of `count` channels: [1, count, elements]."""
+    return x.reshape(1, count, -1)
+
+
+def _each(statistics: Tensor, channels: int) -> Tensor:
+    """Numbers of a group, [N, G], for each channel of each image: [N * C]."""
+    return statistics.repeat_interleave(channels // statistics.shape[1], 1).flatten()
+
+
+def _strided_as(x: Tensor, result: Tensor) -> Tensor:
+    """The result with the sizes and strides of `torch.empty_like(x)`."""
+    like, whole = torch.empty_like(x), result.reshape(x.shape)
+    return whole if like.stride() == whole.stride() else like.copy_(whole)
+
+
+@operator(
+    "group_norm_sums(Tensor x, SymInt group) -> Tensor",
+    lambda x, group: x.new_empty(2, x.shape[0], group, dtype=torch.float64),
+)
+def group_norm_sums(x: Tensor, group: int) -> Tensor:
+    """Sum and sum of squares a group of each image, [2, N, G] in float64."""
+    if x.numel() == 0:
+        return x.new_zeros(2, x.shape[0], group, dtype=torch.float64)
+    sums: Tensor = batch_norm_sums(_planes(x, x.shape[0] * group))
+    return sums.view(2, x.shape[0], group)
+
+
+@operator(
+    "group_norm_statistics(Tensor sums, SymInt count, float eps, ScalarType dtype)"
+    " -> (Tensor, Tensor)",
+    lambda sums, _count, _eps, dtype: tuple(
+        sums.new_empty(sums.shape[1:], dtype=dtype) for _ in range(2)
+    ),
+)
+def group_norm_statistics(
+    sums: Tensor, count: int, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Mean and inverse deviation, [N, G]; `count` is the elements of a whole group of an image."""
+    mean, var = _moments(sums, count)
+    return mean.to(dtype), torch.rsqrt(var + eps).to(dtype)
+
+
+@operator(
+    "group_norm_apply(Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias) -> Tensor",
+    _empty_like_first,
+)
+def group_norm_apply(
+    x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """The data normalized with these statistics, [N, G]."""
+    images, channels = x.shape[:2]
+    scale = _each(rstd, channels)
+    if weight is not None:
+        scale = scale * weight.to(scale.dtype).repeat(images)
+    shift = None if bias is None else bias.to(scale.dtype).repeat(images)
+    planes = _planes(x, images * channels)
+    return _strided_as(x, _affine(planes, _each(mean, channels), scale, shift))
+
+
+@operator(
+    "group_norm_grad_sums(Tensor grad_out, Tensor x, Tensor mean, Tensor rstd) -> Tensor",
+    lambda grad_out, _x, mean, _rstd: mean.new_empty(2, *grad_out.shape[:2]),
+)
+def group_norm_grad_sums(grad_out: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+    """Sums of a channel of each image, [2, N, C]: of the gradient, alone and times the result."""
+    images, channels = x.shape[:2]
+    count = images * channels
+    centre, spread = (_each(numbers, channels) for numbers in (mean, rstd))
+    sums: Tensor = batch_norm_grad_sums(_planes(grad_out, count), _planes(x, count), centre, spread)
+    return sums.view(2, images, channels)
+
+
+@operator(
+    "group_norm_grad_planes(Tensor grad_out, Tensor x, Tensor mean, Tensor rstd, Tensor? weight,"
+    " Tensor sums, SymInt count) -> Tensor",
+    _empty_like_first,
+)
+def group_norm_grad_planes(
+    grad_out: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    sums: Tensor,
+    count: int,
+) -> Tensor:
+    """Gradient of the data, from the `sums` of `group_norm_grad_sums` of whole planes.
+
+    `count` is the elements of a whole group of an image.
+    """
+    images, channels = x.shape[:2]
+    groups = mean.shape[1]
+    scaled = sums if weight is None else sums * weight.to(sums.dtype)
+    shift, slope = scaled.view(2, images, groups, -1).sum(3) / count
+    centre, spread = _each(mean, channels), _each(rstd, channels)
+    own = spread if weight is None else spread * weight.to(spread.dtype).repeat(images)
+    planes = images * channels
+    tilt, height = _each(-slope * rstd * rstd, channels), _each(-shift * rstd, channels)
+    total = _affine(_planes(x, planes), centre, tilt, height)
+    total += _affine(_planes(grad_out, planes), torch.zeros_like(centre), own, None)
+    return _strided_as(grad_out, total)
+
+
 # RMS norm ----------------------------------------------------------------------------------------
 
 

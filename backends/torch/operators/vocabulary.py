@@ -17,7 +17,7 @@ from partitioner.backends.torch.operators.registry import gradient, operator
 _PIECES = "int size, int[] starts, int[] lengths"
 
 
-def _local_places(
+def local_places(
     ids: Tensor, starts: Sequence[int], lengths: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Positions of ids in the shard (0 for those outside), and a mask of those inside."""
@@ -32,7 +32,7 @@ def _local_places(
     return places, inside
 
 
-def _check(ids: Tensor, size: int, ignored: int | None, name: str) -> None:
+def check_ids(ids: Tensor, size: int, name: str, ignored: int | None = None) -> None:
     """Assert that ids are of the whole vocabulary, without waiting for the device."""
     right = (ids >= 0) & (ids < size)
     if ignored is not None:
@@ -48,10 +48,10 @@ def embedding_part(
     weight: Tensor, ids: Tensor, size: int, starts: Sequence[int], lengths: Sequence[int]
 ) -> Tensor:
     """Rows of a table of `size` rows, of which `weight` has a shard; zeros for other rows."""
-    _check(ids, size, None, "embedding index")
+    check_ids(ids, size, "embedding index")
     if weight.shape[0] == 0:
         return weight.new_zeros((*ids.shape, *weight.shape[1:]))
-    places, inside = _local_places(ids, starts, lengths)
+    places, inside = local_places(ids, starts, lengths)
     rows: Tensor = torch.ops.aten.embedding(weight, places)
     return rows.masked_fill_(inside.logical_not().unsqueeze(-1), 0)
 
@@ -66,7 +66,7 @@ def embedding_part_backward(
 ) -> Tensor:
     """Gradient of the shard's rows."""
     rows = sum(lengths)
-    places, inside = _local_places(ids, starts, lengths)
+    places, inside = local_places(ids, starts, lengths)
     kept = inside & (ids != padding_idx)
     # ids outside add to one more row, which is cut off
     indices = places.masked_fill_(kept.logical_not(), rows)
@@ -109,9 +109,9 @@ def cross_entropy_parts(
     The classes are dim 1, or dim 0 of a single row, and `maximum` keeps it with size 1. The loss
     of a row is ``log(sum) - target``, whatever the maximum.
     """
-    _check(target, size, ignore_index, "cross entropy target")
+    check_ids(target, size, "cross entropy target", ignore_index)
     dim = _class_dim(logits)
-    places, inside = _local_places(target, starts, lengths)
+    places, inside = local_places(target, starts, lengths)
     less = _wide(logits) - _wide(maximum)
     if logits.shape[dim]:
         chosen = less.gather(dim, places.unsqueeze(dim)).squeeze(dim)
@@ -139,7 +139,7 @@ def cross_entropy_grad(
     dim = _class_dim(logits)
     slopes = (_wide(logits) - _wide(maximum)).exp_().mul_(grad_sum.unsqueeze(dim))
     if logits.shape[dim]:
-        places, inside = _local_places(target, starts, lengths)
+        places, inside = local_places(target, starts, lengths)
         inner = grad_target.masked_fill(inside.logical_not(), 0)
         slopes.scatter_add_(dim, places.unsqueeze(dim), inner.unsqueeze(dim))
     return slopes.to(logits.dtype)

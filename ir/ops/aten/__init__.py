@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 from partitioner.ir.ops.aten import (
     attention,
+    bags,
     contraction,
     convolution,
+    experts,
     factories,
     indexing,
     losses,
@@ -22,6 +24,6 @@ from partitioner.ir.ops.aten import (
 from partitioner.ir.ops.table import OpRow, merged
 
 ROWS: Mapping[str, OpRow] = merged(
-    *(attention, contraction, convolution, factories, indexing, losses, movement),
-    *(normalization, pointwise, pools, reduction, state, windows),
+    *(attention, bags, contraction, convolution, experts, factories, indexing, losses),
+    *(movement, normalization, pointwise, pools, reduction, state, windows),
 )

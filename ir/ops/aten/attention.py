@@ -1,17 +1,24 @@
 """Attention and its gradients as single nodes, with a mask that broadcasts to the scores.
 
-Batch, key-value heads, query groups and query rows are cut (rows not under a causal mask, which
-depends on their positions). Gradients of keys and values are summed over groups and rows, that of
-queries is not: in the backward node groups and rows are whole.
+Batch, key-value heads, query groups and query rows are cut. Under a causal mask a device that has
+some of the rows runs the operator of a part, which knows their positions. Gradients of keys and
+values are sums over groups and rows: each device that has some of them has a part of the sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
-from partitioner.ir.ops.rules.attention import Attention, group_of
-from partitioner.ir.ops.signature import Dims
-from partitioner.ir.ops.table import OpRow, OpView
+from partitioner.ir.graph import Attr
+from partitioner.ir.layout import Interval, Segments
+from partitioner.ir.ops.rules.attention import SCORE, Attention, group_of
+from partitioner.ir.ops.rules.dims import broadcast, compound
+from partitioner.ir.ops.signature import Dims, pattern
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
+from partitioner.ir.parts import Parts, owned
 from partitioner.ir.rule import Rule
 
 
@@ -26,7 +33,7 @@ def _attention_of(view: OpView, first: int) -> tuple[Attention, list[Dims]]:
         keys=key[2],
         total=key[2],
         values=value[3],
-        ordered=bool(view.attr("is_causal", 0)),
+        ordered=False,
         masked="k",
         causal=bool(view.attr("is_causal", 0)),
     )
@@ -49,7 +56,7 @@ def _backward(view: OpView) -> Rule:
         [result, *operands, result, logsumexp],
         operands[:3],
         products=(3, 2),
-        whole="qr",
+        summed="q r",
         sums=[0],
     )
 
@@ -62,8 +69,138 @@ def _mask_backward(view: OpView) -> Rule:
     return node.rule(view, operands, [operands[4]], reduce="b h r q", sums=[0])
 
 
+def _local_rows(view: OpView, local: LocalView, first: int) -> LocalOp:
+    """Causal attention of some rows, in whose operands the query is operand `first`."""
+    rows = local.regions[first][2]
+    if not view.attr("is_causal", 0) or rows == ((0, view.shape(first)[2]),):
+        return LocalOp((view.node,))
+    attrs: dict[str, Attr] = {
+        **{name: value for name, value in view.node.attrs.items() if name != "is_causal"},
+        "rows": tuple(itertools.chain(*rows)),
+        "columns": (0, view.shape(first + 1)[2]),
+    }
+    op = "partitioner::attention_part" + ("_backward" if first else "")
+    return LocalOp((replace(view.node, op=op, attrs=attrs),))
+
+
+def _pieces(view: OpView) -> Sequence[Sequence[Interval]]:
+    """The intervals of the sequence of each part of a ring (`ir.ring`)."""
+    ends, counts = view.ints("intervals") or (), view.ints("counts") or ()
+    intervals = iter(zip(ends[::2], ends[1::2], strict=True))
+    return [[*itertools.islice(intervals, count)] for count in counts]
+
+
+def _step(view: OpView, first: int) -> Rule:
+    """A step of a ring: part i of the rows, factor w, meets the keys of part i + step.
+
+    The query is operand `first`; gradients have the result's gradient before it, and the result
+    and its log-sum-exp behind.
+    """
+    query, key, value = (view.shape(first + index) for index in range(3))
+    pieces, step = _pieces(view), view.int_attr("step", 0)
+    count = len(pieces)
+    group = group_of(query[1], key[1])
+    sizes = [sum(size for _, size in part) for part in pieces]
+    owners = [part for part, intervals in enumerate(pieces) for _ in intervals]
+    ordered = sorted(
+        (interval, part) for part, interval in zip(owners, itertools.chain(*pieces), strict=True)
+    )
+    rows = Parts(owned([size for (_, size), _ in ordered], [part for _, part in ordered], count))
+    turned = [sizes[(i + step) % count] for i in range(count)]
+    keys = rows if step == 0 else Parts(owned(turned, range(count), count))
+    node = Attention(key[1], group, query[2], query[3], key[2], key[2], value[3], ordered=False)
+    heads, kv = compound(**node.heads), compound(h=key[1])
+    query_dims, key_dims, value_dims = f"b {heads} w d", f"b {kv} w d", f"b {kv} w v"
+    result, logsumexp = f"b {heads} w v", f"b {heads} w"
+    operands: list[Dims] = [query_dims, key_dims, value_dims]
+    mask = view.type(first + 3)
+    mask_dims = None if mask is None else broadcast(mask.shape, ["b", heads, "w", "m"])
+    along_keys, along_values = 1, 1
+    by_keys: tuple[int, ...] = (1, 2)
+    if first:
+        operands, results = [result, *operands, mask_dims, result, logsumexp], [*operands]
+        along_keys, along_values = 3, 2
+        by_keys = (2, 3, 8, 9)
+    else:
+        operands, results = [*operands, mask_dims], [result, logsumexp]
+    windows = {
+        (index, "w"): keys if index in by_keys else rows
+        for index, dims in enumerate((*operands, *results))
+        if dims is not None and "w" in dims
+    }
+    met = (query[2] + 1) / 2 if view.attr("is_causal", False) else query[2]
+    flops = met * (2.0 * (along_keys * query[3] + along_values * value[3]) + SCORE)
+    return view.rule(
+        operands,
+        results,
+        sizes={**node.heads, "w": count, "d": query[3], "v": value[3]},
+        windows=windows,
+        whole="d v m",
+        summed="r" if first else "",
+        sums=[0] if first else [],
+        points=["b", *(name for name, size in node.heads.items() if size > 1), "w"],
+        flops=flops * query[2] / count**2,
+    )
+
+
+def _local_step(view: OpView, local: LocalView, first: int) -> LocalOp:
+    """The step of one part; of a cut of other factors alone, the node as it is."""
+    pieces = _pieces(view)
+    if local.sizes["w"] != 1:
+        return LocalOp((view.node,))
+    part = [*map(tuple, pieces)].index(tuple(local.regions[first][2]))
+    keys = pieces[(part + view.int_attr("step", 0)) % len(pieces)]
+    return LocalOp(
+        (
+            replace(
+                view.node,
+                attrs={
+                    **view.node.attrs,
+                    "intervals": tuple(itertools.chain(*pieces[part], *keys)),
+                    "counts": (len(pieces[part]), len(keys)),
+                    "step": -1,
+                },
+            ),
+        )
+    )
+
+
+def _turn(view: OpView) -> Rule:
+    """Each part of the result is one part of the operand: ``b h w d -> b h w d``."""
+    count = view.int_attr("parts", 1)
+    held, made = (Parts(_runs(view.ints(name) or (), count)) for name in ("held", "made"))
+    windows = {(0, "w"): held, (1, "w"): made}
+    return view.rule("b h w d", "b h w d", sizes={"w": count}, windows=windows)
+
+
+def _runs(sizes: Sequence[int], count: int) -> Segments:
+    return tuple(tuple(sizes[i : i + count]) for i in range(0, len(sizes), count))
+
+
+def _local_turn(view: OpView, local: LocalView) -> LocalOp:
+    """Where a device has a part, the part itself."""
+    if local.sizes["w"] != 1:
+        return LocalOp((view.node,))
+    return LocalOp((replace(view.node, op="partitioner::alias", attrs={}),))
+
+
 ROWS: Mapping[str, OpRow] = {
-    "partitioner::attention": OpRow(_attention, attention=True),
-    "partitioner::attention_backward": OpRow(_backward, attention=True),
+    "partitioner::attention": OpRow(
+        _attention, partial(_local_rows, first=0), attention=True, where=True
+    ),
+    "partitioner::attention_backward": OpRow(
+        _backward, partial(_local_rows, first=1), attention=True, where=True
+    ),
+    "partitioner::attention_join": OpRow(
+        pattern("b h q v, b h q, b h q v, b h q -> b h q v, b h q", flops=3)
+    ),
+    "partitioner::attention_step": OpRow(
+        partial(_step, first=0), partial(_local_step, first=0), attention=True, where=True
+    ),
+    "partitioner::attention_step_backward": OpRow(
+        partial(_step, first=1), partial(_local_step, first=1), attention=True, where=True
+    ),
+    # Keys and values that are on their way while the step before runs.
+    "partitioner::turn": OpRow(_turn, _local_turn, moved=lambda *_: 0, ahead=True),
     "partitioner::attention_mask_backward": OpRow(_mask_backward, attention=True),
 }

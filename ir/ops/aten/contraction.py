@@ -43,7 +43,28 @@ def _trilinear(view: OpView) -> Rule:
     return contraction(view, operands, result, flops=3)
 
 
+def _grouped(view: OpView) -> Rule:
+    """``s k, e k n -> s n``: which rows are of which group is known at run time only."""
+    groups = max(view.shape(1)[0], 1)
+    operands = ["s k", "e k n", None]
+    return view.rule(operands, ["s n"], reduce="k", whole="s e", points="s e k n", flops=2 / groups)
+
+
+def _grouped_backward(view: OpView) -> Rule:
+    """``s k, e k n, _, s n -> s k, e k n``."""
+    return view.rule(
+        ["s k", "e k n", None, "s n"],
+        ["s k", "e k n"],
+        summed="n",
+        whole="s e",
+        points="s e k n",
+        flops=4 / max(view.shape(1)[0], 1),
+    )
+
+
 ROWS: Mapping[str, OpRow] = {
+    "transformers::grouped_mm_fallback": OpRow(_grouped),
+    "transformers::grouped_mm_fallback_backward": OpRow(_grouped_backward),
     **{f"aten::{op}": OpRow(matmul) for op in ("bmm", "dot", "matmul", "mm", "mv")},
     "aten::_trilinear": OpRow(_trilinear),
     "aten::addbmm": OpRow(partial(_added, left="b m k", right="b k n", result="m n")),

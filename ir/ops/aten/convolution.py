@@ -1,8 +1,9 @@
 """Convolutions and their gradients: batch, groups, channels and space are cut.
 
 A device reads its part of the image with a halo. PyTorch pads both ends of a dim alike: where a
-part needs another padding at each end, it is padded by a node of its own; and where a part of a
-gradient reaches beyond the device's elements, these are sliced from it.
+part needs another padding at each end, it is padded by a node of its own, or alike and its first
+or last positions are sliced off; and where a part of a gradient reaches beyond the device's
+elements, these are sliced from it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from partitioner.ir.rule import Rule
 from partitioner.ir.types import TensorType
 
 Pads = Sequence[tuple[int, int]]  #: Before and after, of each spatial dim.
+FORWARD = "aten::convolution"
+#: A part's convolution has at most one position in so many that is sliced off.
+MOST_SLICED = 8
 
 
 def _is_transposed(view: OpView) -> bool:
@@ -146,12 +150,37 @@ def _gathered(
         slide.local_pads(read[0], at[0])
         for slide, read, at in zip(slides, local.regions[index][2:], positions[0][2:], strict=True)
     ]
-    return padded(view, replace(node, attrs={**node.attrs, **_no_more(slides)}), index, local, pads)
+    spatial = zip(slides, local.regions[index][2:], positions[0][2:], strict=True)
+    rest = [slide.local_rest(read[0], at[0]) for slide, read, at in spatial]
+    more = tuple(rest) if _is_transposed(view) else (0,) * len(slides)
+    node = replace(node, attrs={**node.attrs, "output_padding": more})
+    uneven = any(before != after for before, after in pads)
+    alike = None
+    if uneven and node.op == FORWARD and not _is_transposed(view):
+        alike = _alike(view, node, slides, local, pads)
+    return alike or padded(view, node, index, local, pads)
 
 
-def _no_more(slides: Sequence[Slide]) -> Mapping[str, Attr]:
-    """A part has all elements that its windows read: nothing is added to a result's sizes."""
-    return {"output_padding": (0,) * len(slides)}
+def _alike(
+    view: OpView, node: Node, slides: Sequence[Slide], local: LocalView, pads: Pads
+) -> LocalOp | None:
+    """A convolution padded alike at both ends, whose first or last positions are sliced off.
+
+    That is quicker than a padded copy of the image, where these positions are few; None otherwise.
+    """
+    shape, crops, padding = list(local.out_shapes[0]), [], []
+    for dim, (slide, (before, after)) in enumerate(zip(slides, pads, strict=True), 2):
+        count, most = shape[dim], max(before, after)
+        pad = most + (before - most) % slide.stride  # positions keep their places
+        first = (pad - before) // slide.stride
+        read = local.shapes[0][dim] + 2 * pad
+        shape[dim] = (read - slide.extent) // slide.stride + 1
+        if (shape[dim] - count) * MOST_SLICED > count:
+            return None
+        crops.append((first, shape[dim] - count - first))
+        padding.append(pad)
+    whole = replace(node, attrs={**node.attrs, "padding": tuple(padding)})
+    return cropped(whole, view.out_type.with_shape(shape), local.out_shapes[0], crops)
 
 
 def padded(
@@ -241,7 +270,7 @@ def cropped(node: Node, result: TensorType, shape: Shape, crops: Pads) -> LocalO
 
 
 ROWS: Mapping[str, OpRow] = {
-    "aten::convolution": OpRow(_forward, _local_forward),
+    FORWARD: OpRow(_forward, _local_forward),
     "partitioner::convolution_grad_input": OpRow(_grad_input, _local_grad_input),
     "partitioner::convolution_grad_weight": OpRow(_grad_weight, _local_grad_weight),
 }

@@ -3,7 +3,8 @@
 Gradients of weights and biases are sums over the dims that are not normalised; means and
 deviations are operands, so that the normalised dims may be cut as well. Batch norm in training is
 several operators (see `partitioner.backends.torch.operators.normalization`), of which only those
-that give sums reduce the batch; factor t, of size 2, is a sum and a sum of squares.
+that give sums reduce the batch; factor t, of size 2, is a sum and a sum of squares. Group norm of
+images likewise: its sums reduce space.
 """
 
 from __future__ import annotations
@@ -89,6 +90,68 @@ def _group_grad_weight(view: OpView) -> Rule:
     )
 
 
+def _group_tensors(view: OpView) -> tuple[str, str, dict[str, int]]:
+    """Data, numbers of a group of each image, and the sizes of factors; operand 2 has groups."""
+    channel, group, sizes = grouped(view, view.shape(2)[1])
+    return f"n {channel} s..", f"n {group}", sizes
+
+
+def _group_sums(view: OpView) -> Rule:
+    """Data -> sums of a group of each image; factor t is a sum and a sum of squares."""
+    channel, group, sizes = grouped(view, view.int_attr("group", 1))
+    return view.rule(
+        f"n {channel} s..",
+        f"t n {group}",
+        sizes=sizes,
+        reduce="c s..",
+        whole="t",
+        points=_points(sizes),
+        flops=3,
+    )
+
+
+def _points(sizes: Mapping[str, int]) -> str:
+    """Loops over the data; a factor of size 1 is no loop."""
+    return " ".join(["n", *(name for name in ("g", "c") if sizes[name] != 1), "s.."])
+
+
+def _group_apply(view: OpView) -> Rule:
+    """Data, mean, inverse deviation, weight, bias -> result."""
+    data, group, sizes = _group_tensors(view)
+    channel = data.removeprefix("n ").removesuffix(" s..")
+    operands = f"{data}, {group}, {group}, {channel}, {channel}"
+    return view.rule(operands, data, sizes=sizes, flops=4)
+
+
+def _group_grad_sums(view: OpView) -> Rule:
+    """Gradient, data, mean, inverse deviation -> sums of a channel of each image."""
+    data, group, sizes = _group_tensors(view)
+    result = "t " + data.removesuffix(" s..")
+    operands = f"{data}, {data}, {group}, {group}"
+    points = _points(sizes)
+    return view.rule(
+        operands,
+        result,
+        sizes=sizes,
+        reduce="s..",
+        whole="t",
+        linear=[0],
+        points=points,
+        flops=4,
+    )
+
+
+def _group_grad_planes(view: OpView) -> Rule:
+    """Gradient, data, mean, inverse deviation, weight, sums -> the data's gradient."""
+    data, group, sizes = _group_tensors(view)
+    channel = data.removeprefix("n ").removesuffix(" s..")
+    operands = f"{data}, {data}, {group}, {group}, {channel}, t n {channel}"
+    points = _points(sizes)
+    return view.rule(
+        operands, data, sizes=sizes, whole="c t", linear=[0, 5], points=points, flops=5
+    )
+
+
 def _local_images(view: OpView, local: LocalView) -> LocalOp:
     """`native_group_norm` takes the sizes of its operand as arguments."""
     groups = local.sizes.get("g", 1)
@@ -135,6 +198,12 @@ ROWS: Mapping[str, OpRow] = {
     "partitioner::batch_norm_sums": OpRow(
         pattern("n c s.. -> t c", reduce="n s..", whole="t", points="n c s..", flops=3)
     ),
+    "partitioner::group_norm_apply": OpRow(_group_apply),
+    "partitioner::group_norm_grad_planes": OpRow(_group_grad_planes),
+    "partitioner::group_norm_grad_sums": OpRow(_group_grad_sums),
+    # Sums -> mean, inverse deviation.
+    "partitioner::group_norm_statistics": OpRow(pattern("t n g -> n g, n g", whole="t", flops=4)),
+    "partitioner::group_norm_sums": OpRow(_group_sums, local_groups("group")),
     "partitioner::group_norm_grad_input": OpRow(_group_grad_input, local_groups("group")),
     "partitioner::group_norm_grad_weight": OpRow(_group_grad_weight, local_groups("group")),
     "partitioner::layer_norm_grad_input": OpRow(partial(_layer_grad_input, statistics=2)),

@@ -1,7 +1,8 @@
 """Pools and their gradients: batch, channels and space are cut.
 
 A device reads its part of the image with a halo. The indices of maxima that PyTorch gives count
-inside a plane of the whole tensor, also on a device that has a part of the plane.
+inside a plane of the whole tensor, also on a device that has a part of the plane: so a part is one
+piece of each dim, of those too that a window of one element reads.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _pool(view: OpView, space: int, *, linear: bool) -> Rule:
     return view.rule(
         [dims],
         [dims, dims],
-        windows=sliding.windows(slides, view.shape(), dims),
+        windows=sliding.windows(slides, view.shape(), dims, points=True),
         linear=[0] if linear else [],
         flops=float(_volume(slides)),
     )
@@ -72,7 +73,7 @@ def _backward(view: OpView, space: int) -> Rule:
         key: window
         for index in (0, 2)
         for key, window in sliding.windows(
-            slides, view.shape(), dims, transposed=True, operand=index
+            slides, view.shape(), dims, transposed=True, operand=index, points=True
         ).items()
     }
     meets = math.prod(view.shape()[-space:]) / max(math.prod(view.out_shape[-space:]), 1)

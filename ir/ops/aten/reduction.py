@@ -109,6 +109,13 @@ def _cumulative(view: OpView, sums: tuple[int, ...] = ()) -> Rule:
     return along(view, _reduced_dims(view), flops=1, sums=sums)
 
 
+def _histogram(view: OpView) -> Rule:
+    """``d.. -> v``: counts add up. Without a range, that of all elements is taken."""
+    if view.attr("min", 0) == view.attr("max", 0):
+        return view.rule("d..", "v", whole="d.. v", points="d..", flops=1)
+    return view.rule("d..", "v", reduce="d..", whole="v", points="d..", flops=1)
+
+
 #: Sum or mean: pending sums of the operand pass.
 _total = partial(_reduce, how="sum", sums=(0,))
 
@@ -124,6 +131,7 @@ ROWS: Mapping[str, OpRow] = {
     **{f"aten::{op}": OpRow(_total) for op in ("sum", "sum.dim_IntList")},
     "aten::count_nonzero": OpRow(partial(_combine, how="sum")),
     "aten::count_nonzero.dim_IntList": OpRow(partial(_combine, how="sum")),
+    "aten::histc": OpRow(_histogram),
     "aten::cumprod": OpRow(_cumulative),
     "aten::cumsum": OpRow(partial(_cumulative, sums=(0,))),
 }

@@ -1,19 +1,90 @@
-"""Gather, Scatter and their relatives, OneHot, Compress: indexed dims are whole, others cut."""
+"""Gather, Scatter and their relatives, OneHot, Compress: indexed dims are whole, others cut.
+
+The rows of a table that Gather looks up are cut too: each device gives those that it has, and zeros
+for the others.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
+from partitioner.ir.graph import Node
 from partitioner.ir.ops.rules.dims import names, replaced
 from partitioner.ir.ops.rules.indexing import gather_elements, moved_rows, scatter_elements
-from partitioner.ir.ops.table import OpRow, OpView
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
+from partitioner.ir.types import TensorType
 
 
 def _gather(view: OpView) -> Rule:
-    """``d0 d1 d2, i0 i1 -> d0 i0 i1 d2`` along dim 1."""
+    """``d0 d1 d2, i0 i1 -> d0 i0 i1 d2`` along dim 1.
+
+    Dim 1 of a table of floats is a sum over it, of one element that is not 0; else it is whole.
+    """
     dims, dim, index = names("d", view.rank()), view.dim("axis", 0), names("i", view.rank(1))
-    return view.rule([dims, index], [replaced(dims, dim, *index)], whole={dims[dim]})
+    result, looked_up = replaced(dims, dim, *index), dims[dim]
+    if view.rank() < 2 or "float" not in view.out_type.dtype:
+        return view.rule([dims, index], [result], whole={looked_up})
+    return view.rule([dims, index], [result], reduce={looked_up: "sum"}, points=result)
+
+
+def _local_gather(view: OpView, local: LocalView) -> LocalOp:
+    """A device looks up what it has, and gives zeros for the rest.
+
+    An index outside the whole dim becomes one outside the part, which the operator refuses.
+    """
+    dim, size = view.dim("axis", 0), view.shape()[view.dim("axis", 0)]
+    (table, ids), (result,), part = view.node.inputs, view.node.outputs, local.shapes[0][dim]
+    if part == size:
+        return LocalOp((view.node,))
+    index_type, shape = view.types[1], local.shapes[1]
+    assert index_type is not None
+    zero, dims = (f"{view.node.name}.{what}" for what in ("zero", "dims"))
+    nothing = np.zeros((), view.out_type.dtype)
+    if not part:
+        sizes = np.array(local.out_shapes[0], np.int64)
+        expand = Node(view.node.name, "Expand", (zero, dims), (result,))
+        return LocalOp((expand,), {zero: nothing, dims: sizes})
+    nodes, types = list[Node](), dict[str, TensorType]()
+    constants: dict[str, np.ndarray] = {}
+
+    def call(op: str, *inputs: str, dtype: str = index_type.dtype) -> str:
+        name = f"{view.node.name}.{len(nodes)}.part"
+        nodes.append(Node(name, op, inputs, (name,)))
+        types[name] = TensorType.of(dtype, shape)
+        return name
+
+    def number(value: int) -> str:
+        name = f"{view.node.name}.{value}.number"
+        constants[name] = np.array(value, index_type.dtype)
+        return name
+
+    counted = call("Add", ids, number(size))  # of an index that counts from the end
+    wanted = call("Where", call("Less", ids, number(0), dtype="bool"), counted, ids)
+    place, inside, before = number(0), "", 0
+    for start, length in local.regions[0][dim]:
+        low = call("Not", call("Less", wanted, number(start), dtype="bool"), dtype="bool")
+        high = call("Less", wanted, number(start + length), dtype="bool")
+        here = call("And", low, high, dtype="bool")
+        place = call("Where", here, call("Sub", wanted, number(start - before)), place)
+        inside = call("Or", inside, here, dtype="bool") if inside else here
+        before += length
+    right = call("Not", call("Less", wanted, number(0), dtype="bool"), dtype="bool")
+    right = call("And", right, call("Less", wanted, number(size), dtype="bool"), dtype="bool")
+    place = call("Where", right, place, number(size))
+    rows, mask = (f"{view.node.name}.{what}" for what in ("rows", "inside"))
+    constants[zero] = nothing
+    constants[dims] = np.array([*shape, *(1 for _ in local.shapes[0][dim + 1 :])], np.int64)
+    types[rows] = view.out_type.with_shape(local.out_shapes[0])
+    types[mask] = TensorType.of("bool", tuple(int(n) for n in constants[dims]))
+    nodes += [
+        Node(rows, "Gather", (table, place), (rows,), view.node.attrs),
+        Node(mask, "Reshape", (inside, dims), (mask,)),
+        Node(view.node.name, "Where", (mask, rows, zero), (result,)),
+    ]
+    return LocalOp(tuple(nodes), constants, types)
 
 
 def _gather_nd(view: OpView) -> Rule:
@@ -68,7 +139,7 @@ def _scatter_elements(view: OpView) -> Rule:
 
 ROWS: Mapping[str, OpRow] = {
     "Compress": OpRow(_compress),
-    "Gather": OpRow(_gather, moved=moved_rows),
+    "Gather": OpRow(_gather, _local_gather, moved=moved_rows, where=True),
     "GatherElements": OpRow(_gather_elements, moved=moved_rows),
     "GatherND": OpRow(_gather_nd, moved=moved_rows),
     "OneHot": OpRow(_one_hot),

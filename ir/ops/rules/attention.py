@@ -43,7 +43,7 @@ class Attention:
         keys: Keys of this call, factor k.
         total: Keys with the past ones, factor t; those are factor p.
         values: Channels of a value head, factor v.
-        ordered: Positions of the queries matter (causal masks): queries are whole.
+        ordered: Positions of the queries matter, and the kernel knows none: queries are whole.
         masked: Name of the keys' dim in masks.
         causal: The kernel leaves out keys that come after a query: of as many keys as queries, a
             query meets half.
@@ -61,9 +61,14 @@ class Attention:
     causal: bool = False
 
     @property
+    def rises(self) -> bool:
+        """Whether a query meets one key more than the one before it."""
+        return self.causal and self.total == self.queries
+
+    @property
     def met(self) -> float:
         """Keys that a query meets, on average."""
-        return (self.total + 1) / 2 if self.causal and self.total == self.queries else self.total
+        return (self.total + 1) / 2 if self.rises else self.total
 
     @property
     def heads(self) -> Mapping[str, int]:
@@ -116,6 +121,7 @@ class Attention:
         products: tuple[int, int] = (1, 1),
         whole: Iterable[str] = (),
         reduce: Names = (),
+        summed: Names = (),
         sums: Iterable[int] = (),
     ) -> Rule:
         """Rule of a node with these operands and results.
@@ -138,6 +144,8 @@ class Attention:
             },
             whole={*"dkptvm", *("q" if self.ordered else ""), *whole},
             reduce=reduce,
+            summed=summed,
+            rising="q" if self.rises else "",
             points=["b", *(name for name, size in self.heads.items() if size > 1), "q"],
             flops=self.met
             * (2.0 * (along_keys * self.channels + along_values * self.values) + SCORE),

@@ -16,6 +16,7 @@ def contraction(
     *,
     rounded: bool = False,
     addends: Iterable[int] = (),
+    sums: Iterable[int] = (),
     flops: float = 2,
 ) -> Rule:
     """Rule of a product of operands.
@@ -26,6 +27,7 @@ def contraction(
         result: Dims of the result; factors that are not among them are summed.
         rounded: The sum is rounded, or an activation follows: those factors are whole.
         addends: See `Rule`.
+        sums: See `Options`.
         flops: FLOPs an iteration.
     """
     summed = {name for dims in operands for name in dims or ()}.difference(result)
@@ -35,6 +37,7 @@ def contraction(
         whole=summed if rounded else (),
         reduce=() if rounded else summed,
         addends=addends,
+        sums=sums,
         flops=flops,
     )
 
@@ -54,7 +57,13 @@ def matmul_dims(
 
 
 def matmul(signature: Signature, *, transpose_a: bool = False, transpose_b: bool = False) -> Rule:
-    """``.. m k, .. k n -> .. m n``; operands of two or more dims may be transposed."""
+    """``.. m k, .. k n -> .. m n``; operands of two or more dims may be transposed.
+
+    Where each matrix of a batch meets one vector, the matrices may be pending sums: those that are
+    gathered by row from a table of which each device has a part.
+    """
     a, b, out = signature.shape(0), signature.shape(1), signature.out_shape
     left, right, result = matmul_dims(a, b, out, transpose_a=transpose_a, transpose_b=transpose_b)
-    return contraction(signature, [left, right], result)
+    batched = len(a) == len(b) >= 3
+    sums = [0] if batched and out[-1] == 1 else [1] if batched and out[-2] == 1 else []
+    return contraction(signature, [left, right], result, sums=sums)

@@ -57,6 +57,11 @@ class Slide:
         last = (start + count - 1) * self.stride - self.before + self.extent
         return read[0] - first, max(last - sum(read), 0)
 
+    def local_rest(self, read: Interval, written: Interval) -> int:
+        """Elements after the last one that a part's windows reach; none in dims that are cut."""
+        last = (sum(written) - 1) * self.stride - self.before + self.extent
+        return max(sum(read) - last, 0)
+
     def local_crops(self, read: Interval, written: Interval) -> tuple[int, int]:
         """Cropping of a part of a transposed convolution, before and after.
 
@@ -117,13 +122,17 @@ def windows(
     *,
     transposed: bool = False,
     operand: int = 0,
+    points: bool = False,
 ) -> Mapping[tuple[int, str], Window]:
-    """Windows of an operand, whose last dims are spatial; none over dims that are read by point."""
+    """Windows of an operand, whose last dims are spatial.
+
+    None over dims that are read by point unless `points`: a window demands parts of one piece.
+    """
     spatial = zip(slides, shape[-len(slides) :], dims[-len(slides) :], strict=True)
     return {
         (operand, name): slide.transposed(size) if transposed else slide.window(size)
         for slide, size, name in spatial
-        if not slide.is_point
+        if points or not slide.is_point
     }
 
 

@@ -9,6 +9,7 @@ import onnx_ir
 
 from partitioner.frontends.errors import FrontendError
 from partitioner.ir.checks import is_a, is_whole
+from partitioner.ir.errors import did_you_mean
 
 #: A declared dim: a size, a symbol, or None where the model says nothing.
 Declared = int | str | None
@@ -106,7 +107,10 @@ def _check_names(
     for symbol, size in dims.items():
         if symbol not in names:
             listed = ", ".join(known) or "none"
-            raise FrontendError(f"--dim {symbol}={size}: no input has that dim (dims: {listed})")
+            hint = did_you_mean(symbol, known)
+            raise FrontendError(
+                f"--dim {symbol}={size}: no input has that dim (dims: {listed}){hint}"
+            )
         if not _is_size(size):
             raise FrontendError(f"--dim {symbol}={size}: a size is a whole number of at least 0")
     for name, sizes in shapes.items():
@@ -114,7 +118,8 @@ def _check_names(
             raise FrontendError(f"shape of {name!r} is {sizes!r}; give its sizes, as (2, 16)")
         flag = f"--shape {name}={','.join(map(str, sizes))}"
         if name not in declared:
-            raise FrontendError(f"{flag}: no input has that name (inputs: {', '.join(declared)})")
+            inputs = f"(inputs: {', '.join(declared)}){did_you_mean(name, declared)}"
+            raise FrontendError(f"{flag}: no input has that name {inputs}")
         if not all(map(_is_size, sizes)):
             raise FrontendError(f"{flag}: a size is a whole number of at least 0")
 

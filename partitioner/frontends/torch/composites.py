@@ -2,7 +2,8 @@
 
 A trace replaces upsampling by index computations, RMS norm by pointwise operators, and the average
 of a plane in some memory formats by writes through strides, before it asks any decomposition table.
-So they are replaced in the exported graph, before the trace.
+So they are replaced in the exported graph, before the trace. Adaptive pools become pools where
+their windows are of one size.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _aten = torch.ops.aten
 
 
 def keep_composites(module: fx.GraphModule) -> None:
-    """Replace upsampling, RMS norm and averages of whole planes in place."""
+    """Replace upsampling, RMS norm and adaptive pools of equal windows in place."""
     replace_calls(module, _REPLACEMENTS)
 
 
@@ -43,10 +44,32 @@ def _rms_norm(write: Rewriter, args: Arguments) -> fx.Node:
     return write.call(operator.getitem, norm, 0)
 
 
-def _plane_mean(dims: int, write: Rewriter, args: Arguments) -> fx.Node | None:
-    if any(size != 1 for size in value(write.node).shape[-dims:]):
+def _adaptive_average(dims: int, write: Rewriter, args: Arguments) -> fx.Node | None:
+    """The average of whole planes, or of windows of one size, which can be cut."""
+    if all(size == 1 for size in value(write.node).shape[-dims:]):
+        return write.call(_aten.mean.dim, args["self"], list(range(-dims, 0)), True)
+    kernel = _window(value(args["self"]), value(write.node), dims)
+    if kernel is None:
         return None
-    return write.call(_aten.mean.dim, args["self"], list(range(-dims, 0)), True)
+    pool = getattr(_aten, f"avg_pool{dims}d").default
+    return write.call(pool, args["self"], kernel, kernel)
+
+
+def _adaptive_max(dims: int, write: Rewriter, args: Arguments) -> fx.Node | None:
+    """Maxima of windows of one size; indices count in the whole plane in both."""
+    kernel = _window(value(args["self"]), write.node.meta["val"][0], dims)
+    if kernel is None:
+        return None
+    pool = getattr(_aten, f"max_pool{dims}d_with_indices").default
+    return write.call(pool, args["self"], kernel, kernel)
+
+
+def _window(data: torch.Tensor, result: torch.Tensor, dims: int) -> list[int] | None:
+    """Sizes of the windows of an adaptive pool; None if they are not equal and apart."""
+    sizes = list(zip(data.shape[-dims:], result.shape[-dims:], strict=True))
+    if any(after == 0 or before % after for before, after in sizes):
+        return None
+    return [before // after for before, after in sizes]
 
 
 _MODES: Mapping[str, str] = {
@@ -66,7 +89,9 @@ _MODES: Mapping[str, str] = {
 
 _REPLACEMENTS: Mapping[torch._ops.OpOverload, Replacement] = {
     **{getattr(_aten, name).vec: partial(_upsample, mode) for name, mode in _MODES.items()},
-    _aten.adaptive_avg_pool2d.default: partial(_plane_mean, 2),
-    _aten.adaptive_avg_pool3d.default: partial(_plane_mean, 3),
+    _aten.adaptive_avg_pool2d.default: partial(_adaptive_average, 2),
+    _aten.adaptive_avg_pool3d.default: partial(_adaptive_average, 3),
+    _aten.adaptive_max_pool2d.default: partial(_adaptive_max, 2),
+    _aten.adaptive_max_pool3d.default: partial(_adaptive_max, 3),
     _aten.rms_norm.default: _rms_norm,
 }

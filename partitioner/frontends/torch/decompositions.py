@@ -3,7 +3,7 @@
 PyTorch computes some gradients together that are cut differently: of a convolution, the data's
 gradient is summed over output channels and the weights' over the batch. Here operators of our own
 (`partitioner.backends.torch.operators`) compute each alone. Batch norm in training becomes sums,
-which are partial over a cut batch, and what is computed from them.
+which are partial over a cut batch, and what is computed from them; group norm of images likewise.
 """
 
 from __future__ import annotations
@@ -63,6 +63,31 @@ def native_layer_norm_backward(
     return data, *_masked(pair, mask)
 
 
+def _is_image(x: Tensor, weight: Tensor | None) -> bool:
+    """Whether group norm of the data is decomposed: its groups have space to cut.
+
+    In other element types, PyTorch's kernel keeps statistics in types of their own.
+    """
+    wide = x.dtype in (torch.float32, torch.float64)
+    alike = weight is None or weight.dtype is x.dtype
+    return wide and alike and x.dim() > 2 and math.prod(x.shape[2:]) > 1 and x.numel() > 0
+
+
+def native_group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *settings: Any) -> Any:
+    """Sums, which are partial over cut space, statistics, and what is computed from them."""
+    _, _, _, groups, eps = settings
+    if not _is_image(x, weight):
+        return NotImplemented
+    sums = own.group_norm_sums(x, groups)
+    mean, rstd = own.group_norm_statistics(sums, _group_count(x, groups), eps, x.dtype)
+    return own.group_norm_apply(x, mean, rstd, weight, bias), mean, rstd
+
+
+def _group_count(x: Tensor, groups: int) -> int:
+    """Elements of a group of an image."""
+    return math.prod(x.shape[1:]) // groups
+
+
 def native_group_norm_backward(
     grad_out: Tensor,
     x: Tensor,
@@ -71,8 +96,15 @@ def native_group_norm_backward(
     weight: Tensor | None,
     *settings: Any,
 ) -> Gradients:
-    """An operator for data, and one for weight and bias."""
+    """An operator for data, and one for weight and bias; of images, sums are apart."""
     _, _, _, groups, mask = settings
+    if _is_image(x, weight):
+        sums = own.group_norm_grad_sums(grad_out, x, mean, rstd)
+        count = _group_count(x, groups)
+        data = own.group_norm_grad_planes(grad_out, x, mean, rstd, weight, sums, count)
+        # an image's row each: first of the result's products, then of the gradient
+        rows = [aten.sum.dim_IntList(aten.select.int(sums, 0, row), [0]) for row in (1, 0)]
+        return (data if mask[0] else None), *_masked(rows, mask)
     data = own.group_norm_grad_input(grad_out, x, mean, rstd, weight, groups) if mask[0] else None
     if not (mask[1] or mask[2]):
         return data, None, None
@@ -181,6 +213,7 @@ DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.native_batch_norm_backward.default: native_batch_norm_backward,
     aten._native_batch_norm_legit_functional.default: native_batch_norm_functional,
     aten._native_batch_norm_legit.no_stats: native_batch_norm_no_stats,
+    aten.native_group_norm.default: native_group_norm,
     aten.native_group_norm_backward.default: native_group_norm_backward,
     aten.native_layer_norm_backward.default: native_layer_norm_backward,
     # these two only mark their operand, which is lost where its memory is sent

@@ -46,6 +46,7 @@ from partitioner.frontends.torch.recompute import backward_with_offers
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Attr, Constant, Graph, Node, needed
 from partitioner.ir.offers import chosen
+from partitioner.ir.ring import ring_of
 from partitioner.ir.types import TensorType
 
 #: Name of the graph input that steers random draws; it changes every step.
@@ -92,6 +93,9 @@ class ModuleGraph:
 
     def of(self, names: Container[str]) -> ModuleGraph:
         """With the graph that has nodes of these names alone; as it is if there is none."""
+        rounds = ring_of(self.graph if self.kept is None else self.kept, names)
+        if rounds is not (self.graph if self.kept is None else self.kept):
+            return replace(self, graph=rounds)
         if self.kept is None or all(node.name in names for node in self.kept.nodes):
             return self
         try:

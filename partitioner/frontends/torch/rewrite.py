@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_flatten
 
 Arguments = dict[str, Any]  #: Arguments of a call by the schema's names, defaults filled in.
 
@@ -73,9 +74,10 @@ def replace_calls(
         for node in list(part.graph.nodes):
             if node.op != "call_function" or node.target not in replacements:
                 continue
-            if not all(isinstance(size, int) for size in value(node).shape):
+            tensors, _ = tree_flatten(node.meta["val"])
+            if not all(isinstance(size, int) for tensor in tensors for size in tensor.shape):
                 continue
-            last = replacements[node.target](Rewriter(node), _arguments(node))
+            last = replacements[node.target](Rewriter(node), arguments_of(node))
             if last is not None:
                 # The node keeps its name, which the program's signature may hold.
                 node.target, node.args, node.kwargs = last.target, last.args, last.kwargs
@@ -88,7 +90,8 @@ def replace_calls(
     return total
 
 
-def _arguments(node: fx.Node) -> Arguments:
+def arguments_of(node: fx.Node) -> Arguments:
+    """The arguments of a call of an operator."""
     assert isinstance(node.target, torch._ops.OpOverload)
     schema = node.target._schema.arguments
     defaults = {a.name: a.default_value if a.has_default_value() else None for a in schema}

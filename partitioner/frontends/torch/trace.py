@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from partitioner.backends.torch.micro_batches import MicroBatches
 from partitioner.backends.torch.signature import Signature
 from partitioner.frontends.torch.attention import replace_attention
+from partitioner.frontends.torch.bags import replace_bags
 from partitioner.frontends.torch.capture import (
     ASSIGNED,
     Role,
@@ -23,6 +24,7 @@ from partitioner.frontends.torch.capture import (
 from partitioner.frontends.torch.composites import keep_composites
 from partitioner.frontends.torch.decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch.dtypes import state_dtypes
+from partitioner.frontends.torch.experts import replace_experts
 from partitioner.frontends.torch.graph import SEED, ModuleGraph, module_graph
 from partitioner.frontends.torch.losses import replace_losses
 from partitioner.frontends.torch.options import ModuleOptions
@@ -161,8 +163,9 @@ def trace_module(
     arguments = pytree.tree_map_only(torch.Tensor, distinct, (example.args, dict(example.kwargs)))
     traceable, before = materialised(module), settings_of(module)
     program = export_module(traceable, *arguments, training=options.training)
-    rewrites = state_dtypes, replace_attention, replace_losses, keep_composites, make_contiguous
-    for rewrite in rewrites:
+    replace_experts(program.graph_module, training=options.training)
+    rewrites = state_dtypes, replace_attention, replace_bags, replace_losses, keep_composites
+    for rewrite in (*rewrites, make_contiguous):
         rewrite(program.graph_module)
     captured = capture(traceable, program, DECOMPOSITIONS, training=options.training)
     if options.training:

@@ -12,6 +12,7 @@ from partitioner.cost_model.held import Held, Numbers, held
 from partitioner.cost_model.memory import (
     Lifetime,
     exact_lifetimes,
+    loaded_among_activations,
     safe_lifetimes,
     with_headroom,
 )
@@ -34,13 +35,16 @@ def memory(result: Planned, lanes: Lanes) -> list[Memory]:
     safe = _by_device(safe_lifetimes(schedule))
     exact = _by_device(exact_lifetimes(schedule)) if over else {}
     weights: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    for (device, (value, _)), nbytes in schedule.residents.items():
-        weights[device].append((value, nbytes))
+    for key, nbytes in schedule.residents.items():
+        if key not in schedule.loads:
+            weights[key[0]].append((key[1][0], nbytes))
+    loaded = _by_device(loaded_among_activations(schedule))
     timeline = None if schedule.order is None else simulate(schedule)
     memories = []
     for device in lanes.fullest:
         limit = result.cluster.devices[device].memory_bytes
-        moments = held(schedule, device, (exact if device in over else safe).get(device, []))
+        lives = (exact if device in over else safe).get(device, [])
+        moments = held(schedule, device, [*lives, *loaded.get(device, [])])
         seconds = None if timeline is None else _seconds(moments, device, schedule, timeline)
         memories.append(_device(moments, seconds, weights[device], limit))
     return memories

@@ -16,7 +16,8 @@ from partitioner.report.page.schema import VERSION, DeviceRow, Diff, DiffTraffic
 from partitioner.report.page.traffic import crossing_bytes
 from partitioner.report.planned import Planned
 from partitioner.report.stages import bubble_share
-from partitioner.report.text.show import clean, table
+from partitioner.report.text.show import clean
+from partitioner.report.text.tables import table
 
 MAX_RUNS = 40  #: Runs of moved nodes that the text lists.
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-
 from partitioner import units
 from partitioner.cost_model.compute import node_estimates, node_limit
 from partitioner.cost_model.forms import stores_parts
-from partitioner.ir.errors import PartitionerError
+from partitioner.ir.errors import PartitionerError, did_you_mean
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import numbers
 from partitioner.ir.ops.estimate import estimated_flops
@@ -22,7 +20,8 @@ from partitioner.report.page.memory import memory
 from partitioner.report.page.schema import Head
 from partitioner.report.planned import Planned
 from partitioner.report.schedules import variations
-from partitioner.report.text.show import clean, table
+from partitioner.report.text.show import clean
+from partitioner.report.text.tables import table
 
 MAX_LINES = 10  #: Lines of each list.
 MAX_STRATEGIES = 40  #: Strategies of one node that the referee evaluates.
@@ -172,8 +171,7 @@ def _node(result: Planned, name: str) -> Node:
     node = result.graph.by_name.get(name) or result.graph.producers.get(name)
     if node is not None:
         return node
-    near = difflib.get_close_matches(name, result.graph.by_name, n=3, cutoff=0.4)
-    hint = f"; near to it: {', '.join(map(repr, near))}" if near else ""
+    hint = did_you_mean(name, (*result.graph.by_name, *result.graph.producers))
     raise ExplainError(f"the model has no node or tensor {name!r}{hint}")
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from partitioner import units
 from partitioner.report.measured import Comparison, RankTotals, Row
 from partitioner.report.planned import Planned
-from partitioner.report.text.show import clean, table
+from partitioner.report.text.show import clean
+from partitioner.report.text.tables import table
 
 #: Tasks in the table of the worst errors.
 WORST = 10

@@ -18,7 +18,8 @@ from partitioner.report.bottleneck import turn_of
 from partitioner.report.lanes import lanes
 from partitioner.report.planned import Planned
 from partitioner.report.stages import plan_sentence, stages
-from partitioner.report.summary import certificate_line, trial_lines
+from partitioner.report.summary import block_lines, certificate_line, trial_lines
+from partitioner.report.text.tables import table
 from partitioner.report.text.timeline import step_text
 
 Row = tuple[str, ...]
@@ -75,6 +76,7 @@ def _head(result: Planned) -> list[str]:
     if plan.certificate is not None:
         lines.append(certificate_line(plan.certificate, result.search_s))
         lines += trial_lines(plan.certificate.trials)
+    lines += [f"in blocks: {line}" for line in block_lines(plan.blocks.to_data())]
     if plan.pipeline is not None:
         sentence = plan_sentence(plan, result.evaluation)
         lines.append(f"{sentence}: {units.seconds(result.evaluation.step_s)} a step")
@@ -250,13 +252,3 @@ def clean(text: str) -> str:
     """Model text made safe for a terminal: no control characters, at most 60 characters."""
     shown = "".join(c if c.isprintable() else "?" for c in text)
     return shown if len(shown) <= 60 else shown[:40] + "..." + shown[-17:]
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of left-aligned columns; the first row is the header."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    return [lines[0], "-" * len(lines[0]), *lines[1:]]

@@ -90,9 +90,10 @@ def solve(
         raise forbidden()
     gap = max(gap, LEAST_GAP)
     search = Search(reduced.problem, objective, gap, work, seed, cutoff, effort, engine)
-    if known is None:
+    _take_only_plan(search)
+    if known is None and not search.done:
         _METHODS[objective](search)
-    else:
+    elif known is not None:
         found_by, _, proved_by = known.solver.partition(" / ")
         search.offer(reduced.lower(known.chosen), found_by)
         search.prove(known.bound, proved_by)
@@ -108,6 +109,13 @@ def solve(
     chosen = reduced.restore(search.best)
     cost = evaluate_choices(problem, chosen).value(objective)
     return Solution(chosen, cost, min(bound, cost), search.status, order, solver)
+
+
+def _take_only_plan(search: Search) -> None:
+    """Offer the plan of a problem without a choice: its cost is the bound, if it fits."""
+    if all(len(choices) == 1 for choices in search.problem.nodes):
+        search.offer((0,) * len(search.problem.nodes), "presolve")
+        search.prove(search.cost if search.best is not None else 0.0, "presolve")
 
 
 def minimise_load(search: Search) -> None:

@@ -71,7 +71,7 @@ def test_a_residual_block_at_the_begin_of_a_segment_is_fused(tmp_path: Path, joi
     (fused,) = simulator.run([fed])
     (executor,) = simulator.executors
     assert isinstance(executor, Executor)
-    _, last = executor.sessions.values()
+    _, last = executor.sessions.resident.values()
     (kernels,) = kernel_runs(Path(last.end_profiling()))
     ops = [kernel.op for kernel in kernels]
     assert ops == ["ReorderInput", "AveragePool", "Conv", "Conv", "ReorderOutput"]

@@ -13,10 +13,24 @@ assert partitioner.backends.torch.operators
 operators = torch.ops.partitioner
 
 X = torch.randn(4, 6, 5, 5)
+LAST = torch.randn(4, 6, 5, 5).contiguous(memory_format=torch.channels_last)
 CHANNEL = torch.rand(6) + 0.5
 SETTINGS = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
 
+#: Queries with rows before heads, keys, the result's log-sum-exp, and parts of four rows.
+Q, K, L = torch.randn(2, 4, 4, 8).transpose(1, 2), torch.randn(2, 2, 4, 8), torch.rand(2, 4, 4)
+ENDS = [0, 1, 3, 1, 1, 2]
+RING = (True, None, ENDS, [2, 1], 1)
+
 CALLS: list[tuple[str, tuple[Any, ...]]] = [
+    ("attention_join", (Q, L, Q.contiguous(), L, True)),
+    ("attention_part", (Q, K, K, None, None, [4, 4], [0, 4])),
+    ("attention_part", (Q.bfloat16(), K.bfloat16(), K.bfloat16(), None, 0.5, [2, 2, 9, 2], [1, 4])),
+    ("attention_part_backward", (Q, Q, K, K, None, Q, L, None, [2, 4], [2, 4])),
+    ("attention_step", (Q, K, K, torch.rand(4, 4) > 0.3, *RING)),
+    ("attention_step", (Q, K, K[..., :3], None, *RING)),
+    ("attention_step_backward", (Q, Q, K, K, None, Q, L, *RING)),
+    ("turn", (K, [1, 3, 0, 1], [3, 1], [3, 1], 2)),
     ("batch_norm_apply", (X, CHANNEL, CHANNEL, CHANNEL, None, 1e-5)),
     ("batch_norm_apply", (X.bfloat16(), None, CHANNEL, None, None, 1e-5)),
     ("batch_norm_grad_input", (X, X, CHANNEL, CHANNEL, None, torch.randn(2, 6), 100)),
@@ -29,6 +43,15 @@ CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("batch_norm_sums", (X.bfloat16(),)),
     ("convolution_grad_input", (X, torch.randn(6, 3, 2, 2), [4, 3, 6, 6], *SETTINGS)),
     ("convolution_grad_weight", (X, torch.randn(4, 3, 6, 6), [6, 3, 2, 2], *SETTINGS)),
+    ("group_norm_apply", (X, torch.randn(4, 2), torch.rand(4, 2), CHANNEL, None)),
+    ("group_norm_apply", (LAST, torch.randn(4, 2), torch.rand(4, 2), CHANNEL, CHANNEL)),
+    (
+        "group_norm_grad_planes",
+        (X, LAST, torch.randn(4, 3), torch.rand(4, 3), CHANNEL, torch.randn(2, 4, 6), 50),
+    ),
+    ("group_norm_grad_sums", (X, LAST, torch.randn(4, 3), torch.rand(4, 3))),
+    ("group_norm_statistics", (torch.rand(2, 4, 3).double(), 100, 1e-5, torch.float32)),
+    ("group_norm_sums", (LAST, 3)),
     ("group_norm_grad_input", (X, X, torch.randn(4, 2), torch.rand(4, 2), CHANNEL, 2)),
     ("group_norm_grad_weight", (X, X, torch.randn(4, 2), torch.rand(4, 2), 2, torch.float32)),
     ("layer_norm_grad_input", (X, X, [5], *torch.rand(2, 4, 6, 5, 1), None)),

@@ -112,10 +112,23 @@ def test_the_average_of_a_plane_is_a_mean(space: int, training: bool) -> None:
     assert not [target for target in targets if "strided" in target]
 
 
-def test_larger_averages_stay() -> None:
-    program = export_module(nn.AdaptiveAvgPool2d(2), (torch.randn(2, 3, 4, 4),), {})
+@pytest.mark.parametrize(
+    ("pool", "kept"),
+    [
+        (nn.AdaptiveAvgPool2d((2, 3)), ""),
+        (nn.AdaptiveMaxPool2d((2, 1), return_indices=True), ""),
+        (nn.AdaptiveAvgPool2d((3, 3)), "aten.adaptive_avg_pool2d.default"),
+        (nn.AdaptiveMaxPool2d((3, 3), return_indices=True), "aten.adaptive_max_pool2d.default"),
+    ],
+    ids=str,
+)
+def test_adaptive_pools_of_equal_windows_are_pools(pool: nn.Module, kept: str) -> None:
+    x = torch.randn(2, 3, 4, 6)
+    program = export_module(pool, (x,), {})
     keep_composites(program.graph_module)
-    assert "aten.adaptive_avg_pool2d.default" in {str(n.target) for n in program.graph.nodes}
+    adaptive = {str(n.target) for n in program.graph.nodes if "adaptive" in str(n.target)}
+    assert adaptive == ({kept} if kept else set())
+    torch.testing.assert_close(program.module()(x), pool(x))
 
 
 def test_other_calls_stay() -> None:

@@ -89,6 +89,12 @@ def batch_backward(
     return aten.native_batch_norm_backward.default, args
 
 
+def group_forward(dtype: torch.dtype, groups: int, affine: bool = True) -> Call:
+    x = r(4, 8, 3, 5, dtype=dtype)
+    weight, bias = (r(8, dtype=dtype), r(8, dtype=dtype)) if affine else (None, None)
+    return aten.native_group_norm.default, (x, weight, bias, 4, 8, 15, groups, 1e-5)
+
+
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 ALL, DATA, WEIGHT = (True, True, True), (True, False, False), (False, True, False)
 
@@ -108,6 +114,9 @@ CALLS: list[Callable[[], Call]] = [
     lambda: group_backward(F64, ALL),
     lambda: group_backward(F32, DATA, affine=False),
     lambda: group_backward(F32, (True, True, False)),
+    lambda: group_forward(F32, 2),
+    lambda: group_forward(F64, 8),
+    lambda: group_forward(F32, 1, affine=False),
     lambda: batch_forward(F32),
     lambda: batch_forward(F64),
     lambda: batch_forward(F32, True, 8, 6),

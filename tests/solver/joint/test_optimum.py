@@ -17,6 +17,7 @@ from partitioner.solver import (
     evaluate_choices,
     solve,
 )
+from partitioner.solver.presolve import keep_choices
 from partitioner.solver.work import Work
 
 TOLERANCE = 1e-4
@@ -192,3 +193,17 @@ def test_options_are_checked() -> None:
 
 def test_a_problem_without_nodes_is_solved() -> None:
     assert solve(Problem(1, (math.inf,), (), (), (), (), ())).chosen == ()
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency", "memory"])
+def test_a_problem_without_a_choice_is_proven_without_a_search(objective: Objective) -> None:
+    """The loads of its devices differ: no bound on their mean proves it."""
+    problem = placement(0, 6, 3)
+    pinned = keep_choices(problem, [(node % 2,) for node in range(6)])
+    work = Work.within(30)
+    solution = solve(pinned, objective, work, gap=0.0)
+    assert (solution.status, solution.bound) == ("optimal", solution.cost)
+    assert solution.cost == evaluate_choices(problem, [node % 2 for node in range(6)]).value(
+        objective
+    )
+    assert work.spent == 0

@@ -42,7 +42,7 @@ def mask_backward(query: tuple[int, ...], key: tuple[int, ...], *mask: int, cuts
 
 CASES = [
     forward(f32(*Q), f32(*K), f32(*V), None),
-    forward(f32(*Q), f32(*K), f32(*V), None, causal=True, cuts=2),
+    forward(f32(*Q), f32(*K), f32(*V), None, causal=True),
     forward(f32(*Q), f32(*K), f32(*W), None),
     forward(f32(*Q), f32(*K), f32(*V), f32(6, 5)),
     forward(f32(*Q), f32(*K), f32(*W), f32(1, 4, 6, 5)),

@@ -1,9 +1,13 @@
 """Matrix products of PyTorch."""
 
+import numpy as np
 import pytest
+import transformers.integrations.moe  # noqa: F401 - registers its grouped products
 from aten_rows import aten
 from rows import Case, check_opaque, check_row, f32
 
+#: Where the groups of seven rows end; the second one is empty.
+OFFSETS = np.array([3, 3, 7], np.int32)
 CASES = [
     aten(
         "_trilinear",
@@ -14,6 +18,18 @@ CASES = [
     aten("addbmm", f32(8), f32(4, 6, 4), f32(4, 4, 8), options={"min_cuts": 4}),
     aten("addmm", f32(8), f32(6, 4), f32(4, 8), options={"min_cuts": 3}),
     aten("addmm", f32(6, 8), f32(6, 4), f32(4, 8), options={"min_cuts": 3}),
+    aten("bmm", f32(3, 4, 5), f32(3, 5, 1), options={"min_cuts": 4}),
+    aten("bmm", f32(3, 1, 4), f32(3, 4, 5), options={"min_cuts": 4}),
+    aten(
+        "transformers::grouped_mm_fallback",
+        *(f32(7, 4), f32(3, 4, 6), OFFSETS),
+        options={"min_cuts": 2},
+    ),
+    aten(
+        "transformers::grouped_mm_fallback_backward",
+        *(f32(7, 4), f32(3, 4, 6), OFFSETS, f32(7, 6)),
+        options={"min_cuts": 2},
+    ),
     aten("addmm", f32(6, 1), f32(6, 4), f32(4, 8), options={"min_cuts": 3}),
     aten("addmv", f32(6), f32(6, 4), f32(4), options={"min_cuts": 2}),
     aten("baddbmm", f32(4, 1, 8), f32(4, 6, 4), f32(4, 4, 8), options={"min_cuts": 4}),

@@ -19,6 +19,10 @@ def sums(channels: int) -> np.ndarray:
     return np.stack((values.sum(0), (values**2).sum(0)))
 
 
+def group_sums(images: int, groups: int) -> np.ndarray:
+    return sums(images * groups).reshape(2, images, groups)
+
+
 def ways(cuts: int) -> dict[str, float]:
     return {"min_cuts": cuts, "tolerance": 4e-6}
 
@@ -79,6 +83,37 @@ CASES = [
     aten("partitioner::batch_norm_statistics", sums(6), 36, 1e-5, "float32", options=ways(1)),
     aten("partitioner::batch_norm_sums", IMAGES, options=ways(4)),
     aten("partitioner::batch_norm_sums", f32(6, 4), options=ways(2)),
+    aten(
+        "partitioner::group_norm_apply",
+        *(f32(4, 8, 3, 5), f32(4, 4), positive(4, 4), f32(8), f32(8)),
+        options=ways(5),
+    ),
+    aten(
+        "partitioner::group_norm_apply",
+        *(f32(2, 6, 5), f32(2, 1), positive(2, 1), None, None),
+        options=ways(3),
+    ),
+    aten(
+        "partitioner::group_norm_grad_planes",
+        *(IMAGES, f32(4, 6, 3, 3), f32(4, 2), positive(4, 2), f32(6), f32(2, 4, 6), 27),
+        options=ways(4),
+    ),
+    aten(
+        "partitioner::group_norm_grad_planes",
+        *(f32(2, 6, 5), f32(2, 6, 5), f32(2, 6), positive(2, 6), None, f32(2, 2, 6), 5),
+        options=ways(3),
+    ),
+    aten(
+        "partitioner::group_norm_grad_sums",
+        *(IMAGES, f32(4, 6, 3, 3), f32(4, 2), positive(4, 2)),
+        options=ways(5),
+    ),
+    aten(
+        "partitioner::group_norm_statistics", group_sums(4, 3), 36, 1e-5, "float32", options=ways(2)
+    ),
+    aten("partitioner::group_norm_sums", IMAGES, 2, options=ways(5)),
+    aten("partitioner::group_norm_sums", IMAGES, 1, options=ways(4)),
+    aten("partitioner::group_norm_sums", IMAGES, 6, options=ways(4)),
     aten(
         "partitioner::group_norm_grad_input",
         *(f32(4, 8, 5), f32(4, 8, 5), f32(4, 4), positive(4, 4), f32(8), 4),

@@ -79,6 +79,8 @@ CASES = [
     aten("cumsum", f32(4, 6), -1, options=TWO),
     aten("cumsum", flags(4, 6), 0, options=ONE),
     aten("cumsum", f32(), 0, options=ONE),
+    aten("histc", f32(4, 6), 5, -1, 1, options={"min_cuts": 2, "exact": True}),
+    aten("histc", f32(4, 6), 5, options={"min_cuts": 0}),
     aten("cumprod", f32(4, 6), 1, options=ONE),
 ]
 

@@ -5,11 +5,13 @@ import pytest
 from rows import Case, case, check_row, f32, flags, ints, scalar, vec
 
 CASES = (
-    case("Gather", f32(7, 4), ints(3, 5, low=-7, high=6), min_cuts=3),
+    case("Gather", f32(7, 4), ints(3, 5, low=-7, high=6), min_cuts=4),
     case("Gather", f32(3, 7, 4), ints(5, low=0, high=6), attrs={"axis": 1}, min_cuts=3),
     case("Gather", f32(3, 7, 4), scalar(-1), attrs={"axis": -2}, constants=(1,), min_cuts=2),
     case("Gather", f32(3, 7), vec(5, 0, 2), attrs={"axis": 1}, constants=(1,), min_cuts=2),
     case("Gather", f32(7, 4), ints(1, 3, low=0, high=6, dtype="int32"), min_cuts=2, opset=11),
+    case("Gather", f32(2, 5, 4), ints(3, 2, low=-5, high=4), attrs={"axis": 1}, min_cuts=5),
+    case("Gather", f32(5, 9), ints(4, low=-9, high=8), attrs={"axis": 1}, min_cuts=3, opset=11),
     case("GatherElements", f32(5, 4), ints(5, 3, low=-4, high=3), attrs={"axis": 1}, min_cuts=2),
     case("GatherElements", f32(5, 9, 2), ints(3, 4, 2, low=0, high=4), min_cuts=4, opset=11),
     case("GatherND", f32(5, 4, 3), ints(6, 2, low=0, high=3), min_cuts=2, opset=11),

@@ -1,0 +1,206 @@
+"""Bags of rows of a table, of which a device may have a shard, and their gradients.
+
+A bag is a run of indices: it begins at its offset, and ends where the next one begins. Its result
+is the sum, mean or maximum of the rows of its indices, each times a weight in sums, and 0 if it has
+none; indices that are `padding` count as none. A device has pieces of the rows, as in `vocabulary`,
+the indices from `first` on, and the bags in `bag_starts` and `bag_lengths`; sums and maxima over
+the devices are the whole result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partitioner.backends.torch.operators.registry import gradient, operator
+from partitioner.backends.torch.operators.vocabulary import check_ids, local_places
+
+SUM, MEAN, MAX = 0, 1, 2  #: PyTorch's numbers of modes.
+
+_CALL = "Tensor indices, Tensor offsets, Tensor? weights"
+_SETTINGS = (
+    "int mode, int bags, int padding, int size, int total, int[] starts, int[] lengths, "
+    "int[] index_starts, int[] index_lengths, int[] bag_starts, int[] bag_lengths"
+)
+
+
+@dataclass(frozen=True)
+class _Bags:
+    """A call: operands as above.
+
+    Attributes:
+        bags: Bags of the whole call.
+        size: Rows of the whole table.
+        total: Indices of the whole call.
+    """
+
+    indices: Tensor
+    offsets: Tensor
+    weights: Tensor | None
+    mode: int
+    bags: int
+    padding: int
+    size: int
+    total: int
+    starts: Sequence[int]
+    lengths: Sequence[int]
+    index_starts: Sequence[int]
+    index_lengths: Sequence[int]
+    bag_starts: Sequence[int]
+    bag_lengths: Sequence[int]
+
+    @property
+    def local_bags(self) -> int:
+        return sum(self.bag_lengths)
+
+    def chosen(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(place among the device's indices, row of the shard, bag), of what the device adds."""
+        check_ids(self.indices, self.size, "embedding_bag index")
+        rows, inside = local_places(self.indices, self.starts, self.lengths)
+        bags, here = local_places(self.bag_of(), self.bag_starts, self.bag_lengths)
+        kept = (inside & here & (self.indices != self.padding)).nonzero().squeeze(1)
+        return kept, rows[kept], bags[kept]
+
+    def places(self) -> Tensor:
+        """The place of each of the device's indices among all."""
+        make = [
+            torch.arange(start, start + length, device=self.indices.device)
+            for start, length in zip(self.index_starts, self.index_lengths, strict=True)
+        ]
+        return torch.cat(make) if make else self.indices.new_empty(0)
+
+    def bag_of(self) -> Tensor:
+        """The bag of each of the device's indices, among all bags."""
+        begins, end = self.offsets[: self.bags].contiguous(), self.offsets[self.bags :]
+        check, text = torch.ops.aten._assert_async.msg, "embedding_bag: the {} offset is not {}"
+        check((begins[:1] == 0).all(), text.format("first", 0))
+        check(
+            (end == self.total).all(), text.format("last", f"the number of indices, {self.total}")
+        )
+        return torch.searchsorted(begins, self.places().to(begins.dtype), right=True) - 1
+
+    def counted(self) -> Tensor:
+        """The bag of each of the device's indices that count."""
+        return self.bag_of()[self.indices != self.padding]
+
+    def factors(self, kept: Tensor, bags: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """What each kept row is multiplied by; None if by 1."""
+        if self.mode == MEAN:
+            counts = torch.bincount(self.counted(), minlength=self.bags).to(dtype)
+            local = [
+                counts[start : start + length]
+                for start, length in zip(self.bag_starts, self.bag_lengths, strict=True)
+            ]
+            return torch.cat(local)[bags].reciprocal() if local else counts[:0]
+        return None if self.weights is None else self.weights[kept]
+
+
+def _times(rows: Tensor, factors: Tensor | None) -> Tensor:
+    return rows if factors is None else rows * factors.unsqueeze(1)
+
+
+@operator(
+    f"embedding_bag(Tensor table, {_CALL}, {_SETTINGS}) -> Tensor",
+    lambda table, *call: table.new_empty((sum(call[-1]), table.shape[1])),
+)
+def embedding_bag(table: Tensor, *call: Any) -> Tensor:
+    """(bags, channels)."""
+    bags = _Bags(*call)
+    kept, rows, at = bags.chosen()
+    found = table.index_select(0, rows)
+    shape = (bags.local_bags, table.shape[1])
+    if bags.mode != MAX:
+        out = table.new_zeros(shape)
+        return out.index_add_(0, at, _times(found, bags.factors(kept, at, table.dtype)))
+    out = table.new_full(shape, float("-inf"))
+    out.scatter_reduce_(0, at.unsqueeze(1).expand_as(found), found, "amax")
+    # A bag without an index is 0 on every device: all have all indices.
+    filled = torch.zeros(bags.bags, dtype=torch.bool, device=table.device)
+    filled[bags.counted()] = True
+    empty = filled.logical_not().nonzero().squeeze(1)
+    here, inside = local_places(empty, bags.bag_starts, bags.bag_lengths)
+    out[here[inside]] = 0
+    return out
+
+
+@operator(
+    f"embedding_bag_backward(Tensor grad, {_CALL}, {_SETTINGS}) -> Tensor",
+    lambda grad, *call: grad.new_empty((sum(call[9]), grad.shape[1])),
+)
+def embedding_bag_backward(grad: Tensor, *call: Any) -> Tensor:
+    """Gradient of the shard's rows, of sums and means."""
+    bags = _Bags(*call)
+    kept, rows, at = bags.chosen()
+    table = grad.new_zeros((sum(bags.lengths), grad.shape[1]))
+    return table.index_add_(
+        0, rows, _times(grad.index_select(0, at), bags.factors(kept, at, grad.dtype))
+    )
+
+
+@operator(
+    f"embedding_bag_weights_backward(Tensor grad, Tensor table, {_CALL}, {_SETTINGS}) -> Tensor",
+    lambda grad, _table, indices, *_: grad.new_empty(indices.shape),
+)
+def embedding_bag_weights_backward(grad: Tensor, table: Tensor, *call: Any) -> Tensor:
+    """Gradient of the weights of indices."""
+    kept, rows, at = _Bags(*call).chosen()
+    found = grad.new_zeros(call[0].shape)
+    found[kept] = (grad.index_select(0, at) * table.index_select(0, rows)).sum(1)
+    return found
+
+
+@operator(
+    f"embedding_bag_places(Tensor out, Tensor table, {_CALL}, {_SETTINGS}) -> Tensor",
+    lambda out, _table, indices, *_: torch.empty_like(out, dtype=indices.dtype),
+)
+def embedding_bag_places(out: Tensor, table: Tensor, *call: Any) -> Tensor:
+    """Of each maximum, the first place among the indices that has it; `total` if none has."""
+    bags = _Bags(*call)
+    kept, rows, at = bags.chosen()
+    found = bags.places()[kept].to(bags.indices.dtype).unsqueeze(1).expand(-1, out.shape[1])
+    equal = table.index_select(0, rows) == out.index_select(0, at)
+    found = found.where(equal, bags.total)
+    places = torch.full_like(out, bags.total, dtype=bags.indices.dtype)
+    return places.scatter_reduce_(0, at.unsqueeze(1).expand_as(found), found, "amin")
+
+
+@operator(
+    f"embedding_bag_max_backward(Tensor grad, Tensor places, {_CALL}, {_SETTINGS}) -> Tensor",
+    lambda grad, _places, *call: grad.new_empty((sum(call[9]), grad.shape[1])),
+)
+def embedding_bag_max_backward(grad: Tensor, places: Tensor, *call: Any) -> Tensor:
+    """Gradient of the shard's rows, of maxima."""
+    bags = _Bags(*call)
+    rows, inside = local_places(bags.indices, bags.starts, bags.lengths)
+    count = sum(bags.lengths)
+    # rows elsewhere, and bags without indices, add to one more row, which is cut off
+    rows = torch.cat([rows.masked_fill(inside.logical_not(), count), rows.new_full((1,), count)])
+    table = grad.new_zeros((count + 1, grad.shape[1]))
+    return table.scatter_add_(0, rows[places], grad)[:count]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:4], output)
+    ctx.settings = inputs[4:]
+
+
+def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    operators = torch.ops.partitioner
+    table, *call, out = ctx.saved_tensors
+    call = (*call, *ctx.settings)
+    of_weights = None
+    if ctx.settings[0] == MAX:
+        places = operators.embedding_bag_places(out, table, *call)
+        of_table = operators.embedding_bag_max_backward(grad, places, *call)
+    else:
+        of_table = operators.embedding_bag_backward(grad, *call)
+    if ctx.needs_input_grad[3]:
+        of_weights = operators.embedding_bag_weights_backward(grad, table, *call)
+    return (of_table, None, None, of_weights, *(None,) * len(ctx.settings))
+
+
+gradient("embedding_bag", _gradient, _save)

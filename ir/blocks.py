@@ -1,0 +1,90 @@
+"""Stretches of a graph that run in blocks, one after the other on the same device.
+
+A stretch is a run of nodes in the graph's order. What it hands on is cut into equal parts along
+one dim or several, and each block computes one part from what that part needs, halos included. See
+ADR 28.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A dim that the blocks of a stretch cut.
+
+    Attributes:
+        value: A value that the stretch makes; the dims of all others follow from the rules.
+        dim: The dim of it.
+        parts: Number of parts, at least 2.
+    """
+
+    value: str
+    dim: int
+    parts: int
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A run of nodes in blocks.
+
+    Attributes:
+        first: Name of its first node.
+        last: Name of its last node, in the order of the graph.
+        chunks: The dims that are cut; blocks are their product. Without any, the stretch is one
+            block, and only its constants come and go.
+    """
+
+    first: str
+    last: str
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return math.prod(chunk.parts for chunk in self.chunks)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The parts of a model that run in turn.
+
+    Attributes:
+        stretches: The stretches, in order; no node is in two.
+    """
+
+    stretches: tuple[Stretch, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether anything runs in blocks."""
+        return bool(self.stretches)
+
+    def to_data(self) -> list[dict[str, Any]]:
+        """As JSON data."""
+        return [
+            {"first": s.first, "last": s.last, "chunks": [dict(vars(c)) for c in s.chunks]}
+            for s in self.stretches
+        ]
+
+    @classmethod
+    def from_data(cls, data: Sequence[Mapping[str, Any]]) -> Blocks:
+        """Inverse of `to_data`.
+
+        Raises:
+            KeyError, TypeError, ValueError: A field is missing or malformed.
+        """
+        stretches = []
+        for stretch in data:
+            chunks = tuple(Chunk(**chunk) for chunk in stretch["chunks"])
+            numbers = [number for chunk in chunks for number in (chunk.dim, chunk.parts)]
+            names = [stretch["first"], stretch["last"], *(chunk.value for chunk in chunks)]
+            if any(type(number) is not int or number < 0 for number in numbers):
+                raise ValueError(f"chunks {stretch['chunks']!r}")
+            if not all(type(name) is str for name in names):
+                raise TypeError(f"stretch {stretch!r}")
+            stretches.append(Stretch(stretch["first"], stretch["last"], chunks))
+        return cls(tuple(stretches))

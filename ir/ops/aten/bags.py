@@ -1,0 +1,102 @@
+"""Bags of rows of a table, which `frontends.torch.bags` puts in place of PyTorch's.
+
+Rows v of the table and indices n are sums of the result, or a maximum over v; bags b are cut in
+results, and the gradients of the table are sums over them. Offsets are whole on every device: where
+a bag ends is told by the next one. Means and maxima need all indices of a bag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from partitioner.ir.graph import Attr
+from partitioner.ir.ops.local import same_node
+from partitioner.ir.ops.rules.indexing import moved_rows
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
+from partitioner.ir.rule import Rule
+
+SUM, MAX = 0, 2  #: PyTorch's numbers of modes.
+
+
+def _bag(view: OpView) -> Rule:
+    """``v f, n, _, n -> b f``."""
+    how = "max" if view.attr("mode") == MAX else "sum"
+    return _rule(view, ["v f"], "b f", {"v": how, "n": "sum"}, sums=[0] if how == "sum" else [])
+
+
+def _backward(view: OpView) -> Rule:
+    """``b f, n, _, n -> v f``."""
+    return _rule(view, ["b f"], "v f", {"b": "sum", "n": "sum"}, sums=[0])
+
+
+def _weights_backward(view: OpView) -> Rule:
+    """``b f, v f, n, _, n -> n``."""
+    return _rule(view, ["b f", "v f"], "n", dict.fromkeys("bvf", "sum"), sums=[0])
+
+
+def _places(view: OpView) -> Rule:
+    """``b f, v f, n, _, n -> b f``: the first of them, wherever its row is."""
+    return _rule(view, ["b f", "v f"], "b f", {"v": "min"})
+
+
+def _max_backward(view: OpView) -> Rule:
+    """``b f, b f, n, _, n -> v f``."""
+    return _rule(view, ["b f", "b f"], "v f", {"b": "sum"}, sums=[0])
+
+
+def _rule(
+    view: OpView,
+    tensors: Sequence[str],
+    result: str,
+    reduce: Mapping[str, str],
+    sums: Sequence[int] = (),
+) -> Rule:
+    whole = "n" if view.attr("mode") != SUM else ""
+    bags, size = view.int_attr("bags", 0), view.int_attr("size", 0)
+    return view.rule(
+        [*tensors, "n", None, "n"],
+        [result],
+        sizes={"b": bags, "v": size},
+        reduce={name: how for name, how in reduce.items() if name not in whole},
+        whole=whole,
+        points="n v b f",
+        flops=2 / max(bags * size, 1),  # an index is of one row, and in one bag
+        sums=sums,
+    )
+
+
+def _local(
+    view: OpView, local: LocalView, rows: tuple[str, int], bags: tuple[str, int], indices: int
+) -> LocalOp:
+    """A device is told which rows, bags and indices it has; each by a tensor that has them."""
+    sides = {"in": local.regions, "out": local.out_regions}
+    found = {
+        "": sides[rows[0]][rows[1]][0],
+        "index_": local.regions[indices][0],
+        "bag_": sides[bags[0]][bags[1]][0],
+    }
+    attrs: dict[str, Attr] = {}
+    for name, pieces in found.items():
+        attrs[f"{name}starts"] = tuple(start for start, _ in pieces)
+        attrs[f"{name}lengths"] = tuple(length for _, length in pieces)
+    return same_node(view, **attrs)
+
+
+def _row(rule: object, rows: tuple[str, int], bags: tuple[str, int], indices: int) -> OpRow:
+    localize = partial(_local, rows=rows, bags=bags, indices=indices)
+    return OpRow(rule, localize, where=True)  # type: ignore[arg-type]
+
+
+ROWS: Mapping[str, OpRow] = {
+    "partitioner::embedding_bag": OpRow(
+        _bag,
+        partial(_local, rows=("in", 0), bags=("out", 0), indices=1),
+        moved=moved_rows,
+        where=True,
+    ),
+    "partitioner::embedding_bag_backward": _row(_backward, ("out", 0), ("in", 0), 1),
+    "partitioner::embedding_bag_max_backward": _row(_max_backward, ("out", 0), ("in", 0), 2),
+    "partitioner::embedding_bag_places": _row(_places, ("in", 1), ("in", 0), 2),
+    "partitioner::embedding_bag_weights_backward": _row(_weights_backward, ("in", 1), ("in", 0), 2),
+}

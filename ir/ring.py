@@ -1,0 +1,305 @@
+"""Ring attention: attention over a sequence in parts, whose keys and values pass round.
+
+Attention of W parts of the sequence becomes W steps. In step s the rows of part i meet the keys and
+values of part i + s (mod W), which `partitioner::turn` brings: its result holds the parts of its
+operand, turned by one. The results of the steps are joined by their log-sum-exp. In the backward
+pass keys and values pass round again, and each step's gradients of keys and values turn back to
+where their part lies, where they are added up.
+
+If each device has a part, a turn is one message to a neighbour, which travels while the step before
+runs, and no device holds more than two parts of the keys and values. Under a causal mask part i is
+chunk i from either end of the sequence, so that each step is the same work for all parts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from partitioner.ir.graph import Attr, Graph, Node
+from partitioner.ir.layout import Interval, Segments, even_cut, folded_cut
+from partitioner.ir.parts import owned
+from partitioner.ir.types import TensorType
+
+ATTENTION, BACKWARD = "partitioner::attention", "partitioner::attention_backward"
+STEP = "partitioner::attention_step"
+#: Parts of a sequence at most.
+MOST_PARTS = 32
+
+
+def ring(graph: Graph, parts: int) -> Graph:
+    """The graph with ring attention of so many parts wherever it is possible.
+
+    That is attention of as many rows as keys, at least two to a part. A mask of numbers or flags is
+    whole along the keys. Without any attention the graph is returned as it is.
+    """
+    return _replaced(graph, {n.name: parts for n in graph.nodes if _is_possible(graph, n, parts)})
+
+
+def ring_of(graph: Graph, names: Container[str]) -> Graph:
+    """The graph with ring attention where there are nodes of these names of it."""
+    counts = {}
+    for node in graph.nodes:
+        if node.op in (ATTENTION, BACKWARD) and node.name not in names:
+            counts[node.name] = next(
+                (w for w in range(2, MOST_PARTS + 1) if _Ring.name_of(node, w, 0) in names), 0
+            )
+    return _replaced(graph, {name: parts for name, parts in counts.items() if parts})
+
+
+def _is_possible(graph: Graph, node: Node, parts: int) -> bool:
+    if node.op not in (ATTENTION, BACKWARD) or not 2 <= parts <= MOST_PARTS:
+        return False
+    first = int(node.op == BACKWARD)
+    rows, keys = (graph.types[node.inputs[first + i]].shape[2] for i in range(2))
+    return rows == keys >= 2 * parts
+
+
+def _replaced(graph: Graph, counts: Mapping[str, int]) -> Graph:
+    if not counts:
+        return graph
+    nodes: list[Node] = []
+    types, backward, twins = dict(graph.types), set(graph.backward), dict(graph.twins)
+    for node in graph.nodes:
+        if node.name not in counts:
+            nodes.append(node)
+            continue
+        rounds = _Ring(graph, node, counts[node.name])
+        added, made = rounds.written()
+        nodes += added
+        types |= made
+        if node.name in graph.backward:
+            backward.discard(node.name)
+            backward |= {one.name for one in added}
+            twin = twins.pop(node.name, None)
+            if twin is not None:
+                twins |= dict.fromkeys((one.name for one in added), twin)
+    first = {n.name: _Ring.name_of(n, counts[n.name], 0) for n in graph.nodes if n.name in counts}
+    twins = {name: first.get(twin, twin) for name, twin in twins.items()}
+    return replace(
+        graph, nodes=tuple(nodes), types=types, backward=frozenset(backward), twins=twins
+    )
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """Attention, or its gradients, in a ring of so many parts."""
+
+    graph: Graph
+    node: Node
+    parts: int
+
+    @staticmethod
+    def name_of(node: Node, parts: int, step: int) -> str:
+        """The name of the node of a step."""
+        return f"{node.name}/ring{parts}/step{step}"
+
+    @property
+    def base(self) -> str:
+        return f"{self.node.name}/ring{self.parts}"
+
+    @property
+    def is_causal(self) -> bool:
+        return bool(self.node.attrs.get("is_causal", False))
+
+    @cached_property
+    def segments(self) -> Segments:
+        """The runs of the sequence, by part."""
+        size = self.graph.types[self.node.inputs[int(self.node.op == BACKWARD)]].shape[2]
+        return folded_cut(size, self.parts) if self.is_causal else (even_cut(size, self.parts),)
+
+    @cached_property
+    def pieces(self) -> Sequence[Sequence[Interval]]:
+        """The intervals of the sequence of each part."""
+        pieces: list[list[Interval]] = [[] for _ in range(self.parts)]
+        start = 0
+        for cuts in self.segments:
+            for part, size in enumerate(cuts):
+                before = pieces[part][-1] if pieces[part] else (0, 0)
+                if size and pieces[part] and sum(before) == start:
+                    pieces[part][-1] = (before[0], before[1] + size)
+                elif size:
+                    pieces[part].append((start, size))
+                start += size
+        return pieces
+
+    @cached_property
+    def sizes(self) -> Sequence[int]:
+        """Elements of each part."""
+        return [sum(size for _, size in part) for part in self.pieces]
+
+    def turned(self, steps: int) -> Sequence[int]:
+        """The parts in the order in which a tensor that was turned so often holds them."""
+        return [(i + steps) % self.parts for i in range(self.parts)]
+
+    def written(self) -> tuple[list[Node], dict[str, TensorType]]:
+        """The nodes, and the types of the values that are new."""
+        writer = _Writer(self)
+        write = writer.backward if self.node.op == BACKWARD else writer.forward
+        write()
+        return writer.nodes, writer.types
+
+    def turn(self, steps: int) -> dict[str, Attr]:
+        """Attributes of the turn of keys or values that were turned by one step less."""
+        count = self.parts
+        if steps == 1:  # from where they lie
+            runs = sorted((run, part) for part, some in enumerate(self.pieces) for run in some)
+            owners = [(part - 1) % count for _, part in runs]
+            held = owned([size for (_, size), _ in runs], owners, count)
+            order = list(itertools.chain(*(self.pieces[part] for part in self.turned(1))))
+        else:
+            before = [self.sizes[part] for part in self.turned(steps - 1)]
+            held = owned(before, [(i - 1) % count for i in range(count)], count)
+            order = [(before[0], sum(before[1:])), (0, before[0])]
+        made = owned([self.sizes[part] for part in self.turned(steps)], range(count), count)
+        return self._turn(held, made, order)
+
+    def back(self, steps: int) -> dict[str, Attr]:
+        """Attributes of the turn of gradients back to where their part lies."""
+        count, parts = self.parts, self.turned(steps)
+        sizes = [self.sizes[part] for part in parts]
+        held = owned(sizes, parts, count)
+        starts = dict(zip(parts, itertools.accumulate(sizes, initial=0), strict=False))
+        order: list[tuple[int, Interval]] = []
+        for part, intervals in enumerate(self.pieces):
+            at = starts[part]
+            for start, size in intervals:
+                order.append((start, (at, size)))
+                at += size
+        return self._turn(held, self.segments, [interval for _, interval in sorted(order)])
+
+    def _turn(self, held: Segments, made: Segments, order: Sequence[Interval]) -> dict[str, Attr]:
+        return {
+            "intervals": tuple(itertools.chain(*order)),
+            "held": tuple(itertools.chain(*held)),
+            "made": tuple(itertools.chain(*made)),
+            "parts": self.parts,
+        }
+
+
+class _Writer:
+    """Writes the nodes of a ring."""
+
+    def __init__(self, rounds: _Ring) -> None:
+        self.ring = rounds
+        self.nodes: list[Node] = []
+        self.types: dict[str, TensorType] = {}
+
+    def forward(self) -> None:
+        query, key, value, mask = self.ring.node.inputs
+        outs = self.ring.node.outputs
+        types = [self._type_of_result(i) for i in range(2)]
+        before: tuple[str, ...] = ()
+        for step, pair in enumerate(self._rounds(key, value)):
+            last = step == self.ring.parts - 1
+            name = self.ring.name_of(self.ring.node, self.ring.parts, step)
+            results = self._values(name, types)
+            self._step(STEP, name, (query, *pair, mask), results, step)
+            if before:
+                joined = f"{self.ring.base}/join{step}"
+                made = outs if last else self._values(joined, types)
+                self._add(
+                    joined,
+                    "partitioner::attention_join",
+                    (*before, *results),
+                    made,
+                    {"last": last},
+                )
+                results = made
+            before = results
+
+    def backward(self) -> None:
+        grad, query, key, value, mask, out, logsumexp = self.ring.node.inputs
+        tensors = [self.ring.graph.types[name] for name in (query, key, value)]
+        totals: tuple[str, ...] = ()
+        for step, pair in enumerate(self._rounds(key, value)):
+            name = self.ring.name_of(self.ring.node, self.ring.parts, step)
+            made = self._values(name, tensors)
+            operands = (grad, query, *pair, mask, out, logsumexp)
+            self._step(f"{STEP}_backward", name, operands, made, step)
+            if step:
+                back = self.ring.back(step)
+                made = (
+                    made[0],
+                    *(self._turn(f"{one}/back", one, back) for one in made[1:]),
+                )
+            totals = self._sums(totals, made, step) if totals else made
+
+    def _sums(self, totals: Sequence[str], made: Sequence[str], step: int) -> tuple[str, ...]:
+        last, sums = step == self.ring.parts - 1, []
+        for index, pair in enumerate(zip(totals, made, strict=True)):
+            name = f"{self.ring.base}/sum{step}/{index}"
+            if last and self.ring.node.outputs[index]:
+                total = self.ring.node.outputs[index]
+            else:
+                total = self._values(name, [self._type(pair[0])])[0]
+            self._add(name, "aten::add.Tensor", pair, (total,), {})
+            sums.append(total)
+        return tuple(sums)
+
+    def _rounds(self, key: str, value: str) -> Iterator[tuple[str, str]]:
+        """Keys and values of each step. Those of the next step are on their way during a step."""
+        pair = key, value
+        yield pair
+        sent = tuple(self._alias(f"{self.ring.base}/own{i}", one) for i, one in enumerate(pair))
+        for step in range(1, self.ring.parts):
+            attrs = self.ring.turn(step)
+            names = [f"{self.ring.base}/turn{step}/{i}" for i in range(2)]
+            key, value = (
+                self._turn(name, one, attrs) for name, one in zip(names, sent, strict=True)
+            )
+            sent = key, value
+            yield key, value
+
+    def _alias(self, name: str, value: str) -> str:
+        """Another name of keys or values, under which they are sent."""
+        (alias,) = self._values(name, [self._type(value)])
+        self._add(name, "partitioner::alias", (value,), (alias,), {})
+        return alias
+
+    def _turn(self, name: str, value: str, attrs: Mapping[str, Attr]) -> str:
+        (made,) = self._values(name, [self._type(value)])
+        self._add(name, "partitioner::turn", (value,), (made,), attrs)
+        return made
+
+    def _step(
+        self, op: str, name: str, operands: tuple[str, ...], made: tuple[str, ...], step: int
+    ) -> None:
+        attrs: dict[str, Attr] = {
+            **self.ring.node.attrs,
+            "intervals": tuple(itertools.chain(*itertools.chain(*self.ring.pieces))),
+            "counts": tuple(map(len, self.ring.pieces)),
+            "step": step,
+        }
+        self._add(name, op, operands, made, attrs)
+
+    def _add(
+        self,
+        name: str,
+        op: str,
+        operands: Sequence[str],
+        made: Sequence[str],
+        attrs: Mapping[str, Attr],
+    ) -> None:
+        self.nodes.append(Node(name, op, tuple(operands), tuple(made), dict(attrs)))
+
+    def _values(self, name: str, types: Sequence[TensorType]) -> tuple[str, ...]:
+        names = tuple(f"{name}:{i}" for i in range(len(types)))
+        self.types |= dict(zip(names, types, strict=True))
+        return names
+
+    def _type(self, value: str) -> TensorType:
+        return self.types.get(value) or self.ring.graph.types[value]
+
+    def _type_of_result(self, index: int) -> TensorType:
+        """The type of the attention's result or of its log-sum-exp, read or not."""
+        graph, node = self.ring.graph, self.ring.node
+        if node.outputs[index]:
+            return graph.types[node.outputs[index]]
+        query, value = graph.types[node.inputs[0]], graph.types[node.inputs[2]]
+        if index == 0:
+            return query.with_shape((*query.shape[:3], value.shape[3]))
+        wide = "float64" if query.dtype == "float64" else "float32"
+        return TensorType.of(wide, query.shape[:3])

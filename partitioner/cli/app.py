@@ -1,0 +1,96 @@
+"""The commands as one Typer application."""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import typer
+from typer.main import get_command
+
+from partitioner.cli.pictures import check, draw
+from partitioner.cli.plan import plan
+from partitioner.cli.profile import calibrate, profile
+from partitioner.cli.report import diff, explain, report, show, sweep
+from partitioner.cli.run import run, verify
+from partitioner.cli.schedule import schedule
+from partitioner.cli.solve import evaluate, solve
+from partitioner.ir.errors import did_you_mean
+
+_ABOUT = """Split a model over devices: a plan, a subgraph a rank, a proof.
+
+`partition MODEL ...` is short for `partition plan MODEL ...`: see `partition plan --help`.
+A model file that is called like a command: `partition ./run`.
+"""
+
+#: The commands in the order of the help, by its panels.
+_PANELS: Mapping[str, Sequence[Callable[..., int]]] = {
+    "A model": (plan, sweep, profile),
+    "A folder that `partition MODEL` wrote": (
+        *(show, explain, report, diff, draw),
+        *(verify, run, calibrate),
+    ),
+    "A problem file": (solve, evaluate),
+    "Other files": (check, schedule),
+}
+COMMANDS = tuple(function.__name__ for panel in _PANELS.values() for function in panel)
+#: Options that are of `partition` itself.
+_OWN = ("--help", "-h", "--install-completion", "--show-completion")
+
+
+def run_command(argv: Sequence[str]) -> int:
+    """Run the command that the arguments name; `plan` where they begin with a model.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        typer.TyperException: Wrong usage.
+        PartitionerError: Bad input.
+    """
+    argv = list(argv)
+    if not argv or (argv[0] not in COMMANDS and argv[0].partition("=")[0] not in _OWN):
+        _check_command(argv)
+        argv = ["plan", *argv] if argv else ["--help"]
+    application = get_command(_application())
+    code = application.main(args=argv, prog_name="partition", standalone_mode=False)
+    return int(code or 0)
+
+
+def usage_line(error: typer.TyperException) -> str:
+    """A wrong usage in one line, with the command whose help says more."""
+    context = getattr(error, "ctx", None)
+    command = "partition" if context is None else context.command_path
+    message = " ".join(error.format_message().split()).removesuffix(".")
+    message = message.removeprefix("Invalid value: ")
+    message = re.sub(r" \(Possible options: (.*)\)$", r"; did you mean \1?", message)
+    return f"{command}: {message} (see {command} --help)"
+
+
+def _application() -> typer.Typer:
+    application = typer.Typer(
+        help=_ABOUT,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+    )
+    for panel, functions in _PANELS.items():
+        for function in functions:
+            application.command(function.__name__, rich_help_panel=panel)(function)
+    return application
+
+
+def _check_command(argv: Sequence[str]) -> None:
+    """Refuse a first argument that can only be a misspelt command, with the commands there are.
+
+    Raises:
+        typer.TyperException: It is one.
+    """
+    word = argv[0] if argv else ""
+    if not word.isalpha() or os.path.lexists(word):
+        return
+    hint = did_you_mean(word, COMMANDS)
+    has_operand = len(argv) > 1 and not argv[1].startswith("-")
+    if hint or has_operand:
+        raise typer.TyperException(
+            f"unknown command {word!r} (there are {', '.join(COMMANDS)}){hint}"
+        )

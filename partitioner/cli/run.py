@@ -1,0 +1,92 @@
+"""The commands that run a plan: run, verify."""
+
+from pathlib import Path
+from typing import Annotated
+
+from partitioner.cli.options import (
+    MODEL,
+    OUTPUT,
+    InputSeed,
+    Written,
+    flag,
+    option,
+    positive,
+    wrong,
+)
+from partitioner.cli.terminal import safe
+
+_MEASURED = "Measurements"
+
+
+def run(
+    folder: Written,
+    inputs: Annotated[
+        Path | None,
+        option(None, "in.npz", "Whole inputs by name (default: random valid ones).", panel=MODEL),
+    ] = None,
+    seed: InputSeed = 0,
+    requests: Annotated[
+        int, option(positive, "N", "Requests in flight (default: 1).", panel=MODEL)
+    ] = 1,
+    outputs: Annotated[
+        Path | None,
+        option(None, "out.npz", "Where to write the whole outputs.", panel=OUTPUT),
+    ] = None,
+    profile: Annotated[
+        bool,
+        flag(
+            "Record every kernel and communication, and show them beside the prediction, also in "
+            "DIR/report.html.",
+            "--profile",
+            panel=_MEASURED,
+        ),
+    ] = False,
+    steps: Annotated[
+        int | None,
+        option(
+            positive,
+            "N",
+            "Steps of one request each that --profile records (default: 10).",
+            panel=_MEASURED,
+        ),
+    ] = None,
+    calibrate: Annotated[
+        bool,
+        flag(
+            "Add what --profile measures to the measurements of this machine, as `partition "
+            "calibrate` does.",
+            "--calibrate",
+            panel=_MEASURED,
+        ),
+    ] = False,
+) -> int:
+    """Run a plan, one local process a rank."""
+    for name, given in (("steps", steps), ("calibrate", calibrate)):
+        if given and not profile:
+            wrong(f"--{name} is of --profile: give that too")
+    from partitioner.backends.observed import STEPS
+    from partitioner.run.local import run_directory
+
+    report = run_directory(
+        folder,
+        inputs,
+        outputs,
+        requests=requests,
+        seed=seed,
+        steps=(steps or STEPS) if profile else 0,
+    )
+    print(safe(report))
+    if calibrate:
+        from partitioner.profiling.calibrate import calibrate as add_measurements
+
+        print(safe(str(add_measurements(folder))))
+    return 0
+
+
+def verify(folder: Written, seed: InputSeed = 0) -> int:
+    """Compare all ranks with the whole model."""
+    from partitioner.compiled.reload import load
+
+    verification = load(folder).verify_written(folder, seed=seed)
+    print(safe(str(verification)))
+    return 0 if verification.equal else 1

@@ -1,0 +1,81 @@
+"""What the commands print: results on stdout, progress and warnings on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from partitioner.report.text.tables import shortened
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+    from rich.text import Text
+
+
+def one_line(error: Exception) -> str:
+    """An error's message in one line."""
+    return safe(" ".join(str(error).split()))
+
+
+def safe(text: str) -> str:
+    """Text that may hold a model's names, with "?" for each control character."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
+def aside(line: str) -> None:
+    """Print a line on stderr."""
+    print(f"partition: {safe(line)}", file=sys.stderr)
+
+
+def warn(lines: Iterable[str]) -> None:
+    """Print a saved plan's warnings on stderr."""
+    for line in lines:
+        aside(f"warning: {line}")
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A function that shows what is being done, on stderr.
+
+    On a terminal one line shows the present stage and its seconds, and is gone at the end;
+    elsewhere each stage is a line. `quiet` shows nothing.
+    """
+    if quiet:
+        yield lambda _: None
+    elif sys.stderr.isatty():
+        yield from _live()
+    else:
+        yield lambda text: print(f"partition: {safe(text)} ...", file=sys.stderr, flush=True)
+
+
+def _live() -> Iterator[Callable[[str], None]]:
+    """The progress of a terminal; its colours follow NO_COLOR."""
+    from rich.console import Console
+    from rich.live import Live
+
+    line = _Line("starting", time.monotonic())
+    with Live(line, console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
+        yield lambda text: live.update(_Line(safe(text), time.monotonic()), refresh=True)
+
+
+_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A stage and the seconds since it began, in the width of the terminal."""
+
+    stage: str
+    began_s: float
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        from rich.text import Text
+
+        spent_s = time.monotonic() - self.began_s
+        frame, clock = _FRAMES[int(4 * spent_s) % len(_FRAMES)], f"{spent_s:.0f} s"
+        stage = shortened(self.stage, max(1, options.max_width - len(clock) - 4))
+        yield Text.assemble((frame, "cyan"), f" {stage} ", (clock, "dim"), no_wrap=True)

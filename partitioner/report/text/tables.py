@@ -1,0 +1,47 @@
+"""Tables of text, within the width of a terminal."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+
+#: Columns that a cell keeps, however narrow the terminal is.
+LEAST = 12
+
+
+def table(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
+    """Lines of left-aligned columns; the first row is the header.
+
+    Args:
+        rows: Cells, equally many in each row.
+        width: Columns of text that lines may take, by shortening the longest cells in their middle;
+            None: those of the terminal where stdout is one, else as many as the cells take.
+    """
+    if width is None and sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if width is not None:
+        widths = _narrowed(widths, width - 2 * (len(widths) - 1))
+    lines = [
+        "  ".join(shortened(cell, w).ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    rule = sum(widths) + 2 * (len(widths) - 1) if width is not None else len(lines[0])
+    return [lines[0], "-" * min(rule, len(lines[0])), *lines[1:]]
+
+
+def shortened(text: str, width: int) -> str:
+    """The text, or its begin and end in `width` characters."""
+    if len(text) <= width:
+        return text
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
+
+
+def _narrowed(widths: Sequence[int], total: int) -> list[int]:
+    """Widths of the given sum at most where no column is below `LEAST`: the widest give way."""
+    limit = max(widths, default=0)
+    while limit > LEAST and sum(min(w, limit) for w in widths) > total:
+        limit -= 1
+    return [min(w, limit) for w in widths]

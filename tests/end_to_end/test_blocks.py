@@ -1,0 +1,148 @@
+"""Models that do not fit one device run in blocks: equal, and measured within the limit."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from measured import measured_bytes
+from onnx import helper, numpy_helper
+from torch import nn
+from unets import exported, unet
+
+import partitioner
+from partitioner import examples
+from partitioner.cli.main import main
+from partitioner.compiled.base import Compiled
+from partitioner.cost_model.schedule import LOAD_BYTES_PER_S
+from partitioner.frontends.inputs import random_inputs
+from partitioner.ir.errors import OptionError
+from partitioner.problem.memory_kinds import Holdings
+from partitioner.report.lanes import lanes
+from partitioner.report.page.memory import memory
+from partitioner.solver import Infeasible
+
+MIB = 2**20
+
+
+def measured(compiled: Compiled, folder: Path) -> int:
+    """Most bytes that the one rank held, by ONNX Runtime's profile."""
+    compiled.save(folder)
+    return measured_bytes(folder, 0, random_inputs(compiled.graph, 0)).total
+
+
+def check(model: Path, share: float, folder: Path) -> Compiled:
+    """Compile for a share of what the whole model needs, compare and measure."""
+    needs = partitioner.compile(model, devices=1).summary["peak_bytes"][0]
+    limit = int(needs * share)
+    compiled = partitioner.compile(model, devices=1, memory=limit)
+    assert compiled.plan.blocks
+    assert compiled.summary["peak_bytes"][0] <= limit
+    found = compiled.verify(seed=1)
+    assert found.equal, str(found)
+    assert max(output.error for output in found.outputs) <= 1e-5
+    assert 0 < measured(compiled, folder) <= limit
+    return compiled
+
+
+def test_a_unet_in_a_quarter_of_its_memory(tmp_path: Path) -> None:
+    model = exported(unet(), (1, 3, 264, 200), tmp_path / "unet.onnx")
+    compiled = check(model, 0.25, tmp_path / "out")
+    (stretch,) = [s for s in compiled.plan.blocks.stretches if s.chunks]
+    assert stretch.blocks > 1
+    text = str(compiled)
+    assert "blocks of dim" in text
+    assert "the model as a whole does not fit" in text
+    again = partitioner.load(tmp_path / "out")
+    assert isinstance(again, Compiled)
+    assert again.plan == compiled.plan
+    assert not again.warnings
+    with pytest.raises(OptionError, match="constraints: a plan in blocks cannot be kept"):
+        partitioner.compile(model, devices=1, constraints=tmp_path / "out" / "plan.json")
+    parts = Holdings.of(compiled.graph, compiled.plan, compiled.cluster).at_peak(0)
+    assert sum(parts.values()) == pytest.approx(compiled.evaluation.peak[0].bytes, rel=1e-3)
+    (shown,) = memory(compiled, lanes(compiled))
+    assert shown["peak_bytes"] == pytest.approx(compiled.evaluation.peak[0].bytes, rel=1e-3)
+
+
+def products(path: Path, layers: int, wide: int) -> Path:
+    """Matrix products, nearly all of whose bytes are weights."""
+    onnx.save(examples.build("mlp", layers=layers, hidden=wide), path)
+    return path
+
+
+def test_weights_are_loaded_in_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No layer fits beside all others; the certificate's cost has the seconds of loading."""
+    model = products(tmp_path / "mlp.onnx", layers=8, wide=512)
+    compiled = check(model, 0.5, tmp_path / "out")
+    assert all(not stretch.chunks for stretch in compiled.plan.blocks.stretches)
+    loads = compiled.schedule.loads
+    nbytes = sum(compiled.schedule.residents[key] * len(of) for key, of in loads.items())
+    whole = partitioner.compile(model, devices=1)
+    seconds = compiled.evaluation.step_s - whole.evaluation.step_s
+    assert seconds == pytest.approx(nbytes / LOAD_BYTES_PER_S, rel=0.05)
+    assert main(["show", str(tmp_path / "out")]) == 0
+    assert "load their constants in turn" in capsys.readouterr().out
+    assert main(["run", str(tmp_path / "out"), "--requests", "2"]) == 0
+
+
+def wide(path: Path) -> Path:
+    """Two products, the first of which has nearly all weights."""
+    rng = np.random.default_rng(0)
+    weights = {"w": (64, 4096), "v": (4096, 16)}
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["a"], name="first"),
+            helper.make_node("Relu", ["a"], ["b"], name="relu"),
+            helper.make_node("MatMul", ["b", "v"], ["y"], name="second"),
+        ],
+        "wide",
+        [helper.make_tensor_value_info("x", 1, (2, 64))],
+        [helper.make_tensor_value_info("y", 1, (2, 16))],
+        [
+            numpy_helper.from_array(rng.standard_normal(sizes).astype(np.float32), name)
+            for name, sizes in weights.items()
+        ],
+    )
+    imports = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), path)
+    return path
+
+
+def test_one_layer_larger_than_the_memory_is_cut(tmp_path: Path) -> None:
+    """Its weights are loaded part by part."""
+    compiled = check(wide(tmp_path / "wide.onnx"), 0.4, tmp_path / "out")
+    assert any(stretch.chunks for stretch in compiled.plan.blocks.stretches)
+
+
+def test_a_module_in_blocks() -> None:
+    example = (torch.randn(1, 3, 137, 104),)
+    module = nn.Sequential(*unet().down[:1], nn.MaxPool2d(2, ceil_mode=True))
+    needs = partitioner.compile(module, example, devices=1).summary["peak_bytes"][0]
+    compiled = partitioner.compile(module, example, devices=1, memory=int(0.5 * needs))
+    assert compiled.plan.blocks
+    assert compiled.plan.pipeline is None
+    found = compiled.verify(seed=1)
+    assert found.equal, str(found)
+    torch.testing.assert_close(compiled(*example), module(*example), rtol=1e-5, atol=1e-5)
+
+
+def test_a_refusal_says_what_would_fit_in_blocks(tmp_path: Path) -> None:
+    model = wide(tmp_path / "wide.onnx")
+    needs = partitioner.compile(model, devices=1).summary["peak_bytes"][0]
+    with pytest.raises(Infeasible, match=r"in blocks with --memory \d+") as refusal:
+        partitioner.compile(model, devices=1, memory=int(needs * 0.02), time_limit_s=3)
+    way = next(way for way in refusal.value.relaxations if "blocks" in way)
+    enough = int(re.fullmatch(r"in blocks with --memory (\d+) .*", way)[1])  # type: ignore[index]
+    assert partitioner.compile(model, devices=1, memory=enough).plan.blocks
+
+
+@pytest.mark.slow
+def test_vgg19_in_a_quarter_of_its_memory(tmp_path: Path) -> None:
+    """392 of its 548 MiB of weights are in one layer."""
+    path = tmp_path / "vgg19.onnx"
+    path.write_bytes(examples.build("vgg19").SerializeToString())
+    compiled = check(path, 0.25, tmp_path / "out")
+    assert max(stretch.blocks for stretch in compiled.plan.blocks.stretches) >= 4

@@ -1,0 +1,277 @@
+"""The sequence is cut over devices: each form of attention forced, against one process."""
+
+import copy
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch_models import build
+
+import partitioner
+from partitioner.compiled.module import ModuleProgram
+from partitioner.cost_model.cluster import Cluster, DeviceSpec, LinkLevel
+from partitioner.ir.rule import Cut
+from partitioner.strategies.batch import sequence_of
+from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
+
+ATTENTION = "partitioner::attention"
+#: Of the keys that attention reads: whole, or cut along heads. The ring is a kind of its own.
+PINS: dict[str, dict[str, Any]] = {"gather": {"replicate": True}, "heads": {"dim": 1}}
+FORMS = (*PINS, "ring")
+
+
+class Block(nn.Module):
+    """Two layers of causal attention with grouped heads, over any length; the loss first."""
+
+    def __init__(self, width: int = 16, heads: int = 4, kv: int = 2) -> None:
+        super().__init__()
+        self.heads, self.kv = heads, kv
+        self.norm = nn.LayerNorm(width)
+        self.q, self.out = nn.Linear(width, width), nn.Linear(width, width)
+        self.k, self.v = (nn.Linear(width, width // heads * kv) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for _ in range(2):
+            h = self.norm(x)
+            q = self.q(h).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            k, v = (p(h).unflatten(-1, (self.kv, -1)).transpose(1, 2) for p in (self.k, self.v))
+            a = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            x = x + self.out(a.transpose(1, 2).flatten(2))
+        return functional.mse_loss(x, y), x
+
+
+def forced(module: nn.Module, inputs: Any, form: str, devices: int, **more: Any) -> ModuleProgram:
+    """A training program by parallel="cp" in which all attention has a form."""
+    options = {"devices": devices, "training": True, "time_limit_s": 3, **more}
+    if form == "ring":
+        program = partitioner.compile(module, inputs, parallel="ring", **options)
+        assert isinstance(program, ModuleProgram)
+        return program
+    whole = partitioner.compile(module, inputs, devices=1, training=options["training"])
+    assert isinstance(whole, ModuleProgram)
+    pins = [
+        Pin(form, tensor=node.inputs[1], axis="cp", side="read", **PINS[form])
+        for node in whole.graph.nodes
+        if node.op == ATTENTION
+    ]
+    assert pins
+    program = partitioner.compile(
+        *(module, inputs), parallel="cp", constraints=Constraints(tuple(pins)), **options
+    )
+    assert isinstance(program, ModuleProgram)
+    return program
+
+
+def is_of_form(program: ModuleProgram, form: str) -> bool:
+    """Whether all attention of the forward pass has the form."""
+    if form == "ring":
+        steps = cuts_of(program, f"{ATTENTION}_step")
+        return bool(steps) and all("w" in cuts for cuts in steps) and not cuts_of(program)
+    return all(("q" in cuts) == (form == "gather") for cuts in cuts_of(program))
+
+
+def cuts_of(program: ModuleProgram, op: str = ATTENTION) -> list[dict[str, Cut]]:
+    nodes = (node for node in program.graph.nodes if node.op == op)
+    return [dict(program.plan.nodes[node.name].cuts) for node in nodes]
+
+
+def trains_alike(program: ModuleProgram, module: nn.Module, inputs: Any, steps: int = 10) -> None:
+    """So many steps of gradient descent, each like those of a copy of the module."""
+    alone = copy.deepcopy(module)
+
+    def call(one: Any) -> Any:
+        return one(**inputs) if isinstance(inputs, dict) else one(*inputs)
+
+    for _ in range(steps):
+        alone.zero_grad()
+        loss = call(alone)
+        (loss["loss"] if isinstance(loss, dict) else loss[0]).backward()
+        _, gradients = call(program.gradients)
+        for name, parameter in alone.named_parameters():
+            scale = float(parameter.grad.abs().max())
+            torch.testing.assert_close(
+                gradients[name], parameter.grad, atol=2e-5 * scale + 1e-7, rtol=0
+            )
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                parameter -= 0.1 * gradients[name]
+            for parameter in alone.parameters():
+                parameter -= 0.1 * parameter.grad
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow
+def test_llama_trains_alike_with_each_form(form: str, devices: int) -> None:
+    torch.manual_seed(0)
+    model = build("llama", training=True)
+    program = forced(model.module, dict(model.inputs), form, devices)
+    assert is_of_form(program, form)
+    trains_alike(program, model.module, dict(model.inputs))
+
+
+@pytest.mark.slow
+def test_mixtral_trains_alike() -> None:
+    torch.manual_seed(0)
+    model = build("mixtral", training=True)
+    program = partitioner.compile(
+        *(model.module, dict(model.inputs)),
+        devices=2, training=True, parallel="cp", time_limit_s=3,
+    )  # fmt: skip
+    assert isinstance(program, ModuleProgram)
+    trains_alike(program, model.module, dict(model.inputs), steps=3)
+
+
+UNEVEN = [
+    *(("gather", 3), ("heads", 2), ("ring", 3)),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("gather", 2), ("ring", 4))),
+]
+
+
+@pytest.mark.parametrize(("form", "devices"), UNEVEN)
+def test_uneven_sequences_with_grouped_heads(form: str, devices: int) -> None:
+    torch.manual_seed(0)
+    module, inputs = Block(), (torch.randn(1, 11, 16), torch.randn(1, 11, 16))
+    program = forced(module, inputs, form, devices)
+    assert sequence_of(program.graph).inputs == {"x": 1, "y": 1}
+    assert is_of_form(program, form)
+    kinds = Counter(str(comm.kind) for comm in program.programs.ranks[0].comms)
+    assert kinds["all_to_all"] >= (4 if form == "heads" else 0)
+    trains_alike(program, module, inputs)
+
+
+def test_a_model_without_a_sequence_is_refused() -> None:
+    with pytest.raises(ConstraintError, match=r"parallel cp: no input has a dim beside the batch"):
+        partitioner.compile(nn.Linear(8, 8), torch.randn(8), devices=2, parallel="cp")
+
+
+def test_a_sequence_shorter_than_the_devices_is_refused() -> None:
+    inputs = torch.randn(1, 3, 16), torch.randn(1, 3, 16)
+    with pytest.raises(ConstraintError, match=r"dim 1 of 'x' and dim 1 of 'y'\) has 3 elements, f"):
+        partitioner.compile(Block(), inputs, devices=4, parallel="cp")
+
+
+def test_a_ring_in_inference_that_is_saved_and_loaded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, inputs = Block().eval(), (torch.randn(1, 12, 16), torch.randn(1, 12, 16))
+    program = partitioner.compile(
+        module, inputs, devices=2, parallel="ring", mesh={"cp": 2}, time_limit_s=2
+    )
+    assert isinstance(program, ModuleProgram)
+    assert is_of_form(program, "ring")
+    program.save(tmp_path / "ring")
+    loaded = partitioner.load(tmp_path / "ring", module, inputs)
+    assert loaded.plan.to_json() == program.plan.to_json()
+    for one, other in zip(loaded(*inputs), module(*inputs), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+def test_a_ring_without_a_causal_mask() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            q = self.mix(x).unsqueeze(1)
+            y = x + functional.scaled_dot_product_attention(q, q, q).squeeze(1)
+            return y.square().mean(), y
+
+    torch.manual_seed(0)
+    module, inputs = Plain(), (torch.randn(2, 7, 8),)
+    program = forced(module, inputs, "ring", 3)
+    assert is_of_form(program, "ring")
+    trains_alike(program, module, inputs, steps=2)
+
+
+def test_a_ring_is_refused_where_rows_and_keys_differ() -> None:
+    class Crossed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q = x.unsqueeze(1)
+            return functional.scaled_dot_product_attention(q, q[:, :, 1:], q[:, :, 1:])
+
+    with pytest.raises(ConstraintError, match=r"parallel ring: no attention of at least 4 posi"):
+        partitioner.compile(Crossed(), torch.randn(1, 8, 8), devices=2, parallel="ring")
+
+
+def test_a_long_context_is_split_along_the_sequence() -> None:
+    """One sample of 100,000 tokens, two query heads on four devices, no kind asked for."""
+    module = Block(width=16, heads=2, kv=1)
+    inputs = tuple(torch.empty(1, 100_000, 16, device="meta") for _ in range(2))
+    program = partitioner.compile(module, inputs, devices=4, mesh={"x": 4}, time_limit_s=5)
+    assert all("q" in cuts for cuts in cuts_of(program))
+    # causal rows are shared out from either end: all devices have the same work
+    assert all(len(cuts["q"].segments or ()) > 1 for cuts in cuts_of(program))
+
+
+def sent_for_attention(program: ModuleProgram, rank: int = 0) -> Counter[bool]:
+    """Bytes that a rank sends to others for attention and its results, by pass (backward: True)."""
+    sent: Counter[bool] = Counter()
+    for comm in program.programs.ranks[rank].comms:
+        reader = program.graph.by_name.get(comm.why)
+        value = program.graph.producers.get(comm.source.partition("@")[0])
+        ends = [node.name for node in (reader, value) if node is not None]
+        if any("attention" in name for name in ends) and comm.dtype == "bfloat16":
+            nbytes = sum(2 * t.numel for t in comm.transfers if t.source == rank != t.target)
+            sent[comm.why in program.graph.backward] += nbytes
+    return sent
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_plans_send_what_the_page_says(form: str) -> None:
+    """docs/concepts/sequence.md, of four devices and two layers of bfloat16."""
+    ranks, rows, width = 4, 4096, 512
+    module = Block(width, heads=8, kv=8).to(torch.bfloat16)
+    inputs = tuple(
+        torch.empty(1, rows, width, device="meta", dtype=torch.bfloat16) for _ in range(2)
+    )
+    program = forced(module, inputs, form, ranks, training=False)
+    assert is_of_form(program, form)
+    query = 2 * rows * width  # bytes, as many as those of the keys, and of the values
+    gathered = (ranks - 1) * 2 * query // ranks
+    changed = (ranks - 1) * (2 * query + 2 * query) // ranks**2
+    layers = 2
+    wanted = layers * (changed if form == "heads" else gathered)
+    assert sent_for_attention(program) == {False: wanted}
+
+
+def test_a_ring_sends_as_much_again_for_each_gradient() -> None:
+    ranks, rows, width = 4, 4096, 512
+    module = Block(width, heads=8, kv=8).to(torch.bfloat16)
+    inputs = tuple(
+        torch.empty(1, rows, width, device="meta", dtype=torch.bfloat16) for _ in range(2)
+    )
+    program = forced(module, inputs, "ring", ranks)
+    passed = 2 * (ranks - 1) * 2 * (2 * rows * width) // ranks
+    assert sent_for_attention(program) == {False: passed, True: 2 * passed}
+
+
+def of_speed(overlap: float) -> Cluster:
+    device = DeviceSpec("device", {"bfloat16": 1e14, "float32": 1e13}, 1e12, 80 * 10**9, 1e-6)
+    return Cluster("four", (device,) * 4, (LinkLevel("link", 4, 1e10, 1e-6, overlap=overlap),))
+
+
+@pytest.mark.parametrize(
+    ("cheapest", "rows", "kv", "overlap"),
+    [("heads", 65536, 8, 0.0), ("ring", 65536, 8, 0.8), ("gather", 4096, 1, 0.0)],
+)
+def test_the_cheapest_form_is_taken(cheapest: str, rows: int, kv: int, overlap: float) -> None:
+    """Heads move least, a ring hides what it moves, and few keys are best gathered at once."""
+    module = Block(512, heads=8, kv=kv).to(torch.bfloat16)
+    inputs = tuple(torch.empty(1, rows, 512, device="meta", dtype=torch.bfloat16) for _ in range(2))
+    options: dict[str, Any] = {"cluster": of_speed(overlap), "time_limit_s": 5}
+    program = partitioner.compile(module, inputs, parallel="cp", **options)
+    assert isinstance(program, ModuleProgram)
+    assert is_of_form(program, cheapest)
+    whole = (form for form in FORMS if kv > 1 or form != "heads")
+    forms = {
+        form: forced(module, inputs, form, 4, training=False, cluster=of_speed(overlap))
+        for form in whole
+    }
+    costs = {form: one.evaluation.step_s for form, one in forms.items()}
+    assert min(costs, key=costs.__getitem__) == cheapest
+    assert program.evaluation.step_s <= min(costs.values()) * 1.01

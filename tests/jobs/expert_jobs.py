@@ -1,0 +1,93 @@
+"""Ten steps of training of mixtures of experts on gloo processes: jobs of test_experts.py."""
+
+import copy
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from expert_models import expert_model
+from torch import nn
+from torch_models import Model
+from torch_ranks import Job, main
+
+import partitioner
+from partitioner.compiled.module import ModuleProgram
+
+STEPS = 10
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model that ranks train as one process does."""
+
+    name: str
+    devices: int
+    experts: int
+
+    def prepare(self) -> None:
+        """Compile before the ranks are forked: once for all of them."""
+        program(self)
+
+    def run(self, rank: int) -> None:
+        """Train and compare on a rank."""
+        whole = model(self)
+        module: Any = program(self).module(seed=7)
+        losses = trained(module, whole)
+        one = copy.deepcopy(whole.module)
+        expected = trained(one, whole)
+        torch.testing.assert_close(losses, expected, rtol=1e-4, atol=0)
+        assert len(set(losses)) == STEPS
+        state = module.full_state_dict()
+        for key, tensor in one.state_dict().items():
+            where = f"rank {rank}: {key}: "
+            torch.testing.assert_close(state[key], tensor, rtol=1e-4, atol=1e-5, msg=where.__add__)
+
+
+@cache
+def model(training: Training) -> Model:
+    return expert_model(
+        training.name, training.experts, "grouped_mm", batch=training.devices, training=True
+    )
+
+
+@cache
+def program(training: Training) -> ModuleProgram:
+    whole = model(training)
+    compiled = partitioner.compile(
+        whole.module,
+        dict(whole.inputs),
+        devices=training.devices,
+        parallel="ep",
+        training=True,
+        time_limit_s=10,
+    )
+    assert isinstance(compiled, ModuleProgram)
+    return compiled
+
+
+def trained(module: nn.Module, whole: Model) -> list[float]:
+    """Losses of ten steps on batches that change."""
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, eps=1e-6, weight_decay=0.1)
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = module(**whole.more_inputs(step))[0]
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    return losses
+
+
+TRAININGS = {
+    "mixtral_on_2": Training("mixtral", 2, 4),
+    "deepseek_on_3": Training("deepseek", 3, 5),
+    "qwen_on_4": Training("qwen", 4, 4),
+}
+JOBS = {
+    name: Job(training.devices, training.run, [training.prepare], limit_s=200, slow=True)
+    for name, training in TRAININGS.items()
+}
+
+if __name__ == "__main__":
+    main(JOBS)

@@ -1,0 +1,99 @@
+"""Jobs of test_spatial.py: images cut over gloo ranks, ten AdamW steps each beside one process."""
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+
+import torch
+from image_nets import Classifier, UNet, Volumes
+from torch import Tensor, nn
+from torch_ranks import Job, main
+
+import partitioner
+from partitioner.compiled.module import ModuleProgram
+
+STEPS = 10
+
+
+class Loss(nn.Module):
+    """The mean square of a net's result, which no pixel's neighbour evens out."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.net(x)
+        return (y * torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).view_as(y)).square().mean()
+
+
+NETS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "resnet": (Classifier, (1, 3, 61, 50)),
+    "unet": (lambda: Loss(UNet("bilinear")), (1, 3, 36, 28)),
+    "volumes": (lambda: Loss(Volumes()), (1, 2, 9, 8, 11)),
+}
+
+
+@cache
+def program(name: str, mesh: tuple[tuple[str, int], ...]) -> ModuleProgram:
+    """Compiled before the ranks are forked."""
+    torch.manual_seed(0)
+    make, shape = NETS[name]
+    net = make().double().train()
+    ranks = 1
+    for _, size in mesh:
+        ranks *= size
+    compiled = partitioner.compile(
+        net,
+        (torch.randn(shape, dtype=torch.float64),),
+        devices=ranks,
+        training=True,
+        parallel="spatial",
+        mesh=dict(mesh),
+        time_limit_s=4,
+    )
+    assert isinstance(compiled, ModuleProgram)
+    torch.optim.AdamW([nn.Parameter(torch.zeros(1))])  # its first use imports for seconds
+    return compiled
+
+
+def train(name: str, mesh: tuple[tuple[str, int], ...]) -> None:
+    compiled = program(name, mesh)
+    whole = copy.deepcopy(compiled.whole)
+    module = compiled.module()
+    ours = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    theirs = torch.optim.AdamW(whole.parameters(), lr=1e-2)
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        x = torch.randn(NETS[name][1], dtype=torch.float64)
+        loss, expected = module(x), whole(x)
+        loss = loss[0] if isinstance(loss, tuple) else loss
+        loss.backward()
+        expected.backward()
+        torch.testing.assert_close(loss, expected, atol=1e-8, rtol=1e-8)
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    state = module.full_state_dict()
+    for key, tensor in whole.state_dict().items():
+        torch.testing.assert_close(state[key], tensor, atol=1e-5, rtol=1e-5)
+
+
+def job(name: str, *, slow: bool = True, **mesh: int) -> Job:
+    ranks = 1
+    for size in mesh.values():
+        ranks *= size
+    axes = tuple(mesh.items())
+    return Job(ranks, lambda _: train(name, axes), [partial(program, name, axes)], slow=slow)
+
+
+JOBS = {
+    "resnet_2": job("resnet", h=2, slow=False),
+    "resnet_2x2": job("resnet", h=2, w=2),
+    "unet_3": job("unet", w=3),
+    "unet_2x2": job("unet", h=2, w=2),
+    "volumes_2x2": job("volumes", d=2, w=2),
+}
+
+if __name__ == "__main__":
+    main(JOBS)

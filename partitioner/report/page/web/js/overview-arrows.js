@@ -78,15 +78,11 @@ function arrowOf(view, { from, to, bytes, times }, labels) {
     class: "arrow",
     "marker-end": "url(#arrow-head)",
   });
-  const [left, top] = [Math.max(x1, x2) + 6, (y1 + y2) / 2 + (down ? 3 : 4)];
+  const long = Math.abs(x2 - x1) > LABEL_ROOM / 2;
+  const [left, top] = [(long ? (x1 + x2) / 2 : Math.max(x1, x2)) + 6, (y1 + y2) / 2 + (down ? 3 : 4)];
   if (labels.some(([x, y]) => Math.abs(x - left) < LABEL_ROOM && Math.abs(y - top) < 14))
     return [line];
   labels.push([left, top]);
   const text = `${size(bytes)}${times > 1 ? ` in ${count(times)}` : ""}`;
-  const label = svg(
-    "text",
-    { x: left, y: top, class: "arrow-text" },
-    text,
-  );
-  return [line, label];
+  return [line, svg("text", { x: left, y: top, class: "arrow-text" }, text)];
 }

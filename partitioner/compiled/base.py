@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import tempfile
 from abc import ABC, abstractmethod
@@ -391,11 +390,10 @@ class Compiled(Planned):
         return render(report_data(self, self.comparison))
 
     def _repr_html_(self) -> str:
-        """The report in a frame, for a notebook's cell."""
-        page = html.escape(self._page(), quote=True)
-        box = "width: 100%; height: 720px; border: 1px solid #8888"
-        allowed = "allow-scripts allow-downloads"
-        return f'<iframe srcdoc="{page}" sandbox="{allowed}" style="{box}"></iframe>'
+        """A short card for a notebook's cell; `report` writes the whole page."""
+        from partitioner.report.card import card
+
+        return card(self)
 
 
 def origin(plan: Plan, graph: Graph) -> Origin:

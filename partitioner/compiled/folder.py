@@ -168,6 +168,8 @@ def load_summary(folder: Path) -> dict[str, Any]:
     _check_fields(folder, "summary.json", data, _SUMMARY)
     if "trials" in data:
         _check_fields(folder, "summary.json", data, {"trials": _list_of(_is_trial)})
+    if "spaces" in data:  # folders of earlier versions have none
+        _check_fields(folder, "summary.json", data, {"spaces": _list_of(_is_space)})
     return data
 
 
@@ -245,6 +247,19 @@ def _one_of(*texts: str) -> Check:
     return lambda value: _is_text(value) and value in texts
 
 
+def _is_space(value: object) -> bool:
+    """Whether a value is a searched space with the figures of its best plan."""
+    return (
+        isinstance(value, dict)
+        and set(value) == {"space", "fits", *_SPACE_SIZES, *_SPACE_FIGURES}
+        and _is_text(value["space"])
+        and type(value["fits"]) is bool
+        and all(_is_size(value[name]) for name in _SPACE_SIZES)
+        and all(_is_figure(value[name]) for name in _SPACE_FIGURES)
+    )
+
+
+_SPACE_SIZES, _SPACE_FIGURES = ("devices_used", "busiest"), ("cost", "compute_s", "comm_s")
 #: The largest figure: JSON's numbers have no limit, floats do.
 _MOST = math.nextafter(math.inf, 0.0)
 _REQUEST: Mapping[str, Check] = {

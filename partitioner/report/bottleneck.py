@@ -161,6 +161,45 @@ def _subject(limits: Bottleneck) -> str:
     return f"device {limits.device} is busy {total} a {limits.turn}"
 
 
+def verdict(
+    limits: Bottleneck,
+    evaluation: Evaluation,
+    single: tuple[int, Evaluation],
+    cluster: Cluster,
+    objective: str,
+) -> str:
+    """The plan in a line: "3.6x faster than one h100; limit: kernel launches on device 2".
+
+    Args:
+        single: The best device for the whole model and its evaluation (`best_single`).
+    """
+    gain = _gain(evaluation, single, cluster, objective)
+    title, colon, _ = limit_sentence(limits, evaluation, objective).partition(":")
+    if not evaluation.fits_exactly or not colon:
+        return title.rstrip(".") if colon else gain
+    where = "the critical path" if limits.device is None else f"device {limits.device}"
+    if objective == "memory":
+        held = evaluation.held_bytes
+        where = f"device {max(held, key=held.__getitem__)}"
+    return f"{gain}; limit: {title[0].lower()}{title[1:]} on {where}"
+
+
+def _gain(
+    evaluation: Evaluation, single: tuple[int, Evaluation], cluster: Cluster, objective: str
+) -> str:
+    device, alone = single
+    one = f"one {cluster.devices[device].name}"
+    if not alone.fits_exactly:
+        return f"{evaluation.devices_used} devices hold what {one} does not"
+    if evaluation.devices_used <= 1:
+        return f"Runs on {one}: nothing is split"
+    before, after = alone.cost(objective), evaluation.cost(objective)
+    if not after or before / after < WORTH:
+        return f"No better than {one}"
+    words = {"memory": "less memory a device than", "latency": "lower latency than"}
+    return f"{before / after:.3g}x {words.get(objective, 'faster than')} {one}"
+
+
 def worth_sentence(
     evaluation: Evaluation,
     single: tuple[int, Evaluation],

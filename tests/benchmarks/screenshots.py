@@ -26,8 +26,8 @@ from partitioner import examples
 TOKENS = 128
 #: Of each model the node that is selected, if any, and the views.
 SHOWN = {
-    "resnet50": ("n20", ("graph", "memory")),
-    "gpt2": ("", ("graph", "timeline", "traffic")),
+    "resnet50": ("n20", ("overview", "graph", "memory")),
+    "gpt2": ("", ("overview", "graph", "timeline", "traffic")),
 }
 
 

@@ -8,7 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+from partitioner import units
 from partitioner.cost_model.compute import local_flops, local_moved_bytes
 from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.schedule import Task
@@ -24,6 +26,7 @@ from partitioner.report.bottleneck import (
     limit_sentence,
     tightest,
     turn_of,
+    verdict,
     worth_sentence,
 )
 from partitioner.report.edges import NODE, edges
@@ -32,6 +35,7 @@ from partitioner.report.measured import Comparison
 from partitioner.report.page.blocks import Block, blocks
 from partitioner.report.page.measured import measured_run
 from partitioner.report.page.memory import memory
+from partitioner.report.page.ribbon import ribbon
 from partitioner.report.page.schema import (
     VERSION,
     BlockRow,
@@ -43,6 +47,7 @@ from partitioner.report.page.schema import (
     NodeRow,
     Report,
     RunnerUp,
+    SpaceRow,
     StageRow,
     StepRow,
     TensorRow,
@@ -104,9 +109,56 @@ def headline(result: Planned, limits: Bottleneck | None = None) -> Head:
         devices_used=figures.devices_used,
         limit=limit_sentence(limits, figures, objective),
         worth=worth_sentence(figures, single, cluster, objective, limits.turn),
-        notes=[*result.warnings, *map(str, result.summary.get("notes", ()))],
+        verdict=verdict(limits, figures, single, cluster, objective),
+        spaces=space_rows(result.summary, objective),
+        notes=[_sentence(note) for note in (*result.warnings, *result.summary.get("notes", ()))],
         trials=trial_lines(cert.trials) if cert else [],
     )
+
+
+def _sentence(note: str) -> str:
+    """A note with a capital and a full stop."""
+    text = str(note).strip()
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
+
+
+def space_rows(summary: Mapping[str, Any], objective: str) -> list[SpaceRow]:
+    """The searched spaces of a plan's summary, the best first, those without a plan last."""
+    tried = sorted(summary.get("spaces", ()), key=lambda row: row["cost"])
+    chosen = next((row for row in tried if row["cost"] == summary["cost"]), None)
+    if chosen is not None:
+        tried = [chosen, *(row for row in tried if row is not chosen)]
+    rows = [
+        SpaceRow(
+            space=row["space"],
+            cost=row["cost"],
+            devices_used=row["devices_used"],
+            chosen=row is chosen,
+            why="" if chosen is None or row is chosen else _why_not(row, chosen, objective),
+        )
+        for row in tried
+    ]
+    failed = summary.get("not_searched", {}).items()
+    return rows + [
+        SpaceRow(space=space, cost=None, devices_used=None, chosen=False, why=why)
+        for space, why in failed
+    ]
+
+
+def _why_not(row: Mapping[str, Any], chosen: Mapping[str, Any], objective: str) -> str:
+    """Why the best plan of a space was not chosen, by the load of its busiest device."""
+    if row["cost"] <= chosen["cost"] * (1 + 1e-9):
+        used, best = row["devices_used"], chosen["devices_used"]
+        fewer = f", on {used} devices in place of {best}" if used != best else ""
+        return f"costs the same{fewer}"
+    more = {name: row[name] - chosen[name] for name in ("comm_s", "compute_s")}
+    most = max(more, key=more.__getitem__)
+    if objective == "throughput" and more[most] > 0:
+        what = {"comm_s": "communicates", "compute_s": "computes"}[most]
+        return f"device {row['busiest']} {what} {units.seconds(more[most])} more"
+    if not chosen["cost"]:
+        return "costs more"
+    return f"costs {row['cost'] / chosen['cost']:.3g} times as much"
 
 
 def _step_row(result: Planned) -> StepRow | None:
@@ -177,6 +229,7 @@ class _Builder:
             terminals=list(self._terminals()),
             comms=[self._comm(task) for task in self._comms],
             blocks=self._blocks(),
+            ribbon=ribbon(result, self.lanes),
             tasks=self._refs,
             timelines=timelines(result.schedule, self._refs, self.lanes),
             memory=memory(result, self.lanes),

@@ -40,8 +40,20 @@ class Head(TypedDict):
     devices_used: int
     limit: str  #: Sentence on what limits the plan.
     worth: str  #: Sentence on what splitting gains.
-    notes: list[str]
+    verdict: str  #: "3.6x faster than one h100; limit: kernel launches on device 2".
+    spaces: list[SpaceRow]  #: The searched spaces, the best first; without a plan last.
+    notes: list[str]  #: Sentences.
     trials: list[str]  #: The plans that were run before this one was kept, after a heading.
+
+
+class SpaceRow(TypedDict):
+    """A searched space with its best plan, or the reason why it has none."""
+
+    space: str  #: Like "intra (dp=2 tp=2)".
+    cost: float | None  #: As `Head.cost`; None without a plan.
+    devices_used: int | None
+    chosen: bool
+    why: str  #: What keeps it from being chosen; "" for the chosen one.
 
 
 class StageRow(TypedDict):
@@ -181,6 +193,49 @@ class BlockRow(TypedDict):
     kind: int  #: Equal for blocks of equal structure.
     index: int  #: 0 .. count - 1 among the consecutive repeats.
     count: int  #: 1: not a repeat, folded for legibility only.
+
+
+class SwimLane(TypedDict):
+    """A lane of the overview: devices that run the same, or one device."""
+
+    devices: list[int]
+    stages: list[int]  #: Empty in a plan without stages.
+    mesh: str  #: Axes of more than one device: "dp=2 tp=2"; "" for one device.
+
+
+class CutRow(TypedDict):
+    """What one axis of a mesh cuts of a box, the kind of most seconds first."""
+
+    axis: str
+    #: batch: dim 0 of activations; columns: output features or channels; rows: input features,
+    #: summed afterwards; heads: dim 1 or 2 of four; positions: another dim; weights: what is made
+    #: of weights alone; sums: partial sums that are passed on; replicated: nothing.
+    words: list[str]
+
+
+class BoxRow(TypedDict):
+    """Nodes of one module path, set of devices and part, as one box of the overview."""
+
+    label: str  #: Module path; "" if there is none.
+    ops: str  #: Operator types, of one where `count` is more: "Conv-Relu x 3".
+    parent: int  #: Index of the box that opens into this one, -1 for none.
+    lanes: list[int]
+    part: Literal["forward", "backward", "update"]
+    count: int  #: Of boxes of equal structure for which it stands.
+    nodes: list[int]  #: First and last node of each range, in turn. Nodes without seconds lack.
+    start_s: float  #: Of the first request or micro-batch, as `end_s`; the update is at the end.
+    end_s: float
+    seconds: float  #: Busy seconds on one device.
+    cuts: list[CutRow]  #: By axis, in mesh order.
+
+
+class Ribbon(TypedDict):
+    """The overview: which part of the model runs on which devices, when, and how it is cut."""
+
+    lanes: list[SwimLane]
+    boxes: list[BoxRow]  #: Parents before what they open into.
+    end_s: float
+    training: bool
 
 
 class Timeline(TypedDict):
@@ -329,6 +384,7 @@ class Report(TypedDict):
     terminals: list[TerminalRow]
     comms: list[CommRow]
     blocks: list[BlockRow]
+    ribbon: Ribbon
     tasks: list[int]  #: Ref of each position of the schedule.
     timelines: list[Timeline]
     memory: list[Memory]

@@ -9,7 +9,7 @@ import schema_check
 import partitioner
 from partitioner import examples
 from partitioner.compiled.base import Compiled
-from partitioner.report.page.data import report_data, result_bottleneck
+from partitioner.report.page.data import report_data, result_bottleneck, space_rows
 from partitioner.report.page.schema import Report
 
 MODELS = {
@@ -139,3 +139,36 @@ def test_the_bottleneck_explains_all_of_its_time(compiled: Compiled) -> None:
     assert math.fsum(limits.seconds.values()) == pytest.approx(limits.total_s)
     expected = figures.latency_s if compiled.objective == "latency" else figures.step_s
     assert limits.total_s == pytest.approx(expected)
+
+
+def test_the_searched_spaces_begin_with_the_chosen_one(compiled: Compiled, data: Report) -> None:
+    rows = data["head"]["spaces"]
+    assert [row["chosen"] for row in rows] == [True, *[False] * (len(rows) - 1)]
+    assert rows[0]["cost"] == compiled.cost
+    assert rows[0]["why"] == ""
+    assert all(row["why"] for row in rows[1:])
+
+
+def test_a_space_says_what_keeps_its_plan_from_being_chosen() -> None:
+    figures = {"busiest": 1, "compute_s": 2e-3, "comm_s": 1e-3, "fits": True, "devices_used": 4}
+    spaces = [
+        {"space": "slow link", "cost": 4e-3, **figures, "comm_s": 2e-3},
+        {"space": "best", "cost": 3e-3, **figures},
+        {"space": "uneven", "cost": 5e-3, **figures, "compute_s": 4e-3},
+        {"space": "equal", "cost": 3e-3, **figures, "devices_used": 2},
+    ]
+    summary = {"cost": 3e-3, "spaces": spaces, "not_searched": {"late": "the time was over"}}
+    rows = {row["space"]: row["why"] for row in space_rows(summary, "throughput")}
+    assert rows == {
+        "best": "",
+        "equal": "costs the same, on 2 devices in place of 4",
+        "slow link": "device 1 communicates 1 ms more",
+        "uneven": "device 1 computes 2 ms more",
+        "late": "the time was over",
+    }
+    memory = {row["space"]: row["why"] for row in space_rows(summary, "memory")}
+    assert memory["uneven"] == "costs 1.67 times as much"
+
+
+def test_notes_are_sentences(data: Report) -> None:
+    assert all(note[0] == note[0].upper() and note[-1] in ".!?" for note in data["head"]["notes"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import time
@@ -50,6 +51,7 @@ return [...document.querySelectorAll(".tile, .tile dd")]
   .filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.textContent);
 """
 Opener = Callable[..., Chrome]
+NOT_PLANS = ("diff", "sweep", "many")  #: Pages without tabs.
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +134,7 @@ def empty() -> Report:
     return synthetic.report(layers=0, devices=1) | {
         "nodes": [], "edges": [], "terminals": [], "comms": [], "blocks": [], "tasks": [],
         "devices": [], "groups": [], "timelines": [], "memory": [],
+        "ribbon": {"lanes": [], "boxes": [], "end_s": 0.0, "training": False},
         "traffic": {"source": [], "target": [], "bytes": [], "links": []},
     }  # fmt: skip
 
@@ -144,8 +147,10 @@ def opened(chromium: Chrome, pages: Path) -> Iterator[Opener]:
     headless.requests(chromium)
     headless.resize(chromium, 1280, 800)
 
-    def open_(name: str, *, dark: bool = False) -> Chrome:
+    def open_(name: str, *, dark: bool = False, view: str = "graph") -> Chrome:
         headless.open_page(chromium, pages / f"{name}.html", dark=dark)
+        if name not in NOT_PLANS:
+            tab(chromium, view)
         return chromium
 
     yield open_
@@ -471,7 +476,7 @@ class TestPlan:
         driver = opened("plan")
         assert driver.find_element(By.ID, "subtitle").text.endswith(" \u00b7 seed 3")
         notes = driver.find_element(By.ID, "notes-list").get_attribute("textContent")
-        assert "folded: 12 layers as one" in str(notes)
+        assert "Folded: 12 layers as one." in str(notes)
 
     def test_without_a_certificate(self, opened: Opener) -> None:
         header = opened("uncertified").find_element(By.TAG_NAME, "header")
@@ -712,3 +717,109 @@ class TestOtherPages:
         assert driver.execute_script(live) == first
         chart.send_keys(Keys.END)
         assert driver.execute_script(live) != first
+
+
+def boxes(driver: Chrome) -> list[str]:
+    """Text of each box of the overview that is shown."""
+    return [box.text for box in driver.find_elements(By.CSS_SELECTOR, "#overview-canvas .box")]
+
+
+@needs_chromium
+class TestOverview:
+    def test_it_is_the_first_view_and_has_a_lane_for_each_group(self, opened: Opener) -> None:
+        driver = opened("plan", view="overview")
+        lanes = driver.find_elements(By.CSS_SELECTOR, "#overview-canvas .lane-name")
+        assert [lane.text.split(":")[0] for lane in lanes] == ["0-1", "2-3"]
+        assert sum("layers." in text for text in boxes(driver)) == 4
+        first = driver.find_element(By.CSS_SELECTOR, "#tabs [role=tab]")
+        assert first.get_attribute("id") == "tab-overview"
+        answer = driver.find_element(By.ID, "overview-answer").text
+        assert "layers.0" in answer
+        assert "tp cuts columns and rows" in answer
+
+    def test_boxes_say_what_is_cut_by_letter_and_colour(self, opened: Opener) -> None:
+        driver = opened("plan", view="overview")
+        chips = driver.find_elements(By.CSS_SELECTOR, "#overview-canvas .chip")
+        assert {chip.text.replace(" ", "") for chip in chips} == {"CR"}
+        legend = driver.find_element(By.ID, "overview-legend").text
+        assert "mesh axis tp" in legend
+        assert "rows (input features, then summed)" in legend
+
+    def test_lanes_are_joined_by_an_arrow_with_its_bytes(self, opened: Opener) -> None:
+        driver = opened("plan", view="overview")
+        sends = driver.execute_script("return page.overview.sends")
+        data = synthetic.report()
+        between = [comm for comm in data["comms"] if comm["kind"] == "send"]
+        assert sum(send["bytes"] for send in sends) == sum(comm["bytes"] for comm in between)
+        arrows = driver.find_elements(By.CSS_SELECTOR, "#overview-canvas .arrow")
+        assert len(arrows) == len(sends) > 0
+
+    def test_boxes_of_a_lane_do_not_overlap_and_stay_in_the_canvas(self, opened: Opener) -> None:
+        for name in ("plan", "overlapping", "large", "flat"):
+            driver = opened(name, view="overview")
+            places = driver.execute_script(
+                "return [...page.overview.places].map(([i, p]) =>"
+                " [page.plan.ribbon.boxes[i].lanes, p.x, p.x + p.w])"
+            )
+            for lane in {lane for own, _, _ in places for lane in own}:
+                here = sorted((x, end) for own, x, end in places if lane in own)
+                assert all(a[1] <= b[0] for a, b in itertools.pairwise(here)), name
+
+    def test_enter_opens_a_box_and_backspace_closes_it(self, opened: Opener) -> None:
+        driver = opened("plan", view="overview")
+        before = len(boxes(driver))
+        box = driver.find_element(By.CSS_SELECTOR, "#overview-canvas [data-box='0']")
+        box.send_keys(Keys.ENTER)
+        assert len(boxes(driver)) == before + 1  # a layer gives way to its two blocks
+        ActionChains(driver).send_keys(Keys.BACKSPACE).perform()
+        assert len(boxes(driver)) == before
+
+    def test_a_click_selects_the_block_in_all_views(self, opened: Opener) -> None:
+        driver = opened("plan", view="overview")
+        driver.find_element(By.CSS_SELECTOR, "#overview-canvas [data-box='0']").click()
+        assert "layers.0" in details(driver)
+        driver.find_element(By.ID, "overview-graph").click()
+        assert driver.find_element(By.ID, "panel-graph").is_displayed()
+
+    def test_names_of_the_model_are_text(self, opened: Opener) -> None:
+        driver = opened("hostile", view="overview")
+        assert boxes(driver)
+
+
+@needs_chromium
+def test_why_not_ranks_spaces_and_operators_with_reasons(opened: Opener) -> None:
+    driver = opened("plan", view="why")
+    spaces = [row.text for row in driver.find_elements(By.CSS_SELECTOR, "#why-spaces .space")]
+    assert spaces[0].startswith("inter")
+    assert spaces[0].endswith("chosen")
+    assert "device 1 communicates 1.2 ms more" in spaces[1]
+    assert "no plan" in spaces[2]
+    rows = driver.find_elements(By.CSS_SELECTOR, "#why-nodes .rows .row")
+    assert "the busiest device takes" in rows[0].text
+    assert "(chosen)" in driver.find_element(By.ID, "spaces").text
+
+
+@needs_chromium
+def test_the_verdict_comes_first_and_the_licences_last(opened: Opener) -> None:
+    driver = opened("plan")
+    verdict = driver.find_element(By.ID, "verdict")
+    assert verdict.text == "3.1x faster than one accelerator; limit: arithmetic on device 1"
+    assert verdict.location["y"] < driver.find_element(By.ID, "tiles").location["y"]
+    assert driver.find_element(By.CSS_SELECTOR, "footer #licences-open").is_displayed()
+
+
+@needs_chromium
+def test_the_timeline_of_a_throughput_plan_opens_on_the_stream(opened: Opener) -> None:
+    driver = opened("plan", view="timeline")
+    assert driver.execute_script("return page.timeline.line.requests") == 4
+    assert driver.find_element(By.ID, "timeline-choice").get_attribute("value") == "1"
+    lanes = driver.execute_script("return page.timeline.chart.getOption().yAxis[0].data")
+    assert lanes[0] == "0: accelerator 0"
+    named = driver.execute_script(
+        "return page.timeline.chart.getOption().series.find((s) => s.id === 'phases').data"
+    )
+    assert len(named) == 3  # fill, steady state, drain
+    assert [named[0][0], named[2][2]] == [
+        0,
+        driver.execute_script("return page.timeline.line.end_s"),
+    ]

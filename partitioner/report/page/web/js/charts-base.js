@@ -155,3 +155,23 @@ function hatch(line, ground) {
   pen.stroke();
   return { image: canvas, repeat: "repeat" };
 }
+
+/** The limit of a device's memory, or, of a chart that does not reach it, a line that tells it. */
+function limitLine(memory, reached, top, now) {
+  const times = digits(memory.limit_bytes / (memory.peak_bytes || 1));
+  const limit = `limit ${size(memory.limit_bytes)}`;
+  return {
+    yAxis: reached ? memory.limit_bytes : 0.985 * top,
+    lineStyle: {
+      color: now.warn,
+      width: reached ? 2 : 1,
+      type: reached ? "dashed" : "dotted",
+    },
+    label: {
+      show: true,
+      formatter: reached ? limit : `↑ ${limit}, ${times} times the peak`,
+      position: "insideEndTop",
+      color: now.ink,
+    },
+  };
+}

@@ -53,11 +53,27 @@ function startHead(data) {
       certified ? `bound ${cost(head.bound)}, gap ${share(head.gap)}` : "not certified",
     ),
   );
+  byId("verdict").append(plain(head.verdict));
+  showSpaces(head, cost);
   byId("limit").append(plain(head.limit));
   byId("worth").append(plain(head.worth));
-  const folded = head.folded && `folded: ${head.folded}`;
-  const notes = [...head.trials, ...head.notes, head.searched, folded].filter(Boolean);
+  const stop = (text) => (text && !/[.!?]$/.test(text) ? `${text}.` : text);
+  const folded = head.folded && stop(`Folded: ${head.folded}`);
+  const searched = head.searched && stop(`The bound covers what was searched: ${head.searched}`);
+  const notes = [...head.trials, ...head.notes, searched, folded].filter(Boolean);
   byId("notes").hidden = !notes.length;
   byId("notes-title").append(`Notes (${notes.length})`);
   byId("notes-list").append(...notes.map((note) => el("li", {}, plain(note))));
+}
+
+/** The searched spaces in one line: "inter 194 us (chosen), hybrid 402 us, intra 705 us". */
+function showSpaces(head, cost) {
+  const planned = head.spaces.filter((space) => space.cost !== null);
+  byId("spaces").hidden = planned.length < 2;
+  if (planned.length < 2) return;
+  const texts = planned.slice(0, 5).map((space) => {
+    return `${plain(space.space)} ${cost(space.cost)}${space.chosen ? " (chosen)" : ""}`;
+  });
+  const more = planned.length - texts.length;
+  byId("spaces").append(`Searched: ${texts.join(", ")}${more ? `, ${count(more)} more` : ""}.`);
 }

@@ -3,6 +3,7 @@
 function startPlan(data) {
   const plan = readPlan(data);
   startHead(data);
+  const overview = startOverview(plan);
   const graph = startGraph(plan);
   const timeline = startTimeline(plan);
   const memory = startMemory(plan);
@@ -38,19 +39,23 @@ function startPlan(data) {
   timelineLegend(plan);
   if (plan.head.step !== null) startStages(plan);
   const open = startTabs([
+    { id: "overview", label: "Overview", show: () => showOverview(overview) },
     { id: "graph", label: "Graph", show: () => showGraph(graph) },
     ...(plan.head.step === null ? [] : [{ id: "stages", label: "Stages", show: () => {} }]),
     { id: "timeline", label: "Timeline", show: () => showTimeline(timeline) },
     { id: "memory", label: "Memory", show: () => showMemory(memory) },
     { id: "traffic", label: "Traffic", show: () => showTraffic(traffic) },
     { id: "nodes", label: "Nodes", show: startNodes(plan) },
+    { id: "why", label: "Why not", show: startWhy(plan) },
     ...(measured
       ? [{ id: "measured", label: "Measured", show: () => showMeasured(measured) }]
       : []),
   ]);
+  byId("overview-graph").addEventListener("click", () => open("graph"));
   startSearch(plan, (node) => !byId("panel-graph").hidden && revealNode(graph, node));
   return {
     plan,
+    overview,
     graph,
     timeline,
     memory,

@@ -14,7 +14,7 @@ function startMemory(plan) {
   const view = { plan, device: fullest, bars: null, curve: null };
   const choice = byId("memory-device");
   choice.append(
-    ...laneNames(plan).map((name, lane) => el("option", { value: String(lane) }, `device ${name}`)),
+    ...laneNames(plan).map((name, lane) => el("option", { value: String(lane) }, `device ${name}: ${short(plan.devices[lane].name, 20)}`)),
   );
   choice.addEventListener("change", () => chooseDevice(view, Number(choice.value)));
   byId("memory-limit").addEventListener("change", () => chooseDevice(view, view.device));
@@ -205,17 +205,7 @@ function memoryCurve(view, now) {
     lineStyle: { color: now.accent, width: 2 },
     label: { show: false },
   }));
-  if (withLimit)
-    lines.push({
-      yAxis: memory.limit_bytes,
-      lineStyle: { color: now.warn, width: 2, type: "dashed" },
-      label: {
-        show: true,
-        formatter: `limit ${size(memory.limit_bytes)}`,
-        position: "insideEndTop",
-        color: now.ink,
-      },
-    });
+  if (memory.limit_bytes) lines.push(limitLine(memory, withLimit, top, now));
   // Sums from the top down, each area over the one before: what shows of an area is its part.
   const sums = {
     buffers: (row) => row.weights + row.activations + row.buffers,

@@ -64,7 +64,9 @@ function flops(value) {
 
 /** 0.123 -> "12.3 %" */
 function share(value) {
-  return value === null || value === undefined ? "–" : `${digits(100 * value)} %`;
+  if (value === null || value === undefined) return "–";
+  if (Math.abs(value) <= 1e-9) return "0 %"; // rounding errors
+  return value > 0 && value < 1e-4 ? "< 0.01 %" : `${digits(100 * value)} %`;
 }
 
 function perSecond(value) {

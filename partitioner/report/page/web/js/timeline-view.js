@@ -33,7 +33,9 @@ function showTimeline(view) {
   if (view.chart) return fillTimeline(view);
   if (!view.plan.timelines.length)
     return byId("timeline-canvas").append("The plan has no timeline.");
-  view.line = readTimeline(view.plan.timelines[0], view.plan.devices.length);
+  const first = firstTimeline(view.plan);
+  byId("timeline-choice").value = String(first);
+  view.line = readTimeline(view.plan.timelines[first], view.plan.devices.length);
   view.span = [0, view.line.end_s];
   const made = makeChart(
     byId("timeline-canvas"),
@@ -64,7 +66,10 @@ function chooseTimeline(view, index) {
 
 function timelineOption(view, now) {
   const { line, plan } = view;
-  const lanes = laneNames(plan).flatMap((name) => [`${name} compute`, "comm"]);
+  const lanes = laneNames(plan).flatMap((name, lane) => [
+    `${name}: ${short(plan.devices[lane].name, 14)}`,
+    "comm",
+  ]);
   const room = Math.max(4, Math.floor((byId("timeline-canvas").clientHeight - 90) / LANE_PX));
   const crowded = lanes.length > room;
   view.room = crowded ? room : null;
@@ -131,7 +136,7 @@ function timelineOption(view, now) {
       },
       ...(crowded ? [yZoom] : []),
     ],
-    series: ["idle", "events", "path"].map((id) => ({
+    series: ["idle", "events", "path", "phases"].map((id) => ({
       id,
       type: "custom",
       data: [],
@@ -189,6 +194,13 @@ function fillTimeline(view) {
         renderItem: (params, api) => pieceShape(look, pieces[params.dataIndex], api),
       },
       {
+        id: "phases",
+        data: streamPhases(line).map(([, start, end]) => [start, 0, end]),
+        z: 6,
+        encode: { x: [0, 2], y: 1 },
+        renderItem: (params, api) => phaseShape(now, streamPhases(line), params, api),
+      },
+      {
         id: "path",
         data: steps.length > 600 ? [] : steps,
         z: 5,
@@ -232,12 +244,14 @@ function pieceShape(look, piece, api) {
   const children = [
     { type: "rect", shape: box, style: { fill: colour, opacity: faint ? 0.3 : 1, ...edge } },
   ];
-  if (piece.critical) {
+  if (piece.critical && box.width > 3) {
     children.push({
       type: "rect",
-      shape: { ...box, height: Math.min(4, box.height / 4) },
-      style: { fill: now.warn },
+      shape: { x: box.x + 1, y: box.y + 1, width: box.width - 2, height: box.height - 2 },
+      style: { fill: "none", stroke: now.warn, lineWidth: 1.5 },
     });
+  } else if (piece.critical) {
+    children.push({ type: "rect", shape: { ...box, height: 3 }, style: { fill: now.warn } });
   }
   if (chosen)
     children.push({

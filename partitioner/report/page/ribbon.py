@@ -1,0 +1,522 @@
+"""The overview of a report: what runs on which devices, when, and how it is cut.
+
+Nodes of one module path, one set of devices and one part (forward or backward) are one box.
+Consecutive boxes of equal structure are one box that opens into them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby, pairwise
+from typing import Literal
+
+from partitioner.cost_model.simulate import simulate
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.ops import row_of
+from partitioner.ir.plan import PlacedNode
+from partitioner.report.lanes import Lanes
+from partitioner.report.page.blocks import Block, blocks
+from partitioner.report.page.schema import BoxRow, CutRow, Ribbon, SwimLane
+from partitioner.report.planned import Planned
+
+#: Boxes of one part of a lane that are shown at first: heavier ones are opened up to so many.
+MOST_BOXES = 9
+#: Neighbours without names that take a smaller share of their part of the lane are joined.
+SMALL = 0.5
+#: Likewise with names.
+TINY = 0.06
+#: A box ends where its devices do nothing of its part for a larger share of the whole time.
+LONG_GAP = 0.05
+#: A kind of cut with a smaller share of a box's seconds is not named.
+LEAST_SHARE = 0.05
+#: The longest pattern of operator types whose repeats are counted.
+LONGEST_PATTERN = 8
+#: A longer text of operator types gives way to those of most seconds.
+MOST_LETTERS = 60
+
+Path = tuple[str, ...]
+Part = Literal["forward", "backward", "update"]
+PARTS: tuple[Part, ...] = ("forward", "backward", "update")
+UPDATE = PARTS.index("update")
+
+
+@dataclass(frozen=True)
+class _Box:
+    """Nodes, by number, as one; `path` is the module path that they share."""
+
+    path: Path
+    nodes: tuple[int, ...]
+    inner: tuple[_Box, ...] = ()
+    count: int = 1  #: Of boxes of equal structure that it stands for.
+    label: str = ""
+    joined: bool = False  #: Neighbours that are only put together for want of room.
+
+
+def ribbon(result: Planned, lanes: Lanes) -> Ribbon:
+    """The lanes and boxes of a plan, by its simulated request or first micro-batch."""
+    return _Ribbon(result, lanes).rows()
+
+
+def cut_word(placed: PlacedNode, axis: str, static: frozenset[str], *, images: bool) -> str:
+    """What an axis cuts of a node, in the words of `schema.CutRow`.
+
+    Args:
+        placed: The node with its placements.
+        axis: An axis of its mesh.
+        static: Values that depend on no graph input: weights and what is made of them alone.
+        images: Whether activations of four dims are images: dim 1 holds channels, not heads.
+    """
+    results = placed.results()
+    ends = [*placed.operands(), *results]
+    if not any(axis in at.sharding.axes for _, at in ends):
+        return "replicated"
+    partial = any(axis in dict(at.sharding.partial) for _, at in results)
+    if results and all(value in static for value, _ in results):
+        return "weights"
+    cut = [(v, d, at) for v, at in placed.operands() for d in _cut_dims(at.sharding.dims, axis)]
+    if any(value in static for value, _, _ in cut):
+        return "rows" if partial else "columns"
+    made = [(v, d, at) for v, at in results for d in _cut_dims(at.sharding.dims, axis)]
+    for _, dim, at in made or cut:
+        rank = len(at.sharding.dims)
+        if dim == 0:
+            return "batch"
+        if rank == 4 and dim < 3 and not images:
+            return "heads"
+        if dim == rank - 1 and not (images and rank == 4):
+            return "rows" if partial else "columns"
+        return "columns" if images and dim == 1 else "positions"
+    return "sums"
+
+
+def _cut_dims(dims: Sequence[object], axis: str) -> list[int]:
+    return [at for at, dim in enumerate(dims) if axis in dim.axes]  # type: ignore[attr-defined]
+
+
+def module_path(name: str) -> Path:
+    """The module of a node's name, without the operator; "blocks/0/q/addmm": (blocks.0, q)."""
+    parts = [part for part in re.split(r"[/.]", name) if part][:-1]
+    path: list[str] = []
+    for part in parts:
+        if path and part.isdigit():
+            path[-1] += f".{part}"
+        else:
+            path.append(part)
+    return tuple(path)
+
+
+def pattern(ops: Sequence[str], seconds: Sequence[float]) -> str:
+    """Operator types as text: "Conv-BN-Relu x 3, Conv-Add" or, of many, those of most seconds."""
+    types = [_short_op(op) for op in ops]
+    parts: list[str] = []
+    single: list[str] = []
+    at = 0
+    while at < len(types):
+        length, times = _repeat(types[at:])
+        if times == 1:
+            single.append(types[at])
+            at += 1
+            continue
+        parts += ["-".join(single)] if single else []
+        single = []
+        parts.append(f"{'-'.join(types[at : at + length])} x {times}")
+        at += length * times
+    parts += ["-".join(single)] if single else []
+    text = ", ".join(parts)
+    if len(text) <= MOST_LETTERS:
+        return text
+    sums: dict[str, float] = defaultdict(float)
+    for op, spent_s in zip(types, seconds, strict=True):
+        sums[op] += spent_s
+    return ", ".join(sorted(sums, key=lambda op: -sums[op])[:3])
+
+
+def _short_op(op: str) -> str:
+    name = op.rsplit("::", 1)[-1].split(".", 1)[0]
+    return name.replace("BatchNormalization", "BN").replace("LayerNormalization", "LayerNorm")
+
+
+def _repeat(types: Sequence[str]) -> tuple[int, int]:
+    """Length and number of the repeats at the beginning that cover most; (1, 1) for none."""
+    best = (1, 1)
+    for length in range(1, min(LONGEST_PATTERN, len(types) // 2) + 1):
+        times = 1
+        while types[times * length : (times + 1) * length] == types[:length]:
+            times += 1
+        if times > 1 and times * length > best[0] * best[1]:
+            best = (length, times)
+    return best
+
+
+@dataclass(frozen=True)
+class _Ribbon:
+    result: Planned
+    lanes: Lanes
+
+    @property
+    def graph(self) -> Graph:
+        return self.result.graph
+
+    @cached_property
+    def placed(self) -> Sequence[PlacedNode]:
+        return self.result.placed
+
+    @cached_property
+    def groups(self) -> list[int]:
+        return [self.result.plan.nodes[node.name].group for node in self.graph.nodes]
+
+    @cached_property
+    def spans(self) -> Mapping[int, tuple[float, float]]:
+        """First start and last end of each node that takes time, in the first request."""
+        tasks = self.result.schedule.tasks
+        spans: dict[int, tuple[float, float]] = {}
+        for event in simulate(self.result.schedule).events:
+            placed = tasks[event.task].placed
+            if placed is None or event.request or event.end_s <= event.start_s:
+                continue
+            node = self.graph.order[placed.node.name]
+            start, end = spans.get(node, (event.start_s, event.end_s))
+            spans[node] = min(start, event.start_s), max(end, event.end_s)
+        return spans
+
+    @cached_property
+    def drawn(self) -> Mapping[int, tuple[float, float]]:
+        """`spans` with the update behind everything else, which it may run between."""
+        updates: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        for node, span in self.spans.items():
+            if self._part(self.graph.nodes[node]) == UPDATE:
+                updates[self.groups[node]].append(span)
+
+        def moved(node: int, at: float) -> float:
+            earlier = updates[self.groups[node]]
+            return at - sum(min(end, at) - start for start, end in earlier if start < at)
+
+        drawn = {
+            node: (moved(node, start), moved(node, end))
+            for node, (start, end) in self.spans.items()
+            if self._part(self.graph.nodes[node]) != UPDATE
+        }
+        last = max((end for _, end in drawn.values()), default=0.0)
+        at = dict.fromkeys(updates, last)
+        for node, (start, end) in sorted(self.spans.items(), key=lambda entry: entry[1]):
+            if node not in drawn:
+                begin = at[self.groups[node]]
+                drawn[node] = begin, begin + end - start
+                at[self.groups[node]] += end - start
+        return drawn
+
+    @cached_property
+    def static(self) -> frozenset[str]:
+        static = set(self.graph.constants)
+        for node in self.graph.nodes:
+            if static.issuperset(node.reads):
+                static.update(node.writes)
+        return frozenset(static)
+
+    @cached_property
+    def images(self) -> bool:
+        """Whether an operator reads a weight of four dims or more: a filter."""
+        return any(
+            value in self.static and len(self.graph.types[value].shape) >= 4
+            for node in self.graph.nodes
+            if not self.static.issuperset(node.writes)
+            for value in node.reads
+        )
+
+    def words(self, node: Node) -> Mapping[str, str]:
+        """What each axis of its mesh cuts of a node; a backward node's word is its twin's."""
+        placed = self.placed[self.graph.order[node.name]]
+        sizes = dict(placed.mesh.axes)
+        words = {
+            axis: cut_word(placed, axis, self.static, images=self.images)
+            for axis, size in sizes.items()
+            if size > 1
+        }
+        twin = self.graph.by_name.get(self.graph.twins.get(node.name, ""))
+        if twin is None or twin.name in self.graph.backward:
+            return words
+        before = self.words(twin)
+        kept = {
+            axis: before.get(axis, word)
+            for axis, word in words.items()
+            if word != "replicated" and before.get(axis) not in (None, "replicated", "weights")
+        }
+        return words | kept
+
+    @cached_property
+    def paths(self) -> Sequence[Path]:
+        """Module path of each node; of a model whose names have none, the repeats around it."""
+        nodes, twins = self.graph.nodes, self.graph.twins
+        paths = [module_path(twins.get(node.name, node.name)) for node in nodes]
+        if sum(map(bool, paths)) * 2 >= len(paths):
+            return paths
+        return self._repeats()
+
+    def _repeats(self) -> Sequence[Path]:
+        paths: list[Path] = [()] * len(self.graph.nodes)
+
+        def name(level: Iterable[Block], around: Path) -> None:
+            for block in level:
+                # Without a name: what it holds is told by its operators.
+                path = (*around, f"\0{block.kind}.{block.first}")
+                for node in range(block.first, block.last + 1):
+                    paths[node] = path
+                name(block.inner, path)
+
+        name(blocks(self.graph, self.groups), ())
+        return paths
+
+    def rows(self) -> Ribbon:
+        lanes, of = self._lanes()
+        members: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for index in sorted(self.drawn, key=lambda index: self.drawn[index]):
+            members[self.groups[index], self._part(self.graph.nodes[index])].append(index)
+        rows: list[BoxRow] = []
+        for (group, part), nodes in sorted(members.items()):
+            for bout in self._bouts(nodes):
+                level = self._level(bout, 0)
+                update = PARTS[part] == "update"
+                boxes = [_Box(("update",), tuple(bout), tuple(level))] if update else None
+                for box in boxes or self._opened(level):
+                    self._add(rows, box, -1, group, of[group], PARTS[part])
+        end = max((row["end_s"] for row in rows), default=0.0)
+        return Ribbon(lanes=lanes, boxes=rows, end_s=end, training=bool(self.graph.backward))
+
+    def _bouts(self, nodes: Sequence[int]) -> list[list[int]]:
+        """Nodes in order of time, parted where their devices do others or wait for long."""
+        long_s = LONG_GAP * max(end for _, end in self.drawn.values())
+        bouts: list[list[int]] = []
+        last = -math.inf
+        for node in nodes:
+            start, end = self.drawn[node]
+            if start - last > long_s:
+                bouts.append([])
+            bouts[-1].append(node)
+            last = max(last, end)
+        return bouts
+
+    def _part(self, node: Node) -> int:
+        """The index of a node's part in `PARTS`; the update writes over a weight."""
+        if node.name not in self.graph.backward:
+            return 0
+        row = row_of(node)
+        over = row.in_place if row is not None else None
+        return UPDATE if over is not None and node.inputs[over] in self.static else 1
+
+    def _lanes(self) -> tuple[list[SwimLane], Mapping[int, list[int]]]:
+        """The lanes, and those of each used group: its own, or its devices' where groups meet."""
+        used = sorted({self.groups[index] for index in self.spans})
+        meshes = {group: self.result.plan.groups[group] for group in used}
+        devices = {group: tuple(self.lanes.among(mesh.devices)) for group, mesh in meshes.items()}
+        sets = list(
+            dict.fromkeys(sorted(devices.values(), key=lambda own: self._turn(own, devices)))
+        )
+        every = [lane for own in sets for lane in own]
+        if len(every) > len(set(every)):
+            order = sorted(set(every))
+            lanes = [SwimLane(devices=[lane], stages=[], mesh="") for lane in order]
+            return lanes, {group: [order.index(at) for at in devices[group]] for group in used}
+        rows = []
+        for own in sets:
+            groups = [group for group in used if devices[group] == own]
+            axes = meshes[groups[0]].axes
+            rows.append(
+                SwimLane(
+                    devices=list(own),
+                    stages=sorted({self._stage(group) for group in groups} - {-1}),
+                    mesh=" ".join(f"{axis}={size}" for axis, size in axes if size > 1),
+                )
+            )
+        return rows, {group: [sets.index(devices[group])] for group in used}
+
+    def _turn(
+        self, own: tuple[int, ...], devices: Mapping[int, tuple[int, ...]]
+    ) -> tuple[float, tuple[int, ...]]:
+        """Where a lane belongs: by the first thing that it does, then by its devices."""
+        starts = [
+            span[0] for index, span in self.spans.items() if devices[self.groups[index]] == own
+        ]
+        return min(starts), own
+
+    def _stage(self, group: int) -> int:
+        """The stage of a group; -1 in a plan without stages."""
+        pipeline = self.result.plan.pipeline
+        return pipeline.stages[group] if pipeline else -1
+
+    def _level(self, nodes: Sequence[int], depth: int) -> list[_Box]:
+        """The boxes of nodes that share `depth` parts of their paths, in order of time."""
+        named: dict[str, list[int]] = defaultdict(list)
+        boxes: list[_Box] = []
+        for key, run in groupby(nodes, key=lambda at: self.paths[at][depth : depth + 1]):
+            if key:
+                named[key[0]] += run
+            else:
+                boxes.append(_Box((), tuple(run)))
+        for inside in named.values():
+            path = self.paths[inside[0]][: depth + 1]
+            inner = self._level(inside, depth + 1)
+            boxes.append(
+                replace(inner[0], path=inner[0].path or path)
+                if len(inner) == 1
+                else _Box(path, tuple(inside), tuple(inner))
+            )
+        boxes.sort(key=lambda box: self._start(box.nodes))
+        return list(self._merged(boxes))
+
+    def _merged(self, boxes: Iterable[_Box]) -> Iterator[_Box]:
+        """Consecutive boxes of equal structure as one."""
+        for _, run in groupby(boxes, key=self._structure):
+            alike = tuple(run)
+            if len(alike) == 1 or not alike[0].path:
+                yield from alike
+                continue
+            nodes = tuple(node for box in alike for node in box.nodes)
+            yield _Box(alike[0].path, nodes, alike, len(alike), _ranged([_name(b) for b in alike]))
+
+    def _structure(self, box: _Box) -> object:
+        path = tuple(
+            part.split(".")[0] if part[0] == "\0" else re.sub(r"\d+", "#", part)
+            for part in box.path
+        )
+        return path, tuple(sorted(Counter(self.graph.nodes[n].op for n in box.nodes).items()))
+
+    def _opened(self, boxes: Sequence[_Box]) -> list[_Box]:
+        """Boxes with the heaviest opened up to `MOST_BOXES`; more than these are put together."""
+        shown = list(boxes)
+        while True:
+            room = MOST_BOXES - len(shown)
+            fit = [
+                box
+                for box in shown
+                if box.inner and len(box.inner) - 1 <= room and (_name(box) or box.count == 1)
+            ]
+            heavy = max(fit, key=lambda box: self._seconds(box.nodes), default=None)
+            whole = sum(self._seconds(box.nodes) for box in shown)
+            if heavy is None or self._seconds(heavy.nodes) < 0.3 * whole:
+                break
+            at = shown.index(heavy)
+            shown[at : at + 1] = heavy.inner
+            shown.sort(key=lambda box: self._start(box.nodes))
+        whole = sum(self._seconds(box.nodes) for box in shown)
+        at = 0
+        while at + 1 < len(shown):
+            pair = shown[at : at + 2]
+            small = sum(self._seconds(box.nodes) for box in pair) < SMALL * whole
+            tiny = sum(self._seconds(box.nodes) for box in pair) < TINY * whole
+            named = any(_name(box) for box in pair)
+            if (tiny if named else small) and all(box.count == 1 for box in pair):
+                shown[at : at + 2] = [_joined(*pair)]
+            else:
+                at += 1
+        while len(shown) > MOST_BOXES + 3:
+            at = min(
+                range(len(shown) - 1),
+                key=lambda at: self._seconds(shown[at].nodes) + self._seconds(shown[at + 1].nodes),
+            )
+            shown[at : at + 2] = [_joined(shown[at], shown[at + 1])]
+        return shown
+
+    def _add(
+        self, rows: list[BoxRow], box: _Box, parent: int, group: int, lanes: list[int], part: Part
+    ) -> None:
+        nodes = [self.graph.nodes[index] for index in box.nodes]
+        start, end = self._start(box.nodes), max(self.drawn[index][1] for index in box.nodes)
+        one = box.inner[0].nodes if box.count > 1 else box.nodes
+        rows.append(
+            BoxRow(
+                label=box.label or _name(box),
+                ops=pattern(
+                    [self.graph.nodes[index].op for index in one],
+                    [self._seconds([index]) for index in one],
+                ),
+                parent=parent,
+                lanes=lanes,
+                part=part,
+                count=box.count,
+                nodes=_ranges(sorted(box.nodes)),
+                start_s=start,
+                end_s=end,
+                seconds=self._seconds(box.nodes),
+                cuts=self._cuts(nodes, group),
+            )
+        )
+        own = len(rows) - 1
+        for inner in box.inner:
+            self._add(rows, inner, own, group, lanes, part)
+
+    def _cuts(self, nodes: Sequence[Node], group: int) -> list[CutRow]:
+        by_axis: dict[str, Counter[str]] = {
+            axis: Counter() for axis, size in self.result.plan.groups[group].axes if size > 1
+        }
+        for node in nodes:
+            seconds = self._seconds([self.graph.order[node.name]])
+            for axis, word in self.words(node).items():
+                by_axis.setdefault(axis, Counter())[word] += seconds  # type: ignore[assignment]
+        return [
+            CutRow(
+                axis=axis,
+                words=[
+                    word
+                    for word, seconds in words.most_common()
+                    if seconds >= LEAST_SHARE * sum(words.values())
+                ],
+            )
+            for axis, words in by_axis.items()
+        ]
+
+    def _start(self, nodes: Sequence[int]) -> float:
+        return min(self.drawn[index][0] for index in nodes)
+
+    @cached_property
+    def _lasts(self) -> Mapping[str, float]:
+        tasks = self.result.schedule.tasks
+        return {task.placed.node.name: task.longest_s for task in tasks if task.placed is not None}
+
+    def _seconds(self, nodes: Iterable[int]) -> float:
+        return sum(self._lasts[self.graph.nodes[index].name] for index in nodes)
+
+
+def _joined(first: _Box, second: _Box) -> _Box:
+    """Two neighbours as one box that opens into them, or into what either joins already."""
+    inner = [part for box in (first, second) for part in (box.inner if box.joined else (box,))]
+    names = [name for box in inner if (name := box.label or _name(box))]
+    label = ", ".join(dict.fromkeys(names))
+    return _Box((), (*first.nodes, *second.nodes), tuple(inner), 1, label, joined=True)
+
+
+def _name(box: _Box) -> str:
+    return ".".join(part for part in box.path if part[0] != "\0")
+
+
+def _ranged(names: Sequence[str]) -> str:
+    """blocks.0, blocks.1, blocks.2: "blocks.0-2"; names that differ elsewhere: first and last."""
+    numbers = [re.findall(r"\d+", name) for name in names]
+    shape = {re.sub(r"\d+", "#", name) for name in names}
+    if len(shape) > 1 or not numbers[0]:
+        return "" if not names[0] else f"{names[0]} to {names[-1]}"
+    columns = [sorted(set(map(int, column))) for column in zip(*numbers, strict=True)]
+    texts = iter(
+        str(c[0]) if len(c) == 1 else f"{c[0]}{'-' if _dense(c) else ' to '}{c[-1]}"
+        for c in columns
+    )
+    return re.sub("#", lambda _: next(texts), shape.pop())
+
+
+def _dense(numbers: Sequence[int]) -> bool:
+    return all(b == a + 1 for a, b in pairwise(numbers))
+
+
+def _ranges(numbers: Sequence[int]) -> list[int]:
+    """First and last of each run: [3, 4, 5, 9]: [3, 5, 9, 9]."""
+    ends: list[int] = []
+    for number in numbers:
+        if ends and ends[-1] == number - 1:
+            ends[-1] = number
+        else:
+            ends += [number, number]
+    return ends

@@ -1,0 +1,365 @@
+// The overview: a lane of each device or stage, the model on it as a ribbon scaled by time.
+
+const CUT_LETTERS = {
+  batch: ["B", "batch (dim 0 of activations)"],
+  columns: ["C", "columns (output features, channels)"],
+  rows: ["R", "rows (input features, then summed)"],
+  heads: ["H", "heads"],
+  positions: ["S", "positions (sequence, height, width)"],
+  sums: ["+", "partial sums"],
+  weights: ["W", "weights only"],
+  replicated: ["=", "replicated"],
+};
+const AXIS_COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
+const NARROW_PX = 3; // a box is at least so wide
+const LABEL_PX = 132; // of a lane's name
+
+function startOverview(plan) {
+  const view = { plan, opened: new Set(), boxes: [], chosen: null };
+  const boxes = plan.ribbon.boxes;
+  view.axes = [...new Set(boxes.flatMap((box) => box.cuts.map((cut) => cut.axis)))];
+  view.inner = boxes.map(() => []);
+  boxes.forEach((box, index) => box.parent >= 0 && view.inner[box.parent].push(index));
+  const redraw = framed(() => showOverview(view));
+  addEventListener("resize", redraw);
+  byId("overview-legend").append(...overviewLegend(view));
+  byId("overview-close").addEventListener("click", () => {
+    view.opened.clear();
+    showOverview(view);
+  });
+  byId("overview-answer").append(overviewAnswer(view));
+  onSelect((item) => markOverview(view, item));
+  return view;
+}
+
+/** One sentence on what is where, and how it is cut. */
+function overviewAnswer({ plan, axes }) {
+  const { lanes, boxes } = plan.ribbon;
+  if (!boxes.length) return "The plan has no operators that take time.";
+  const words = axes.map((axis) => `${axis} cuts ${axisWords(boxes, axis)}`);
+  const cut = words.length ? `${words.join("; ")}. ` : "Nothing is cut: every operator runs whole. ";
+  const where =
+    lanes.length > 1
+      ? laneSentence(plan)
+      : `All layers on devices ${deviceText(plan, lanes[0].devices)}. `;
+  return plain(where + cut);
+}
+
+/** "Devices 0-1 run embed, blocks.0-5; devices 2-3 run ..." */
+function laneSentence(plan) {
+  const { lanes, boxes } = plan.ribbon;
+  const parts = lanes.slice(0, 4).map((row, at) => {
+    const own = boxes.filter((box) => box.parent < 0 && box.part === "forward");
+    const named = own.filter((box) => box.lanes.includes(at) && box.label);
+    const many = row.devices.length > 1 || plan.devices[row.devices[0]].members.length > 1;
+    const who = `${many ? "devices" : "device"} ${deviceText(plan, row.devices)}`;
+    named.sort((a, b) => b.seconds - a.seconds);
+    const names = [...new Set(named.slice(0, 3).map((box) => short(box.label, 30)))].join(", ");
+    const nodes = own.filter((box) => box.lanes.includes(at)).flatMap((box) => box.nodes);
+    const [first, end] = [Math.min(...nodes), Math.max(...nodes)];
+    const name = (index) => short(plan.nodes[index].name, 24);
+    const what = names || (nodes.length ? `${name(first)} to ${name(end)}` : "");
+    return what ? `${who}: ${what}` : "";
+  });
+  const told = parts.filter(Boolean);
+  const more = lanes.length > 4 ? ", ..." : "";
+  if (!told.length) return `${count(lanes.length)} lanes share the layers. `;
+  return `${told.join("; ").replace(/^./, (first) => first.toUpperCase())}${more}. `;
+}
+
+function axisWords(boxes, axis) {
+  const sums = new Map();
+  for (const box of boxes) {
+    if (box.parent >= 0) continue;
+    const words = box.cuts.find((cut) => cut.axis === axis)?.words ?? [];
+    for (const word of words) sums.set(word, (sums.get(word) ?? 0) + box.seconds);
+  }
+  const cut = [...sums].filter(([word]) => !["replicated", "weights", "sums"].includes(word));
+  const words = cut.sort((a, b) => b[1] - a[1]).map(([word]) => word);
+  if (!words.length) return "nothing";
+  return words.length === 1
+    ? words[0]
+    : `${words.slice(0, -1).join(", ")} and ${words[words.length - 1]}`;
+}
+
+function axisColour(view, axis) {
+  return AXIS_COLOURS[view.axes.indexOf(axis) % AXIS_COLOURS.length];
+}
+
+function overviewLegend(view) {
+  const { boxes, training } = view.plan.ribbon;
+  const used = new Set(boxes.flatMap((box) => box.cuts.flatMap((cut) => cut.words)));
+  return [
+    ...view.axes.map((axis) => key(axisColour(view, axis), `mesh axis ${plain(axis)}`)),
+    ...Object.entries(CUT_LETTERS)
+      .filter(([word]) => used.has(word))
+      .map(([, [letter, words]]) => el("span", { class: "key" }, el("b", {}, letter), words)),
+    ...(training
+      ? [
+          el("span", { class: "key" }, el("i", { class: "mark forward" }), "forward"),
+          el("span", { class: "key" }, el("i", { class: "mark backward" }), "backward"),
+          el("span", { class: "key" }, el("i", { class: "mark update" }), "update"),
+        ]
+      : []),
+    el("span", { class: "key soft" }, "width: predicted time; Enter or a double click opens a box"),
+  ];
+}
+
+/** Boxes to draw: opened ones give way to what they hold. */
+function visibleBoxes(view) {
+  const walk = (index) =>
+    view.opened.has(index) ? view.inner[index].flatMap(walk) : [index];
+  return view.plan.ribbon.boxes.flatMap((box, index) => (box.parent < 0 ? walk(index) : []));
+}
+
+/** Draws the lanes for the width that there is. */
+function showOverview(view) {
+  const canvas = byId("overview-canvas");
+  const { ribbon } = view.plan;
+  if (!canvas.clientWidth) return;
+  const held = canvas.contains(document.activeElement) ? document.activeElement.dataset.box : null;
+  const width = canvas.clientWidth - LABEL_PX - 16;
+  const lanes = ribbon.lanes.length;
+  const room = Math.max(0, canvas.clientHeight - 30);
+  const lane = Math.max(46, Math.min(lanes === 1 ? 320 : 150, room / Math.max(1, lanes) - 6));
+  view.boxes = visibleBoxes(view);
+  const at = clockOf(ribbon.boxes, width);
+  view.places = placeBoxes(view, at, lane);
+  const over = Math.max(0, ...[...view.places.values()].map((box) => box.x + box.w)) - LABEL_PX;
+  if (over > width) view.places = placeBoxes(view, (time) => at(time) * (width / over) ** 2, lane);
+  const body = el("div", {
+    class: "ribbon",
+    style: `height:${24 + lanes * (lane + 6)}px;--lane:${lane}px`,
+  });
+  ribbon.lanes.forEach((row, at) => body.append(laneName(view, row, at, lane)));
+  body.append(...partHeads(view));
+  for (const index of view.boxes) body.append(boxElement(view, index, lane));
+  body.append(arrowsOf(view, width + LABEL_PX + 16, 24 + lanes * (lane + 6)));
+  canvas.replaceChildren(body);
+  if (held) canvas.querySelector(`[data-box="${held}"]`)?.focus();
+  markOverview(view, selection.current);
+}
+
+/**
+ * From seconds to pixels. Time in which no box runs, as of other micro-batches, is cut short.
+ */
+function clockOf(boxes, width) {
+  const outer = boxes.filter((box) => box.parent < 0).sort((a, b) => a.start_s - b.start_s);
+  const spans = []; // [start, end, pixels before it in seconds]
+  let [last, spent] = [0, 0];
+  const whole = outer.reduce((sum, box) => sum + box.seconds, 0);
+  for (const { start_s, end_s } of outer) {
+    if (end_s <= last) continue;
+    spent += Math.min(Math.max(0, start_s - last), 0.03 * whole);
+    const from = Math.max(start_s, last);
+    spans.push([from, end_s, spent]);
+    spent += end_s - from;
+    last = end_s;
+  }
+  const scale = width / (spent || 1);
+  return (time) => {
+    const span = spans.findLast(([start]) => start <= time) ?? [0, 0, 0];
+    return (span[2] + Math.min(time, span[1]) - span[0]) * scale;
+  };
+}
+
+/** {x, w, y, h} of each visible box; boxes of a lane do not overlap. */
+function placeBoxes(view, clock, lane) {
+  const places = new Map();
+  const free = new Map();
+  const { boxes } = view.plan.ribbon;
+  const order = [...view.boxes].sort((a, b) => boxes[a].start_s - boxes[b].start_s);
+  for (const index of order) {
+    const { lanes, start_s, end_s } = boxes[index];
+    const from = Math.max(LABEL_PX + clock(start_s), ...lanes.map((at) => free.get(at) ?? 0));
+    const to = Math.max(from + NARROW_PX, LABEL_PX + clock(end_s));
+    for (const at of lanes) free.set(at, to);
+    const top = Math.min(...lanes);
+    const span = Math.max(...lanes) - top + 1;
+    const h = span * (lane + 6) - 6;
+    places.set(index, { x: from, w: to - from - 1, y: 24 + top * (lane + 6), h });
+  }
+  return places;
+}
+
+function laneName({ plan }, row, at, lane) {
+  const names = [...new Set(row.devices.map((device) => plan.devices[device].name))];
+  const who = deviceText(plan, row.devices);
+  const many = row.stages.length > 1 ? "stages" : "stage";
+  const stage = row.stages.length ? `${many} ${ranges(row.stages)}` : "";
+  return el(
+    "div",
+    { class: "lane", style: `top:${24 + at * (lane + 6)}px;height:${lane}px` },
+    el("div", { class: "lane-name" }, [
+      stage ? el("b", {}, stage) : null,
+      el("b", {}, plain(`${who}: ${short(names.join(", "), 24)}`)),
+      row.mesh ? el("span", { class: "soft" }, plain(row.mesh)) : null,
+    ]),
+  );
+}
+
+/** "forward" and "backward" over where each begins. */
+function partHeads(view) {
+  const { boxes, training } = view.plan.ribbon;
+  if (!training) return [];
+  return ["forward", "backward", "update"].flatMap((part) => {
+    const own = boxes.filter((box) => box.part === part);
+    if (!own.length) return [];
+    const shown = view.boxes.filter((index) => boxes[index].part === part);
+    const from = Math.min(...shown.map((index) => view.places.get(index).x));
+    return [el("div", { class: `part ${part}`, style: `left:${from}px` }, part)];
+  });
+}
+
+function boxElement(view, index, lane) {
+  const box = view.plan.ribbon.boxes[index];
+  const { x, y, w, h } = view.places.get(index);
+  const name = boxName(box);
+  const element = el(
+    "button",
+    {
+      type: "button",
+      class: `box ${box.part}${box.count > 1 ? " many" : ""}`,
+      style: `left:${x}px;top:${y}px;width:${w}px;height:${h}px`,
+      title: boxTitle(view, box),
+      "aria-label": boxTitle(view, box).replaceAll("\n", ", "),
+      "data-box": String(index),
+      click: () => {
+        view.chosen = index;
+        select(itemOfBox(view, index), "overview");
+      },
+      dblclick: () => openBox(view, index),
+      keydown: (event) => boxKey(view, index, event),
+    },
+    w < 16 ? null : boxBody(view, index, name, w, lane),
+  );
+  if (!view.axes.length) {
+    const group = view.plan.nodes[box.nodes[0]].group;
+    element.style.setProperty("--fill", view.plan.fills[group].colours[0]);
+    element.classList.add("own");
+  }
+  return element;
+}
+
+function boxName(box) {
+  const repeat = box.count > 1 ? ` × ${box.count}` : "";
+  return box.label ? `${short(box.label, 60)}${repeat}` : `${short(box.ops, 80)}${repeat}`;
+}
+
+function boxBody(view, index, name, width, lane) {
+  const box = view.plan.ribbon.boxes[index];
+  const narrowChips = box.cuts.map((cut) => chipsOf(view, cut, width));
+  if (width < 50) return [el("span", { class: "box-name upright" }, plain(name)), ...narrowChips];
+  const lines = [el("span", { class: "box-name" }, plain(name))];
+  if (lane >= 60 && box.label) lines.push(el("span", { class: "box-ops" }, plain(box.ops)));
+  const chips = box.cuts.map((cut) => chipsOf(view, cut, width));
+  if (chips.length) lines.push(el("span", { class: "chips" }, chips));
+  if (lane >= 90) lines.push(el("span", { class: "box-ops" }, seconds(box.seconds)));
+  if (lane >= 200 && width > 150) lines.push(...innerLines(view, index, width));
+  return lines;
+}
+
+/** What is cut in the parts of a box, one line each; of equal boxes, in one of them. */
+function innerLines(view, index, width) {
+  const { boxes } = view.plan.ribbon;
+  const first = boxes[index].count > 1 ? view.inner[index][0] : index;
+  const parts = view.inner[first].map((at) => boxes[at]);
+  const own = parts[0] ? commonLength(parts.map((part) => part.label)) : 0;
+  return parts.slice(0, 12).map((part) =>
+    el("span", { class: "inner" }, [
+      ...part.cuts.map((cut) => chipsOf(view, cut, width)),
+      ` ${plain(short(part.label.slice(own) || part.ops, 30))}`,
+    ]),
+  );
+}
+
+/** How much of their paths labels share, up to a dot. */
+function commonLength(labels) {
+  const named = labels.filter(Boolean);
+  if (named.length < 2) return 0;
+  let at = 0;
+  while (named.every((label) => label[at] !== undefined && label[at] === named[0][at])) at += 1;
+  return named[0].lastIndexOf(".", at - 1) + 1;
+}
+
+function chipsOf(view, { axis, words }, width) {
+  const shown = words.filter((word, at) => at === 0 || word !== "weights");
+  const letters = shown.map((word) => CUT_LETTERS[word]?.[0] ?? "?").join(width < 60 ? "" : " ");
+  const nothing = shown.every((word) => word === "replicated");
+  const style = nothing ? null : `background:${axisColour(view, axis)}`;
+  return el("span", { class: nothing ? "chip none" : "chip", style }, letters);
+}
+
+function boxTitle(view, box) {
+  const cuts = box.cuts.map((cut) => `${cut.axis}: ${cut.words.join(", ")}`);
+  const parts = [
+    boxName(box),
+    box.label ? box.ops : "",
+    view.plan.ribbon.training ? box.part : "",
+    `devices ${deviceText(view.plan, devicesOfBox(view, box))}`,
+    ...cuts,
+    `${seconds(box.seconds)} predicted`,
+  ];
+  return plain(parts.filter(Boolean).join(", "));
+}
+
+function devicesOfBox({ plan }, box) {
+  return [...new Set(box.lanes.flatMap((lane) => plan.ribbon.lanes[lane].devices))];
+}
+
+/** A block of the graph that has the nodes of a box, else its first node. */
+function itemOfBox(view, index) {
+  const { nodes } = view.plan.ribbon.boxes[index];
+  const [first, last] = [nodes[0], nodes[nodes.length - 1]];
+  const block = view.plan.blocks.findIndex((row) => row.first === first && row.last === last);
+  return block >= 0 ? { type: "block", id: block } : { type: "node", id: heaviest(view, nodes) };
+}
+
+function heaviest({ plan }, ranges) {
+  let best = ranges[0];
+  for (const node of nodesOf(ranges))
+    if (plan.nodes[node].seconds > plan.nodes[best].seconds) best = node;
+  return best;
+}
+
+function nodesOf(ranges) {
+  const nodes = [];
+  for (let at = 0; at < ranges.length; at += 2)
+    for (let node = ranges[at]; node <= ranges[at + 1]; node += 1) nodes.push(node);
+  return nodes;
+}
+
+function openBox(view, index) {
+  if (!view.inner[index].length) return;
+  view.opened.add(index);
+  showOverview(view);
+  byId("overview-canvas").querySelector(`[data-box="${view.inner[index][0]}"]`)?.focus();
+}
+
+function boxKey(view, index, event) {
+  const at = view.boxes.indexOf(index);
+  const next = { ArrowRight: at + 1, ArrowLeft: at - 1 }[event.key];
+  if (event.key === "Enter" && view.inner[index].length) openBox(view, index);
+  else if (event.key === "Backspace" && view.plan.ribbon.boxes[index].parent >= 0) {
+    const parent = view.plan.ribbon.boxes[index].parent;
+    view.opened.delete(parent);
+    showOverview(view);
+    byId("overview-canvas").querySelector(`[data-box="${parent}"]`)?.focus();
+  } else if (next !== undefined)
+    byId("overview-canvas").querySelector(`[data-box="${view.boxes[next]}"]`)?.focus();
+  else return;
+  event.preventDefault();
+}
+
+/** Outlines the boxes that hold the selection. */
+function markOverview(view, item) {
+  const refs = refsOf(view.plan, item);
+  for (const element of byId("overview-canvas").querySelectorAll(".box")) {
+    const { nodes } = view.plan.ribbon.boxes[Number(element.dataset.box)];
+    const on =
+      view.chosen === Number(element.dataset.box) ||
+      (item?.type === "node" && nodesOf(nodes).some((node) => refs.has(node)));
+    element.classList.toggle("chosen", Boolean(item) && on);
+  }
+  if (!item) view.chosen = null;
+}

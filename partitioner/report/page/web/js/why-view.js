@@ -1,0 +1,79 @@
+// Why not otherwise: the searched spaces, and the best other strategy of each operator.
+
+function startWhy(plan) {
+  const { head } = plan;
+  const cost = head.objective === "memory" ? size : seconds;
+  const most = Math.max(...head.spaces.map((space) => space.cost ?? 0), 0) || 1;
+  const rows = head.spaces.map((space) => spaceRow(space, cost, most));
+  byId("why-spaces").append(...(rows.length ? rows : ["The plan does not say what was searched."]));
+  const nodes = plan.nodes.flatMap((row, index) => (row.runner_up ? [index] : []));
+  nodes.sort((a, b) => rankOf(plan, a) - rankOf(plan, b));
+  byId("why-count").append(`${count(nodes.length)} operators`);
+  const table = makeTable({
+    label: "Best other strategies",
+    minWidth: 760,
+    rows: nodes,
+    columns: whyColumns(plan),
+    onRow: (index) => select({ type: "node", id: index }, "why"),
+  });
+  byId("why-nodes").append(table.element);
+  return () => table.show("");
+}
+
+function spaceRow(space, cost, most) {
+  const width = space.cost === null ? 0 : Math.max(0.4, (100 * space.cost) / most);
+  const why = space.chosen ? "chosen" : plain(space.why);
+  return el(
+    "div",
+    { class: space.chosen ? "space chosen" : "space" },
+    el("span", { class: "space-name" }, plain(space.space)),
+    el("span", { class: "space-bar" }, el("i", { style: `width:${width}%` })),
+    el("b", { class: "number" }, space.cost === null ? "no plan" : cost(space.cost)),
+    el("span", {}, why),
+  );
+}
+
+/** What fits comes first, then what changes the step least, then the work. */
+function rankOf(plan, index) {
+  const { fits, step_change_s, work_change_s } = plan.nodes[index].runner_up;
+  return (fits ? 0 : 1e9) + step_change_s + 1e-6 * work_change_s;
+}
+
+/** Why a node's best other strategy was not taken. */
+function whyOther(plan, other) {
+  if (!other.fits) return "does not fit in memory";
+  if (other.step_change_s > 1e-12)
+    return `the busiest device takes ${seconds(other.step_change_s)} more a ${plan.head.turn}`;
+  if (other.step_change_s < -1e-12)
+    return "the step would be shorter: the objective or the gap asked for rules it out";
+  if (other.work_change_s > 1e-12)
+    return `same step, but ${seconds(other.work_change_s)} more work on all devices together`;
+  return "costs the same";
+}
+
+function whyColumns(plan) {
+  const node = (index) => plan.nodes[index];
+  return [
+    { title: "Operator", width: "120px", value: (i) => node(i).op, cell: (i) => nameOf(node(i).op, 16) },
+    { title: "Name", width: "2fr", value: (i) => node(i).name, cell: (i) => nameOf(node(i).name, 60) },
+    {
+      title: "Instead",
+      width: "1.4fr",
+      value: (i) => node(i).runner_up.cut,
+      cell: (i) => `${plain(node(i).runner_up.cut || "whole")} ${plain(node(i).runner_up.group)}`,
+    },
+    {
+      title: "Step",
+      width: "90px",
+      number: true,
+      value: (i) => node(i).runner_up.step_change_s,
+      cell: (i) => change(node(i).runner_up.step_change_s, seconds),
+    },
+    {
+      title: "Reason",
+      width: "3fr",
+      value: (i) => whyOther(plan, node(i).runner_up),
+      cell: (i) => whyOther(plan, node(i).runner_up),
+    },
+  ];
+}

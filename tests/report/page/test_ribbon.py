@@ -1,0 +1,103 @@
+"""The overview of a report: its boxes, lanes and what it says is cut."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import small_gpt
+
+import partitioner
+from partitioner import examples
+from partitioner.compiled.base import Compiled
+from partitioner.report.lanes import lanes
+from partitioner.report.page.ribbon import module_path, pattern, ribbon
+from partitioner.report.page.schema import BoxRow, Ribbon
+
+
+def numbers(box: BoxRow) -> list[int]:
+    ends = iter(box["nodes"])
+    return [node for first, last in zip(ends, ends, strict=True) for node in range(first, last + 1)]
+
+
+def words(rows: Ribbon, axis: str) -> set[str]:
+    return {word for box in rows["boxes"] for cut in box["cuts"] if cut["axis"] == axis
+            for word in cut["words"]}  # fmt: skip
+
+
+def test_the_module_path_joins_numbers_to_what_they_count() -> None:
+    assert module_path("/blocks/0/q/addmm") == ("blocks.0", "q")
+    assert module_path("model.layers.12.mlp.up.MatMul") == ("model", "layers.12", "mlp", "up")
+    assert module_path("n3") == ()
+
+
+@pytest.mark.parametrize(
+    ("ops", "text"),
+    [
+        (["Conv", "BatchNormalization", "Relu"] * 3, "Conv-BN-Relu x 3"),
+        (["Conv", "Relu", "Conv", "Relu", "Conv", "Add"], "Conv-Relu x 2, Conv-Add"),
+        (["aten::addmm", "aten::sum.dim_IntList"], "addmm-sum"),
+        ([f"Op{at}Operator" for at in range(9)] + ["Op0Operator"],
+         "Op0Operator, Op1Operator, Op2Operator"),
+    ],
+)  # fmt: skip
+def test_operators_as_text_name_the_pattern_that_repeats(ops: list[str], text: str) -> None:
+    assert pattern(ops, [1.0] * len(ops)) == text
+
+
+def test_of_many_operators_those_of_most_seconds_are_named() -> None:
+    ops = [f"VeryLongOperator{at}" for at in range(9)]
+    named = "VeryLongOperator8, VeryLongOperator7, VeryLongOperator6"
+    assert pattern(ops, list(map(float, range(9)))) == named
+
+
+@pytest.fixture(scope="module")
+def stages() -> Compiled:
+    model = examples.build("mlp", layers=6, hidden=32)
+    return partitioner.compile(model, devices=3, strategy="inter", time_limit_s=3)
+
+
+def test_every_node_that_takes_time_is_in_one_box_of_its_lane(stages: Compiled) -> None:
+    own = lanes(stages)
+    rows = ribbon(stages, own)
+    outer = [box for box in rows["boxes"] if box["parent"] < 0]
+    held = Counter(node for box in outer for node in numbers(box))
+    timed = {
+        stages.graph.order[task.placed.node.name]
+        for task in stages.schedule.tasks
+        if task.placed is not None and task.longest_s > 0
+    }
+    assert held == dict.fromkeys(timed, 1)
+    for box in outer:
+        devices = {at for lane in box["lanes"] for at in rows["lanes"][lane]["devices"]}
+        for node in numbers(box):
+            group = stages.plan.nodes[stages.graph.nodes[node].name].group
+            assert set(own.among(stages.plan.groups[group].devices)) == devices
+    assert all(0 <= box["start_s"] < box["end_s"] <= rows["end_s"] for box in outer)
+
+
+def test_a_box_holds_what_it_opens_into(stages: Compiled) -> None:
+    boxes = ribbon(stages, lanes(stages))["boxes"]
+    inside: dict[int, list[int]] = {}
+    for box in boxes:
+        inside.setdefault(box["parent"], []).extend(numbers(box))
+    for parent, nodes in inside.items():
+        if parent >= 0:
+            assert sorted(nodes) == numbers(boxes[parent])
+
+
+@pytest.mark.parametrize(("parallel", "word"), [("dp", "batch"), ("tp", "heads")])
+def test_a_training_plan_says_what_is_cut(parallel: str, word: str) -> None:
+    model, arguments = small_gpt.small_gpt()
+    program = partitioner.compile(
+        model, arguments, 2, training=True, parallel=parallel, plan_only=True, time_limit_s=2
+    )
+    rows = ribbon(program, lanes(program))
+    assert rows["training"]
+    axes = {cut["axis"] for box in rows["boxes"] for cut in box["cuts"]}
+    assert len(axes) == 1
+    assert word in words(rows, axes.pop())
+    parts = {box["part"]: box["start_s"] for box in reversed(rows["boxes"])}
+    assert parts["forward"] < parts["backward"]
+    labels = [box["label"] for box in rows["boxes"]]
+    assert any(label.startswith("blocks.0") for label in labels)

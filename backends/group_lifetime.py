@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
+import gc
+from functools import cache, wraps
+from typing import Any
 
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 import torch.distributed.nn.functional as default_holders
 
 
@@ -23,3 +26,21 @@ def free_default_arguments() -> None:
             function.__defaults__ = tuple(
                 None if isinstance(default, dist.ProcessGroup) else default for default in defaults
             )
+    _collect_when_groups_end()
+
+
+@cache
+def _collect_when_groups_end() -> None:
+    """Free what holds a destroyed group in a cycle, such as frames of exceptions that were caught.
+
+    Without a collection its threads run on until Python happens to collect, or shuts down.
+    """
+    destroy = dist.destroy_process_group
+
+    @wraps(destroy)
+    def destroyed(*args: Any, **kwargs: Any) -> None:
+        destroy(*args, **kwargs)
+        gc.collect()
+
+    for module in (dist, c10d):
+        module.destroy_process_group = destroyed  # type: ignore[attr-defined]

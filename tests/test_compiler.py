@@ -53,7 +53,7 @@ MODEL = examples.build("mlp", layers=1, hidden=4, batch=2)
         ({"solver": None}, "solver is None; give a name like 'highs'"),
         ({"objective": "speed"}, "objective 'speed' is not one of throughput, latency, memory"),
         ({"strategy": ["intra"]}, r"strategy \['intra'\] is not auto, intra or inter"),
-        ({"constraints": 5}, "constraints is 5; give Constraints, a Plan, or a file"),
+        ({"constraints": 5}, "constraints is 5; give Constraints, a Plan, a mapping, or a file"),
     ],
 )
 def test_an_option_that_means_nothing(options: dict[str, Any], message: str) -> None:

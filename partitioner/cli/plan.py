@@ -116,7 +116,7 @@ def _plan(args: SimpleNamespace) -> int:
 
     name = module_name(args.model) or Path(args.model).stem
     target = Path(args.output) if args.output else Path(f"{name}.partition")
-    model = options.check_model(args.model)
+    pictures.check_pictures(args, options.check_model(args.model))
     with progress(args.quiet) as say:
         say("loading the compiler")
         from partitioner.compiler import check_options
@@ -134,7 +134,6 @@ def _plan(args: SimpleNamespace) -> int:
         }
         check_options(args.devices, chosen)
         check_target(target, force=args.force)
-        pictures.check_pictures(args, model)
         result = compile_model(args.model, devices=args.devices, **chosen)
         say(f"writing {target}")
         result.save(target, force=args.force, plan_only=args.plan_only, progress=say)

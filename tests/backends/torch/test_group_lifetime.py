@@ -15,6 +15,7 @@ from torch_jobs import ROOT
 SCRIPT = """
 import pathlib
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -56,7 +57,12 @@ else:
 optimizer.step()
 before = gloo_threads()
 dist.destroy_process_group()
-print(f"{len(before) > 0} before, {gloo_threads()} after", flush=True)
+for _ in range(50):  # one that is about to end may take a moment
+    after = gloo_threads()
+    if not after:
+        break
+    time.sleep(0.1)
+print(f"{len(before) > 0} before, {after} after\\n", end="", flush=True)
 """
 
 

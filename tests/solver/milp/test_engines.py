@@ -71,7 +71,7 @@ def test_errors_list_the_solvers_on_this_machine(capsys: pytest.CaptureFixture[s
             find("gurobi")
     with pytest.raises(EngineError, match="solver is 3; give a name"):
         find(3)  # type: ignore[arg-type]
-    for command in (["solve", "none.json"], [str(Path(__file__))]):
+    for command in (["solve", "none.json"], [str(Path(__file__).parents[3] / "pyproject.toml")]):
         assert main([*command, "--solver", "nix"]) == 2
         assert capsys.readouterr().err.splitlines()[-1].endswith("there are highs, cbc")
 

@@ -47,6 +47,8 @@ from partitioner.strategies.spaces import SearchError
 from partitioner.strategies.spatial_parallel import AXES, spatial_constraints, spatial_notes
 from partitioner.strategies.tensor_parallel import tensor_constraints
 
+#: Kinds that other forms of a graph's attention belong to.
+FORMS = (SEQUENCE, RING)
 #: The word of stages.
 PIPELINE = "pp"
 
@@ -215,11 +217,15 @@ def forms(
 
     Raises:
         ConstraintError: A form is asked for that the graph cannot have.
+        SearchError: The mesh has no axis of a form.
     """
-    if text is None or mesh is None:
+    asked_kinds = kinds(text)
+    if text is None or mesh is None or {kind.word for kind in asked_kinds}.isdisjoint(FORMS):
         return (graph,)
-    for kind, asked in _asked(text, graph, mesh):
-        if kind.word in (SEQUENCE, RING):
+    usual = {axis for kind in asked_kinds for axis in kind.axes}
+    own = {axis: size for axis, size in mesh.items() if axis in usual} or mesh
+    for kind, asked in _asked(text, graph, parallel_mesh(text, 0, own)):
+        if kind.word in FORMS:
             return ring_forms(graph, asked.size, only=kind.word == RING, free=free)
     return (graph,)
 

@@ -320,7 +320,9 @@ def test_auto_runs_in_parts_what_does_not_fit_as_a_whole() -> None:
     with pytest.raises(Infeasible):  # a strategy rules out blocks
         partitioner.compile(proto, devices=1, memory=1_000_000, strategy="intra")
     result = partitioner.compile(proto, devices=1, memory=1_000_000, micro_batches="auto")
-    assert (result.plan.micro_batches or 1) > 1
+    in_parts = partitioner.compile(proto, devices=1, memory=1_000_000, micro_batches=8)
+    assert (result.plan.micro_batches or 1) > 1 or result.plan.blocks
+    assert result.cost <= in_parts.cost
     assert result.evaluation.fits_exactly
     feeds = inputs_of(proto)
     check(result.run(feeds), expected(proto, feeds))

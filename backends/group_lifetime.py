@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
 
@@ -26,19 +27,32 @@ def free_default_arguments() -> None:
             function.__defaults__ = tuple(
                 None if isinstance(default, dist.ProcessGroup) else default for default in defaults
             )
-    _collect_when_groups_end()
+    _let_go_when_groups_end()
+
+
+#: What is called once before groups are destroyed.
+_LAST_CALLS: list[Callable[[], None]] = []
+
+
+def call_before_groups_end(last_call: Callable[[], None]) -> None:
+    """Call a function once, before a process group is destroyed next."""
+    _let_go_when_groups_end()
+    _LAST_CALLS.append(last_call)
 
 
 @cache
-def _collect_when_groups_end() -> None:
-    """Free what holds a destroyed group in a cycle, such as frames of exceptions that were caught.
+def _let_go_when_groups_end() -> None:
+    """Free what holds a destroyed group: last calls do, and a collection of cycles.
 
-    Without a collection its threads run on until Python happens to collect, or shuts down.
+    Such a cycle is an exception that was caught, with its frames. Without a collection the threads
+    of the group run on until Python happens to collect, or shuts down.
     """
     destroy = dist.destroy_process_group
 
     @wraps(destroy)
     def destroyed(*args: Any, **kwargs: Any) -> None:
+        while _LAST_CALLS:
+            _LAST_CALLS.pop()()
         destroy(*args, **kwargs)
         gc.collect()
 

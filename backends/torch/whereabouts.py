@@ -5,15 +5,18 @@ for it there, as in `torch.distributed.barrier()` or in the gathering of a check
 goes on. So each process has a thread that looks at the main thread once a second, and posts in
 the store of torch.distributed which communication it waits in. Nothing is posted but by ranks
 that wait.
+
+The thread ends before the process groups and before Python: it holds frames, whose variables hold
+groups, and a thread that is in the store while Python shuts down ends the process with SIGABRT.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import linecache
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,10 +29,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from partitioner.backends.group_lifetime import call_before_groups_end
+
 #: Seconds between two looks at the main thread.
 _PERIOD_S = 1.0
 #: Looks in a row that find the main thread in one place before it is said to wait.
 _LOOKS = 3
+#: Seconds that the end of the groups waits for a thread that waits for the store.
+_PATIENCE_S = 2.0
 _TORCH = str(Path(torch.__file__).parent)
 _COMMUNICATIONS = ("distributed_c10d.py", "_functional_collectives.py")
 
@@ -75,10 +82,10 @@ class Whereabouts:
         texts = {r: self.store.get(k).decode() for r, k in keys.items() if self.store.check([k])}
         return {r: text for r, text in texts.items() if text} | {self.rank: doing}
 
-    def watch(self, world: int) -> None:
-        """Post where the main thread waits, while the world of this identity lasts."""
+    def watch(self, ended: threading.Event) -> None:
+        """Post where the main thread waits, until the event."""
         last, looks, posted = None, 0, False
-        while dist.is_initialized() and id(dist.group.WORLD) == world:
+        while not ended.wait(_PERIOD_S):
             place = _place()
             looks = looks + 1 if place is not None and place == last else 0
             last = place
@@ -93,7 +100,6 @@ class Whereabouts:
                     posted = False
             except RuntimeError:  # the process that keeps the store has ended
                 return
-            time.sleep(_PERIOD_S)
 
 
 _KEY = "partitioner/whereabouts"
@@ -107,13 +113,21 @@ def _key(rank: int) -> str:
 def _of(rank: int, ranks: int, world: int) -> Whereabouts:
     # a store serves one thread at a time, also while it waits
     store: Any = dist.distributed_c10d._get_default_store()
+    ended = threading.Event()
     thread = threading.Thread(
         target=Whereabouts(rank, ranks, store.clone()).watch,
-        args=(world,),
+        args=(ended,),
         name="partitioner-whereabouts",
         daemon=True,
     )
     thread.start()
+
+    def end() -> None:
+        ended.set()
+        thread.join(_PATIENCE_S)
+
+    call_before_groups_end(end)
+    atexit.register(end)
     return Whereabouts(rank, ranks, store.clone())
 
 

@@ -17,15 +17,22 @@ from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import TensorType
 
+#: First opset that has Where, and Less of whole numbers.
+PART_OF_ROWS = 9
+#: Types of tables for which ONNX Runtime has Where.
+TABLES = ("float16", "float32", "float64")
+
 
 def _gather(view: OpView) -> Rule:
     """``d0 d1 d2, i0 i1 -> d0 i0 i1 d2`` along dim 1.
 
-    Dim 1 of a table of floats is a sum over it, of one element that is not 0; else it is whole.
+    Dim 1 of a table of floats is a sum over it, of one element that is not 0; else it is whole, as
+    where ONNX Runtime cannot look up a part of it.
     """
     dims, dim, index = names("d", view.rank()), view.dim("axis", 0), names("i", view.rank(1))
     result, looked_up = replaced(dims, dim, *index), dims[dim]
-    if view.rank() < 2 or "float" not in view.out_type.dtype:
+    whole = view.opset < PART_OF_ROWS or view.rank() < 2
+    if whole or view.out_type.dtype not in TABLES:
         return view.rule([dims, index], [result], whole={looked_up})
     return view.rule([dims, index], [result], reduce={looked_up: "sum"}, points=result)
 

@@ -22,7 +22,7 @@ def card(result: Planned) -> str:
     figures = result.evaluation
     tiles = [
         (f"{head['turn'].capitalize()} time", units.seconds(head["step_s"])),
-        ("Speed-up", "-" if head["speedup"] is None else f"{head['speedup']:.3g}x"),
+        ("Speed-up", "-" if head["speedup"] is None else units.times(head["speedup"])),
         ("Communication", units.share(head["communication"])),
         ("Memory free", units.share(max(head["headroom"], 0.0))),
         ("Devices", f"{head['devices_used']} of {head['devices']}"),

@@ -112,7 +112,7 @@ def _beside_one(summary: Mapping[str, Any]) -> str:
     if summary["devices_used"] == 1 or summary["objective"] == "memory":
         return ""
     speedup = summary.get("speedup")
-    return "" if speedup is None else f"{speedup:.3g} times as fast as one device: "
+    return "" if speedup is None else f"{units.digits(speedup)} times as fast as one device: "
 
 
 def _step(plan: Plan, figures: Evaluation) -> dict[str, Any]:

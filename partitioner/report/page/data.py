@@ -158,7 +158,7 @@ def _why_not(row: Mapping[str, Any], chosen: Mapping[str, Any], objective: str) 
         return f"device {row['busiest']} {what} {units.seconds(more[most])} more"
     if not chosen["cost"]:
         return "costs more"
-    return f"costs {row['cost'] / chosen['cost']:.3g} times as much"
+    return f"costs {units.digits(row['cost'] / chosen['cost'])} times as much"
 
 
 def _step_row(result: Planned) -> StepRow | None:

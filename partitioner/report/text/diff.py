@@ -226,5 +226,5 @@ def _change(figure: Figure) -> str:
     if old is None or new is None or old == new:
         return ""
     if figure["unit"] == "share":
-        return f"{100 * (new - old):+.3g} points"
-    return f"{100 * (new / old - 1):+.3g} %" if old else "from nothing"
+        return f"{units.relative(new - old).removesuffix(' %')} points"
+    return units.relative(new / old - 1) if old else "from nothing"

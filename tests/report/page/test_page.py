@@ -346,12 +346,12 @@ class TestPlan:
         labels = driver.execute_script(
             "return page.graph.cy.edges('.comm').map((edge) => edge.data('label'))"
         )
-        assert labels == ["2\u00d7 send\n32 MiB 62 us"]
+        assert labels == ["2\u00d7 send\n32 MiB 62 µs"]
         driver.find_element(By.ID, "graph-open").click()
         labels = driver.execute_script(
             "return page.graph.cy.edges('.comm').map((edge) => edge.data('label'))"
         )
-        assert "all-reduce\n16 MiB 31 us" in labels
+        assert "all-reduce\n16 MiB 31 µs" in labels
 
     def test_a_shared_communication_is_counted_once(self, opened: Opener) -> None:
         driver = opened("overlapping")

@@ -36,7 +36,7 @@ function startHead(data) {
     tile("Step time", seconds(head.step_s), one(head.step_s_one)),
     tile(
       "Speed-up",
-      head.speedup === null ? "–" : `${digits(head.speedup)}×`,
+      head.speedup === null ? "–" : times(head.speedup),
       overOne(head),
       head.speedup !== null && head.speedup < 1,
     ),
@@ -66,7 +66,7 @@ function startHead(data) {
   byId("notes-list").append(...notes.map((note) => el("li", {}, plain(note))));
 }
 
-/** The searched spaces in one line: "inter 194 us (chosen), hybrid 402 us, intra 705 us". */
+/** The searched spaces in one line: "inter 194 µs (chosen), hybrid 402 µs, intra 705 µs". */
 function showSpaces(head, cost) {
   const planned = head.spaces.filter((space) => space.cost !== null);
   byId("spaces").hidden = planned.length < 2;

@@ -215,7 +215,7 @@ function terminalComms(plan, terminal, target, owner) {
 }
 
 /**
- * "all-reduce 1.5 MiB 12 us", or sums of several; "" if there is none.
+ * "all-reduce 1.5 MiB 12 µs", or sums of several; "" if there is none.
  *
  * A communication that several edges wait for is counted where its first consumer is.
  */

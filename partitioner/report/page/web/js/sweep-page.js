@@ -139,7 +139,7 @@ function pointTip(point) {
     ["Latency", seconds(point.latency_s)],
     ["Throughput", throughput(point.throughput_per_s)],
     ["Peak", size(point.peak_bytes)],
-    ["Speed-up", point.speedup === null ? "–" : `${digits(point.speedup)}×`],
+    ["Speed-up", times(point.speedup)],
     ["Efficiency", share(point.efficiency)],
     ["Pareto", point.pareto ? "yes: no other point is as good in all" : "no"],
   ]);
@@ -286,7 +286,7 @@ function pointsPanel(panel, data) {
       {
         title: "Speed-up",
         value: (point) => point.speedup,
-        cell: (point) => (point.speedup === null ? "–" : `${digits(point.speedup)}×`),
+        cell: (point) => (times(point.speedup)),
         number: true,
         width: "84px",
       },

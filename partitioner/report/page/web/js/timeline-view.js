@@ -152,7 +152,7 @@ function timeTick(value, [from, to]) {
   const [unit, scale] = [
     ["s", 1],
     ["ms", 1e-3],
-    ["us", 1e-6],
+    ["µs", 1e-6],
     ["ns", 1e-9],
   ].find(([, scale]) => to >= scale) ?? ["ns", 1e-9];
   const decimals = Math.max(0, Math.ceil(-Math.log10((to - from) / scale / 5)));

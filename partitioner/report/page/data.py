@@ -74,8 +74,18 @@ def report_data(result: Planned, comparison: Comparison[Planned] | None = None) 
     return _Builder(result, comparison).report()
 
 
-def headline(result: Planned, limits: Bottleneck | None = None) -> Head:
-    """The head of the report; `limits` is the plan's bottleneck if it is known already."""
+def headline(
+    result: Planned,
+    limits: Bottleneck | None = None,
+    comparison: Comparison[Planned] | None = None,
+) -> Head:
+    """The head of the report.
+
+    Args:
+        result: The plan.
+        limits: Its bottleneck if it is known already.
+        comparison: Its prediction beside a measured run of it, if there was one.
+    """
     figures, cluster, objective = result.evaluation, result.cluster, result.objective
     cert = result.plan.certificate
     single = best_single(result.graph, cluster, objective, result.plan.micro_batches)
@@ -83,6 +93,7 @@ def headline(result: Planned, limits: Bottleneck | None = None) -> Head:
     limits = limits or result_bottleneck(result)
     fits = one.fits_exactly
     busy = sum(figures.load_s.values())
+    step_measured_s, latency_measured_s = _measured_seconds(result, comparison)
     return Head(
         cluster=cluster.name,
         strategy=cert.strategy if cert else "",
@@ -99,6 +110,8 @@ def headline(result: Planned, limits: Bottleneck | None = None) -> Head:
         step_s_one=one.step_s if fits else None,
         latency_s=figures.latency_s,
         latency_s_one=one.latency_s if fits else None,
+        step_measured_s=step_measured_s,
+        latency_measured_s=latency_measured_s,
         turn=turn_of(result.graph, result.plan.pipeline),
         step=_step_row(result),
         speedup=one.step_s / figures.step_s if fits and figures.step_s else None,
@@ -116,6 +129,26 @@ def headline(result: Planned, limits: Bottleneck | None = None) -> Head:
     )
 
 
+def _measured_seconds(
+    result: Planned, comparison: Comparison[Planned] | None
+) -> tuple[float | None, float | None]:
+    """Measured seconds between requests and of one request; None where they were not measured."""
+    one_after_other = result.evaluation.sequential
+    if comparison is not None:
+        alone_s = comparison.measured.step_s
+        stream_s = alone_s if one_after_other else comparison.measured.stream_s
+        return stream_s, alone_s
+    cert = result.plan.certificate
+    trial = next((trial for trial in cert.trials if trial.kept), None) if cert else None
+    if trial is None:
+        return None, None
+    if one_after_other:
+        return trial.measured_s, trial.measured_s
+    if result.objective == "latency":
+        return None, trial.measured_s
+    return trial.measured_s, None
+
+
 def _sentence(note: str) -> str:
     """A note with a capital and a full stop."""
     text = str(note).strip()
@@ -125,7 +158,8 @@ def _sentence(note: str) -> str:
 def space_rows(summary: Mapping[str, Any], objective: str) -> list[SpaceRow]:
     """The searched spaces of a plan's summary, the best first, those without a plan last."""
     tried = sorted(summary.get("spaces", ()), key=lambda row: row["cost"])
-    chosen = next((row for row in tried if row["cost"] == summary["cost"]), None)
+    as_cheap = [row for row in tried if row["cost"] == summary["cost"]]
+    chosen = min(as_cheap, key=lambda row: "changes" in row, default=None)
     if chosen is not None:
         tried = [chosen, *(row for row in tried if row is not chosen)]
     rows = [
@@ -135,12 +169,13 @@ def space_rows(summary: Mapping[str, Any], objective: str) -> list[SpaceRow]:
             devices_used=row["devices_used"],
             chosen=row is chosen,
             why="" if chosen is None or row is chosen else _why_not(row, chosen, objective),
+            changes=None if row is chosen else row.get("changes"),
         )
         for row in tried
     ]
     failed = summary.get("not_searched", {}).items()
     return rows + [
-        SpaceRow(space=space, cost=None, devices_used=None, chosen=False, why=why)
+        SpaceRow(space=space, cost=None, devices_used=None, chosen=False, why=why, changes=None)
         for space, why in failed
     ]
 
@@ -218,7 +253,7 @@ class _Builder:
             version=VERSION,
             kind="plan",
             title=result.name,
-            head=headline(result),
+            head=headline(result, comparison=self.comparison),
             devices=device_rows(result, self.lanes),
             groups=[
                 GroupRow(devices=self.lanes.among(mesh.devices), mesh=str(mesh))

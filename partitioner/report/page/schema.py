@@ -30,6 +30,9 @@ class Head(TypedDict):
     step_s_one: float | None
     latency_s: float
     latency_s_one: float | None
+    #: The same of a measured run of the plan, or of its trial; None if it was not measured.
+    step_measured_s: float | None
+    latency_measured_s: float | None
     turn: str  #: What repeats: "request" or "step".
     step: StepRow | None  #: None without stages.
     speedup: float | None  #: step_s_one / step_s
@@ -54,6 +57,7 @@ class SpaceRow(TypedDict):
     devices_used: int | None
     chosen: bool
     why: str  #: What keeps it from being chosen; "" for the chosen one.
+    changes: Changes | None  #: From the chosen plan to its own; None if they were not compared.
 
 
 class StageRow(TypedDict):
@@ -420,6 +424,18 @@ class Figure(TypedDict):
     unit: Literal["s", "bytes", "share", "per_s", "count"]
     before: float | None
     after: float | None
+    better: Literal["less", "more", ""]  #: Which change is for the better; "" for neither.
+
+
+class Changes(TypedDict):
+    """What is kept of a plan that was not chosen: a `Diff` from the chosen plan, in short."""
+
+    verdict: str
+    figures: list[Figure]
+    moved: list[Moved]  #: Runs of nodes, those of most seconds first; some may lack.
+    moved_count: int  #: Nodes in all runs.
+    same: int
+    traffic: list[DiffTraffic]
 
 
 class Diff(TypedDict):
@@ -430,6 +446,7 @@ class Diff(TypedDict):
     title: str
     before: str  #: Name of the first folder.
     after: str
+    verdict: str  #: "b takes 1.4 times as long as a: its busiest device communicates 1 ms more".
     figures: list[Figure]
     moved: list[Moved]
     only_before: list[str]

@@ -285,7 +285,14 @@ class TestPlan:
 
     def test_head_has_the_verdict(self, opened: Opener) -> None:
         text = opened("plan").find_element(By.TAG_NAME, "header").text
-        for part in ("Step time", "3.08\u00d7", "gap 3 %", "matrix products take 71 %", "worth it"):
+        for part in (
+            "Between requests",
+            "predicted; one device",
+            "3.08\u00d7",
+            "gap 3 %",
+            "matrix products take 71 %",
+            "worth it",
+        ):
             assert part in text
 
     def test_stages_have_their_figures(self, opened: Opener) -> None:
@@ -629,6 +636,36 @@ class TestLarge:
 
 @needs_chromium
 class TestOtherPages:
+    def test_diff_opens_with_a_verdict_and_judges_figures(self, opened: Opener) -> None:
+        driver = opened("diff")
+        verdict = driver.find_element(By.ID, "verdict").text
+        assert verdict.startswith("new.partition is faster by 33 %")
+        rows = driver.find_elements(By.CSS_SELECTOR, "#panel-figures tbody tr")
+        judged = {
+            row.find_element(By.TAG_NAME, "td").text: {
+                mark.get_attribute("class") for mark in row.find_elements(By.TAG_NAME, "span")
+            }
+            for row in rows
+        }
+        assert judged["step time"] == judged["throughput"] == {"better"}
+        assert judged["communication"] == {"worse"}
+        assert judged["devices used"] == judged["speed-up"] == set()
+
+    def test_a_searched_space_opens_its_own_plan(self, opened: Opener) -> None:
+        driver = opened("plan")
+        (link,) = driver.find_elements(By.CSS_SELECTOR, "#spaces button")
+        link.click()
+        panel = driver.find_element(By.ID, "why-changes")
+        assert panel.is_displayed()
+        for part in ("slower by 100 %", "attn … mlp (14 nodes)", "14 operators run otherwise"):
+            assert part in panel.text
+        assert panel.find_element(By.CLASS_NAME, "worse").text.startswith("+2 ms")
+        assert panel.find_element(By.CLASS_NAME, "better").text.startswith("+50 %")
+        button = driver.find_element(By.CSS_SELECTOR, "#why-spaces button")
+        assert button.get_attribute("aria-expanded") == "true"
+        button.click()
+        assert not panel.is_displayed()
+
     @pytest.mark.parametrize("dark", [False, True])
     def test_diff(self, opened: Opener, dark: bool) -> None:
         driver = opened("diff", dark=dark)

@@ -17,6 +17,7 @@ const LABEL_PX = 132; // of a lane's name
 function startOverview(plan) {
   const view = { plan, opened: new Set(), boxes: [], chosen: null };
   const boxes = plan.ribbon.boxes;
+  plan.prefix = commonLength(boxes.map((box) => box.label));
   view.axes = [...new Set(boxes.flatMap((box) => box.cuts.map((cut) => cut.axis)))];
   view.inner = boxes.map(() => []);
   boxes.forEach((box, index) => box.parent >= 0 && view.inner[box.parent].push(index));
@@ -54,7 +55,7 @@ function laneSentence(plan) {
     const many = row.devices.length > 1 || plan.devices[row.devices[0]].members.length > 1;
     const who = `${many ? "devices" : "device"} ${deviceText(plan, row.devices)}`;
     named.sort((a, b) => b.seconds - a.seconds);
-    const names = [...new Set(named.slice(0, 3).map((box) => short(box.label, 30)))].join(", ");
+    const names = [...new Set(named.slice(0, 3).map((box) => short(boxLabel(plan, box), 30)))].join(", ");
     const nodes = own.filter((box) => box.lanes.includes(at)).flatMap((box) => box.nodes);
     const [first, end] = [Math.min(...nodes), Math.max(...nodes)];
     const name = (index) => short(plan.nodes[index].name, 24);
@@ -214,7 +215,7 @@ function partHeads(view) {
 function boxElement(view, index, lane) {
   const box = view.plan.ribbon.boxes[index];
   const { x, y, w, h } = view.places.get(index);
-  const name = boxName(box);
+  const name = boxName(view.plan, box);
   const element = el(
     "button",
     {
@@ -241,9 +242,14 @@ function boxElement(view, index, lane) {
   return element;
 }
 
-function boxName(box) {
+/** The module path of a box, without what all paths share. */
+function boxLabel(plan, box) {
+  return box.label.slice(plan.prefix) || box.label;
+}
+
+function boxName(plan, box) {
   const repeat = box.count > 1 ? ` × ${box.count}` : "";
-  return box.label ? `${short(box.label, 60)}${repeat}` : `${short(box.ops, 80)}${repeat}`;
+  return box.label ? `${short(boxLabel(plan, box), 60)}${repeat}` : `${short(box.ops, 80)}${repeat}`;
 }
 
 function boxBody(view, index, name, width, lane) {
@@ -293,7 +299,7 @@ function chipsOf(view, { axis, words }, width) {
 function boxTitle(view, box) {
   const cuts = box.cuts.map((cut) => `${cut.axis}: ${cut.words.join(", ")}`);
   const parts = [
-    boxName(box),
+    boxName({ prefix: 0 }, box),
     box.label ? box.ops : "",
     view.plan.ribbon.training ? box.part : "",
     `devices ${deviceText(view.plan, devicesOfBox(view, box))}`,

@@ -4,7 +4,7 @@ function startWhy(plan) {
   const { head } = plan;
   const cost = head.objective === "memory" ? size : seconds;
   const most = Math.max(...head.spaces.map((space) => space.cost ?? 0), 0) || 1;
-  const rows = head.spaces.map((space) => spaceRow(space, cost, most));
+  const rows = head.spaces.map((space) => spaceRow(head, space, cost, most));
   byId("why-spaces").append(...(rows.length ? rows : ["The plan does not say what was searched."]));
   const nodes = plan.nodes.flatMap((row, index) => (row.runner_up ? [index] : []));
   nodes.sort((a, b) => rankOf(plan, a) - rankOf(plan, b));
@@ -20,17 +20,61 @@ function startWhy(plan) {
   return () => table.show("");
 }
 
-function spaceRow(space, cost, most) {
+function spaceRow(head, space, cost, most) {
   const width = space.cost === null ? 0 : Math.max(0.4, (100 * space.cost) / most);
   const why = space.chosen ? "chosen" : plain(space.why);
+  const opens = space.changes && {
+    type: "button",
+    "aria-expanded": "false",
+    click: ({ currentTarget }) => openSpace(space, currentTarget),
+  };
   return el(
     "div",
     { class: space.chosen ? "space chosen" : "space" },
-    el("span", { class: "space-name" }, plain(space.space)),
+    el("span", { class: "space-name" }, spaceName(head, space)),
     el("span", { class: "space-bar" }, el("i", { style: `width:${width}%` })),
     el("b", { class: "number" }, space.cost === null ? "no plan" : cost(space.cost)),
     el("span", {}, why),
+    opens ? el("button", opens, "Compare") : el("span", {}),
   );
+}
+
+/** Shows under the spaces how the best plan of one differs from the chosen plan, or hides it. */
+function openSpace(space, button) {
+  const panel = byId("why-changes");
+  const open = button.getAttribute("aria-expanded") !== "true";
+  for (const other of document.querySelectorAll("#why-spaces button"))
+    other.setAttribute("aria-expanded", String(open && other === button));
+  panel.hidden = !open;
+  if (open) panel.replaceChildren(...spaceChanges(space));
+}
+
+function spaceChanges({ space, changes }) {
+  const { verdict, figures, moved, moved_count: nodes, same, traffic } = changes;
+  const column = (title, rows) => el("div", {}, el("h3", {}, title), ...rows);
+  const decisions = moved.slice(0, 200).map((row) => [
+    nameOf(row.name, 44),
+    plain(row.before),
+    plain(row.after),
+    change(row.seconds_after - row.seconds_before, seconds),
+  ]);
+  const sent = traffic.map((row) => [
+    plain(row.kind),
+    `${count(row.count_before)} → ${count(row.count_after)}`,
+    `${size(row.bytes_before)} → ${size(row.bytes_after)}`,
+  ]);
+  const heads = ["Figure", "Chosen", short(space, 24), "Change", "Relative"];
+  return [
+    el("p", { class: "space-verdict" }, plain(verdict)),
+    el(
+      "div",
+      { class: "space-tables" },
+      column("Figures", [plainTable(heads, figureRows(figures), [1, 2, 3, 4])]),
+      column("Communications", [plainTable(["Kind", "Count", "Bytes"], sent, [1, 2])]),
+    ),
+    el("h3", {}, `${count(nodes)} operators run otherwise, ${count(same)} alike`),
+    plainTable(["Operators", "Chosen", short(space, 24), "Seconds"], decisions, [3]),
+  ];
 }
 
 /** What fits comes first, then what changes the step least, then the work. */

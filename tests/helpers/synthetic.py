@@ -7,6 +7,7 @@ from typing import Literal
 
 from partitioner.report.page.schema import (
     VERSION,
+    BlockMoveRow,
     BlockRow,
     BoxRow,
     Changes,
@@ -113,6 +114,7 @@ def report(
         ],
         "comms": made.comms,
         "blocks": made.blocks,
+        "moves": _moves(made),
         "ribbon": _ribbon(made, groups, overlapping),
         "tasks": made.tasks,
         "timelines": timelines,
@@ -409,6 +411,22 @@ def _devices(made: Made, groups: list[GroupRow], memory: list[Memory]) -> list[D
     ]
 
 
+def _moves(made: Made) -> list[BlockMoveRow]:
+    return [
+        {
+            "label": block["label"],
+            "first": block["first"],
+            "last": block["last"],
+            "at": "tp=2 on 0,1",
+            "to": "tp=2 on 2,3",
+            "change": 1e-6 * (1 + at),
+            "fits": True,
+            "reason": "sends 4 MiB more, device 2 becomes the bottleneck: it computes 1 ms more",
+        }
+        for at, block in enumerate(made.blocks[:3])
+    ]
+
+
 def _figure(
     name: str,
     unit: Literal["s", "bytes", "share", "per_s", "count"],
@@ -538,6 +556,7 @@ def _traffic(made: Made, devices: int) -> Traffic:
         "links": [
             {
                 "level": "NVLink",
+                "size": min(devices, 2),
                 "bytes": total // max(devices, 1),
                 "total_bytes": total,
                 "seconds": total / max(devices, 1) / 450e9,
@@ -545,6 +564,7 @@ def _traffic(made: Made, devices: int) -> Traffic:
             },
             {
                 "level": "host",
+                "size": devices,
                 "bytes": 0,
                 "total_bytes": 0,
                 "seconds": 0.0,

@@ -20,6 +20,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import PhaseError
 from partitioner.ir.plan import place
 from partitioner.report.alternatives import Alternative, Neighbourhood, best_other
+from partitioner.report.block_moves import block_moves
 from partitioner.report.bottleneck import (
     Bottleneck,
     bottleneck,
@@ -38,6 +39,7 @@ from partitioner.report.page.memory import memory
 from partitioner.report.page.ribbon import ribbon
 from partitioner.report.page.schema import (
     VERSION,
+    BlockMoveRow,
     BlockRow,
     CommRow,
     DeviceRow,
@@ -62,6 +64,8 @@ from partitioner.report.summary import trial_lines
 #: Tasks of a step times nodes, above which the other strategies of nodes in stages are not priced:
 #: the step is simulated once for each node.
 MAX_SIMULATED = 2_000_000
+#: Nodes times devices above which the other strategies of nodes are not priced.
+MAX_PRICED = 320_000
 
 
 def report_data(result: Planned, comparison: Comparison[Planned] | None = None) -> Report:
@@ -264,6 +268,7 @@ class _Builder:
             terminals=list(self._terminals()),
             comms=[self._comm(task) for task in self._comms],
             blocks=self._blocks(),
+            moves=list(self._moves()),
             ribbon=ribbon(result, self.lanes),
             tasks=self._refs,
             timelines=timelines(result.schedule, self._refs, self.lanes),
@@ -294,7 +299,7 @@ class _Builder:
     def _node(self, node: Node) -> NodeRow:
         placed = self.neighbourhood.placed[node.name]
         alone = place(self.graph, node, DeviceMesh.single(0), {}, placed.rule)
-        alternatives = self.neighbourhood.alternatives(node)
+        alternatives = self._alternatives(node)
         sharded = "sharded" if placed.layouts else "replicated"
         return NodeRow(
             name=node.name,
@@ -317,7 +322,15 @@ class _Builder:
             runner_up=self._runner_up(alternatives),
         )
 
+    def _alternatives(self, node: Node) -> Sequence[Alternative]:
+        """The strategies of a node; none where pricing those of all nodes would take minutes."""
+        if len(self.graph.nodes) * len(self.result.cluster) > MAX_PRICED:
+            return ()
+        return self.neighbourhood.alternatives(node)
+
     def _runner_up(self, alternatives: Sequence[Alternative]) -> RunnerUp | None:
+        if not alternatives:
+            return None
         chosen, best = alternatives[0], best_other(alternatives)
         if best is None:
             return None
@@ -412,6 +425,27 @@ class _Builder:
             consumer=self.graph.order.get(comm.why, -1),
         )
 
+    @cached_property
+    def _outer_blocks(self) -> list[Block]:
+        groups = [self.result.plan.nodes[node.name].group for node in self.graph.nodes]
+        return blocks(self.graph, groups)
+
+    def _moves(self) -> Iterable[BlockMoveRow]:
+        names = [node.name for node in self.graph.nodes]
+        by_first = {block.first: block for block in self._outer_blocks}
+        for move in block_moves(self.result, self._outer_blocks):
+            block = by_first[move.first]
+            yield BlockMoveRow(
+                label=_label(block, names[block.first : block.last + 1]),
+                first=move.first,
+                last=move.last,
+                at=move.at,
+                to=move.to,
+                change=move.change,
+                fits=move.fits,
+                reason=move.reason,
+            )
+
     def _blocks(self) -> list[BlockRow]:
         names = [node.name for node in self.graph.nodes]
         rows: list[BlockRow] = []
@@ -431,7 +465,7 @@ class _Builder:
                 )
                 add(block.inner, len(rows) - 1)
 
-        add(blocks(self.graph, [self.result.plan.nodes[name].group for name in names]), -1)
+        add(self._outer_blocks, -1)
         return rows
 
 

@@ -146,8 +146,24 @@ class NodeRow(TypedDict):
     seconds: float  #: Most on one device, each time.
     inputs: list[TensorRow]
     outputs: list[TensorRow]
-    options: int  #: Strategies to choose from.
+    options: int  #: Strategies to choose from; 0: they were not priced.
     runner_up: RunnerUp | None
+
+
+class BlockMoveRow(TypedDict):
+    """A plan with one whole block elsewhere, or not cut over an axis; the cheapest that fits first.
+
+    In a plan in stages that is the boundary of two stages moved by a block.
+    """
+
+    label: str
+    first: int  #: First node of the block.
+    last: int
+    at: str  #: Its group, as of `GroupRow`, after its stage.
+    to: str
+    change: float  #: Of the plan's cost, in seconds or, for the objective "memory", bytes.
+    fits: bool
+    reason: str
 
 
 class CommRow(TypedDict):
@@ -300,6 +316,7 @@ class Link(TypedDict):
     """All links of one level of the cluster, one direction of one device."""
 
     level: str
+    size: int  #: Devices that it joins; those of one number follow each other.
     bytes: int  #: Most that one device sends over this level.
     total_bytes: int  #: All devices together.
     seconds: float  #: Of the bytes of the device that sends most, at the level's bandwidth.
@@ -388,6 +405,7 @@ class Report(TypedDict):
     terminals: list[TerminalRow]
     comms: list[CommRow]
     blocks: list[BlockRow]
+    moves: list[BlockMoveRow]
     ribbon: Ribbon
     tasks: list[int]  #: Ref of each position of the schedule.
     timelines: list[Timeline]

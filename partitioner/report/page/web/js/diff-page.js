@@ -254,7 +254,7 @@ function diffDevicesPanel(panel, data) {
         name: `compute ${when}`,
         stack: when,
         data: column(side, "compute_s"),
-        colour: now.activations,
+        colour: now.weights,
         faint: !side,
       },
       {

@@ -66,10 +66,7 @@ function chooseTimeline(view, index) {
 
 function timelineOption(view, now) {
   const { line, plan } = view;
-  const lanes = laneNames(plan).flatMap((name, lane) => [
-    `${name}: ${short(plan.devices[lane].name, 14)}`,
-    "comm",
-  ]);
+  const lanes = laneNames(plan).flatMap((name) => [name, "comm"]);
   const room = Math.max(4, Math.floor((byId("timeline-canvas").clientHeight - 90) / LANE_PX));
   const crowded = lanes.length > room;
   view.room = crowded ? room : null;

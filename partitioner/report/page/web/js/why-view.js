@@ -17,7 +17,11 @@ function startWhy(plan) {
     onRow: (index) => select({ type: "node", id: index }, "why"),
   });
   byId("why-nodes").append(table.element);
-  return () => table.show("");
+  const moves = movesTable(plan, cost);
+  return () => {
+    table.show("");
+    moves?.show("");
+  };
 }
 
 function spaceRow(head, space, cost, most) {
@@ -75,6 +79,48 @@ function spaceChanges({ space, changes }) {
     el("h3", {}, `${count(nodes)} operators run otherwise, ${count(same)} alike`),
     plainTable(["Operators", "Chosen", short(space, 24), "Seconds"], decisions, [3]),
   ];
+}
+
+/** The plans with one block elsewhere; null where none was priced. */
+function movesTable(plan, cost) {
+  const { moves } = plan;
+  byId("why-moves-count").append(
+    moves.length ? `${count(moves.length)} changes of the plan` : "none was priced",
+  );
+  byId("why-moves").hidden = !moves.length;
+  if (!moves.length) return null;
+  const text = (title, key, width) => ({
+    title,
+    width,
+    value: (at) => moves[at][key],
+    cell: (at, letters) => nameOf(moves[at][key], letters),
+  });
+  const table = makeTable({
+    label: "Whole blocks elsewhere",
+    minWidth: 760,
+    rows: moves.map((_, at) => at),
+    columns: [
+      text("Block", "label", "1.4fr"),
+      text("Runs on", "at", "1fr"),
+      text("Instead", "to", "1fr"),
+      {
+        title: "Cost",
+        width: "90px",
+        number: true,
+        value: (at) => moves[at].change,
+        cell: (at) => change(moves[at].change, cost),
+      },
+      text("Reason", "reason", "3fr"),
+    ],
+    onRow: (at) => select(blockItem(plan, moves[at]), "why"),
+  });
+  byId("why-moves").append(table.element);
+  return table;
+}
+
+function blockItem(plan, { first, last }) {
+  const block = plan.blocks.findIndex((row) => row.first === first && row.last === last);
+  return block >= 0 ? { type: "block", id: block } : { type: "node", id: first };
 }
 
 /** What fits comes first, then what changes the step least, then the work. */

@@ -134,14 +134,16 @@ def why(old: Evaluation, new: Evaluation, change: float, objective: str) -> str:
         device = max(over, key=over.__getitem__)
         return f"device {device} would be {units.size(over[device])} over its memory"
     sent = sum(new.sent_bytes.values()) - sum(old.sent_bytes.values())
-    parts = [f"sends {units.size(sent)} more"] if sent > 0 else []
+    parts = []
     if change < 0:
-        parts.append("the plan would be better: it is within the gap that the search left")
-    elif objective == "memory":
+        parts.append("better than the plan: within the gap that the search left")
+    elif change > 0 and objective == "memory":
         held = new.held_bytes
         parts.append(f"device {max(held, key=held.__getitem__)} holds more")
     elif change > 0:
         parts.append(_slower(old, new))
+    if sent > 0:
+        parts.append(f"{units.size(sent)} more are sent")
     return ", ".join(part for part in parts if part) or "costs the same"
 
 
@@ -156,5 +158,5 @@ def _slower(old: Evaluation, new: Evaluation) -> str:
         return ""
     does = f"{verb} {units.seconds(more[verb])} more"
     if first != second:
-        return f"device {second} becomes the bottleneck: it {does}"
+        return f"device {second} becomes the bottleneck, {does}"
     return f"device {second}, the bottleneck, {does}"

@@ -34,6 +34,7 @@ SCRIPTS = (
     "overview-arrows",
     "graph-style",
     "graph-layout",
+    "graph-columns",
     "graph-view",
     "graph-keys",
     "timeline-data",

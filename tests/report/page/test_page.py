@@ -545,6 +545,30 @@ class TestKeyboard:
 
 
 @needs_chromium
+class TestColumns:
+    @pytest.mark.parametrize("name", ["large", "plan"])
+    def test_a_long_graph_fills_the_canvas(self, opened: Opener, name: str) -> None:
+        driver = opened(name, view="graph")
+        if name == "plan":
+            driver.find_element(By.ID, "graph-open").click()
+        wide, high, canvas = driver.execute_script(
+            "const box = page.graph.cy.elements().boundingBox();"
+            "return [box.w, box.h, page.graph.cy.width() / page.graph.cy.height()];"
+        )
+        assert canvas / 3 < wide / high < 3 * canvas
+
+    def test_boxes_in_columns_do_not_overlap(self, opened: Opener) -> None:
+        driver = opened("large", view="graph")
+        boxes = driver.execute_script(
+            "return page.graph.cy.nodes().map((node) => {"
+            "const {x1, x2, y1, y2} = node.boundingBox({includeLabels: false});"
+            "return [x1, x2, y1, y2];});"
+        )
+        assert len({round((x1 + x2) / 2) for x1, x2, _, _ in boxes}) > 2
+        for (a1, a2, a3, a4), (b1, b2, b3, b4) in itertools.combinations(boxes, 2):
+            assert a2 <= b1 or b2 <= a1 or a4 <= b3 or b4 <= a3
+
+
 class TestTopology:
     def test_links_are_as_wide_as_they_are_fast(self, opened: Opener) -> None:
         driver = opened("plan", view="traffic")

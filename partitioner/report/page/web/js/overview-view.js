@@ -199,7 +199,7 @@ function boxElement(view, index, lane) {
 function boxBody(view, index, name, width, lane) {
   const box = view.plan.ribbon.boxes[index];
   const narrowChips = box.cuts.map((cut) => chipsOf(view, cut, width));
-  if (width < 50 && lane < 80) return narrowChips;
+  if (width < 50 && lane < 80) return width < 26 ? [] : narrowChips;
   if (width < 50) return [el("span", { class: "box-name upright" }, plain(name)), ...narrowChips];
   const lines = [el("span", { class: "box-name" }, plain(name))];
   if (lane >= 60 && box.label) lines.push(el("span", { class: "box-ops" }, plain(box.ops)));

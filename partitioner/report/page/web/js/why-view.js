@@ -85,7 +85,9 @@ function spaceChanges({ space, changes }) {
 function movesTable(plan, cost) {
   const { moves } = plan;
   byId("why-moves-count").append(
-    moves.length ? `${count(moves.length)} changes of the plan` : "none was priced",
+    moves.length
+      ? `${count(moves.length)} ${moves.length > 1 ? "changes" : "change"} of the plan`
+      : "none was priced",
   );
   byId("why-moves").hidden = !moves.length;
   if (!moves.length) return null;
@@ -97,12 +99,12 @@ function movesTable(plan, cost) {
   });
   const table = makeTable({
     label: "Whole blocks elsewhere",
-    minWidth: 760,
+    minWidth: 860,
     rows: moves.map((_, at) => at),
     columns: [
-      text("Block", "label", "1.4fr"),
-      text("Runs on", "at", "1fr"),
-      text("Instead", "to", "1fr"),
+      text("Block", "label", "1.2fr"),
+      text("Runs on", "at", "0.9fr"),
+      text("Instead", "to", "0.9fr"),
       {
         title: "Cost",
         width: "90px",
@@ -110,10 +112,16 @@ function movesTable(plan, cost) {
         value: (at) => moves[at].change,
         cell: (at) => change(moves[at].change, cost),
       },
-      text("Reason", "reason", "3fr"),
+      {
+        title: "Reason",
+        width: "4fr",
+        value: (at) => moves[at].reason,
+        cell: (at) => el("span", { title: plain(moves[at].reason) }, plain(moves[at].reason)),
+      },
     ],
     onRow: (at) => select(blockItem(plan, moves[at]), "why"),
   });
+  byId("why-moves").style.maxHeight = `${48 + 28 * moves.length}px`;
   byId("why-moves").append(table.element);
   return table;
 }

@@ -31,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from typer import Abort, TyperException
 
     from partitioner.cli.app import run_command, usage_line
-    from partitioner.cli.terminal import one_line, safe
+    from partitioner.cli.terminal import one_line
+    from partitioner.report.text.tables import safe
 
     try:
         code = run_command(args)

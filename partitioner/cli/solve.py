@@ -22,8 +22,8 @@ from partitioner.cli.options import (
     option,
     seconds,
 )
-from partitioner.cli.terminal import safe
 from partitioner.files import check_file
+from partitioner.report.text.tables import safe
 
 if TYPE_CHECKING:
     from partitioner.solver.formats.files import Solved

@@ -64,7 +64,7 @@ def facts(
         "seed": cert.seed,
         "folded": cert.folded,
         **({"trials": [dict(vars(trial)) for trial in cert.trials]} if cert.trials else {}),
-        "speedup": _speedup(single, figures),
+        "speedup": times_as_fast(single, figures),
         "latency_s": figures.latency_s,
         "latency_s_one_device": single.latency_s,
         "throughput_per_s": units.finite(figures.throughput_per_s),
@@ -89,7 +89,7 @@ def facts(
     }
 
 
-def _speedup(single: Evaluation, figures: Evaluation) -> float | None:
+def times_as_fast(single: Evaluation, figures: Evaluation) -> float | None:
     """How many times as fast as one device; None where that does not hold the model."""
     return single.step_s / figures.step_s if single.fits and figures.step_s else None
 

@@ -10,6 +10,8 @@ import schema_check
 import partitioner
 from partitioner import examples
 from partitioner.cli.main import main
+from partitioner.compiled.folder import load_summary
+from partitioner.files import ResultError
 from partitioner.report import spaces
 from partitioner.report.page.data import space_rows
 from partitioner.report.page.schema import Changes
@@ -71,3 +73,31 @@ def test_neighbours_that_move_alike_are_one_row() -> None:
     assert [row["name"] for row in rows] == ["c", "a … b (2 nodes)"]
     assert rows[1]["seconds_before"] == 2
     assert rows[1]["seconds_after"] == 3
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        (("verdict",), 1),
+        (("moved_count",), -1),
+        (("figures", 0, "before"), "x"),
+        (("figures", 0, "better"), "worst"),
+        (("moved", 0, "name"), None),
+        (("moved", 0, "seconds_after"), -1.0),
+        (("traffic", 0, "bytes_before"), 2.5),
+        (("more",), 1),
+    ],
+)
+def test_spoilt_changes_are_refused(
+    result: partitioner.Compiled, tmp_path: Path, at: tuple[str | int, ...], value: object
+) -> None:
+    folder = result.save(tmp_path / "m", plan_only=True)
+    file = folder / "summary.json"
+    data = json.loads(file.read_text())
+    inner = next(row["changes"] for row in data["spaces"] if "changes" in row)
+    for key in at[:-1]:
+        inner = inner[key]
+    inner[at[-1]] = value
+    file.write_text(json.dumps(data))
+    with pytest.raises(ResultError, match=r"summary.json has spaces = "):
+        load_summary(folder)

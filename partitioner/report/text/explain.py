@@ -5,7 +5,6 @@ from __future__ import annotations
 from partitioner import units
 from partitioner.cost_model.compute import node_estimates, node_limit
 from partitioner.cost_model.forms import stores_parts
-from partitioner.ir.errors import PartitionerError, did_you_mean
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import numbers
 from partitioner.ir.ops.estimate import estimated_flops
@@ -33,10 +32,6 @@ a step of the plan has; "about": a micro-batch of half the size is another graph
 need half the seconds and activations of a whole one, which is the best that it can do"""
 
 
-class ExplainError(PartitionerError, ValueError):
-    """A node that the model does not have."""
-
-
 def explain(result: Planned) -> str:
     """The plan's figures, the time of its bottleneck, and its tightest point of memory."""
     limits = result_bottleneck(result)
@@ -54,10 +49,10 @@ def explain_node(result: Planned, name: str) -> str:
     """A node's strategies with their cost, all other nodes keeping theirs.
 
     Raises:
-        ExplainError: The model has no such node.
+        UnknownNodeError: The model has no such node.
     """
     neighbourhood = Neighbourhood(result.graph, result.plan, result.cluster)
-    placed = neighbourhood.placed[_node(result, name).name]
+    placed = neighbourhood.placed[result.node(name).node.name]
     parts = [
         _about(result, placed),
         _tensors(result, placed),
@@ -164,15 +159,6 @@ def _memory(result: Planned) -> list[str]:
     head = ("largest there", "kind", "bytes", "of")
     width = 4 if any(n > 1 for n, _ in held) else 3
     return [*lines, *table([row[:width] for row in (head, *rows)])] if rows else lines
-
-
-def _node(result: Planned, name: str) -> Node:
-    """The node of this name, or the producer of the tensor of this name."""
-    node = result.graph.by_name.get(name) or result.graph.producers.get(name)
-    if node is not None:
-        return node
-    hint = did_you_mean(name, (*result.graph.by_name, *result.graph.producers))
-    raise ExplainError(f"the model has no node or tensor {name!r}{hint}")
 
 
 def _about(result: Planned, placed: PlacedNode) -> list[str]:

@@ -20,7 +20,6 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import PhaseError
 from partitioner.ir.plan import place
 from partitioner.report.alternatives import Alternative, Neighbourhood, best_other
-from partitioner.report.block_moves import block_moves
 from partitioner.report.bottleneck import (
     Bottleneck,
     bottleneck,
@@ -33,6 +32,7 @@ from partitioner.report.bottleneck import (
 from partitioner.report.edges import NODE, edges
 from partitioner.report.lanes import Lanes, lanes
 from partitioner.report.measured import Comparison
+from partitioner.report.page.block_moves import block_moves
 from partitioner.report.page.blocks import Block, blocks
 from partitioner.report.page.measured import measured_run
 from partitioner.report.page.memory import memory

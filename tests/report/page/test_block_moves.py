@@ -8,8 +8,8 @@ import partitioner
 from partitioner import examples
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.ir.plan import NodePlan
-from partitioner.report import block_moves
-from partitioner.report.block_moves import BlockMove
+from partitioner.report.page import block_moves
+from partitioner.report.page.block_moves import BlockMove
 from partitioner.report.page.blocks import Block, blocks
 
 

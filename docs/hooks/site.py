@@ -76,6 +76,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Break the long lines of errors, which are sentences; tables of outputs keep theirs."""
+    return re.sub(
+        r'^```text title="Output"\n(?=partition[ :])',
+        '```{ .text .wrapped title="Output" }\n',
+        markdown,
+        flags=re.MULTILINE,
+    )
+
+
 def page_of(path: Path) -> str:
     """A notebook as the text of a page: its texts, its code, and the outputs that it holds."""
     parts = []

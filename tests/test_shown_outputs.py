@@ -11,7 +11,7 @@ PAGES = sorted(
     for path in DOCS.rglob("*.md")
     if any(item.output for item in shown_outputs.shown(path.read_text(encoding="utf-8")))
 )
-SLOW = {"tutorial.md"}
+SLOW = {"how-to/pipelines.md", "tutorial.md"}
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,27 @@ def write_files(text: str, folder: Path) -> None:
             (folder / title).write_text(content, encoding="utf-8")
 
 
+def start(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The result of a command with python or torchrun, with the packages of the repository."""
+    program, *arguments = shlex.split(command, comments=True)
+    launcher = {"python": [], "torchrun": ["-m", "torch.distributed.run", "--standalone"]}
+    return subprocess.run(
+        [sys.executable, *launcher[program], *arguments],
+        cwd=folder,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "LOGLEVEL": "ERROR",  # torchrun warns of its own late signs of life on a busy machine
+            "PYTHONPATH": str(ROOT),
+        },
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+
+
 def run(command: str, folder: Path) -> str:
     """What a command prints in `folder`: its result and, if it fails, its error."""
     words = shlex.split(command, comments=True)
@@ -90,16 +111,7 @@ def run(command: str, folder: Path) -> str:
             code = partition(words[1:])
         printed, errors = out.getvalue(), err.getvalue()
     else:
-        assert words[0] == "python", f"not a command that is run: {command}"
-        done = subprocess.run(
-            [sys.executable, *words[1:]],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = start(command, folder)
         code, printed, errors = done.returncode, done.stdout, done.stderr
     if code == 0:
         return printed

@@ -25,3 +25,10 @@ def test_a_notebook(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     held = nbformat.read(path, as_version=4)
     assert notebooks.printed(notebooks.run(path)) == notebooks.printed(held)
+
+
+def test_texts_of_a_stream_are_joined() -> None:
+    texts = [("stdout", "a"), ("stdout", "b\n"), ("stderr", "c"), ("stdout", "d")]
+    outputs = [nbformat.v4.new_output("stream", name=name, text=text) for name, text in texts]
+    joined = [(output.name, output.text) for output in notebooks._joined(outputs)]
+    assert joined == [("stdout", "ab\n"), ("stderr", "c"), ("stdout", "d")]

@@ -25,8 +25,21 @@ def run(path: Path) -> NotebookNode:
         cell.metadata.pop("execution", None)  # when it ran
         if cell.cell_type == "code":
             cell.execution_count = None
+            cell.outputs = _joined(cell.outputs)
     notebook.metadata.language_info = {"name": "python"}  # the version is the machine's
     return notebook
+
+
+def _joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """The outputs with a stream's text in one piece: where it is broken depends on timing."""
+    joined: list[NotebookNode] = []
+    for output in outputs:
+        last = joined[-1] if joined else None
+        if last and output.output_type == "stream" and last.get("name") == output.name:
+            last.text += output.text
+        else:
+            joined.append(output)
+    return joined
 
 
 def printed(notebook: NotebookNode) -> list[list[tuple[str, str]]]:

@@ -62,6 +62,7 @@ def test_the_first_example_of_the_readme_cuts(capsys: pytest.CaptureFixture[str]
         "how-to/hand-written.md",
         "how-to/pipelines.md",
         "how-to/training.md",
+        "troubleshooting.md",
     ],
 )
 def test_the_session_of_a_page(page: str) -> None:

@@ -6,11 +6,7 @@ import pytest
 import shown_outputs
 
 DOCS = shown_outputs.ROOT / "docs"
-PAGES = sorted(
-    path.relative_to(DOCS).as_posix()
-    for path in DOCS.rglob("*.md")
-    if any(item.output for item in shown_outputs.shown(path.read_text(encoding="utf-8")))
-)
+PAGES = [path.relative_to(DOCS).as_posix() for path in shown_outputs.pages()]
 SLOW = {"how-to/pipelines.md", "tutorial.md"}
 
 

@@ -1,8 +1,8 @@
 """The notebooks of the documentation, run, with the outputs that they hold.
 
-To write their outputs anew:
+To write the outputs of all of them anew, or of those named:
 
-    python tests/helpers/notebooks.py docs/notebooks/onnx.ipynb
+    python tests/helpers/notebooks.py [docs/notebooks/onnx.ipynb ...]
 """
 
 import sys
@@ -55,7 +55,8 @@ def printed(notebook: NotebookNode) -> list[list[tuple[str, str]]]:
 
 
 def main() -> None:
-    for path in map(Path, sys.argv[1:]):
+    folder = Path(__file__).parents[2] / "docs" / "notebooks"
+    for path in [Path(name) for name in sys.argv[1:]] or sorted(folder.glob("*.ipynb")):
         notebook = run(path)
         assert not any(name == "stderr" for cell in printed(notebook) for name, _ in cell)
         path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")

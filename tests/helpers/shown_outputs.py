@@ -13,9 +13,9 @@ A page shows an output in a block that is marked so, behind the block with its c
 
 A last line `...` says that the rest is left out. All console blocks of such a page run in order,
 in a folder of their own. A block whose title is the name of a file is written there first.
-To write the outputs of pages anew:
+To write the outputs of all pages anew, or of those named:
 
-    python tests/helpers/shown_outputs.py docs/tutorial.md docs/troubleshooting.md
+    python tests/helpers/shown_outputs.py [docs/tutorial.md ...]
 """
 
 import contextlib
@@ -152,8 +152,17 @@ def renewed(page: Path, folder: Path) -> str:
     return "".join(parts) + text[last:]
 
 
+def pages() -> list[Path]:
+    """All pages that show an output."""
+    return [
+        path
+        for path in sorted((ROOT / "docs").rglob("*.md"))
+        if any(item.output for item in shown(path.read_text(encoding="utf-8")))
+    ]
+
+
 def main() -> None:
-    for page in map(Path, sys.argv[1:]):
+    for page in [Path(name) for name in sys.argv[1:]] or pages():
         with tempfile.TemporaryDirectory() as folder:
             page.write_text(renewed(page, Path(folder)), encoding="utf-8")
 

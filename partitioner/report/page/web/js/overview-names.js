@@ -30,7 +30,7 @@ function laneSentence(plan) {
     return what ? `${who}: ${what}` : "";
   });
   const told = parts.filter(Boolean);
-  const more = lanes.length > 4 ? ", ..." : "";
+  const more = lanes.length > 4 ? `; ${count(lanes.length - 4)} more lanes follow` : "";
   if (!told.length) return `${count(lanes.length)} lanes share the layers. `;
   return `${told.join("; ").replace(/^./, (first) => first.toUpperCase())}${more}. `;
 }

@@ -76,7 +76,7 @@ function times(value) {
 
 function perSecond(value) {
   if (value === null || value === undefined) return "–";
-  return `${value >= 1000 ? count(Math.round(value)) : digits(value, 4)}/s`;
+  return `${Math.abs(value) >= 1000 ? count(Math.round(value)) : digits(value, 4)}/s`;
 }
 
 /** Of a plan: null is without a limit. */

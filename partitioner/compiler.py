@@ -38,6 +38,7 @@ from partitioner.options import (
 )
 from partitioner.problem.dump import Dump, write_problem
 from partitioner.report.delivery import delivery_notes
+from partitioner.report.spaces import space_facts
 from partitioner.report.summary import facts
 from partitioner.report.whole_machine import whole_machine_notes
 from partitioner.search.explicit import first_problem
@@ -310,6 +311,7 @@ def _plan_in_blocks(
         *(outcome, single, len(cluster), (note, *notes, *_opaque_notes(rules), *alone)),
         rules=rules_of(outcome.graph),
         sources=_sources(outcome, cluster),
+        spaces=space_facts(outcome, cluster),
         pinned=request.constraints.bound,
     )
 
@@ -768,6 +770,7 @@ def _facts_in_parts(
         *(outcome, single, len(cluster), (*notes, *kind, *again, *_opaque_notes(rules))),
         rules=rules_of(outcome.graph),
         sources=_sources(outcome, cluster),
+        spaces=space_facts(outcome, cluster),
         pinned=request.constraints.bound,
     )
 
@@ -903,6 +906,7 @@ def plan_graph(
         *(outcome, single, len(cluster), notes),
         rules=rules_of(outcome.graph),
         sources=_sources(outcome, cluster),
+        spaces=space_facts(outcome, cluster),
         pinned=request.constraints.bound,
     )
     return outcome, summary

@@ -445,7 +445,7 @@ class Compiled(Planned):
         """A short card for a notebook's cell; `report` writes the whole page."""
         from partitioner.report.card import card
 
-        return card(self)
+        return card(self, self.comparison)
 
 
 def origin(plan: Plan, graph: Graph) -> Origin:

@@ -64,7 +64,7 @@ def explain_node(result: Planned, name: str) -> str:
 def _verdict(head: Head) -> list[str]:
     objective = head["objective"]
     cost, bound = (units.cost(objective, head[key]) for key in ("cost", "bound"))
-    speed = f", {head['speedup']:.3g} times one device" if head["speedup"] else ""
+    speed = f", {units.digits(head['speedup'])} times one device" if head["speedup"] else ""
     certified = f"bound {bound}, gap {units.share(head['gap'])}, {head['status']}"
     rows = {
         objective: f"{cost}, {certified if head['status'] else 'not certified'}",
@@ -93,11 +93,11 @@ def _schedules(result: Planned) -> list[str]:
         of_batch_s = choice.step_s / choice.batch
         change = ""
         if own_s and choice is not choices[0]:
-            change = f" ({100 * (of_batch_s / own_s - 1):+.3g} %)"
+            change = f" ({units.relative(of_batch_s / own_s - 1)})"
         about = "about " if choice.estimate else ""
         full = units.size(choice.peak_bytes) + ("" if choice.fits else ", does not fit")
         step = f"{about}{units.seconds(choice.step_s)}"
-        batch = f"{choice.batch:.3g} x"
+        batch = f"{units.digits(choice.batch)} x"
         each = f"{about}{units.seconds(of_batch_s)}{change}"
         rows.append((choice.name, str(choice.micro_batches), batch, step, each, about + full))
     lines = [*table(rows), *_SCHEDULES_LEGEND.splitlines()]
@@ -178,7 +178,7 @@ def _about(result: Planned, placed: PlacedNode) -> list[str]:
         rule_text = f"factors: {', '.join(sizes)}"
     return [
         f"{clean(node.name)} ({clean(node.op)}) on {placed.mesh}, {placed.cut_text or 'whole'}",
-        f"  {units.seconds(spent_s)} on each device{each} ({source}), {flops:.4g} FLOP {about}",
+        f"  {units.seconds(spent_s)} on each device{each} ({source}), {units.flops(flops)} {about}",
         f"  {rule_text}",
     ]
 

@@ -53,6 +53,27 @@ def test_the_first_example_of_the_readme_cuts(capsys: pytest.CaptureFixture[str]
     printed = capsys.readouterr().out
     assert re.search(r"[1-9]\d* of \d+ operators cut over", printed)
     assert "_c10d_functional.all_gather" in printed
+    shown = readme.split("It prints, among others:")[1].split("```")[1].splitlines()[1:]
+    assert len(shown) == 3
+    assert all(line in printed for line in shown)
+
+
+def test_the_line_split_says_why_nothing_is_cut() -> None:
+    module = torch.nn.Linear(8, 8)
+    pins = {"pin": [{"nodes": ["*"], "device": 0}]}
+    pinned = partitioner.compile(module, torch.zeros(2, 8), devices=2, constraints=pins)
+    alone = partitioner.compile(module, torch.zeros(2, 8), devices=1)
+    placed = partitioner.compile(
+        torch.nn.Sequential(module, module), torch.zeros(2, 8), devices=2, strategy="inter"
+    )
+    sentences = (
+        "nothing was split: no plan within the constraints",
+        "there is one device",
+        "no operator is cut",
+    )
+    for program, sentence in zip((pinned, alone, placed), sentences, strict=True):
+        (split,) = (line for line in str(program).splitlines() if line.startswith("  split "))
+        assert sentence in split
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,7 @@ def test_the_pins_and_commands_of_the_constraints_page(
     assert "no plan in intra (tp=4)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_pages_of_pytorch_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

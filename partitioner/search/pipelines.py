@@ -109,7 +109,7 @@ def find_pipeline(
     if len({*map(len, groups)}) > 1:
         ways = Ways(micro_batches, _schedules(request, len({*groups}), graph), groups)
         result = _of_pinned_sizes(graph, cluster, request, budget, ways)
-        return winner([result], request, len(cluster), stopped=budget.work.stopped)
+        return winner([result], request, cluster, stopped=budget.work.stopped)
     sizes = (len(groups[0]),) if groups else sizes or request.stage_sizes(len(cluster))
     for index, size in enumerate(sizes):
         share = budget.share(len(sizes) - index)
@@ -130,7 +130,7 @@ def find_pipeline(
     if len(errors) == len(sizes) and not any(result.plans for result in results):
         short = [error for error in errors if isinstance(error, Infeasible)]
         raise min(short, key=lambda error: error.bytes_short) if short else errors[0]
-    return winner(results, request, len(cluster), stopped=budget.work.stopped)
+    return winner(results, request, cluster, stopped=budget.work.stopped)
 
 
 def _of_size(

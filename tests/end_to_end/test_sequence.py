@@ -278,7 +278,11 @@ def of_speed(overlap: float) -> Cluster:
 
 @pytest.mark.parametrize(
     ("cheapest", "rows", "kv", "overlap"),
-    [("heads", 65536, 8, 0.0), ("ring", 65536, 8, 0.8), ("gather", 4096, 1, 0.0)],
+    [
+        pytest.param("heads", 65536, 8, 0.0, marks=pytest.mark.slow),
+        ("ring", 65536, 8, 0.8),
+        ("gather", 4096, 1, 0.0),
+    ],
 )
 def test_the_cheapest_form_is_taken(cheapest: str, rows: int, kv: int, overlap: float) -> None:
     """Heads move least, a ring hides what it moves, and few keys are best gathered at once."""

@@ -345,7 +345,7 @@ def answer(points: Sequence[Point], objective: str, turn: str) -> str:
         return _value(point, objective), point["devices"]
 
     def compared(point: Point) -> str:
-        times = f"{units.digits(point['gain'])} times as good as one device of that cluster"
+        times = f"{units.digits(point['gain'] or 0.0)} times as good as one device of that cluster"
         return f"has a {_figure(point, objective, turn)}, {times}"
 
     first, best = min(planned, key=rank), min(gains, key=rank)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-_FLOPS = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
+_FLOPS: tuple[str, ...] = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
 _NOISE = 1e-9  #: A share below it is a rounding error.
 
 

@@ -46,10 +46,10 @@ def test_the_folders_are_relative_links_into_the_package(folder: str) -> None:
 
 
 def test_the_folder_of_an_editable_install_has_the_package_alone() -> None:
-    assert [path.name for path in (ROOT / "src").iterdir() if path.suffix != ".egg-info"] == [
+    assert [path.name for path in (ROOT / ".editable").iterdir() if path.suffix != ".egg-info"] == [
         "partitioner"
     ]
-    assert str((ROOT / "src/partitioner").readlink()) == "../partitioner"
+    assert str((ROOT / ".editable/partitioner").readlink()) == "../partitioner"
 
 
 @pytest.mark.parametrize(

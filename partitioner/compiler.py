@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from typing_extensions import Unpack
 
@@ -38,6 +38,7 @@ from partitioner.options import (
 )
 from partitioner.problem.dump import Dump, write_problem
 from partitioner.report.delivery import delivery_notes
+from partitioner.report.spaces import space_facts
 from partitioner.report.summary import facts
 from partitioner.report.whole_machine import whole_machine_notes
 from partitioner.search.explicit import first_problem
@@ -73,6 +74,24 @@ MORE_S = 8.0
 #: Gives a graph that offers to compute values of the forward pass again, with the request for
 #: it; None if nothing can be offered.
 Offers = Callable[[], tuple[Graph, Request] | None]
+
+
+@overload
+def compile(  # noqa: A001 - the public name
+    model: nn.Module,
+    example_inputs: Any,
+    devices: int | None = None,
+    **options: Unpack[CompileOptions],
+) -> ModuleProgram: ...
+
+
+@overload
+def compile(  # noqa: A001 - the public name
+    model: str | Path | onnx.ModelProto,
+    example_inputs: None = None,
+    devices: int | None = None,
+    **options: Unpack[CompileOptions],
+) -> Compiled: ...
 
 
 @takes(CompileOptions)
@@ -111,8 +130,8 @@ def compile(  # noqa: A001 - the public name
             note says where it is not dim 0 of all of them.
 
             schedule: Run in micro-batches, through stages in the order of this schedule, "gpipe",
-            "1f1b", "interleaved", "zb1", "zbv", "dualpipev" or, for inference, "forward", or a
-            file with its table (see `partition schedule`); default: the best.
+            "1f1b", "interleaved", "zb1", "zbv", "dualpipev" or, for inference, "forward", or the
+            path of a file with its table (see `partition schedule`); default: the best.
 
             micro_batches: Run each batch in so many equal micro-batches, whose gradients are added
             up, through stages or all on the same devices. With `schedule` or "pp" alone several
@@ -169,10 +188,11 @@ def compile(  # noqa: A001 - the public name
             progress: Called with a line of text at each stage.
 
     Returns:
-        The compiled model: `.plan`, `.cost`, `.verify()`, `.save(directory)`, and `.run(inputs)`;
-        a module's program is called like the module, and `.module()` is each rank's part under
-        torchrun. In a process of as many as the plan has devices, once torch.distributed is up,
-        all processes compile a module at the same time: each traces it, process 0 searches.
+        The compiled model. A module gives a `ModuleProgram`, which is called like the module, and
+        whose `.module()` is each rank's part under torchrun. A path or an ONNX model gives a
+        `Compiled`, which for a ".pt2" file or a factory is a `ModuleProgram` as well. In a process
+        of as many as the plan has devices, once torch.distributed is up, all processes compile a
+        module at the same time: each traces it, process 0 searches.
 
     Raises:
         PartitionerError: The model or the constraints are wrong; `OptionError` for an option that
@@ -181,6 +201,7 @@ def compile(  # noqa: A001 - the public name
 
     >>> import partitioner
     >>> result = partitioner.compile("resnet50.onnx", devices=4)  # doctest: +SKIP
+    >>> result.show()  # doctest: +SKIP
     >>> result.save("resnet50.partition")  # doctest: +SKIP
     """
     clock = Clock(options.get("progress") or silent)
@@ -290,6 +311,7 @@ def _plan_in_blocks(
         *(outcome, single, len(cluster), (note, *notes, *_opaque_notes(rules), *alone)),
         rules=rules_of(outcome.graph),
         sources=_sources(outcome, cluster),
+        spaces=space_facts(outcome, cluster),
         pinned=request.constraints.bound,
     )
 
@@ -748,6 +770,7 @@ def _facts_in_parts(
         *(outcome, single, len(cluster), (*notes, *kind, *again, *_opaque_notes(rules))),
         rules=rules_of(outcome.graph),
         sources=_sources(outcome, cluster),
+        spaces=space_facts(outcome, cluster),
         pinned=request.constraints.bound,
     )
 
@@ -883,6 +906,7 @@ def plan_graph(
         *(outcome, single, len(cluster), notes),
         rules=rules_of(outcome.graph),
         sources=_sources(outcome, cluster),
+        spaces=space_facts(outcome, cluster),
         pinned=request.constraints.bound,
     )
     return outcome, summary

@@ -15,15 +15,18 @@ from partitioner.cost_model.cluster import Cluster, parse_bytes
 from partitioner.cost_model.errors import ClusterOptionError
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
+from partitioner.frontends.torch.options import Optimizer
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
-from partitioner.ir.pipeline import SCHEDULES, from_csv, to_csv
+from partitioner.ir.pipeline import SCHEDULES, ScheduleName, from_csv, to_csv
 from partitioner.ir.plan import Plan
 from partitioner.search.request import MicroBatchCount, Recompute, Request, Say
 from partitioner.solver import Objective
+from partitioner.solver.milp.engines import SolverName
 from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.kind import ModelKind
 from partitioner.strategies.parallel import at_rest, check_has
+from partitioner.strategies.spaces import Strategy
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -32,7 +35,7 @@ class ModelOptions(TypedDict, total=False):
     """Options of reading or tracing a model."""
 
     training: bool
-    optimizer: str
+    optimizer: Optimizer
     parallel: str | None
     dims: Mapping[str, int] | None
     shapes: Mapping[str, tuple[int, ...]] | None
@@ -43,10 +46,10 @@ class SearchOptions(TypedDict, total=False):
     """Options of a search."""
 
     objective: Objective
-    strategy: str
+    strategy: Strategy
     time_limit_s: float
     gap: float
-    solver: str
+    solver: SolverName
     seed: int
 
 
@@ -66,7 +69,7 @@ class CompileOptions(ModelOptions, TargetOptions, SearchOptions, total=False):
     recompute: Recompute
     plan_only: bool
     tune: int | None
-    schedule: str | Path | None
+    schedule: ScheduleName | Path | None
     micro_batches: MicroBatchCount
 
 
@@ -75,7 +78,7 @@ class ProfileOptions(ModelOptions, total=False):
 
     cluster: str | Path | Cluster | None
     mesh: Mapping[str, int] | None
-    strategy: str
+    strategy: Strategy
     time_limit_s: float
     profile: str | Path | None
     micro_batches: int | None
@@ -84,7 +87,7 @@ class ProfileOptions(ModelOptions, total=False):
 class DumpOptions(ModelOptions, TargetOptions, total=False):
     """Options of `dump_problem`."""
 
-    strategy: Required[str]
+    strategy: Required[Strategy]
     example_inputs: Any
 
 

@@ -243,7 +243,7 @@ def _row(point: Point) -> tuple[str, ...]:
         point["strategy"],
         units.seconds(point["latency_s"]),
         units.per_second(rate),
-        f"{point['speedup']:.3g}x" if point["speedup"] else "",
+        units.times(point["speedup"]) if point["speedup"] else "",
         units.share(point["efficiency"]) if point["efficiency"] else "",
         units.size(point["peak_bytes"]),
         units.share(point["gap"]) if point["gap"] is not None else "",
@@ -345,7 +345,7 @@ def answer(points: Sequence[Point], objective: str, turn: str) -> str:
         return _value(point, objective), point["devices"]
 
     def compared(point: Point) -> str:
-        times = f"{point['gain']:.3g} times as good as one device of that cluster"
+        times = f"{units.digits(point['gain'] or 0.0)} times as good as one device of that cluster"
         return f"has a {_figure(point, objective, turn)}, {times}"
 
     first, best = min(planned, key=rank), min(gains, key=rank)
@@ -361,7 +361,7 @@ def answer(points: Sequence[Point], objective: str, turn: str) -> str:
     if objective == "throughput" and best["efficiency"] is not None:
         ideal = f", {units.share(best['efficiency'])} of the ideal {best['devices']} times"
     elif objective == "memory" and best["speedup"] is not None:
-        ideal = f", at {best['speedup']:.3g} times its throughput"
+        ideal = f", at {units.digits(best['speedup'])} times its throughput"
     return f"{lead}Splitting pays: {_title(best)} {compared(best)}{ideal}."
 
 

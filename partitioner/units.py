@@ -1,32 +1,57 @@
-"""Numbers as text for people: seconds, bytes, shares and rates with units."""
+"""Numbers as text for people: seconds, bytes, shares and rates with units.
+
+All have three significant digits, no exponent and no fraction from 1,000 on; `text.js` of the
+report's page has the same functions.
+"""
 
 from __future__ import annotations
 
 import math
 
+_FLOPS: tuple[str, ...] = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
+_NOISE = 1e-9  #: A share below it is a rounding error.
+
+
+def digits(value: float, count: int = 3) -> str:
+    """``0.012345 -> "0.0123"``, ``1234.5 -> "1234"``."""
+    if round_to(value, count) >= 10.0**count:
+        return f"{value:.0f}"
+    text = f"{value:.{count}g}"
+    return f"{float(text):.12f}".rstrip("0") if "e" in text else text
+
+
+def round_to(value: float, count: int) -> float:
+    """The size of a number as it is shown with so many digits."""
+    return abs(float(f"{value:.{count}g}"))
+
 
 def seconds(value: float) -> str:
     """``0.00123 -> "1.23 ms"``."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if value >= 0.9995 * scale:  # rounded to three digits, it is one of the unit
-            amount = value / scale
-            return f"{amount:.3g} {unit}" if amount < 999.5 else f"{amount:.0f} {unit}"
-    return f"{value / 1e-9:.3g} ns" if value else "0 s"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(value) >= 0.9995 * scale:  # rounded to three digits, it is one of the unit
+            return f"{digits(value / scale)} {unit}"
+    return f"{digits(value / 1e-9)} ns" if value else "0 s"
 
 
 def change(value: float) -> str:
-    """``+1.2 ms``, ``-3 us``, ``+0 s``: a difference of seconds."""
+    """``+1.2 ms``, ``-3 µs``, ``+0 s``: a difference of seconds."""
     return f"{'-' if value < 0 else '+'}{seconds(abs(value))}"
 
 
-def size(value: float) -> str:
-    """``1536 -> "1.5 KiB"`` (powers of 1024)."""
-    amount = float(value)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(amount) < 1024:
-            return f"{amount:.4g} {unit}"
-        amount /= 1024
-    return f"{amount:.4g} TiB"
+def size(value: float, count: int = 3) -> str:
+    """``1536 -> "1.5 KiB"`` (powers of 1024); `count` digits, where close sizes are compared."""
+    amount, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while round_to(amount, max(count, 4)) >= 1024 and len(units) > 1:
+        amount, units = amount / 1024, units[1:]
+    return f"{digits(amount, count)} {units[0]}"
+
+
+def flops(value: float) -> str:
+    """``2.1e9 -> "2.1 GFLOP"``."""
+    amount, units = float(value), _FLOPS
+    while round_to(amount, 3) >= 1000 and len(units) > 1:
+        amount, units = amount / 1000, units[1:]
+    return f"{digits(amount)} {units[0]}"
 
 
 def cost(objective: str, value: float) -> str:
@@ -36,9 +61,21 @@ def cost(objective: str, value: float) -> str:
 
 def share(value: float) -> str:
     """``0.123 -> "12.3 %"``; rounding errors are 0."""
-    if 1e-9 < value < 1e-4:
+    if _NOISE < value < 1e-4:
         return "< 0.01 %"
-    return f"{100 * value if value >= 1e-4 else 0:.3g} %"
+    return f"{digits(100 * value) if abs(value) > _NOISE else 0} %"
+
+
+def relative(value: float) -> str:
+    """``0.123 -> "+12.3 %"``: what a figure gained or lost; less than 0.005 % is 0."""
+    if abs(value) < 5e-5:
+        return "0 %"
+    return f"{'+' if value > 0 else ''}{digits(100 * value)} %"
+
+
+def times(value: float) -> str:
+    """``3.617 -> "3.62x"``."""
+    return f"{digits(value)}x"
 
 
 def per_second(value: float | None) -> str:

@@ -45,6 +45,13 @@ def test_the_folders_are_relative_links_into_the_package(folder: str) -> None:
     assert (ROOT / folder / "__init__.py").is_file()
 
 
+def test_the_folder_of_an_editable_install_has_the_package_alone() -> None:
+    assert [path.name for path in (ROOT / ".editable").iterdir() if path.suffix != ".egg-info"] == [
+        "partitioner"
+    ]
+    assert str((ROOT / ".editable/partitioner").readlink()) == "../partitioner"
+
+
 @pytest.mark.parametrize(
     "statement", ["import ir", "from backends import x", "import cost_model.a"]
 )

@@ -100,6 +100,7 @@ def test_the_measured_best_is_kept(
 
 
 @pytest.mark.usefixtures("few_rounds")
+@pytest.mark.slow
 def test_steps_of_training_are_run(local: Mapping[str, Any]) -> None:
     model, batch = small_gpt()
     program = partitioner.compile(model, batch, training=True, tune=2, **local)
@@ -156,6 +157,7 @@ def test_the_models_choice_keeps_its_certificate(
     assert tuned.plan.digest == untuned.plan.digest
 
 
+@pytest.mark.slow
 def test_kinds_of_parallelism_are_tried_in_training(
     local: Mapping[str, Any], takes: Callable[[Callable[[Plan], float]], None]
 ) -> None:

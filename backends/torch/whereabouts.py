@@ -110,7 +110,7 @@ def _key(rank: int) -> str:
 
 
 @lru_cache(maxsize=1)
-def _of(rank: int, ranks: int, world: int) -> Whereabouts:
+def _of(rank: int, ranks: int, _world: int) -> Whereabouts:
     # a store serves one thread at a time, also while it waits
     store: Any = dist.distributed_c10d._get_default_store()
     ended = threading.Event()

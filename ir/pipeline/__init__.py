@@ -8,7 +8,12 @@ from partitioner.ir.pipeline.actions import (
     PipelineScheduleError,
 )
 from partitioner.ir.pipeline.check import check
-from partitioner.ir.pipeline.generate import SCHEDULES, pipeline_schedule, textbook_lanes
+from partitioner.ir.pipeline.generate import (
+    SCHEDULES,
+    ScheduleName,
+    pipeline_schedule,
+    textbook_lanes,
+)
 from partitioner.ir.pipeline.held import held_together, in_flight, lane_in_flight, lane_peak
 from partitioner.ir.pipeline.text import from_csv, to_csv
 from partitioner.ir.pipeline.timeline import bubble_share, makespan, start_times
@@ -20,6 +25,7 @@ __all__ = [
     "ActionKind",
     "PipelineSchedule",
     "PipelineScheduleError",
+    "ScheduleName",
     "bubble_share",
     "check",
     "from_csv",

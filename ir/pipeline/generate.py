@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
+from typing import Literal, get_args
 
 from partitioner.ir.pipeline.actions import (
     UNIT_DURATIONS,
@@ -150,7 +151,8 @@ _TEXTBOOK: Mapping[str, Callable[[tuple[int, ...], int], Order]] = {
 }
 
 #: Names of all schedules; forward is of inference, the others train.
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb1", "zbv", "dualpipev", "forward")
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb1", "zbv", "dualpipev", "forward"]
+SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
 
 def _looped(name: str, lane_of: tuple[int, ...]) -> tuple[int, int]:

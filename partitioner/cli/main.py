@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from partitioner import __version__
 from partitioner.ir.errors import PartitionerError
+from partitioner.streams import print_plainly
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,13 +24,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     args = list(sys.argv[1:] if argv is None else argv)
+    print_plainly()
     if args[:1] == ["--version"]:
         print(f"partition {__version__}")
         return 0
     from typer import Abort, TyperException
 
     from partitioner.cli.app import run_command, usage_line
-    from partitioner.cli.terminal import one_line, safe
+    from partitioner.cli.terminal import one_line
+    from partitioner.report.text.tables import safe
 
     try:
         code = run_command(args)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from partitioner.cli import options, pictures
 from partitioner.cli.options import DEVICES, OUTPUT, SEARCH, TRAINING, flag, option, wrong
-from partitioner.cli.terminal import aside, progress, safe
+from partitioner.cli.terminal import aside, progress
 from partitioner.frontends.model_names import module_name
+from partitioner.report.text.tables import safe
 
 if TYPE_CHECKING:
     from partitioner.options import CompileOptions

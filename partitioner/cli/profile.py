@@ -8,7 +8,8 @@ from typing import Annotated
 
 from partitioner.cli import options
 from partitioner.cli.options import DEVICES, SEARCH, TRAINING, option, positive, seconds
-from partitioner.cli.terminal import progress, safe
+from partitioner.cli.terminal import progress
+from partitioner.report.text.tables import safe
 
 
 def calibrate(

@@ -10,7 +10,8 @@ import typer
 
 from partitioner.cli import options
 from partitioner.cli.options import DEVICES, OUTPUT, SEARCH, flag, option, several, wrong
-from partitioner.cli.terminal import progress, safe, warn
+from partitioner.cli.terminal import progress, warn
+from partitioner.report.text.tables import safe
 
 if TYPE_CHECKING:
     from partitioner.report.page.schema import Diff, Sweep
@@ -35,13 +36,10 @@ def show(
 ) -> int:
     """Print a plan: its devices, operators and communications."""
     from partitioner.compiled.reload import load
-    from partitioner.report.text.show import show as shown
 
     result = load(folder)
     warn(result.warnings)
-    print(safe(shown(result, everything=everything)))
-    if result.comparison is not None:
-        print(safe(f"\n{result.comparison}"))
+    result.show(everything=everything)
     return 0
 
 
@@ -66,12 +64,10 @@ def explain(
 ) -> int:
     """Show the limits of a plan or, for a node, the costs of its other strategies."""
     from partitioner.compiled.reload import load
-    from partitioner.report.text.explain import explain as explained
-    from partitioner.report.text.explain import explain_node
 
     result = load(folder)
     warn(result.warnings)
-    print(safe(explained(result) if node is None else explain_node(result, node)))
+    result.explain(node)
     return 0
 
 

@@ -13,7 +13,7 @@ from partitioner.cli.options import (
     positive,
     wrong,
 )
-from partitioner.cli.terminal import safe
+from partitioner.report.text.tables import safe
 
 _MEASURED = "Measurements"
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from partitioner import units
 from partitioner.cli.options import (
     OUTPUT,
     SEARCH,
@@ -21,8 +22,8 @@ from partitioner.cli.options import (
     option,
     seconds,
 )
-from partitioner.cli.terminal import safe
 from partitioner.files import check_file
+from partitioner.report.text.tables import safe
 
 if TYPE_CHECKING:
     from partitioner.solver.formats.files import Solved
@@ -109,7 +110,7 @@ def _text(solved: "Solved") -> str:
         rows += [
             ("cost", _number(solved.cost)),
             ("bound", _number(solved.bound or 0)),
-            ("gap", f"{solved.gap:.4%}"),
+            ("gap", units.share(solved.gap)),
             ("status", solved.status),
         ]
     rows += [("seconds", f"{solved.seconds:.1f}"), ("solver", solved.solver)]

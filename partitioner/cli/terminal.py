@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from partitioner.report.text.tables import shortened
+from partitioner.report.text.tables import safe, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 def one_line(error: Exception) -> str:
     """An error's message in one line."""
     return safe(" ".join(str(error).split()))
-
-
-def safe(text: str) -> str:
-    """Text that may hold a model's names, with "?" for each control character."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 def aside(line: str) -> None:

@@ -32,6 +32,8 @@ from partitioner.lowering import lower
 from partitioner.no_gc import no_collection
 from partitioner.report.measured import FILE, Comparison, Measured, PlannedT_co
 from partitioner.report.planned import Planned, check_explicit
+from partitioner.report.steps import Step, steps
+from partitioner.report.text.tables import safe
 from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.verify.compare import Verification
 
@@ -323,6 +325,56 @@ class Compiled(Planned):
         replace_directory(target, write, force=force, ours=is_written)
         return target
 
+    def show(self, *, everything: bool = False) -> None:
+        """Print the plan, its devices, operators and communications, as `partition show` does.
+
+        A measured run of the plan is printed beside its prediction.
+
+        Args:
+            everything: A line for each node, names in full, each operator's rule, and all tensors.
+        """
+        from partitioner.report.text.show import show
+
+        print(safe(show(self, everything=everything)))
+        if self.comparison is not None:
+            print(safe(f"\n{self.comparison}"))
+
+    def explain(self, node: str | None = None) -> None:
+        """Print what limits the plan, as `partition explain` does.
+
+        Args:
+            node: Name of a node, or of a tensor that one makes: the costs of its other strategies
+                are printed instead.
+
+        Raises:
+            UnknownNodeError: The model has no such node, or no node makes the tensor.
+        """
+        from partitioner.report.text.explain import explain, explain_node
+
+        print(safe(explain(self) if node is None else explain_node(self, node)))
+
+    def table(self) -> list[Step]:
+        """The steps of the plan in order, operators and communications, as rows for a data frame.
+
+        ``pandas.DataFrame(result.table())`` takes them; `Step` describes the columns. A plan in
+        stages has the steps of one micro-batch.
+        """
+        return steps(self.graph, self.schedule)
+
+    def device_of(self, node: str) -> tuple[int, ...]:
+        """The devices that compute a node, in the order of its mesh.
+
+        Args:
+            node: Name of a node, or of a tensor that one makes.
+
+        Returns:
+            One device of a node that runs whole on it, several of one that is cut or replicated.
+
+        Raises:
+            UnknownNodeError: The model has no such node, or no node makes the tensor.
+        """
+        return self.node(node).mesh.devices
+
     def report(self, path: str | Path) -> Path:
         """Write the report: one HTML file that shows the plan and needs no network.
 
@@ -393,7 +445,7 @@ class Compiled(Planned):
         """A short card for a notebook's cell; `report` writes the whole page."""
         from partitioner.report.card import card
 
-        return card(self)
+        return card(self, self.comparison)
 
 
 def origin(plan: Plan, graph: Graph) -> Origin:

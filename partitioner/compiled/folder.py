@@ -251,7 +251,8 @@ def _is_space(value: object) -> bool:
     """Whether a value is a searched space with the figures of its best plan."""
     return (
         isinstance(value, dict)
-        and set(value) == {"space", "fits", *_SPACE_SIZES, *_SPACE_FIGURES}
+        and set(value) - {"changes"} == {"space", "fits", *_SPACE_SIZES, *_SPACE_FIGURES}
+        and ("changes" not in value or _are_changes(value["changes"]))
         and _is_text(value["space"])
         and type(value["fits"]) is bool
         and all(_is_size(value[name]) for name in _SPACE_SIZES)
@@ -259,6 +260,43 @@ def _is_space(value: object) -> bool:
     )
 
 
+def _are_changes(value: object) -> bool:
+    """Whether a value is a stored comparison of two plans (`schema.Changes`)."""
+    return (
+        isinstance(value, dict)
+        and set(value) == {"verdict", "figures", "moved", "moved_count", "same", "traffic"}
+        and _is_text(value["verdict"])
+        and _is_size(value["moved_count"])
+        and _is_size(value["same"])
+        and _list_of(_has(_FIGURE))(value["figures"])
+        and _list_of(_has(_MOVED))(value["moved"])
+        and _list_of(_has(_TRAFFIC))(value["traffic"])
+    )
+
+
+def _has(fields: Mapping[str, Check]) -> Check:
+    return lambda value: (
+        isinstance(value, dict)
+        and set(value) == set(fields)
+        and all(check(value[name]) for name, check in fields.items())
+    )
+
+
+_FIGURE: Mapping[str, Check] = {
+    "name": _is_text,
+    "unit": _one_of("s", "bytes", "share", "per_s", "count"),
+    "before": _is_rate,
+    "after": _is_rate,
+    "better": _one_of("less", "more", ""),
+}
+_MOVED: Mapping[str, Check] = {
+    **dict.fromkeys(("name", "op", "before", "after"), _is_text),
+    **dict.fromkeys(("seconds_before", "seconds_after"), _is_figure),
+}
+_TRAFFIC: Mapping[str, Check] = {
+    "kind": _is_text,
+    **dict.fromkeys(("count_before", "count_after", "bytes_before", "bytes_after"), _is_size),
+}
 _SPACE_SIZES, _SPACE_FIGURES = ("devices_used", "busiest"), ("cost", "compute_s", "comm_s")
 #: The largest figure: JSON's numbers have no limit, floats do.
 _MOST = math.nextafter(math.inf, 0.0)

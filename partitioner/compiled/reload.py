@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -38,6 +38,14 @@ if TYPE_CHECKING:
 
 #: Largest relative difference of a plan's recomputed cost from the stored one: rounding.
 COST_TOLERANCE = 1e-9
+
+
+@overload
+def load(directory: str | Path, module: nn.Module, example_inputs: Any) -> ModuleProgram: ...
+
+
+@overload
+def load(directory: str | Path, module: None = None, example_inputs: None = None) -> Compiled: ...
 
 
 def load(

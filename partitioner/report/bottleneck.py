@@ -197,7 +197,7 @@ def _gain(
     if not after or before / after < WORTH:
         return f"No better than {one}"
     words = {"memory": "less memory a device than", "latency": "lower latency than"}
-    return f"{before / after:.3g}x {words.get(objective, 'faster than')} {one}"
+    return f"{units.times(before / after)} {words.get(objective, 'faster than')} {one}"
 
 
 def worth_sentence(
@@ -236,12 +236,12 @@ def worth_sentence(
         speed = alone.step_s / evaluation.step_s if evaluation.step_s else 1.0
         return (
             f"The fullest of {used} devices holds {here}, {one} {there}; "
-            f"the throughput is {speed:.3g} times that of one."
+            f"the throughput is {units.digits(speed)} times that of one."
         )
     name = "latency" if objective == "latency" else f"time between {turn}s"
     ideal = f", {units.share(gain / used)} of the ideal {used} times" if equal else ""
     return (
-        f"{used} devices are {gain:.3g} times as fast as {one} "
+        f"{used} devices are {units.digits(gain)} times as fast as {one} "
         f"({name} {here} against {there}{ideal})."
     )
 

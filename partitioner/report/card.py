@@ -5,7 +5,9 @@ from __future__ import annotations
 import html
 
 from partitioner import units
+from partitioner.report.measured import Comparison
 from partitioner.report.page.data import headline
+from partitioner.report.page.schema import Head
 from partitioner.report.planned import Planned
 
 #: Letters of a text from the model, and devices and spaces, that the card shows.
@@ -13,16 +15,20 @@ MOST_LETTERS = 200
 MOST_ROWS = 8
 
 
-def card(result: Planned) -> str:
+def card(result: Planned, comparison: Comparison[Planned] | None = None) -> str:
     """The verdict, the figures, the spaces and the load of each device, under 20 kB.
 
     It holds no script, loads nothing, and takes the colours of the notebook.
+
+    Args:
+        result: The plan.
+        comparison: Its prediction beside a measured run of it, if there was one.
     """
-    head = headline(result)
+    head = headline(result, comparison=comparison)
     figures = result.evaluation
     tiles = [
-        (f"{head['turn'].capitalize()} time", units.seconds(head["step_s"])),
-        ("Speed-up", "-" if head["speedup"] is None else f"{head['speedup']:.3g}x"),
+        _step_tile(head),
+        ("Speed-up", "-" if head["speedup"] is None else units.times(head["speedup"])),
         ("Communication", units.share(head["communication"])),
         ("Memory free", units.share(max(head["headroom"], 0.0))),
         ("Devices", f"{head['devices_used']} of {head['devices']}"),
@@ -73,6 +79,15 @@ def card(result: Planned) -> str:
             ),
         )
     )
+
+
+def _step_tile(head: Head) -> tuple[str, str]:
+    """Seconds between requests or steps, measured if they were."""
+    name = "Step time" if head["turn"] == "step" else "Time between requests"
+    measured_s = head["step_measured_s"]
+    if measured_s is None:
+        return f"{name}, predicted", units.seconds(head["step_s"])
+    return f"{name}, measured", units.seconds(measured_s)
 
 
 def _row(name: str, share: float, text: str) -> str:

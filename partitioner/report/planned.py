@@ -8,14 +8,19 @@ from functools import cached_property
 from typing import Any
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.evaluate import Evaluation
+from partitioner.cost_model.evaluate import Evaluation, best_single
 from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.files import ResultError
+from partitioner.ir.errors import PartitionerError, did_you_mean
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import PlacedNode, Plan, resolve
 from partitioner.no_gc import no_collection
-from partitioner.report.summary import certificate_line, text
+from partitioner.report.summary import certificate_line, text, times_as_fast
 from partitioner.search.limits import MOST_EXPLICIT
+
+
+class UnknownNodeError(PartitionerError, ValueError):
+    """A name of no node, and of no tensor that a node makes."""
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -59,6 +64,44 @@ class Planned:
     def cost(self) -> float:
         """The plan's cost by its objective: seconds, or bytes for "memory"."""
         return self.evaluation.cost(self.objective)
+
+    @cached_property
+    def speedup(self) -> float | None:
+        """How many times as fast as one device a step is; None where one does not hold the model.
+
+        Both are predicted.
+        """
+        if "speedup" in self.summary:
+            known: float | None = self.summary["speedup"]
+            return known
+        with no_collection():
+            single = best_single(self.graph, self.cluster, self.objective, self.plan.micro_batches)[
+                1
+            ]
+        return times_as_fast(single, self.evaluation)
+
+    def node(self, name: str) -> PlacedNode:
+        """A node, or the node that makes a tensor, with its placements.
+
+        Raises:
+            UnknownNodeError: The graph has no such node or tensor, or no node makes the tensor.
+        """
+        graph = self.graph
+        node = graph.by_name.get(name) or graph.producers.get(name)
+        if node is not None:
+            return self._by_name[node.name]
+        if name in graph.inputs or name in graph.constants:
+            which = "an input" if name in graph.inputs else "a constant"
+            readers = [repr(reader.name) for reader in graph.consumers.get(name, ())]
+            more = f" and {len(readers) - 3} more" if len(readers) > 3 else ""
+            read = f"; {', '.join(readers[:3])}{more} read it" if readers else ""
+            raise UnknownNodeError(f"{name!r} is {which} of the model: no node makes it{read}")
+        hint = did_you_mean(name, (*graph.by_name, *graph.producers))
+        raise UnknownNodeError(f"the model has no node or tensor {name!r}{hint}")
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, PlacedNode]:
+        return {placed.node.name: placed for placed in self.placed}
 
     @cached_property
     def placed(self) -> tuple[PlacedNode, ...]:

@@ -15,7 +15,7 @@ from partitioner.report import split
 from partitioner.report.stages import bubble_share, schedule_name, step_sentence
 
 if TYPE_CHECKING:
-    from partitioner.search.outcome import Candidate, Outcome
+    from partitioner.search.outcome import Outcome
 
 #: A proven plan within this gap is called optimal, whatever gap was requested.
 OPTIMAL_GAP = 1e-4
@@ -31,6 +31,7 @@ def facts(
     *,
     rules: Mapping[str, Rule | str],
     sources: Sources,
+    spaces: list[dict[str, Any]],
     pinned: bool,
 ) -> dict[str, Any]:
     """The facts of a plan, each figure beside that of one device.
@@ -45,6 +46,7 @@ def facts(
         notes: Further sentences for the user.
         rules: The rule of each node, or the reason why it has none.
         sources: Where the plan's seconds come from.
+        spaces: The best plan of each searched space (`report.spaces`).
         pinned: Whether the search had constraints.
     """
     plan, figures = outcome.plan, outcome.evaluation
@@ -62,7 +64,7 @@ def facts(
         "seed": cert.seed,
         "folded": cert.folded,
         **({"trials": [dict(vars(trial)) for trial in cert.trials]} if cert.trials else {}),
-        "speedup": _speedup(single, figures),
+        "speedup": times_as_fast(single, figures),
         "latency_s": figures.latency_s,
         "latency_s_one_device": single.latency_s,
         "throughput_per_s": units.finite(figures.throughput_per_s),
@@ -81,28 +83,13 @@ def facts(
         "peak_bytes": [figures.held_bytes.get(device, 0) for device in range(devices)],
         "peak_bytes_one_device": max(peak.bytes for peak in single.peak.values()),
         "fewer_devices": _fewer(outcome, single, devices),
-        "spaces": [_space(candidate, cert.objective) for candidate in outcome.candidates],
+        "spaces": spaces,
         "not_searched": {str(space): str(error) for space, error in outcome.failed},
         "notes": list(notes),
     }
 
 
-def _space(candidate: Candidate, objective: str) -> dict[str, Any]:
-    """The best plan of a searched space, as figures; bytes and seconds of its fullest device."""
-    figures = candidate.evaluation
-    device = max(figures.load_s, key=figures.load_s.__getitem__, default=0)
-    return {
-        "space": str(candidate.space),
-        "cost": candidate.cost(objective),
-        "devices_used": figures.devices_used,
-        "busiest": device,
-        "compute_s": figures.compute_s.get(device, 0.0),
-        "comm_s": figures.comm_s.get(device, 0.0),
-        "fits": figures.fits_exactly,
-    }
-
-
-def _speedup(single: Evaluation, figures: Evaluation) -> float | None:
+def times_as_fast(single: Evaluation, figures: Evaluation) -> float | None:
     """How many times as fast as one device; None where that does not hold the model."""
     return single.step_s / figures.step_s if single.fits and figures.step_s else None
 
@@ -112,7 +99,7 @@ def _beside_one(summary: Mapping[str, Any]) -> str:
     if summary["devices_used"] == 1 or summary["objective"] == "memory":
         return ""
     speedup = summary.get("speedup")
-    return "" if speedup is None else f"{speedup:.3g} times as fast as one device: "
+    return "" if speedup is None else f"{units.digits(speedup)} times as fast as one device: "
 
 
 def _step(plan: Plan, figures: Evaluation) -> dict[str, Any]:

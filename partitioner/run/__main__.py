@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from partitioner.backends.errors import CommunicationError, one_line
 from partitioner.backends.process_group import TIMEOUT, Start
+from partitioner.streams import print_plainly
 
 #: Seconds that an error waits to be printed if another rank prints it, or its cause: torchrun ends
 #: all ranks within a second of the first that fails.
@@ -27,6 +28,7 @@ _GRACE_S = 3.0
 def main(argv: Sequence[str]) -> int:
     """Run this process's rank; returns the exit code."""
     args = _parser().parse_args(argv)
+    print_plainly()
     start = Start.of_environment()
     with start.together("loading"):
         from partitioner.run.rank import Rank  # a package may be missing on this host

@@ -81,7 +81,7 @@ def find_plan(
     if goes_by_levels(graph, devices, request):
         stages = StagesSpace.of(graph, rules, cluster, request)
         results = _searched([stages], request, cluster, budget)
-        return winner(results, request, devices, stopped=budget.work.stopped)
+        return winner(results, request, cluster, stopped=budget.work.stopped)
     return _explicit(graph, cluster, request, budget, rules)
 
 
@@ -129,7 +129,7 @@ def _explicit(
     if any(result.plans for result in results):
         results = _looked_again(results, search, budget)
         results.append(SpaceResult(bound=least_alone(graph, cluster, request)))
-        return winner(results, request, len(cluster), stopped=budget.work.stopped)
+        return winner(results, request, cluster, stopped=budget.work.stopped)
     refused = [result.refused for result in results if result.refused is not None]
     if not refused:
         pins = [e for r in results for _, e in r.failed if isinstance(e, ConstraintError)]
@@ -139,7 +139,7 @@ def _explicit(
         refused, budget, search.candidate, search.holdings, complete=len(refused) == refusing
     )
     results.append(SpaceResult((plan,)))
-    return winner(results, request, len(cluster), stopped=budget.work.stopped)
+    return winner(results, request, cluster, stopped=budget.work.stopped)
 
 
 def _tries_kinds(request: Request) -> bool:

@@ -107,7 +107,7 @@ def plan_in_blocks(
         return None
     searched = f"one device, with {found.runs} runs of nodes in blocks"
     result = SpaceResult((best,), searched)
-    return winner([result], request, 1, stopped=not found.complete)
+    return winner([result], request, cluster, stopped=not found.complete)
 
 
 def least_limit(graph: Graph, cluster: Cluster, request: Request, budget: Budget) -> int | None:

@@ -6,13 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from partitioner.cost_model.evaluate import Evaluation
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Certificate, Plan
 from partitioner.problem.build import Built
+from partitioner.search.numbering import in_order_of_use
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible, Objective, Solution
+from partitioner.solver.progress import ROUNDING
+from partitioner.solver.returns import returns
 from partitioner.strategies.spaces import Family
 
 
@@ -43,6 +47,27 @@ class Candidate:
     def cost(self, objective: str) -> float:
         """The cost by the referee."""
         return self.evaluation.cost(objective)
+
+    @property
+    def returns(self) -> int:
+        """How often the plan comes back to devices that it left."""
+        devices = [frozenset(mesh.devices) for mesh in self.plan.groups]
+        return returns(devices[node.group] for node in self.plan.nodes.values())
+
+    def numbered(self, request: Request, cluster: Cluster) -> Candidate:
+        """The candidate with interchangeable devices numbered in the order of their first use.
+
+        It stays as it is if the referee prices the renumbered plan higher, or it does not fit.
+        """
+        plan = in_order_of_use(self.plan, cluster, request.constraints)
+        if plan is self.plan:
+            return self
+        evaluation = evaluate(self.graph, plan, cluster)
+        cost, most = evaluation.cost(request.objective), self.cost(request.objective)
+        fits = evaluation.fits_exactly >= self.evaluation.fits_exactly
+        if not fits or cost > most * (1 + ROUNDING):
+            return self
+        return replace(self, plan=plan, evaluation=evaluation)
 
 
 @dataclass(frozen=True)
@@ -123,18 +148,24 @@ class Outcome:
 
 
 def winner(
-    results: Sequence[SpaceResult], request: Request, devices: int, *, stopped: bool
+    results: Sequence[SpaceResult], request: Request, cluster: Cluster, *, stopped: bool
 ) -> Outcome:
     """The best plan of all spaces, with a certificate over those that its bound covers.
+
+    Its interchangeable devices are numbered in the order of their first use.
 
     Args:
         results: Results of the spaces; at least one has a plan.
         request: The request.
-        devices: Number of devices of the cluster.
+        cluster: The devices.
         stopped: Whether the clock has cut something off.
     """
+    results = [
+        replace(result, plans=tuple(plan.numbered(request, cluster) for plan in result.plans))
+        for result in results
+    ]
     candidates = [plan for result in results for plan in result.plans]
-    best = best_of(candidates, request.objective, devices)
+    best = best_of(candidates, request.objective, len(cluster))
     covered = [plan for plan in candidates if plan.bounds_space or plan is best]
     spaces = [result.searched for result in results if result.searched]
     if not best.bounds_space:
@@ -169,13 +200,14 @@ def winner(
 def best_of(candidates: Sequence[Candidate], objective: str, devices: int) -> Candidate:
     """The plan of least cost; for throughput, plans that give every device work go first.
 
-    Of plans of equal cost that whose fullest device holds fewer bytes goes first, then the one that
-    holds fewer in all.
+    Of plans of equal cost that with fewer returns to devices goes first, then that whose fullest
+    device holds fewer bytes, then the one that holds fewer in all.
     """
 
-    def rank(candidate: Candidate) -> tuple[bool, float, int, int]:
+    def rank(candidate: Candidate) -> tuple[bool, float, int, int, int]:
         idle = objective == "throughput" and candidate.evaluation.devices_used < devices
         held = candidate.evaluation.held_bytes.values()
-        return idle, float(f"{candidate.cost(objective):.9g}"), max(held), sum(held)
+        cost = float(f"{candidate.cost(objective):.9g}")
+        return idle, cost, candidate.returns, max(held), sum(held)
 
     return min(candidates, key=rank)

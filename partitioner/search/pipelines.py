@@ -115,7 +115,7 @@ def find_pipeline(
     if len({*map(len, groups)}) > 1:
         ways = Ways(micro_batches, _schedules(request, len({*groups}), graph), groups)
         result = _of_pinned_sizes(graph, cluster, request, budget, ways)
-        return winner([result], request, len(cluster), stopped=budget.work.stopped)
+        return winner([result], request, cluster, stopped=budget.work.stopped)
     sizes = (len(groups[0]),) if groups else sizes or request.stage_sizes(len(cluster))
     for index, size in enumerate(sizes):
         share = budget.share(len(sizes) - index)
@@ -136,7 +136,7 @@ def find_pipeline(
     if len(errors) == len(sizes) and not any(result.plans for result in results):
         short = [error for error in errors if isinstance(error, Infeasible)]
         raise min(short, key=lambda error: error.bytes_short) if short else errors[0]
-    return winner(results, request, len(cluster), stopped=budget.work.stopped)
+    return winner(results, request, cluster, stopped=budget.work.stopped)
 
 
 def _of_size(
@@ -559,7 +559,8 @@ class PipelineSearch:
         seen: set[frozenset[str]] = set()
         for _ in range(CHOICES):
             taken = again.packed(ends, held, draft.lane_of, limits)
-            if taken.again in seen or (best is not None and budget.work.over):
+            enough = best is not None and best.evaluation.fits and budget.work.over
+            if taken.again in seen or enough:
                 break
             seen.add(taken.again)
             sharding = again.offering.taking(taken.again)

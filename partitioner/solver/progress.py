@@ -10,6 +10,7 @@ from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.outcome import Status, relative_gap
 from partitioner.solver.problem import Problem, SolverError
 from partitioner.solver.referee import Objective, Outcome, evaluate_choices
+from partitioner.solver.returns import returns
 from partitioner.solver.work import Work
 
 #: Relative difference that rounding may make between two ways of adding up the same plan.
@@ -36,15 +37,16 @@ class Progress:
     found_by: str = "none"  #: The method that found the plan.
     proved_by: str = "none"  #: The method that proved the bound.
     closest: tuple[int, ...] | None = None  #: The plan that is over the limits by the fewest bytes.
-    #: Of the best plan: the load of all devices, the highest peak, all peaks.
-    _rank: tuple[float, ...] = (math.inf,) * 3
+    #: Of the best plan: the load of all devices, its returns, the highest peak, all peaks.
+    _rank: tuple[float, ...] = (math.inf,) * 4
     _excess: float = math.inf
 
     def offer(self, chosen: Sequence[int], source: str) -> Outcome | None:
         """Keep a plan if it fits and is better; return its cost, None if it is forbidden.
 
-        Of plans of equal cost that of less load in all is better, then the one whose fullest
-        device holds fewer bytes, then the one that holds fewer in all.
+        Of plans of equal cost that of less load in all is better, then the one that returns to
+        fewer groups that it left, then the one whose fullest device holds fewer bytes, then the one
+        that holds fewer in all.
         """
         try:
             outcome = evaluate_choices(self.problem, chosen)
@@ -55,7 +57,9 @@ class Progress:
         if outcome.excess_bytes > 0:
             return outcome
         value = outcome.value(self.objective)
-        rank = sum(outcome.load_s), max(outcome.peak_bytes), sum(outcome.peak_bytes)
+        peaks = outcome.peak_bytes
+        groups = (frozenset((n[c].group,)) for n, c in zip(self.problem.nodes, chosen, strict=True))
+        rank = sum(outcome.load_s), returns(groups), max(peaks), sum(peaks)
         lower = value < self.cost * (1 - ROUNDING)
         same = value <= self.cost * (1 + ROUNDING)
         if lower or (same and _is_lower(rank, self._rank)):

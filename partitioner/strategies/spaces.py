@@ -9,10 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from partitioner.ir.checks import is_a, is_whole
 from partitioner.ir.errors import OptionError
 from partitioner.ir.mesh import DeviceMesh
+
+#: The spaces to search: operators sharded, operators placed whole, or all of them.
+Strategy = Literal["auto", "intra", "inter"]
 
 
 class SearchError(OptionError):
@@ -74,7 +78,7 @@ def check_space(strategy: str, devices: int, mesh: Mapping[str, int] | None) -> 
 
 def check_strategy(strategy: str) -> None:
     """Refuse an unknown strategy."""
-    if strategy not in ("auto", "intra", "inter"):
+    if strategy not in get_args(Strategy):
         raise SearchError(f"strategy {strategy!r} is not auto, intra or inter")
 
 

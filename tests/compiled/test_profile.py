@@ -223,6 +223,7 @@ def gpt() -> ModuleProgram:
     return program
 
 
+@pytest.mark.slow
 def test_a_training_step_is_recorded_with_its_optimizer(gpt: ModuleProgram, tmp_path: Path) -> None:
     _, batch = small_gpt()
     before = {name: value.clone() for name, value in gpt.whole.state_dict().items()}
@@ -263,6 +264,7 @@ def test_a_module_for_inference_is_recorded(tmp_path: Path) -> None:
     assert {row.nodes for row in compared.rows} == {row.nodes for row in profiled.rows}
 
 
+@pytest.mark.slow
 def test_steps_are_at_least_one(gpt: ModuleProgram) -> None:
     _, batch = small_gpt()
     with pytest.raises(BackendError, match="steps is 0"):

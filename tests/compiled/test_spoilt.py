@@ -71,7 +71,13 @@ def check(argv: list[str], change: object, capsys: pytest.CaptureFixture[str]) -
     return code
 
 
-@pytest.mark.parametrize("name", ["request.json", "plan.json", "summary.json"])
+SPOILT = (
+    "request.json",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("plan.json", "summary.json")),
+)
+
+
+@pytest.mark.parametrize("name", SPOILT)
 def test_json_files(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / name
     text = path.read_text()
@@ -85,6 +91,7 @@ def test_json_files(name: str, folder: Path, capsys: pytest.CaptureFixture[str])
     assert main(["verify", str(folder)]) == 0
 
 
+@pytest.mark.slow
 def test_headers_of_rank_files(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ TWO: Devices = [(0,), (1,)]
 @pytest.mark.parametrize(
     ("kind", "size", "devices", "schedule"),
     [
-        (UNet, 10, TWO, "zb1"),
+        pytest.param(UNet, 10, TWO, "zb1", marks=pytest.mark.slow),
         (Halved, 10, TWO, "1f1b"),
         (Tied, 8, [(0,), (1,), (0,)], "1f1b"),
     ],

@@ -19,7 +19,12 @@ from partitioner.ir.plan import place
 from partitioner.strategies.derive import Rules, strategies
 
 CLUSTER = resolve_cluster("4x4xh100")
-SHAPES = [{"tp": 16}, {"dp": 4, "tp": 4}, {"dp": 2, "tp": 8}, {"dp": 8, "tp": 2}]
+SHAPES = [
+    {"tp": 16},
+    {"dp": 4, "tp": 4},
+    pytest.param({"dp": 2, "tp": 8}, marks=pytest.mark.slow),
+    pytest.param({"dp": 8, "tp": 2}, marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,10 @@ def test_a_batch_that_fits_is_not_cut() -> None:
     ("module", "reason"),
     [
         (Layers(batch_norm=True), "/norm/batch_norm_statistics combines the samples of a batch"),
-        (Layers(dropout=0.1), "/dropout/dropout draws other random numbers"),
+        pytest.param(
+            *(Layers(dropout=0.1), "/dropout/dropout draws other random numbers"),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["batch norm", "dropout"],
 )
@@ -110,7 +113,13 @@ def test_results_that_would_change_are_asked_for(module: nn.Module, reason: str)
 
 
 @pytest.mark.parametrize(
-    ("devices", "options"), [(2, {"parallel": "dp"}), (2, {"parallel": "tp"}), (2, {})], ids=str
+    ("devices", "options"),
+    [
+        (2, {"parallel": "dp"}),
+        pytest.param(2, {"parallel": "tp"}, marks=pytest.mark.slow),
+        pytest.param(2, {}, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_plans_on_several_devices_run_in_parts_too(devices: int, options: dict[str, Any]) -> None:
     program = planned(devices=devices, memory=MEMORY // 2 - 1000, **options)
@@ -157,6 +166,7 @@ def test_options_that_have_no_meaning(options: dict[str, Any], text: str) -> Non
         planned(**options)
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_auto(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -208,6 +208,7 @@ def test_torchrun(tmp_path: Path) -> None:
         check(dict(outputs), expected(proto, feeds))
 
 
+@pytest.mark.slow
 def test_stages_are_sharded(tmp_path: Path) -> None:
     """Two stages of two devices each; each rank gets its part of each micro-batch."""
     proto = transformer()

@@ -202,6 +202,7 @@ def test_no_plan_fits_without_recomputation(tight: ModuleProgram) -> None:
         compiled(*tiny(dropout=0.1), recompute=False, memory=limit)
 
 
+@pytest.mark.slow
 def test_a_limit_below_the_weights_is_explained_with_recomputation_allowed() -> None:
     module, example = tiny()
     with pytest.raises(Infeasible, match=r"parameters.*it fits with --memory \d+") as refusal:

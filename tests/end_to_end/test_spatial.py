@@ -25,7 +25,14 @@ from partitioner.ir.program import Comm
 from partitioner.ir.rule import Cut, Rule
 from partitioner.strategies.constraints import Constraints, Pin
 
-MESHES = ({"tp": 2}, {"tp": 3}, {"tp": 5}, {"dp": 2, "tp": 3})
+MESHES = (
+    {"tp": 2},
+    {"tp": 3},
+    {"tp": 5},
+    pytest.param({"dp": 2, "tp": 3}, marks=pytest.mark.slow),
+)
+
+TWO_AXES = pytest.param({"dp": 2, "tp": 2}, marks=pytest.mark.slow)
 
 
 def pins(graph: Graph, mesh: Mapping[str, int], dims: Mapping[str, int]) -> Constraints:
@@ -98,7 +105,7 @@ def test_volumes(mesh: Mapping[str, int]) -> None:
     check(mesh, axes(mesh, 4), Volumes().eval(), example_inputs=example)
 
 
-@pytest.mark.parametrize("mesh", [{"tp": 2}, {"tp": 3}, {"dp": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize("mesh", [{"tp": 2}, {"tp": 3}, TWO_AXES], ids=str)
 def test_training(mesh: Mapping[str, int]) -> None:
     """The loss and all gradients."""
     torch.manual_seed(0)

@@ -65,7 +65,8 @@ def test_a_cut_of_the_pipeline_is_on_the_slow_link(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
 def test_each_rank_says_whom_it_waits_for_when_the_link_breaks(
     machines: TwoMachines, tmp_path: Path, processes: int
 ) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from partitioner.report.page.schema import (
     VERSION,
+    BlockMoveRow,
     BlockRow,
     BoxRow,
+    Changes,
     CommRow,
     DeviceRow,
     Diff,
     EdgeRow,
+    Figure,
     GroupRow,
     Head,
     Memory,
@@ -110,6 +114,7 @@ def report(
         ],
         "comms": made.comms,
         "blocks": made.blocks,
+        "moves": _moves(made),
         "ribbon": _ribbon(made, groups, overlapping),
         "tasks": made.tasks,
         "timelines": timelines,
@@ -406,6 +411,71 @@ def _devices(made: Made, groups: list[GroupRow], memory: list[Memory]) -> list[D
     ]
 
 
+def _moves(made: Made) -> list[BlockMoveRow]:
+    return [
+        {
+            "label": block["label"],
+            "first": block["first"],
+            "last": block["last"],
+            "at": "tp=2 on 0,1",
+            "to": "tp=2 on 2,3",
+            "change": 1e-6 * (1 + at),
+            "fits": True,
+            "reason": "sends 4 MiB more, device 2 becomes the bottleneck: it computes 1 ms more",
+        }
+        for at, block in enumerate(made.blocks[:3])
+    ]
+
+
+def _figure(
+    name: str,
+    unit: Literal["s", "bytes", "share", "per_s", "count"],
+    before: float | None,
+    after: float | None,
+    better: Literal["less", "more", ""],
+) -> Figure:
+    return {"name": name, "unit": unit, "before": before, "after": after, "better": better}
+
+
+def _changes() -> Changes:
+    """A comparison in which one figure is better and one worse."""
+    row = {"before": "tp=2 on 0,1: whole", "after": "tp=4 on 0,1,2,3: n/tp"}
+    return {
+        "verdict": "intra (tp=4) is slower by 100 % than the plan: 4 ms against 2 ms.",
+        "figures": [
+            _figure("step", "s", 2e-3, 4e-3, "less"),
+            _figure("balance", "share", 0.5, 1.0, "more"),
+            {
+                "name": "devices used",
+                "unit": "count",
+                "before": 2,
+                "after": 4,
+                "better": "",
+            },
+        ],
+        "moved": [
+            {
+                **row,  # type: ignore[typeddict-item]
+                "name": "attn … mlp (14 nodes)",
+                "op": "MatMul",
+                "seconds_before": 1e-3,
+                "seconds_after": 2e-3,
+            }
+        ],
+        "moved_count": 14,
+        "same": 3,
+        "traffic": [
+            {
+                "kind": "send",
+                "count_before": 4,
+                "count_after": 0,
+                "bytes_before": 4096,
+                "bytes_after": 0,
+            }
+        ],
+    }
+
+
 def _head(rows: list[DeviceRow], step: float, latency: float) -> Head:
     loads = [row["compute_s"] + row["comm_s"] for row in rows]
     return {
@@ -424,6 +494,8 @@ def _head(rows: list[DeviceRow], step: float, latency: float) -> Head:
         "step_s_one": sum(loads) * 0.9,
         "latency_s": latency,
         "latency_s_one": sum(loads) * 0.9,
+        "step_measured_s": None,
+        "latency_measured_s": None,
         "turn": "request",
         "step": None,
         "speedup": sum(loads) * 0.9 / step,
@@ -442,6 +514,7 @@ def _head(rows: list[DeviceRow], step: float, latency: float) -> Head:
                 "devices_used": len(rows),
                 "chosen": True,
                 "why": "",
+                "changes": None,
             },
             {
                 "space": "intra (tp=4)",
@@ -449,6 +522,7 @@ def _head(rows: list[DeviceRow], step: float, latency: float) -> Head:
                 "devices_used": len(rows),
                 "chosen": False,
                 "why": "device 1 communicates 1.2 ms more",
+                "changes": _changes(),
             },
             {
                 "space": "hybrid (4 x one device)",
@@ -456,6 +530,7 @@ def _head(rows: list[DeviceRow], step: float, latency: float) -> Head:
                 "devices_used": None,
                 "chosen": False,
                 "why": "the time limit was over",
+                "changes": None,
             },
         ],
         "trials": [],
@@ -481,6 +556,7 @@ def _traffic(made: Made, devices: int) -> Traffic:
         "links": [
             {
                 "level": "NVLink",
+                "size": min(devices, 2),
                 "bytes": total // max(devices, 1),
                 "total_bytes": total,
                 "seconds": total / max(devices, 1) / 450e9,
@@ -488,6 +564,7 @@ def _traffic(made: Made, devices: int) -> Traffic:
             },
             {
                 "level": "host",
+                "size": devices,
                 "bytes": 0,
                 "total_bytes": 0,
                 "seconds": 0.0,
@@ -518,14 +595,15 @@ def diff() -> Diff:
         "title": "transformer: before and after",
         "before": "old.partition",
         "after": "new.partition",
+        "verdict": "new.partition is faster by 33 % than old.partition: 1.4 ms against 2.1 ms.",
         "figures": [
-            {"name": "step time", "unit": "s", "before": 2.1e-3, "after": 1.4e-3},
-            {"name": "throughput", "unit": "per_s", "before": 476.2, "after": 714.3},
-            {"name": "peak memory", "unit": "bytes", "before": 3.0 * GIB, "after": 2.5 * GIB},
-            {"name": "communication", "unit": "share", "before": 0.0, "after": 0.18},
-            {"name": "devices used", "unit": "count", "before": 1, "after": 4},
-            {"name": "speed-up", "unit": "count", "before": None, "after": 3.1},
-            {"name": "ideal throughput", "unit": "per_s", "before": 476.2, "after": None},
+            _figure("step time", "s", 2.1e-3, 1.4e-3, "less"),
+            _figure("throughput", "per_s", 476.2, 714.3, "more"),
+            _figure("peak memory", "bytes", 3.0 * GIB, 2.5 * GIB, "less"),
+            _figure("communication", "share", 0.0, 0.18, "less"),
+            _figure("devices used", "count", 1, 4, ""),
+            _figure("speed-up", "count", None, 3.1, "more"),
+            _figure("ideal throughput", "per_s", 476.2, None, "more"),
         ],
         "moved": moved,
         "only_before": ["/model/dropped"],

@@ -234,6 +234,7 @@ def test_modules_are_measured_in_pytorch(file: Path, training: bool) -> None:
     assert program.summary["cost_sources"] == {"measured": pytest.approx(1.0)}
 
 
+@pytest.mark.slow
 def test_micro_batches_are_measured_for_plans_in_stages(file: Path) -> None:
     two_processes(file)
     module, batch = modules.classifier(training=True), modules.batch(labels=True)

@@ -313,7 +313,14 @@ def test_a_model_without_a_batch_is_refused() -> None:
         micro_batch_graph(built(node("Exp", "x"), x=(0, 4)), 2)
 
 
-@pytest.mark.parametrize("name", sorted(models.SOURCES))
+#: One by default.
+EXPORTED = [
+    pytest.param(name, marks=[] if name == "llama" else pytest.mark.slow)
+    for name in sorted(models.SOURCES)
+]
+
+
+@pytest.mark.parametrize("name", EXPORTED)
 def test_exported_transformers_of_a_fixed_batch(name: str, exported: Callable[[str], Path]) -> None:
     graph = load_onnx(exported(name)).graph
     check(graph, models.BATCH)

@@ -11,8 +11,11 @@ from partitioner.ir.errors import OptionError
 #: Kinds of parallelism that change what a trace stores; "" for none of them.
 AtRest = Literal["", "zero1", "zero2", "zero3"]
 
+#: Names of optimizers.
+Optimizer = Literal["adamw", "adam", "sgd", "momentum", "rmsprop", "adagrad"]
+
 #: Bytes of state that each optimizer keeps for one element of a parameter.
-OPTIMIZERS: Mapping[str, int] = {
+OPTIMIZERS: Mapping[str, int] = {  # a row for each name in `Optimizer`
     "adamw": 8,
     "adam": 8,
     "sgd": 0,

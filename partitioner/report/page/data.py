@@ -20,6 +20,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import PhaseError
 from partitioner.ir.plan import place
 from partitioner.report.alternatives import Alternative, Neighbourhood, best_other
+from partitioner.report.block_moves import block_moves
 from partitioner.report.bottleneck import (
     Bottleneck,
     bottleneck,
@@ -38,6 +39,7 @@ from partitioner.report.page.memory import memory
 from partitioner.report.page.ribbon import ribbon
 from partitioner.report.page.schema import (
     VERSION,
+    BlockMoveRow,
     BlockRow,
     CommRow,
     DeviceRow,
@@ -62,6 +64,8 @@ from partitioner.report.summary import trial_lines
 #: Tasks of a step times nodes, above which the other strategies of nodes in stages are not priced:
 #: the step is simulated once for each node.
 MAX_SIMULATED = 2_000_000
+#: Nodes times devices above which the other strategies of nodes are not priced.
+MAX_PRICED = 320_000
 
 
 def report_data(result: Planned, comparison: Comparison[Planned] | None = None) -> Report:
@@ -74,8 +78,18 @@ def report_data(result: Planned, comparison: Comparison[Planned] | None = None) 
     return _Builder(result, comparison).report()
 
 
-def headline(result: Planned, limits: Bottleneck | None = None) -> Head:
-    """The head of the report; `limits` is the plan's bottleneck if it is known already."""
+def headline(
+    result: Planned,
+    limits: Bottleneck | None = None,
+    comparison: Comparison[Planned] | None = None,
+) -> Head:
+    """The head of the report.
+
+    Args:
+        result: The plan.
+        limits: Its bottleneck if it is known already.
+        comparison: Its prediction beside a measured run of it, if there was one.
+    """
     figures, cluster, objective = result.evaluation, result.cluster, result.objective
     cert = result.plan.certificate
     single = best_single(result.graph, cluster, objective, result.plan.micro_batches)
@@ -83,6 +97,7 @@ def headline(result: Planned, limits: Bottleneck | None = None) -> Head:
     limits = limits or result_bottleneck(result)
     fits = one.fits_exactly
     busy = sum(figures.load_s.values())
+    step_measured_s, latency_measured_s = _measured_seconds(result, comparison)
     return Head(
         cluster=cluster.name,
         strategy=cert.strategy if cert else "",
@@ -99,6 +114,8 @@ def headline(result: Planned, limits: Bottleneck | None = None) -> Head:
         step_s_one=one.step_s if fits else None,
         latency_s=figures.latency_s,
         latency_s_one=one.latency_s if fits else None,
+        step_measured_s=step_measured_s,
+        latency_measured_s=latency_measured_s,
         turn=turn_of(result.graph, result.plan.pipeline),
         step=_step_row(result),
         speedup=one.step_s / figures.step_s if fits and figures.step_s else None,
@@ -116,6 +133,26 @@ def headline(result: Planned, limits: Bottleneck | None = None) -> Head:
     )
 
 
+def _measured_seconds(
+    result: Planned, comparison: Comparison[Planned] | None
+) -> tuple[float | None, float | None]:
+    """Measured seconds between requests and of one request; None where they were not measured."""
+    one_after_other = result.evaluation.sequential
+    if comparison is not None:
+        alone_s = comparison.measured.step_s
+        stream_s = alone_s if one_after_other else comparison.measured.stream_s
+        return stream_s, alone_s
+    cert = result.plan.certificate
+    trial = next((trial for trial in cert.trials if trial.kept), None) if cert else None
+    if trial is None:
+        return None, None
+    if one_after_other:
+        return trial.measured_s, trial.measured_s
+    if result.objective == "latency":
+        return None, trial.measured_s
+    return trial.measured_s, None
+
+
 def _sentence(note: str) -> str:
     """A note with a capital and a full stop."""
     text = str(note).strip()
@@ -125,7 +162,8 @@ def _sentence(note: str) -> str:
 def space_rows(summary: Mapping[str, Any], objective: str) -> list[SpaceRow]:
     """The searched spaces of a plan's summary, the best first, those without a plan last."""
     tried = sorted(summary.get("spaces", ()), key=lambda row: row["cost"])
-    chosen = next((row for row in tried if row["cost"] == summary["cost"]), None)
+    as_cheap = [row for row in tried if row["cost"] == summary["cost"]]
+    chosen = min(as_cheap, key=lambda row: "changes" in row, default=None)
     if chosen is not None:
         tried = [chosen, *(row for row in tried if row is not chosen)]
     rows = [
@@ -135,12 +173,13 @@ def space_rows(summary: Mapping[str, Any], objective: str) -> list[SpaceRow]:
             devices_used=row["devices_used"],
             chosen=row is chosen,
             why="" if chosen is None or row is chosen else _why_not(row, chosen, objective),
+            changes=None if row is chosen else row.get("changes"),
         )
         for row in tried
     ]
     failed = summary.get("not_searched", {}).items()
     return rows + [
-        SpaceRow(space=space, cost=None, devices_used=None, chosen=False, why=why)
+        SpaceRow(space=space, cost=None, devices_used=None, chosen=False, why=why, changes=None)
         for space, why in failed
     ]
 
@@ -158,7 +197,7 @@ def _why_not(row: Mapping[str, Any], chosen: Mapping[str, Any], objective: str) 
         return f"device {row['busiest']} {what} {units.seconds(more[most])} more"
     if not chosen["cost"]:
         return "costs more"
-    return f"costs {row['cost'] / chosen['cost']:.3g} times as much"
+    return f"costs {units.digits(row['cost'] / chosen['cost'])} times as much"
 
 
 def _step_row(result: Planned) -> StepRow | None:
@@ -218,7 +257,7 @@ class _Builder:
             version=VERSION,
             kind="plan",
             title=result.name,
-            head=headline(result),
+            head=headline(result, comparison=self.comparison),
             devices=device_rows(result, self.lanes),
             groups=[
                 GroupRow(devices=self.lanes.among(mesh.devices), mesh=str(mesh))
@@ -229,6 +268,7 @@ class _Builder:
             terminals=list(self._terminals()),
             comms=[self._comm(task) for task in self._comms],
             blocks=self._blocks(),
+            moves=list(self._moves()),
             ribbon=ribbon(result, self.lanes),
             tasks=self._refs,
             timelines=timelines(result.schedule, self._refs, self.lanes),
@@ -259,7 +299,7 @@ class _Builder:
     def _node(self, node: Node) -> NodeRow:
         placed = self.neighbourhood.placed[node.name]
         alone = place(self.graph, node, DeviceMesh.single(0), {}, placed.rule)
-        alternatives = self.neighbourhood.alternatives(node)
+        alternatives = self._alternatives(node)
         sharded = "sharded" if placed.layouts else "replicated"
         return NodeRow(
             name=node.name,
@@ -282,7 +322,15 @@ class _Builder:
             runner_up=self._runner_up(alternatives),
         )
 
+    def _alternatives(self, node: Node) -> Sequence[Alternative]:
+        """The strategies of a node; none where pricing those of all nodes would take minutes."""
+        if len(self.graph.nodes) * len(self.result.cluster) > MAX_PRICED:
+            return ()
+        return self.neighbourhood.alternatives(node)
+
     def _runner_up(self, alternatives: Sequence[Alternative]) -> RunnerUp | None:
+        if not alternatives:
+            return None
         chosen, best = alternatives[0], best_other(alternatives)
         if best is None:
             return None
@@ -377,6 +425,27 @@ class _Builder:
             consumer=self.graph.order.get(comm.why, -1),
         )
 
+    @cached_property
+    def _outer_blocks(self) -> list[Block]:
+        groups = [self.result.plan.nodes[node.name].group for node in self.graph.nodes]
+        return blocks(self.graph, groups)
+
+    def _moves(self) -> Iterable[BlockMoveRow]:
+        names = [node.name for node in self.graph.nodes]
+        by_first = {block.first: block for block in self._outer_blocks}
+        for move in block_moves(self.result, self._outer_blocks):
+            block = by_first[move.first]
+            yield BlockMoveRow(
+                label=_label(block, names[block.first : block.last + 1]),
+                first=move.first,
+                last=move.last,
+                at=move.at,
+                to=move.to,
+                change=move.change,
+                fits=move.fits,
+                reason=move.reason,
+            )
+
     def _blocks(self) -> list[BlockRow]:
         names = [node.name for node in self.graph.nodes]
         rows: list[BlockRow] = []
@@ -396,7 +465,7 @@ class _Builder:
                 )
                 add(block.inner, len(rows) - 1)
 
-        add(blocks(self.graph, [self.result.plan.nodes[name].group for name in names]), -1)
+        add(self._outer_blocks, -1)
         return rows
 
 

@@ -30,6 +30,9 @@ class Head(TypedDict):
     step_s_one: float | None
     latency_s: float
     latency_s_one: float | None
+    #: The same of a measured run of the plan, or of its trial; None if it was not measured.
+    step_measured_s: float | None
+    latency_measured_s: float | None
     turn: str  #: What repeats: "request" or "step".
     step: StepRow | None  #: None without stages.
     speedup: float | None  #: step_s_one / step_s
@@ -54,6 +57,7 @@ class SpaceRow(TypedDict):
     devices_used: int | None
     chosen: bool
     why: str  #: What keeps it from being chosen; "" for the chosen one.
+    changes: Changes | None  #: From the chosen plan to its own; None if they were not compared.
 
 
 class StageRow(TypedDict):
@@ -142,8 +146,24 @@ class NodeRow(TypedDict):
     seconds: float  #: Most on one device, each time.
     inputs: list[TensorRow]
     outputs: list[TensorRow]
-    options: int  #: Strategies to choose from.
+    options: int  #: Strategies to choose from; 0: they were not priced.
     runner_up: RunnerUp | None
+
+
+class BlockMoveRow(TypedDict):
+    """A plan with one whole block elsewhere, or not cut over an axis; the cheapest that fits first.
+
+    In a plan in stages that is the boundary of two stages moved by a block.
+    """
+
+    label: str
+    first: int  #: First node of the block.
+    last: int
+    at: str  #: Its group, as of `GroupRow`, after its stage.
+    to: str
+    change: float  #: Of the plan's cost, in seconds or, for the objective "memory", bytes.
+    fits: bool
+    reason: str
 
 
 class CommRow(TypedDict):
@@ -296,6 +316,7 @@ class Link(TypedDict):
     """All links of one level of the cluster, one direction of one device."""
 
     level: str
+    size: int  #: Devices that it joins; those of one number follow each other.
     bytes: int  #: Most that one device sends over this level.
     total_bytes: int  #: All devices together.
     seconds: float  #: Of the bytes of the device that sends most, at the level's bandwidth.
@@ -384,6 +405,7 @@ class Report(TypedDict):
     terminals: list[TerminalRow]
     comms: list[CommRow]
     blocks: list[BlockRow]
+    moves: list[BlockMoveRow]
     ribbon: Ribbon
     tasks: list[int]  #: Ref of each position of the schedule.
     timelines: list[Timeline]
@@ -420,6 +442,18 @@ class Figure(TypedDict):
     unit: Literal["s", "bytes", "share", "per_s", "count"]
     before: float | None
     after: float | None
+    better: Literal["less", "more", ""]  #: Which change is for the better; "" for neither.
+
+
+class Changes(TypedDict):
+    """What is kept of a plan that was not chosen: a `Diff` from the chosen plan, in short."""
+
+    verdict: str
+    figures: list[Figure]
+    moved: list[Moved]  #: Runs of nodes, those of most seconds first; some may lack.
+    moved_count: int  #: Nodes in all runs.
+    same: int
+    traffic: list[DiffTraffic]
 
 
 class Diff(TypedDict):
@@ -430,6 +464,7 @@ class Diff(TypedDict):
     title: str
     before: str  #: Name of the first folder.
     after: str
+    verdict: str  #: "b takes 1.4 times as long as a: its busiest device communicates 1 ms more".
     figures: list[Figure]
     moved: list[Moved]
     only_before: list[str]

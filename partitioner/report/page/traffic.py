@@ -57,6 +57,7 @@ def _links(pairs: Mapping[tuple[int, int], int], cluster: Cluster) -> Iterator[L
         rate = level.bandwidth_bytes_per_s
         yield Link(
             level=level.name,
+            size=min(level.size, len(cluster)),
             bytes=most,
             total_bytes=sum(sent[level.name].values()),
             seconds=most / rate,

@@ -12,7 +12,7 @@ from partitioner.report.pictures.canvas import drawable
 from partitioner.report.pictures.fold import Box
 from partitioner.report.pictures.text import ELISION, MAX_CHARACTERS
 from partitioner.report.planned import Planned
-from partitioner.report.text.show import comm_bytes
+from partitioner.report.steps import comm_bytes
 
 _FIRST, _SECOND = 30, 36  #: Characters of the two lines.
 

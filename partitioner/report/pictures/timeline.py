@@ -38,7 +38,7 @@ _COLUMNS = 4  #: Of the legend.
 _FONT = 7.0  #: In points.
 _REQUESTS = (BLUE, GREEN, SKY, PURPLE, YELLOW)  #: Compute of request 0, 1, ..., in turn.
 _SHARE = 0.55  #: Of a request's colour.
-_UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 _THIN = 1 / 150  #: Of the time axis; narrower bars that touch are drawn as one.
 _MAX_HEIGHT_INCHES = 9.0
 

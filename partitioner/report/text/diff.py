@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from partitioner import units
+from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.schedule import Task
 from partitioner.report.bottleneck import balance, tightest
 from partitioner.report.lanes import joined, lanes
@@ -19,14 +21,29 @@ from partitioner.report.stages import bubble_share
 from partitioner.report.text.show import clean
 from partitioner.report.text.tables import table
 
+#: Plans whose costs differ by a smaller share cost the same.
+EQUAL = 5e-5
+#: Which change of a figure is for the better; of the others neither is.
+_BETTER: Mapping[str, Literal["less", "more"]] = {
+    **dict.fromkeys(("step", "latency", "busy seconds of all devices", "bubble"), "less"),
+    **dict.fromkeys(("communication of them", "bytes sent", "fullest device"), "less"),
+    "fullest device, of its memory": "less",
+    "throughput": "more",
+    "balance": "more",
+}
 MAX_RUNS = 40  #: Runs of moved nodes that the text lists.
 
 
-def diff(before: Planned, after: Planned, names: tuple[str, str]) -> Diff:
+def diff(
+    before: Planned, after: Planned, names: tuple[str, str], objective: str | None = None
+) -> Diff:
     """The changes from one plan to another, of the same model or of one that shares node names.
 
     Args:
+        before: One plan.
+        after: The other.
         names: What the texts call the two plans.
+        objective: Of the verdict; None: the plans' own.
     """
     old, new = _tasks(before), _tasks(after)
     both = [name for name in old if name in new]
@@ -50,6 +67,7 @@ def diff(before: Planned, after: Planned, names: tuple[str, str]) -> Diff:
         title=after.name if same else f"{before.name} and {after.name}",
         before=names[0],
         after=names[1],
+        verdict=diff_verdict(before, after, names, objective or before.objective),
         figures=_figures(before, after),
         moved=moved,
         only_before=[name for name in old if name not in new],
@@ -58,6 +76,37 @@ def diff(before: Planned, after: Planned, names: tuple[str, str]) -> Diff:
         traffic=_traffic(before, after),
         devices=_devices(before, after),
     )
+
+
+def diff_verdict(before: Planned, after: Planned, names: tuple[str, str], objective: str) -> str:
+    """Which of two plans is better by an objective, by how much, and what makes the difference."""
+    old, new = before.evaluation, after.evaluation
+    first, second = (units.cost(objective, plan.cost(objective)) for plan in (old, new))
+    figures = f"{second} against {first}"
+    if not new.fits_exactly:
+        return f"{names[1]} does not fit in memory; its cost would be {figures}."
+    change = new.cost(objective) / old.cost(objective) - 1 if old.cost(objective) else 0.0
+    if abs(change) < EQUAL:
+        return f"{names[1]} costs the same as {names[0]} ({second})."
+    words = {"memory": ("needs more", "needs less")}.get(objective, ("is slower", "is faster"))
+    verb = words[0] if change > 0 else words[1]
+    by = units.relative(abs(change)).removeprefix("+")
+    reason = "" if objective == "memory" else _reason(old, new)
+    return f"{names[1]} {verb} by {by} than {names[0]}: {figures}{reason}."
+
+
+def _reason(old: Evaluation, new: Evaluation) -> str:
+    """What the busiest device of a plan does more or less than that of another."""
+    first, second = (max(e.load_s, key=e.load_s.__getitem__) for e in (old, new))
+    change = {
+        "communicates": new.comm_s[second] - old.comm_s[first],
+        "computes": new.compute_s[second] - old.compute_s[first],
+    }
+    verb = max(change, key=lambda name: abs(change[name]))
+    if not change[verb]:
+        return ""
+    how = "longer" if change[verb] > 0 else "less"
+    return f"; its busiest device {verb} {units.seconds(abs(change[verb]))} {how}"
 
 
 def _devices(before: Planned, after: Planned) -> list[tuple[DeviceRow | None, DeviceRow | None]]:
@@ -97,7 +146,11 @@ def diff_text(changes: Diff) -> str:
         )
         for row in changes["traffic"]
     ]
-    parts = [table([tuple(map(clean, row)) for row in figures]), _moved(changes)]
+    parts = [
+        [clean(changes["verdict"])],
+        table([tuple(map(clean, row)) for row in figures]),
+        _moved(changes),
+    ]
     if changes["traffic"]:
         parts.append(table(traffic))
     return "\n\n".join("\n".join(lines) for lines in parts)
@@ -153,7 +206,13 @@ def _figures(before: Planned, after: Planned) -> list[Figure]:
     if before.plan.pipeline is not None or after.plan.pipeline is not None:
         old, new = {**old, **_stages(before)}, {**new, **_stages(after)}
     return [
-        Figure(name=name, unit=unit, before=value, after=new[name, unit])  # type: ignore[typeddict-item]
+        Figure(
+            name=name,
+            unit=unit,  # type: ignore[typeddict-item]
+            before=value,
+            after=new[name, unit],
+            better=_BETTER.get(name, ""),
+        )
         for (name, unit), value in old.items()
     ]
 
@@ -226,5 +285,5 @@ def _change(figure: Figure) -> str:
     if old is None or new is None or old == new:
         return ""
     if figure["unit"] == "share":
-        return f"{100 * (new - old):+.3g} points"
-    return f"{100 * (new / old - 1):+.3g} %" if old else "from nothing"
+        return f"{units.relative(new - old).removesuffix(' %')} points"
+    return units.relative(new / old - 1) if old else "from nothing"

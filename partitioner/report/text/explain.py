@@ -5,7 +5,6 @@ from __future__ import annotations
 from partitioner import units
 from partitioner.cost_model.compute import node_estimates, node_limit
 from partitioner.cost_model.forms import stores_parts
-from partitioner.ir.errors import PartitionerError, did_you_mean
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import numbers
 from partitioner.ir.ops.estimate import estimated_flops
@@ -33,10 +32,6 @@ a step of the plan has; "about": a micro-batch of half the size is another graph
 need half the seconds and activations of a whole one, which is the best that it can do"""
 
 
-class ExplainError(PartitionerError, ValueError):
-    """A node that the model does not have."""
-
-
 def explain(result: Planned) -> str:
     """The plan's figures, the time of its bottleneck, and its tightest point of memory."""
     limits = result_bottleneck(result)
@@ -54,10 +49,10 @@ def explain_node(result: Planned, name: str) -> str:
     """A node's strategies with their cost, all other nodes keeping theirs.
 
     Raises:
-        ExplainError: The model has no such node.
+        UnknownNodeError: The model has no such node.
     """
     neighbourhood = Neighbourhood(result.graph, result.plan, result.cluster)
-    placed = neighbourhood.placed[_node(result, name).name]
+    placed = neighbourhood.placed[result.node(name).node.name]
     parts = [
         _about(result, placed),
         _tensors(result, placed),
@@ -69,7 +64,7 @@ def explain_node(result: Planned, name: str) -> str:
 def _verdict(head: Head) -> list[str]:
     objective = head["objective"]
     cost, bound = (units.cost(objective, head[key]) for key in ("cost", "bound"))
-    speed = f", {head['speedup']:.3g} times one device" if head["speedup"] else ""
+    speed = f", {units.digits(head['speedup'])} times one device" if head["speedup"] else ""
     certified = f"bound {bound}, gap {units.share(head['gap'])}, {head['status']}"
     rows = {
         objective: f"{cost}, {certified if head['status'] else 'not certified'}",
@@ -98,11 +93,11 @@ def _schedules(result: Planned) -> list[str]:
         of_batch_s = choice.step_s / choice.batch
         change = ""
         if own_s and choice is not choices[0]:
-            change = f" ({100 * (of_batch_s / own_s - 1):+.3g} %)"
+            change = f" ({units.relative(of_batch_s / own_s - 1)})"
         about = "about " if choice.estimate else ""
         full = units.size(choice.peak_bytes) + ("" if choice.fits else ", does not fit")
         step = f"{about}{units.seconds(choice.step_s)}"
-        batch = f"{choice.batch:.3g} x"
+        batch = f"{units.digits(choice.batch)} x"
         each = f"{about}{units.seconds(of_batch_s)}{change}"
         rows.append((choice.name, str(choice.micro_batches), batch, step, each, about + full))
     lines = [*table(rows), *_SCHEDULES_LEGEND.splitlines()]
@@ -166,15 +161,6 @@ def _memory(result: Planned) -> list[str]:
     return [*lines, *table([row[:width] for row in (head, *rows)])] if rows else lines
 
 
-def _node(result: Planned, name: str) -> Node:
-    """The node of this name, or the producer of the tensor of this name."""
-    node = result.graph.by_name.get(name) or result.graph.producers.get(name)
-    if node is not None:
-        return node
-    hint = did_you_mean(name, (*result.graph.by_name, *result.graph.producers))
-    raise ExplainError(f"the model has no node or tensor {name!r}{hint}")
-
-
 def _about(result: Planned, placed: PlacedNode) -> list[str]:
     node, rule, tasks = placed.node, placed.rule, result.schedule.tasks
     spent_s = next(t.longest_s for t in tasks if t.placed is not None and t.placed.node is node)
@@ -192,7 +178,7 @@ def _about(result: Planned, placed: PlacedNode) -> list[str]:
         rule_text = f"factors: {', '.join(sizes)}"
     return [
         f"{clean(node.name)} ({clean(node.op)}) on {placed.mesh}, {placed.cut_text or 'whole'}",
-        f"  {units.seconds(spent_s)} on each device{each} ({source}), {flops:.4g} FLOP {about}",
+        f"  {units.seconds(spent_s)} on each device{each} ({source}), {units.flops(flops)} {about}",
         f"  {rule_text}",
     ]
 

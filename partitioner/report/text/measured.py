@@ -42,7 +42,7 @@ def _head(comparison: Comparison[Planned]) -> Iterator[str]:
 
 def _beside(predicted_s: float, measured_s: float) -> str:
     """``predicted 1 ms, measured 2 ms: 2.00 times that``."""
-    ratio = f": {measured_s / predicted_s:.2f} times that" if predicted_s else ""
+    ratio = f": {units.digits(measured_s / predicted_s)} times that" if predicted_s else ""
     return f"predicted {units.seconds(predicted_s)}, measured {units.seconds(measured_s)}{ratio}"
 
 
@@ -69,5 +69,5 @@ def _worst(row: Row) -> tuple[str, ...]:
         str(row.rank),
         units.seconds(row.predicted_s),
         units.seconds(row.measured.seconds),
-        "-" if row.ratio is None else f"{row.ratio:.2f}",
+        "-" if row.ratio is None else units.digits(row.ratio),
     )

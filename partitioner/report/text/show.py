@@ -6,18 +6,17 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from partitioner import units
-from partitioner.cost_model.passes import LETTERS
 from partitioner.cost_model.schedule import Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import numbers
-from partitioner.ir.phases import Part, StepOrder
+from partitioner.ir.phases import StepOrder
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import Comm, CommKind
-from partitioner.ir.types import DTYPE_BITS
 from partitioner.report.bottleneck import turn_of
 from partitioner.report.lanes import lanes
 from partitioner.report.planned import Planned
 from partitioner.report.stages import plan_sentence, stages
+from partitioner.report.steps import comm_bytes, pass_name
 from partitioner.report.summary import block_lines, certificate_line, trial_lines
 from partitioner.report.text.tables import table
 from partitioner.report.text.timeline import step_text
@@ -150,16 +149,8 @@ def _steps(result: Planned, *, everything: bool) -> list[str]:
 
 
 def _pass(order: StepOrder | None, task: Task) -> Row:
-    """The pass that a task belongs to or that a message goes between; none without stages."""
-    if order is None:
-        return ()
-    names = []
-    for phase in dict.fromkeys((task.phase, task.target_phase)):
-        part, stage = order.phases.of(phase)
-        letter = LETTERS.get(part, str(part))
-        of_stage = part in (Part.FORWARD, Part.BACKWARD, Part.WEIGHT)
-        names.append(f"{letter}{stage}" if of_stage else letter)
-    return (" -> ".join(names),)
+    """The cell of a task's pass; none without stages."""
+    return () if order is None else (pass_name(order, task),)
 
 
 def _joined(tasks: Sequence[Task]) -> Iterator[Row]:
@@ -230,16 +221,6 @@ def _tensors(graph: Graph) -> list[str]:
             role = "output" if name in outputs else "result"
             rows.append((name, f"{role} of {node.name}", str(graph.types[name])))
     return table(rows)
-
-
-def comm_bytes(task: Task) -> int:
-    """Bytes that cross between devices (a reduction counts its tensor once a rank)."""
-    comm = task.comm
-    assert comm is not None
-    if comm.kind is CommKind.ALL_REDUCE:
-        return sum(size for _, _, size in task.writes)
-    numel = sum(t.numel for t in comm.transfers if t.source != t.target)
-    return (numel * DTYPE_BITS[comm.dtype] + 7) // 8
 
 
 def _uncut(placed: PlacedNode) -> str:

@@ -1,4 +1,4 @@
-"""Tables of text, within the width of a terminal."""
+"""Text for a terminal: tables within its width, without control characters."""
 
 from __future__ import annotations
 
@@ -45,3 +45,8 @@ def _narrowed(widths: Sequence[int], total: int) -> list[int]:
     while limit > LEAST and sum(min(w, limit) for w in widths) > total:
         limit -= 1
     return [min(w, limit) for w in widths]
+
+
+def safe(text: str) -> str:
+    """Text that may hold a model's names, with "?" for each control character."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)

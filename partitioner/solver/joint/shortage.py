@@ -140,5 +140,5 @@ def shortage_message(
     figure = f"{short} bytes are short {where}"
     return (
         f"{verdict}: {of}{figure} ({held} bytes held, limit {limit}: "
-        f"{units.size(held)} against {units.size(limit)})"
+        f"{units.size(held, 5)} against {units.size(limit, 5)})"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
@@ -34,6 +35,24 @@ class Engine:
 HIGHS = Engine("HiGHS")
 #: The least wall-clock limit of a solver, in seconds.
 LEAST_S = 0.01
+#: Names of solvers in options; PuLP's own names, like "SCIP_CMD", are understood too.
+SolverName = Literal[
+    "highs",
+    "cbc",
+    "choco",
+    "copt",
+    "cplex",
+    "cuopt",
+    "cylp",
+    "fscip",
+    "glpk",
+    "gurobi",
+    "mipcl",
+    "mosek",
+    "sas",
+    "scip",
+    "xpress",
+]
 #: PuLP 3.3's names of each solver, the preferred first. CBC comes with PuLP.
 _PULP: Mapping[str, tuple[str, ...]] = {
     "CBC": ("PULP_CBC_CMD", "COIN_CMD", "COINMP_DLL"),

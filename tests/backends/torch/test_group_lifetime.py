@@ -66,7 +66,7 @@ print(f"{len(before) > 0} before, {after} after\\n", end="", flush=True)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists threads as Linux does")
-@pytest.mark.parametrize("layout", ["hand", "zero3", "pp"])
+@pytest.mark.parametrize("layout", ["hand", pytest.param("zero3", marks=pytest.mark.slow), "pp"])
 def test_no_thread_of_a_group_runs_after_its_end(tmp_path: Path, layout: str) -> None:
     (tmp_path / "end.py").write_text(SCRIPT)
     done = subprocess.run(

@@ -154,6 +154,7 @@ def test_another_branch_is_another_graph() -> None:
     assert len(digests) == 2
 
 
+@pytest.mark.slow
 def test_an_exported_program_with_branches(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -132,6 +132,7 @@ def test_traffic_adds_up_to_what_is_sent(compiled: Compiled, data: Report) -> No
         total = sum(nbytes for source, nbytes in rows if source == device)
         assert total == pytest.approx(sent[device], abs=len(data["comms"]) + 1)
     assert sum(link["total_bytes"] for link in traffic["links"]) == sum(traffic["bytes"])
+    assert traffic["links"][-1]["size"] == len(compiled.cluster)
 
 
 def test_the_bottleneck_explains_all_of_its_time(compiled: Compiled) -> None:

@@ -133,6 +133,7 @@ def empty() -> Report:
     """A report of a graph without nodes."""
     return synthetic.report(layers=0, devices=1) | {
         "nodes": [], "edges": [], "terminals": [], "comms": [], "blocks": [], "tasks": [],
+        "moves": [],
         "devices": [], "groups": [], "timelines": [], "memory": [],
         "ribbon": {"lanes": [], "boxes": [], "end_s": 0.0, "training": False},
         "traffic": {"source": [], "target": [], "bytes": [], "links": []},
@@ -285,12 +286,19 @@ class TestPlan:
 
     def test_head_has_the_verdict(self, opened: Opener) -> None:
         text = opened("plan").find_element(By.TAG_NAME, "header").text
-        for part in ("Step time", "3.08\u00d7", "gap 3 %", "matrix products take 71 %", "worth it"):
+        for part in (
+            "Between requests",
+            "predicted; one device",
+            "3.08\u00d7",
+            "gap 3 %",
+            "matrix products take 71 %",
+            "worth it",
+        ):
             assert part in text
 
     def test_stages_have_their_figures(self, opened: Opener) -> None:
         driver = opened("staged")
-        assert "20 %\n8 micro-batches" in driver.find_element(By.ID, "tiles").text
+        assert "20 %\npredicted; 8 micro-batches" in driver.find_element(By.ID, "tiles").text
         tab(driver, "stages")
         panel = driver.find_element(By.ID, "panel-stages").text
         assert "2 stages, 8 micro-batches, 1f1b, bubble 20 %" in panel
@@ -346,12 +354,12 @@ class TestPlan:
         labels = driver.execute_script(
             "return page.graph.cy.edges('.comm').map((edge) => edge.data('label'))"
         )
-        assert labels == ["2\u00d7 send\n32 MiB 62 us"]
+        assert labels == ["2\u00d7 send\n32 MiB 62 µs"]
         driver.find_element(By.ID, "graph-open").click()
         labels = driver.execute_script(
             "return page.graph.cy.edges('.comm').map((edge) => edge.data('label'))"
         )
-        assert "all-reduce\n16 MiB 31 us" in labels
+        assert "all-reduce\n16 MiB 31 µs" in labels
 
     def test_a_shared_communication_is_counted_once(self, opened: Opener) -> None:
         driver = opened("overlapping")
@@ -489,7 +497,7 @@ class TestPlan:
     def test_no_speed_up_though_it_fits_one_device(self, opened: Opener) -> None:
         text = opened("uncertified").find_element(By.ID, "tiles").text
         assert "does not fit" not in text
-        assert "\u2013\na step takes no time" in text
+        assert "\u2013\npredicted; a step takes no time" in text
 
 
 def _appears(path: Path) -> None:
@@ -537,6 +545,70 @@ class TestKeyboard:
 
 
 @needs_chromium
+class TestColumns:
+    @pytest.mark.parametrize("name", ["large", "plan"])
+    def test_a_long_graph_fills_the_canvas(self, opened: Opener, name: str) -> None:
+        driver = opened(name, view="graph")
+        if name == "plan":
+            driver.find_element(By.ID, "graph-open").click()
+        wide, high, canvas = driver.execute_script(
+            "const box = page.graph.cy.elements().boundingBox();"
+            "return [box.w, box.h, page.graph.cy.width() / page.graph.cy.height()];"
+        )
+        assert canvas / 3 < wide / high < 3 * canvas
+
+    def test_boxes_in_columns_do_not_overlap(self, opened: Opener) -> None:
+        driver = opened("large", view="graph")
+        boxes = driver.execute_script(
+            "return page.graph.cy.nodes().map((node) => {"
+            "const {x1, x2, y1, y2} = node.boundingBox({includeLabels: false});"
+            "return [x1, x2, y1, y2];});"
+        )
+        assert len({round((x1 + x2) / 2) for x1, x2, _, _ in boxes}) > 2
+        for (a1, a2, a3, a4), (b1, b2, b3, b4) in itertools.combinations(boxes, 2):
+            assert a2 <= b1 or b2 <= a1 or a4 <= b3 or b4 <= a3
+
+
+class TestTopology:
+    def test_links_are_as_wide_as_they_are_fast(self, opened: Opener) -> None:
+        driver = opened("plan", view="traffic")
+        picture = driver.find_element(By.CLASS_NAME, "topology")
+        units = [unit.text for unit in picture.find_elements(By.CLASS_NAME, "unit-name")]
+        assert [unit[:3] for unit in units] == ["0: ", "1: ", "2: ", "3: "]
+        widths = {
+            kind: {
+                float(line.get_attribute("stroke-width"))
+                for line in picture.find_elements(By.CSS_SELECTOR, f"line.{kind}")
+            }
+            for kind in ("used", "link")
+        }
+        assert len(widths["used"]) == 1
+        assert (
+            picture.find_element(By.TAG_NAME, "title")
+            .get_attribute("textContent")
+            .startswith("NVLink joins 2 devices at 450 GB/s and carries ")
+        )
+
+    def test_many_devices_are_drawn_as_groups(self, opened: Opener) -> None:
+        picture = opened("flat", view="traffic").find_element(By.CLASS_NAME, "topology")
+        assert len(picture.find_elements(By.CLASS_NAME, "unit")) == 8
+        assert "+ 24 more" in picture.text
+
+
+def test_lanes_say_the_names_of_devices_in_all_views(opened: Opener) -> None:
+    driver = opened("plan", view="timeline")
+    name = driver.execute_script("return page.plan.devices[2].name")
+    assert name
+    for view, chart, axis in (
+        ("timeline", "page.timeline.chart", "yAxis"),
+        ("memory", "page.memory.bars.chart", "yAxis"),
+        ("traffic", "page.traffic.loads.chart", "xAxis"),
+    ):
+        tab(driver, view)
+        names = driver.execute_script(f"return {chart}.getOption().{axis}[0].data")
+        assert any(label.startswith(f"2: {name[:2]}") for label in names), view
+
+
 class TestHostileNames:
     def test_names_are_text(self, opened: Opener) -> None:
         driver = opened("hostile")
@@ -629,6 +701,47 @@ class TestLarge:
 
 @needs_chromium
 class TestOtherPages:
+    def test_a_sweep_has_its_ideal_and_efficiency(self, opened: Opener) -> None:
+        driver = opened("sweep")
+        charts = driver.execute_script(
+            "return page.charts.map(({chart}) => chart.getOption().series.map((line) => line.name))"
+        )
+        assert len(charts) == 3
+        for column in (0, 2):
+            assert any(name.startswith("ideal: ") for name in charts[column])
+        assert not any(name.startswith("ideal: ") for name in charts[1])
+        assert driver.find_element(By.ID, "verdict").text
+
+    def test_diff_opens_with_a_verdict_and_judges_figures(self, opened: Opener) -> None:
+        driver = opened("diff")
+        verdict = driver.find_element(By.ID, "verdict").text
+        assert verdict.startswith("new.partition is faster by 33 %")
+        rows = driver.find_elements(By.CSS_SELECTOR, "#panel-figures tbody tr")
+        judged = {
+            row.find_element(By.TAG_NAME, "td").text: {
+                mark.get_attribute("class") for mark in row.find_elements(By.TAG_NAME, "span")
+            }
+            for row in rows
+        }
+        assert judged["step time"] == judged["throughput"] == {"better"}
+        assert judged["communication"] == {"worse"}
+        assert judged["devices used"] == judged["speed-up"] == set()
+
+    def test_a_searched_space_opens_its_own_plan(self, opened: Opener) -> None:
+        driver = opened("plan")
+        (link,) = driver.find_elements(By.CSS_SELECTOR, "#spaces button")
+        link.click()
+        panel = driver.find_element(By.ID, "why-changes")
+        assert panel.is_displayed()
+        for part in ("slower by 100 %", "attn … mlp (14 nodes)", "14 operators run otherwise"):
+            assert part in panel.text
+        assert panel.find_element(By.CLASS_NAME, "worse").text.startswith("+2 ms")
+        assert panel.find_element(By.CLASS_NAME, "better").text.startswith("+50 %")
+        button = driver.find_element(By.CSS_SELECTOR, "#why-spaces button")
+        assert button.get_attribute("aria-expanded") == "true"
+        button.click()
+        assert not panel.is_displayed()
+
     @pytest.mark.parametrize("dark", [False, True])
     def test_diff(self, opened: Opener, dark: bool) -> None:
         driver = opened("diff", dark=dark)
@@ -659,6 +772,7 @@ class TestOtherPages:
         looks = [
             (line["itemStyle"]["color"], str(line["lineStyle"]["type"]), line["symbol"])
             for line in lines
+            if not line["name"].startswith("ideal: ")
         ]
         assert len(set(looks)) == len(looks) == 30
         shapes = {(colour, dash) for colour, dash, _ in looks}
@@ -677,11 +791,12 @@ class TestOtherPages:
     def test_charts_of_a_small_window_do_not_overlap(self, opened: Opener) -> None:
         driver = opened("sweep")
         headless.resize(driver, 420, 800)
-        above, below = driver.execute_script(
+        spans = driver.execute_script(
             "return [...document.querySelectorAll('#panel-curves .chart')]"
             ".map((chart) => chart.getBoundingClientRect()).map(({top, bottom}) => [top, bottom])"
         )
-        assert above[1] <= below[0]
+        assert len(spans) == 3
+        assert all(above[1] <= below[0] for above, below in itertools.pairwise(spans))
 
     def test_equal_curves_are_named_and_seen(self, opened: Opener) -> None:
         driver = opened("many")

@@ -41,7 +41,7 @@ def test_communication_edges_tell_kind_bytes_and_seconds() -> None:
     assert set(edges) == {("i0", "n0"), ("n0", "n1"), ("n1", "n2"), ("n2", "o0")}
     label = edges["n1", "n2"]["label"]
     assert label.startswith("send 128 B ")  # 4 x 8 float32
-    assert label.endswith(f"{task.longest_s * 1e6:.3g} us")
+    assert label.endswith(f"{task.longest_s * 1e6:.3g} µs")
     assert edges["n1", "n2"]["color"] == COMM
     assert "label" not in edges["n0", "n1"]
 

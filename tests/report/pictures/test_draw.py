@@ -180,7 +180,7 @@ def test_a_timeline_has_a_bar_an_event_in_the_file(tmp_path: Path) -> None:
         "compute-0-0",
         "compute-1-0",
     ]
-    assert {"time (us)", "dev 0", "dev 1", "compute", "communication", "idle"} <= {
+    assert {"time (µs)", "dev 0", "dev 1", "compute", "communication", "idle"} <= {
         *texts(tmp_path / "t.svg")
     }
 

@@ -10,7 +10,7 @@ from partitioner.report.text.tables import LEAST, shortened, table
 ROWS = [
     ("node", "seconds", "tensor"),
     ("layers.0.attention.output.projection", "1.2 ms", "gpu_0/res5_2_branch2c_w_0"),
-    ("x", "30 us", "y"),
+    ("x", "30 µs", "y"),
 ]
 
 

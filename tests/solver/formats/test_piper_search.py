@@ -200,6 +200,7 @@ def test_a_convolutional_net_of_177_nodes_is_planned_exactly() -> None:
     assert any(len(names) == 2 for names in ways)
 
 
+@pytest.mark.slow
 def test_a_recurrent_net_of_78_nodes_is_planned_with_a_bound() -> None:
     data = recurrent()
     instance = parse(data)
@@ -212,7 +213,7 @@ def test_a_recurrent_net_of_78_nodes_is_planned_with_a_bound() -> None:
     assert plan_pipeline(instance, Work()) == plan
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_cuts_along_orders_are_near_the_best(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all 495 downsets can be tried, too; the best is proven so by packing alone."""
     instance = parse(recurrent(4, 8, seed=seed, limit_gib=0.12))

@@ -56,6 +56,7 @@ def test_solve_is_the_optimum(start: int) -> None:
     assert feasible
 
 
+@pytest.mark.slow
 def test_a_known_choice_ends_the_search_where_nothing_is_better() -> None:
     for seed in range(100):
         problem = instance(seed)

@@ -14,6 +14,7 @@ function startDiff(data) {
     " → ",
     el("bdi", {}, short(data.after, 80)),
   );
+  byId("verdict").append(plain(data.verdict));
   const views = [
     { id: "figures", label: "Figures", build: figuresPanel },
     { id: "moved", label: `Moved nodes (${count(data.moved.length)})`, build: movedPanel },
@@ -42,18 +43,31 @@ function relative(before, after) {
   return change(after / before - 1, share);
 }
 
-function figuresPanel(panel, data) {
-  const rows = data.figures.map(({ name, unit, before, after }) => {
+/** The change of a figure as text, coloured and marked where it is for the better or worse. */
+function judged({ before, after, better }, text) {
+  const known = before !== null && after !== null && better;
+  if (!known || Math.abs(after - before) <= 5e-5 * Math.abs(before)) return text;
+  const good = after < before === (better === "less");
+  return el("span", { class: good ? "better" : "worse" }, `${text} ${good ? "\u2713" : "\u2717"}`);
+}
+
+function figureRows(figures) {
+  return figures.map((figure) => {
+    const { name, unit, before, after } = figure;
     const format = FIGURE_UNITS[unit];
     const both = before !== null && after !== null;
     return [
       plain(name),
       format(before),
       format(after),
-      both ? change(after - before, format) : "–",
-      relative(before, after),
+      judged(figure, both ? change(after - before, format) : "–"),
+      judged(figure, relative(before, after)),
     ];
   });
+}
+
+function figuresPanel(panel, data) {
+  const rows = figureRows(data.figures);
   const only = (title, names) =>
     names.length
       ? [
@@ -240,7 +254,7 @@ function diffDevicesPanel(panel, data) {
         name: `compute ${when}`,
         stack: when,
         data: column(side, "compute_s"),
-        colour: now.activations,
+        colour: now.weights,
         faint: !side,
       },
       {

@@ -50,13 +50,14 @@ function shortName({ name, op }) {
  * quicker than one layout with clusters. Edges that leave a block pass a port on its border, so
  * that they are led around what is inside.
  */
-function layoutGraph(plan, view, direction) {
+function layoutGraph(plan, view, direction, aspect) {
   const faces = new Map(view.items.map((item) => [item.id, itemFace(plan, item)]));
   for (const edge of view.edges) edge.label = edgeLabel(plan, edge, view.owner);
   const levels = levelsOf(plan, view);
   const places = new Map();
   const routes = new Map(view.edges.map((edge) => [edge.id, []]));
-  placeLevel(layoutLevel(levels, "top", faces, direction), 0, 0, places, routes);
+  const top = layoutLevel(levels, "top", faces, direction);
+  placeLevel(direction === "TB" ? inColumns(top, aspect) : top, 0, 0, places, routes);
   for (const edge of view.edges) {
     const route = routes.get(edge.id).sort((a, b) => a.order - b.order);
     edge.bends = route.flatMap(({ points }) => points);
@@ -151,7 +152,7 @@ function routeOf(graph, { edge, from, to, order }) {
   const bends = points.slice(1, -1);
   if (order > 0) bends.unshift(port);
   if (order < 0) bends.push(port);
-  return { edge: edge.id, order, points: bends, label: order || x === undefined ? null : { x, y } };
+  return { edge: edge.id, from, to, order, points: bends, label: order || x === undefined ? null : { x, y } };
 }
 
 /** Moves a level's upper left corner to 0, 0, with room for its border. */

@@ -60,8 +60,10 @@ function startZoom(view) {
   cy.zoom(START_ZOOM);
   const box = cy.elements().boundingBox();
   const first = cy.nodes()[0].position();
-  if (view.direction === "TB")
+  if (view.direction === "TB" && cy.width() > START_ZOOM * box.w)
     cy.pan({ x: cy.width() / 2 - START_ZOOM * first.x, y: 24 - START_ZOOM * box.y1 });
+  else if (view.direction === "TB")
+    cy.pan({ x: 24 - START_ZOOM * box.x1, y: 24 - START_ZOOM * box.y1 });
   else cy.pan({ x: 24 - START_ZOOM * box.x1, y: cy.height() / 2 - START_ZOOM * first.y });
 }
 
@@ -75,7 +77,12 @@ function drawGraph(view) {
   for (const block of view.open) {
     view.items.set(`b${block}`, { id: `b${block}`, type: "block", index: block, opened: true });
   }
-  const { faces, places } = layoutGraph(plan, visible, view.direction);
+  const { faces, places } = layoutGraph(
+    plan,
+    visible,
+    view.direction,
+    cy.width() / (cy.height() || 1),
+  );
   const elements = [...openedElements(plan, view.open)];
   for (const item of visible.items) elements.push(itemElement(plan, item, faces, places));
   for (const edge of visible.edges) elements.push(edgeElement(edge, places));

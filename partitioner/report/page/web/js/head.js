@@ -16,12 +16,40 @@ function overOne(head) {
   return head.speedup === null ? "a step takes no time" : "over one device";
 }
 
+/** {communication, balance, headroom} of a measured run; null where there was none. */
+function measuredFigures({ measured, devices }) {
+  const unknown = { communication: null, balance: null, headroom: null };
+  if (!measured || !measured.ranks.length) return unknown;
+  const { ranks } = measured;
+  const loads = ranks.map((rank) => rank.compute_s + rank.comm_s + rank.other_s);
+  const busy = loads.reduce((sum, load) => sum + load, 0);
+  if (!busy) return unknown;
+  const limits = new Map(devices.flatMap((row) => row.members.map((rank) => [rank, row.limit_bytes])));
+  const peaks = ranks.map((rank) => rank.peak_bytes);
+  return {
+    communication: ranks.reduce((sum, rank) => sum + rank.comm_s, 0) / busy,
+    balance: busy / loads.length / Math.max(...loads),
+    headroom: peaks.some((peak) => peak === null)
+      ? null
+      : Math.min(...peaks.map((peak, rank) => 1 - peak / limits.get(rank))),
+  };
+}
+
 function startHead(data) {
   const { head } = data;
   const certified = head.status !== ""; // without it there is no bound and no gap
   const cost = head.objective === "memory" ? size : seconds;
   const one = (value) =>
     value === null ? "does not fit one device" : `one device ${seconds(value)}`;
+  const measured = measuredFigures(data);
+  const timeTile = (label, predicted, alone, real) =>
+    real === null
+      ? tile(label, seconds(predicted), `predicted; ${one(alone)}`)
+      : tile(label, seconds(real), `measured; predicted ${seconds(predicted)}`);
+  const shareTile = (label, predicted, sub, real, bad = false) =>
+    real === null
+      ? tile(label, share(predicted), `predicted; ${sub}`, bad)
+      : tile(label, share(real), `measured; predicted ${share(predicted)}`, bad);
   const facts = [
     `${head.objective} on ${plain(head.cluster)}`,
     plain(head.strategy),
@@ -33,24 +61,31 @@ function startHead(data) {
   byId("subtitle").append(facts.filter(Boolean).join(" · "));
   byId("subtitle").title = plain(head.searched);
   byId("tiles").append(
-    tile("Step time", seconds(head.step_s), one(head.step_s_one)),
+    timeTile(
+      head.turn === "step" ? "Step time" : "Between requests",
+      head.step_s,
+      head.step_s_one,
+      head.step_measured_s,
+    ),
     tile(
       "Speed-up",
-      head.speedup === null ? "–" : `${digits(head.speedup)}×`,
-      overOne(head),
+      head.speedup === null ? "–" : times(head.speedup),
+      `predicted; ${overOne(head)}`,
       head.speedup !== null && head.speedup < 1,
     ),
     head.step === null
-      ? tile("Latency", seconds(head.latency_s), one(head.latency_s_one))
-      : tile("Bubble", share(head.step.bubble), `${count(head.step.micro_batches)} micro-batches`),
-    tile("Communication", share(head.communication), "of busy seconds"),
-    tile("Balance", share(head.balance), "mean / largest load"),
-    tile("Memory free", share(head.headroom), "fullest device", head.headroom < 0),
+      ? timeTile("Latency", head.latency_s, head.latency_s_one, head.latency_measured_s)
+      : shareTile("Bubble", head.step.bubble, `${count(head.step.micro_batches)} micro-batches`, null),
+    shareTile("Communication", head.communication, "of busy seconds", measured.communication),
+    shareTile("Balance", head.balance, "mean / largest load", measured.balance),
+    shareTile("Memory free", head.headroom, "fullest device", measured.headroom, head.headroom < 0),
     tile("Devices", `${head.devices_used} of ${head.devices}`, "used"),
     tile(
       "Cost",
       cost(head.cost),
-      certified ? `bound ${cost(head.bound)}, gap ${share(head.gap)}` : "not certified",
+      certified
+        ? `predicted; bound ${cost(head.bound)}, gap ${share(head.gap)}`
+        : "predicted; not certified",
     ),
   );
   byId("verdict").append(plain(head.verdict));
@@ -66,14 +101,34 @@ function startHead(data) {
   byId("notes-list").append(...notes.map((note) => el("li", {}, plain(note))));
 }
 
-/** The searched spaces in one line: "inter 194 us (chosen), hybrid 402 us, intra 705 us". */
+/** A space, with its number of devices where another of that name has a plan too. */
+function spaceName(head, space) {
+  const many = head.spaces.filter((other) => other.space === space.space).length > 1;
+  const used = many && space.devices_used !== null ? ` on ${count(space.devices_used)}` : "";
+  return `${plain(space.space)}${used}`;
+}
+
+/** The text of a space; of one that was compared with the chosen plan, a link to that. */
+function spaceLink(head, space, text) {
+  if (!space.changes) return text;
+  const show = () => {
+    byId("tab-why").click();
+    const button = byId("why-spaces").children[head.spaces.indexOf(space)].querySelector("button");
+    if (button.getAttribute("aria-expanded") !== "true") button.click();
+    button.focus();
+  };
+  return el("button", { type: "button", class: "link", click: show }, text);
+}
+
+/** The searched spaces in one line: "inter 194 µs (chosen), hybrid 402 µs, intra 705 µs". */
 function showSpaces(head, cost) {
   const planned = head.spaces.filter((space) => space.cost !== null);
   byId("spaces").hidden = planned.length < 2;
   if (planned.length < 2) return;
-  const texts = planned.slice(0, 5).map((space) => {
-    return `${plain(space.space)} ${cost(space.cost)}${space.chosen ? " (chosen)" : ""}`;
+  const parts = planned.slice(0, 5).flatMap((space, at) => {
+    const text = `${spaceName(head, space)} ${cost(space.cost)}${space.chosen ? " (chosen)" : ""}`;
+    return [at ? ", " : "Searched: ", spaceLink(head, space, text)];
   });
-  const more = planned.length - texts.length;
-  byId("spaces").append(`Searched: ${texts.join(", ")}${more ? `, ${count(more)} more` : ""}.`);
+  const more = planned.length - 5;
+  byId("spaces").append(...parts, `${more > 0 ? `, ${count(more)} more` : ""}.`);
 }

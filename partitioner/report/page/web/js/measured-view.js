@@ -76,7 +76,7 @@ function showMeasured(view) {
 }
 
 function measuredOption(view, now) {
-  const lanes = view.plan.devices.flatMap((_, rank) => [`${rank} predicted`, `${rank} measured`]);
+  const lanes = laneNames(view.plan, 8).flatMap((name) => [`${name}, predicted`, "measured"]);
   const base = baseOption(now);
   return {
     ...base,
@@ -85,7 +85,7 @@ function measuredOption(view, now) {
       trigger: "item",
       formatter: ({ dataIndex }) => measuredTip(view, view.pieces[dataIndex]),
     },
-    grid: { left: 108, right: 18, top: 30, bottom: 52 },
+    grid: { left: 150, right: 18, top: 30, bottom: 52 },
     xAxis: {
       type: "value",
       min: 0,

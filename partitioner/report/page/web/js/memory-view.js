@@ -14,7 +14,7 @@ function startMemory(plan) {
   const view = { plan, device: fullest, bars: null, curve: null };
   const choice = byId("memory-device");
   choice.append(
-    ...laneNames(plan).map((name, lane) => el("option", { value: String(lane) }, `device ${name}: ${short(plan.devices[lane].name, 20)}`)),
+    ...laneNames(plan).map((name, lane) => el("option", { value: String(lane) }, `device ${name}`)),
   );
   choice.addEventListener("change", () => chooseDevice(view, Number(choice.value)));
   byId("memory-limit").addEventListener("change", () => chooseDevice(view, view.device));
@@ -102,7 +102,7 @@ function atPeak(memory) {
 function memoryBars(view, now) {
   const { memory, devices } = view.plan;
   const peaks = memory.map(atPeak);
-  const labels = laneNames(view.plan);
+  const labels = laneNames(view.plan, 8);
   const room = Math.floor(byId("memory-bars").clientHeight / 22);
   const zoom =
     devices.length > room
@@ -139,7 +139,7 @@ function memoryBars(view, now) {
       axisPointer: { type: "shadow" },
       formatter: ([first]) => memoryTip(view, first.dataIndex, peaks[first.dataIndex]),
     },
-    grid: { left: 44, right: zoom.length ? 30 : 16, top: 8, bottom: 26 },
+    grid: { left: 92, right: zoom.length ? 30 : 16, top: 8, bottom: 26 },
     xAxis: {
       type: "value",
       max: most,
@@ -154,7 +154,7 @@ function memoryBars(view, now) {
       ...axisLook(now),
       axisLabel: {
         color: now.ink,
-        formatter: (label) => (Number(label) === view.device ? `▸ ${label}` : label),
+        formatter: (label, lane) => (lane === view.device ? `▸ ${label}` : label),
       },
     },
     dataZoom: zoom,

@@ -50,6 +50,7 @@ function svg(tag, attributes, ...children) {
 }
 
 function arrowsOf(view, width, height) {
+  view.width = width;
   view.sends = sendsBetween(view);
   const drawn = view.sends.slice(0, MOST_ARROWS);
   const labels = []; // where there is one already
@@ -79,10 +80,12 @@ function arrowOf(view, { from, to, bytes, times }, labels) {
     "marker-end": "url(#arrow-head)",
   });
   const long = Math.abs(x2 - x1) > LABEL_ROOM / 2;
-  const [left, top] = [(long ? (x1 + x2) / 2 : Math.max(x1, x2)) + 6, (y1 + y2) / 2 + (down ? 3 : 4)];
+  const text = `${size(bytes)}${times > 1 ? ` in ${count(times)}` : ""}`;
+  const most = view.width - 7 * text.length;
+  const left = Math.min(most, (long ? (x1 + x2) / 2 : Math.max(x1, x2)) + 6);
+  const top = (y1 + y2) / 2 + (down ? 3 : 4);
   if (labels.some(([x, y]) => Math.abs(x - left) < LABEL_ROOM && Math.abs(y - top) < 14))
     return [line];
   labels.push([left, top]);
-  const text = `${size(bytes)}${times > 1 ? ` in ${count(times)}` : ""}`;
   return [line, svg("text", { x: left, y: top, class: "arrow-text" }, text)];
 }

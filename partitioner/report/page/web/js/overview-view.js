@@ -11,15 +11,23 @@ const CUT_LETTERS = {
   replicated: ["=", "replicated"],
 };
 const AXIS_COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
+const WIDE = 0.3; // of all seconds: a box of one lane that takes more is opened at first
 const NARROW_PX = 3; // a box is at least so wide
 const LABEL_PX = 132; // of a lane's name
 
 function startOverview(plan) {
   const view = { plan, opened: new Set(), boxes: [], chosen: null };
+  const wide = WIDE * plan.ribbon.boxes.reduce((sum, box) => sum + (box.parent < 0 ? box.seconds : 0), 0);
   const boxes = plan.ribbon.boxes;
+  plan.prefix = commonLength(boxes.map((box) => box.label));
   view.axes = [...new Set(boxes.flatMap((box) => box.cuts.map((cut) => cut.axis)))];
   view.inner = boxes.map(() => []);
   boxes.forEach((box, index) => box.parent >= 0 && view.inner[box.parent].push(index));
+  boxes.forEach((box, index) => {
+    const several = view.inner[index].length > 1 && box.count === 1;
+    const shown = box.parent < 0 || view.opened.has(box.parent);
+    if (plan.ribbon.lanes.length === 1 && several && shown && box.seconds > wide) view.opened.add(index);
+  });
   const redraw = framed(() => showOverview(view));
   addEventListener("resize", redraw);
   byId("overview-legend").append(...overviewLegend(view));
@@ -30,60 +38,6 @@ function startOverview(plan) {
   byId("overview-answer").append(overviewAnswer(view));
   onSelect((item) => markOverview(view, item));
   return view;
-}
-
-/** One sentence on what is where, and how it is cut. */
-function overviewAnswer({ plan, axes }) {
-  const { lanes, boxes } = plan.ribbon;
-  if (!boxes.length) return "The plan has no operators that take time.";
-  const words = axes.map((axis) => `${axis} cuts ${axisWords(boxes, axis)}`);
-  const cut = words.length ? `${words.join("; ")}. ` : "Nothing is cut: every operator runs whole. ";
-  const where =
-    lanes.length > 1
-      ? laneSentence(plan)
-      : `All layers on devices ${deviceText(plan, lanes[0].devices)}. `;
-  return plain(where + cut);
-}
-
-/** "Devices 0-1 run embed, blocks.0-5; devices 2-3 run ..." */
-function laneSentence(plan) {
-  const { lanes, boxes } = plan.ribbon;
-  const parts = lanes.slice(0, 4).map((row, at) => {
-    const own = boxes.filter((box) => box.parent < 0 && box.part === "forward");
-    const named = own.filter((box) => box.lanes.includes(at) && box.label);
-    const many = row.devices.length > 1 || plan.devices[row.devices[0]].members.length > 1;
-    const who = `${many ? "devices" : "device"} ${deviceText(plan, row.devices)}`;
-    named.sort((a, b) => b.seconds - a.seconds);
-    const names = [...new Set(named.slice(0, 3).map((box) => short(box.label, 30)))].join(", ");
-    const nodes = own.filter((box) => box.lanes.includes(at)).flatMap((box) => box.nodes);
-    const [first, end] = [Math.min(...nodes), Math.max(...nodes)];
-    const name = (index) => short(plan.nodes[index].name, 24);
-    const what = names || (nodes.length ? `${name(first)} to ${name(end)}` : "");
-    return what ? `${who}: ${what}` : "";
-  });
-  const told = parts.filter(Boolean);
-  const more = lanes.length > 4 ? ", ..." : "";
-  if (!told.length) return `${count(lanes.length)} lanes share the layers. `;
-  return `${told.join("; ").replace(/^./, (first) => first.toUpperCase())}${more}. `;
-}
-
-function axisWords(boxes, axis) {
-  const sums = new Map();
-  for (const box of boxes) {
-    if (box.parent >= 0) continue;
-    const words = box.cuts.find((cut) => cut.axis === axis)?.words ?? [];
-    for (const word of words) sums.set(word, (sums.get(word) ?? 0) + box.seconds);
-  }
-  const cut = [...sums].filter(([word]) => !["replicated", "weights", "sums"].includes(word));
-  const words = cut.sort((a, b) => b[1] - a[1]).map(([word]) => word);
-  if (!words.length) return "nothing";
-  return words.length === 1
-    ? words[0]
-    : `${words.slice(0, -1).join(", ")} and ${words[words.length - 1]}`;
-}
-
-function axisColour(view, axis) {
-  return AXIS_COLOURS[view.axes.indexOf(axis) % AXIS_COLOURS.length];
 }
 
 function overviewLegend(view) {
@@ -121,7 +75,7 @@ function showOverview(view) {
   const width = canvas.clientWidth - LABEL_PX - 16;
   const lanes = ribbon.lanes.length;
   const room = Math.max(0, canvas.clientHeight - 30);
-  const lane = Math.max(46, Math.min(lanes === 1 ? 320 : 150, room / Math.max(1, lanes) - 6));
+  const lane = Math.max(46, Math.min(lanes === 1 ? 480 : 150, room / Math.max(1, lanes) - 6));
   view.boxes = visibleBoxes(view);
   const at = clockOf(ribbon.boxes, width);
   view.places = placeBoxes(view, at, lane);
@@ -193,7 +147,8 @@ function laneName({ plan }, row, at, lane) {
     el("div", { class: "lane-name" }, [
       stage ? el("b", {}, stage) : null,
       el("b", {}, plain(`${who}: ${short(names.join(", "), 24)}`)),
-      row.mesh ? el("span", { class: "soft" }, plain(row.mesh)) : null,
+      row.mesh && lane >= 60 ? el("span", { class: "soft" }, plain(row.mesh)) : null,
+      el("span", { class: lane < 60 ? "lane-what short" : "lane-what" }, laneWhat(plan, at)),
     ]),
   );
 }
@@ -214,7 +169,7 @@ function partHeads(view) {
 function boxElement(view, index, lane) {
   const box = view.plan.ribbon.boxes[index];
   const { x, y, w, h } = view.places.get(index);
-  const name = boxName(box);
+  const name = boxName(view.plan, box, w < 120);
   const element = el(
     "button",
     {
@@ -241,14 +196,10 @@ function boxElement(view, index, lane) {
   return element;
 }
 
-function boxName(box) {
-  const repeat = box.count > 1 ? ` × ${box.count}` : "";
-  return box.label ? `${short(box.label, 60)}${repeat}` : `${short(box.ops, 80)}${repeat}`;
-}
-
 function boxBody(view, index, name, width, lane) {
   const box = view.plan.ribbon.boxes[index];
   const narrowChips = box.cuts.map((cut) => chipsOf(view, cut, width));
+  if (width < 50 && lane < 80) return width < 26 ? [] : narrowChips;
   if (width < 50) return [el("span", { class: "box-name upright" }, plain(name)), ...narrowChips];
   const lines = [el("span", { class: "box-name" }, plain(name))];
   if (lane >= 60 && box.label) lines.push(el("span", { class: "box-ops" }, plain(box.ops)));
@@ -273,15 +224,6 @@ function innerLines(view, index, width) {
   );
 }
 
-/** How much of their paths labels share, up to a dot. */
-function commonLength(labels) {
-  const named = labels.filter(Boolean);
-  if (named.length < 2) return 0;
-  let at = 0;
-  while (named.every((label) => label[at] !== undefined && label[at] === named[0][at])) at += 1;
-  return named[0].lastIndexOf(".", at - 1) + 1;
-}
-
 function chipsOf(view, { axis, words }, width) {
   const shown = words.filter((word, at) => at === 0 || word !== "weights");
   const letters = shown.map((word) => CUT_LETTERS[word]?.[0] ?? "?").join(width < 60 ? "" : " ");
@@ -293,7 +235,7 @@ function chipsOf(view, { axis, words }, width) {
 function boxTitle(view, box) {
   const cuts = box.cuts.map((cut) => `${cut.axis}: ${cut.words.join(", ")}`);
   const parts = [
-    boxName(box),
+    boxName({ prefix: 0 }, box),
     box.label ? box.ops : "",
     view.plan.ribbon.training ? box.part : "",
     `devices ${deviceText(view.plan, devicesOfBox(view, box))}`,

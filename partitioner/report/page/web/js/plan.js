@@ -31,9 +31,9 @@ function deviceText(plan, lanes) {
   return ranges(lanes.flatMap((lane) => plan.devices[lane].members));
 }
 
-/** The names of all lanes: the numbers of their devices. */
-function laneNames(plan) {
-  return plan.devices.map((_, lane) => deviceText(plan, [lane]));
+/** The names of all lanes: numbers and name of their devices, "2: a100". */
+function laneNames(plan, letters = 14) {
+  return plan.devices.map(({ name }, lane) => `${deviceText(plan, [lane])}: ${short(name, letters)}`);
 }
 
 /** What each level holds in order, outermost first: {node} or {block}; index 0 is the top. */
@@ -215,7 +215,7 @@ function terminalComms(plan, terminal, target, owner) {
 }
 
 /**
- * "all-reduce 1.5 MiB 12 us", or sums of several; "" if there is none.
+ * "all-reduce 1.5 MiB 12 µs", or sums of several; "" if there is none.
  *
  * A communication that several edges wait for is counted where its first consumer is.
  */

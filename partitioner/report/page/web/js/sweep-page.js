@@ -25,7 +25,9 @@ function startSweep(data) {
   byId("subtitle").append(
     `sweep for ${plain(data.objective)}: ${count(data.points.length)} requests`,
   );
-  byId("limit").append(plain(data.answer));
+  const [best, ...rest] = plain(data.answer).split(/(?<=\.) (?=[A-Z])/);
+  byId("verdict").append(best);
+  byId("limit").append(rest.join(" "));
   const view = { charts: [] };
   startBuiltTabs(
     [
@@ -71,6 +73,44 @@ function equalCurves(series, column) {
 
 function drawable(points, column) {
   return points.filter((point) => point[column] !== null);
+}
+
+/**
+ * What a series would reach if its devices did as much each as one alone: [[devices, value], ...].
+ *
+ * It is drawn for throughput, from 1 device on, and for efficiency, of which it is 1.
+ */
+function idealCurve(points, column, devices) {
+  const known = points.find((point) => point.efficiency !== null && point.speedup);
+  if (!known || !["throughput_per_s", "efficiency"].includes(column)) return [];
+  if (column === "efficiency") return devices.map((many) => [String(many), 1]);
+  if (known.throughput_per_s === null) return [];
+  const alone = known.throughput_per_s / known.speedup;
+  return devices.map((many) => [String(many), many * alone]);
+}
+
+/** The ideal of each series as a thin line, one for series that share it. */
+function idealLines(now, series, column, devices, off) {
+  const drawn = new Set();
+  return [...series].flatMap(([name, points], at) => {
+    const curve = idealCurve(points, column, devices);
+    const key = JSON.stringify(curve.map(([, value]) => digits(value)));
+    if (!curve.length || off.has(name) || drawn.has(key)) return [];
+    drawn.add(key);
+    const colour = column === "efficiency" ? now.soft : sweepLook(at).colour;
+    return [
+      {
+        name: `ideal: ${name}`,
+        type: "line",
+        symbol: "none",
+        silent: true,
+        z: 1,
+        data: curve,
+        lineStyle: { width: 1, type: [2, 4], color: colour },
+        endLabel: { show: true, formatter: "ideal", color: now.soft, offset: [-34, -8] },
+      },
+    ];
+  });
 }
 
 function sweepOption(now, series, [column, title, format], off) {
@@ -128,7 +168,10 @@ function sweepOption(now, series, [column, title, format], off) {
       nameTextStyle: { color: now.ink, align: "right" },
       axisLabel: { color: now.ink, formatter: format },
     },
-    series: lines.map(({ points: _, ...line }) => line),
+    series: [
+      ...lines.map(({ points: _, ...line }) => line),
+      ...idealLines(now, series, column, devices, off),
+    ],
   };
 }
 
@@ -139,7 +182,7 @@ function pointTip(point) {
     ["Latency", seconds(point.latency_s)],
     ["Throughput", throughput(point.throughput_per_s)],
     ["Peak", size(point.peak_bytes)],
-    ["Speed-up", point.speedup === null ? "–" : `${digits(point.speedup)}×`],
+    ["Speed-up", times(point.speedup)],
     ["Efficiency", share(point.efficiency)],
     ["Pareto", point.pareto ? "yes: no other point is as good in all" : "no"],
   ]);
@@ -212,10 +255,12 @@ function curvesPanel(panel, data, view) {
     sweepLegend(series, off, view),
     box,
   );
-  for (const what of [
+  const columns = [
     ["throughput_per_s", "throughput", perSecond],
     ["latency_s", "latency", seconds],
-  ]) {
+    ["efficiency", "efficiency", share],
+  ].filter(([column]) => [...series.values()].some((points) => drawable(points, column).length));
+  for (const what of columns) {
     const [column, title, format] = what;
     const canvas = walkable("chart", `${title} over devices`);
     const equal = equalCurves(series, column).map((names) =>
@@ -286,7 +331,7 @@ function pointsPanel(panel, data) {
       {
         title: "Speed-up",
         value: (point) => point.speedup,
-        cell: (point) => (point.speedup === null ? "–" : `${digits(point.speedup)}×`),
+        cell: (point) => (times(point.speedup)),
         number: true,
         width: "84px",
       },

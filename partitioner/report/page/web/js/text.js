@@ -27,9 +27,9 @@ function short(name, limit) {
 
 function digits(value, count = 3) {
   if (value === 0) return "0";
-  const magnitude = Math.floor(Math.log10(Math.abs(value)));
-  if (magnitude >= count) return value.toFixed(0);
-  return String(Number(value.toPrecision(count)));
+  const rounded = Number(value.toPrecision(count));
+  if (Math.abs(rounded) >= 10 ** count) return value.toFixed(0);
+  return Math.abs(rounded) < 1e-6 ? rounded.toFixed(12).replace(/0+$/, "") : String(rounded);
 }
 
 function scaled(value, units, step, unknown = "–") {
@@ -47,7 +47,7 @@ function seconds(value) {
   if (value === 0) return "0 s";
   return scaled(
     value === null || value === undefined ? null : value * 1e9,
-    ["ns", "us", "ms", "s"],
+    ["ns", "µs", "ms", "s"],
     1000,
   );
 }
@@ -69,8 +69,14 @@ function share(value) {
   return value > 0 && value < 1e-4 ? "< 0.01 %" : `${digits(100 * value)} %`;
 }
 
+/** 3.617 -> "3.62×" */
+function times(value) {
+  return value === null || value === undefined ? "–" : `${digits(value)}×`;
+}
+
 function perSecond(value) {
-  return value === null || value === undefined ? "–" : `${digits(value, 4)}/s`;
+  if (value === null || value === undefined) return "–";
+  return `${value >= 1000 ? count(Math.round(value)) : digits(value, 4)}/s`;
 }
 
 /** Of a plan: null is without a limit. */
@@ -86,7 +92,7 @@ function count(value) {
   return value === null || value === undefined ? "–" : value.toLocaleString("en-US");
 }
 
-/** +1.2 ms, -3 us, 0 s */
+/** +1.2 ms, -3 µs, 0 s */
 function change(value, format) {
   if (value === null || value === undefined) return "–";
   return value > 0 ? `+${format(value)}` : format(value).replace("-", "\u2212");

@@ -66,10 +66,7 @@ function chooseTimeline(view, index) {
 
 function timelineOption(view, now) {
   const { line, plan } = view;
-  const lanes = laneNames(plan).flatMap((name, lane) => [
-    `${name}: ${short(plan.devices[lane].name, 14)}`,
-    "comm",
-  ]);
+  const lanes = laneNames(plan).flatMap((name) => [name, "comm"]);
   const room = Math.max(4, Math.floor((byId("timeline-canvas").clientHeight - 90) / LANE_PX));
   const crowded = lanes.length > room;
   view.room = crowded ? room : null;
@@ -152,7 +149,7 @@ function timeTick(value, [from, to]) {
   const [unit, scale] = [
     ["s", 1],
     ["ms", 1e-3],
-    ["us", 1e-6],
+    ["µs", 1e-6],
     ["ns", 1e-9],
   ].find(([, scale]) => to >= scale) ?? ["ns", 1e-9];
   const decimals = Math.max(0, Math.ceil(-Math.log10((to - from) / scale / 5)));

@@ -4,13 +4,15 @@ const CELL_LABELS = 12; // devices up to which cells carry their bytes
 
 function startTraffic(plan) {
   const view = { plan, map: null, loads: null, table: null, pair: null };
+  addEventListener("resize", framed(() => view.map && showTopology(plan)));
   onSelect((item, from) => markTraffic(view, item, from));
   return view;
 }
 
 function showTraffic(view) {
-  if (view.map) return view.table.draw();
   const { plan } = view;
+  showTopology(plan);
+  if (view.map) return view.table.draw();
   view.map = makeChart(byId("traffic-map"), (now) => trafficOption(plan, now));
   view.map.chart.on("click", ({ value }) => value && choosePair(view, [value[1], value[0]]));
   view.loads = makeChart(byId("traffic-loads"), (now) => loadOption(plan, now));
@@ -99,7 +101,7 @@ function commTable(plan, rows) {
 
 function trafficOption(plan, now) {
   const { source, target, bytes } = plan.traffic;
-  const names = laneNames(plan);
+  const names = laneNames(plan, 8);
   const most = bytes.reduce((best, value) => Math.max(best, value), 1);
   const labels = names.length <= CELL_LABELS;
   const axis = {
@@ -122,9 +124,15 @@ function trafficOption(plan, now) {
             ])
           : "",
     },
-    grid: { left: 54, right: 92, top: 42, bottom: 12 },
-    xAxis: { ...axis, name: "to device", position: "top", nameGap: 24 },
-    yAxis: { ...axis, name: "from device", inverse: true, nameGap: 30 },
+    grid: { left: 106, right: 92, top: 42, bottom: 12 },
+    xAxis: {
+      ...axis,
+      data: plan.devices.map((_, lane) => deviceText(plan, [lane])),
+      name: "to device",
+      position: "top",
+      nameGap: 24,
+    },
+    yAxis: { ...axis, name: "from device", inverse: true, nameGap: 84 },
     visualMap: {
       type: "continuous",
       min: 0,
@@ -161,7 +169,7 @@ function rampAt(ramp, share) {
 
 /** Busy seconds of each device, and what of them is communication. */
 function loadOption(plan, now) {
-  const names = laneNames(plan);
+  const names = laneNames(plan, 8);
   const bar = (name, column, color) => ({
     name,
     type: "bar",
@@ -195,7 +203,7 @@ function loadOption(plan, now) {
       axisLabel: { color: now.ink, formatter: seconds },
     },
     series: [
-      bar("compute", "compute_s", now.activations),
+      bar("compute", "compute_s", now.weights),
       bar("communication", "comm_s", now.comm),
     ],
   };

@@ -4,7 +4,7 @@ function startWhy(plan) {
   const { head } = plan;
   const cost = head.objective === "memory" ? size : seconds;
   const most = Math.max(...head.spaces.map((space) => space.cost ?? 0), 0) || 1;
-  const rows = head.spaces.map((space) => spaceRow(space, cost, most));
+  const rows = head.spaces.map((space) => spaceRow(head, space, cost, most));
   byId("why-spaces").append(...(rows.length ? rows : ["The plan does not say what was searched."]));
   const nodes = plan.nodes.flatMap((row, index) => (row.runner_up ? [index] : []));
   nodes.sort((a, b) => rankOf(plan, a) - rankOf(plan, b));
@@ -17,20 +17,118 @@ function startWhy(plan) {
     onRow: (index) => select({ type: "node", id: index }, "why"),
   });
   byId("why-nodes").append(table.element);
-  return () => table.show("");
+  const moves = movesTable(plan, cost);
+  return () => {
+    table.show("");
+    moves?.show("");
+  };
 }
 
-function spaceRow(space, cost, most) {
+function spaceRow(head, space, cost, most) {
   const width = space.cost === null ? 0 : Math.max(0.4, (100 * space.cost) / most);
   const why = space.chosen ? "chosen" : plain(space.why);
+  const opens = space.changes && {
+    type: "button",
+    "aria-expanded": "false",
+    click: ({ currentTarget }) => openSpace(space, currentTarget),
+  };
   return el(
     "div",
     { class: space.chosen ? "space chosen" : "space" },
-    el("span", { class: "space-name" }, plain(space.space)),
+    el("span", { class: "space-name" }, spaceName(head, space)),
     el("span", { class: "space-bar" }, el("i", { style: `width:${width}%` })),
     el("b", { class: "number" }, space.cost === null ? "no plan" : cost(space.cost)),
     el("span", {}, why),
+    opens ? el("button", opens, "Compare") : el("span", {}),
   );
+}
+
+/** Shows under the spaces how the best plan of one differs from the chosen plan, or hides it. */
+function openSpace(space, button) {
+  const panel = byId("why-changes");
+  const open = button.getAttribute("aria-expanded") !== "true";
+  for (const other of document.querySelectorAll("#why-spaces button"))
+    other.setAttribute("aria-expanded", String(open && other === button));
+  panel.hidden = !open;
+  if (open) panel.replaceChildren(...spaceChanges(space));
+}
+
+function spaceChanges({ space, changes }) {
+  const { verdict, figures, moved, moved_count: nodes, same, traffic } = changes;
+  const column = (title, rows) => el("div", {}, el("h3", {}, title), ...rows);
+  const decisions = moved.slice(0, 200).map((row) => [
+    nameOf(row.name, 44),
+    plain(row.before),
+    plain(row.after),
+    change(row.seconds_after - row.seconds_before, seconds),
+  ]);
+  const sent = traffic.map((row) => [
+    plain(row.kind),
+    `${count(row.count_before)} → ${count(row.count_after)}`,
+    `${size(row.bytes_before)} → ${size(row.bytes_after)}`,
+  ]);
+  const heads = ["Figure", "Chosen", short(space, 24), "Change", "Relative"];
+  return [
+    el("p", { class: "space-verdict" }, plain(verdict)),
+    el(
+      "div",
+      { class: "space-tables" },
+      column("Figures", [plainTable(heads, figureRows(figures), [1, 2, 3, 4])]),
+      column("Communications", [plainTable(["Kind", "Count", "Bytes"], sent, [1, 2])]),
+    ),
+    el("h3", {}, `${count(nodes)} operators run otherwise, ${count(same)} alike`),
+    plainTable(["Operators", "Chosen", short(space, 24), "Seconds"], decisions, [3]),
+  ];
+}
+
+/** The plans with one block elsewhere; null where none was priced. */
+function movesTable(plan, cost) {
+  const { moves } = plan;
+  byId("why-moves-count").append(
+    moves.length
+      ? `${count(moves.length)} ${moves.length > 1 ? "changes" : "change"} of the plan`
+      : "none was priced",
+  );
+  byId("why-moves").hidden = !moves.length;
+  if (!moves.length) return null;
+  const text = (title, key, width) => ({
+    title,
+    width,
+    value: (at) => moves[at][key],
+    cell: (at, letters) => nameOf(moves[at][key], letters),
+  });
+  const table = makeTable({
+    label: "Whole blocks elsewhere",
+    minWidth: 860,
+    rows: moves.map((_, at) => at),
+    columns: [
+      text("Block", "label", "1.2fr"),
+      text("Runs on", "at", "0.9fr"),
+      text("Instead", "to", "0.9fr"),
+      {
+        title: "Cost",
+        width: "90px",
+        number: true,
+        value: (at) => moves[at].change,
+        cell: (at) => change(moves[at].change, cost),
+      },
+      {
+        title: "Reason",
+        width: "4fr",
+        value: (at) => moves[at].reason,
+        cell: (at) => el("span", { title: plain(moves[at].reason) }, plain(moves[at].reason)),
+      },
+    ],
+    onRow: (at) => select(blockItem(plan, moves[at]), "why"),
+  });
+  byId("why-moves").style.maxHeight = `${48 + 28 * moves.length}px`;
+  byId("why-moves").append(table.element);
+  return table;
+}
+
+function blockItem(plan, { first, last }) {
+  const block = plan.blocks.findIndex((row) => row.first === first && row.last === last);
+  return block >= 0 ? { type: "block", id: block } : { type: "node", id: first };
 }
 
 /** What fits comes first, then what changes the step least, then the work. */

@@ -1,0 +1,93 @@
+"""The steps of a plan as rows: each operator and each communication, in the global order."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from partitioner.cost_model.passes import LETTERS
+from partitioner.cost_model.schedule import Schedule, Task
+from partitioner.ir.graph import Graph
+from partitioner.ir.ops.estimate import estimated_flops
+from partitioner.ir.phases import Part, StepOrder
+from partitioner.ir.program import CommKind
+from partitioner.ir.types import DTYPE_BITS
+
+
+class Step(TypedDict):
+    """One operator or communication of a plan; figures are predictions."""
+
+    step: int  #: Position in the global order, from 0.
+    #: Of a plan in stages: "F0", "B0", "W0" are forward, backward and weight gradients of stage 0,
+    #: "F0 -> F1" is a message. "" for other plans.
+    passes: str
+    kind: str  #: "compute", or the communication: "all-reduce", "send", ...
+    name: str  #: The node, or the tensor that moves.
+    op: str  #: Operator of the node; "" for a communication.
+    devices: tuple[int, ...]  #: In the order of the node's mesh; those that take part.
+    cuts: str  #: Cut factors of the operator over axes of its mesh, "n/tp"; "" if none is cut.
+    seconds: float  #: Of the busiest device, once.
+    flops: float  #: Of the whole operator; estimated for one without a rule, 0 of communications.
+    #: That cross between devices (a reduction counts its tensor once a device); 0 of operators.
+    sent_bytes: int
+
+
+def steps(graph: Graph, schedule: Schedule) -> list[Step]:
+    """The operators and communications of a schedule, one row each."""
+    tasks = [task for task in schedule.tasks if task.placed or task.comm]
+    return [_step(graph, schedule.order, index, task) for index, task in enumerate(tasks)]
+
+
+def _step(graph: Graph, order: StepOrder | None, index: int, task: Task) -> Step:
+    placed, comm = task.placed, task.comm
+    step = Step(
+        step=index,
+        passes="" if order is None else pass_name(order, task),
+        kind="compute",
+        name="",
+        op="",
+        devices=(),
+        cuts="",
+        seconds=task.longest_s,
+        flops=0.0,
+        sent_bytes=0,
+    )
+    if comm is not None:
+        sent = 0 if comm.kind is CommKind.SLICE else comm_bytes(task)
+        return {
+            **step,
+            "kind": comm.kind.spelled,
+            "name": comm.source,
+            "devices": tuple(comm.ranks),
+            "sent_bytes": sent,
+        }
+    assert placed is not None
+    flops = placed.rule.flops if placed.rule else estimated_flops(graph, placed.node)
+    return {
+        **step,
+        "name": placed.node.name,
+        "op": placed.node.op,
+        "devices": placed.mesh.devices,
+        "cuts": placed.cut_text,
+        "flops": float(flops),
+    }
+
+
+def pass_name(order: StepOrder, task: Task) -> str:
+    """The pass that a task belongs to, or those that a message goes between."""
+    names = []
+    for phase in dict.fromkeys((task.phase, task.target_phase)):
+        part, stage = order.phases.of(phase)
+        letter = LETTERS.get(part, str(part))
+        of_stage = part in (Part.FORWARD, Part.BACKWARD, Part.WEIGHT)
+        names.append(f"{letter}{stage}" if of_stage else letter)
+    return " -> ".join(names)
+
+
+def comm_bytes(task: Task) -> int:
+    """Bytes that cross between devices (a reduction counts its tensor once a rank)."""
+    comm = task.comm
+    assert comm is not None
+    if comm.kind is CommKind.ALL_REDUCE:
+        return sum(size for _, _, size in task.writes)
+    numel = sum(t.numel for t in comm.transfers if t.source != t.target)
+    return (numel * DTYPE_BITS[comm.dtype] + 7) // 8

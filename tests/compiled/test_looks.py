@@ -1,0 +1,123 @@
+"""What a compilation says of itself in Python: text, rows, devices of a node, its speed-up."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import partitioner
+from partitioner import examples
+from partitioner.cli.main import main
+from partitioner.compiled.base import Compiled
+from partitioner.report.planned import UnknownNodeError
+from partitioner.report.steps import Step
+
+
+@pytest.fixture(scope="module")
+def placed() -> Compiled:
+    """Three layers on two devices: the first on device 1, the others on device 0."""
+    pins = [{"nodes": ["layer0*"], "device": 1}, {"nodes": ["layer1*", "layer2*"], "device": 0}]
+    model = examples.build("mlp", layers=3, hidden=8, batch=4)
+    return partitioner.compile(model, devices=2, constraints={"pin": pins})
+
+
+@pytest.fixture(scope="module")
+def cut() -> Compiled:
+    model = examples.build("mlp", layers=3, hidden=64, batch=8)
+    return partitioner.compile(model, devices=2, strategy="intra", cluster="2xideal")
+
+
+@pytest.mark.parametrize("arguments", [["show"], ["show", "--all"], ["explain"]])
+def test_a_compilation_prints_what_the_command_prints(
+    placed: Compiled, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    folder = placed.save(tmp_path / "m.partition", plan_only=True)
+    capsys.readouterr()
+    name, *options = arguments
+    assert main([name, str(folder), *options]) == 0
+    printed = capsys.readouterr().out
+    loaded = partitioner.load(folder)
+    if name == "show":
+        loaded.show(everything=bool(options))
+    else:
+        loaded.explain()
+    assert capsys.readouterr().out == printed
+    assert len(printed.splitlines()) > 8
+
+
+def test_a_node_is_explained_by_its_name_or_its_tensor(
+    cut: Compiled, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = cut.graph.nodes[0]
+    cut.explain(node.name)
+    by_name = capsys.readouterr().out
+    cut.explain(node.outputs[0])
+    assert capsys.readouterr().out == by_name
+    assert by_name.startswith(f"{node.name} ({node.op}) on tp=2 on 0,1")
+
+
+def test_devices_of_a_node_and_of_a_tensor(placed: Compiled, cut: Compiled) -> None:
+    first, *_, last = placed.graph.nodes
+    assert (placed.device_of(first.name), placed.device_of(last.name)) == ((1,), (0,))
+    assert placed.device_of(first.outputs[0]) == (1,)
+    assert cut.device_of(cut.graph.nodes[0].name) == (0, 1)
+
+
+def test_names_that_no_node_has(placed: Compiled) -> None:
+    first = placed.graph.nodes[0]
+    (name,) = placed.graph.inputs
+    weight = next(value for value in first.inputs if value in placed.graph.constants)
+    with pytest.raises(UnknownNodeError, match=f"no node or tensor '{first.name}x'; did you mean"):
+        placed.device_of(f"{first.name}x")
+    with pytest.raises(
+        UnknownNodeError, match=f"'{name}' is an input of the model: no node makes it; '.*' read it"
+    ):
+        placed.device_of(name)
+    with pytest.raises(UnknownNodeError, match=f"'{weight}' is a constant of the model"):
+        placed.explain(weight)
+
+
+def test_the_table_has_all_nodes_and_communications(placed: Compiled, cut: Compiled) -> None:
+    for result in (placed, cut):
+        rows = result.table()
+        assert all(row.keys() == Step.__annotations__.keys() for row in rows)
+        assert [row["step"] for row in rows] == list(range(len(rows)))
+        computed = [row for row in rows if row["kind"] == "compute"]
+        assert [row["name"] for row in computed] == [n.node.name for n in result.placed]
+        assert all(row["devices"] == result.device_of(row["name"]) for row in computed)
+        run = {comm.seq for program in result.programs.ranks for comm in program.comms}
+        assert len(rows) - len(computed) == len(run) > 0
+    (send,) = (row for row in placed.table() if row["kind"] == "send")
+    assert (send["devices"], send["sent_bytes"], send["op"]) == ((0, 1), 4 * 8 * 4, "")
+    gemm = cut.table()[0]
+    assert (gemm["op"], gemm["flops"]) == ("Gemm", 2 * 8 * 64 * 64)
+    assert "/tp" in gemm["cuts"]
+    busy = sum(row["seconds"] for row in placed.table() if 0 in row["devices"])
+    assert busy == pytest.approx(placed.evaluation.load_s[0])
+
+
+def test_rows_of_stages_name_their_pass() -> None:
+    module = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(4)))
+    program = partitioner.compile(
+        module, torch.zeros(8, 32), devices=2, parallel="pp", micro_batches=2
+    )
+    passes = {row["passes"] for row in program.table()}
+    assert {"F0", "F1", "F0 -> F1"} <= passes
+    by_name = {row["name"]: row["passes"] for row in program.table() if row["kind"] == "compute"}
+    stages = {placed.node.name: placed.stage for placed in program.placed}
+    assert all(by_name[name] in (f"F{stage}", "setup") for name, stage in stages.items())
+
+
+def test_the_speed_up_is_that_of_the_summary_and_of_the_plan(placed: Compiled) -> None:
+    assert placed.speedup == placed.summary["speedup"]
+    again = replace(placed, summary={})
+    assert again.speedup == pytest.approx(placed.speedup)
+    assert f"{placed.speedup:.3g} times as fast as one device" in str(placed)
+
+
+def test_a_plan_that_fits_no_single_device_has_no_speed_up() -> None:
+    model = examples.build("mlp", layers=4, hidden=64, batch=8)
+    result = partitioner.compile(model, devices=2, memory="48KiB", strategy="intra")
+    assert result.speedup is None
+    assert replace(result, summary={}).speedup is None

@@ -68,7 +68,7 @@ def held(schedule: Schedule, device: int, lifetimes: Iterable[Lifetime]) -> Held
     order = schedule.order
     count = len(schedule.tasks)
     if order is None:
-        lives = StepLives(tuple(lifetimes), (), ())
+        lives = StepLives(tuple(lifetimes), (), (), ())
         activations = _curve(schedule, lives.inside, buffer=False)
         buffers = _curve(schedule, lives.inside, buffer=True)
         zeros = np.zeros(count, np.int64)

@@ -162,17 +162,24 @@ class StepLives:
     """The lifetimes of a step of a plan with stages, by how long they are held.
 
     Attributes:
-        inside: Within a phase, as positions in `Schedule.tasks`. A kept tensor stands here too,
-            from the task that writes it to the end of its phase.
+        passing: Tensors that are made and read within a phase, as positions in `Schedule.tasks`.
+        begun: Of the tensors below, from the task that writes each to the end of its phase.
         kept: Tensors that a later phase reads, with the phases that make them and that read them
             last: held once for each micro-batch in between.
-        always: Tensors that are made or read once a step: held throughout. In inference also the
-            inputs of all micro-batches, one after the other as one tensor.
+        always: Tensors that are made or read once a step, and gradients that are added up: held
+            throughout. In inference also the inputs of all micro-batches, one after the other as
+            one tensor.
     """
 
-    inside: Sequence[Lifetime]
+    passing: Sequence[Lifetime]
+    begun: Sequence[Lifetime]
     kept: Sequence[tuple[Lifetime, tuple[int, int]]]
     always: Sequence[Lifetime]
+
+    @property
+    def inside(self) -> Sequence[Lifetime]:
+        """All that is held within a phase."""
+        return (*self.passing, *self.begun)
 
     @classmethod
     def of(cls, schedule: Schedule, order: StepOrder, lifetimes: Iterable[Lifetime]) -> StepLives:
@@ -187,9 +194,11 @@ class StepLives:
             start_of.setdefault(phase, position)
         end_of = {phase: position for position, phase in enumerate(phase_at)}
         uses = _Uses.of(schedule)
-        inside: list[Lifetime] = []
+        passing: list[Lifetime] = []
+        begun: list[Lifetime] = []
         kept: list[tuple[Lifetime, tuple[int, int]]] = []
         fed, given = _borders(schedule, order, uses)
+        summed = _summed(schedule, uses)
         end, count = order.phases.number(Part.REDUCE), order.table.micro_batches
         lifetimes = tuple(lifetimes)
         inputs = {x for x in lifetimes if (x.device, x.value) in fed and not x.buffer}
@@ -212,16 +221,20 @@ class StepLives:
                 last=max(life.first, end_of.get(made, 0)),
             )
             is_given = (device, life.value) in given
+            if (device, life.value) in summed and not order.phases.is_once(made):
+                always.append(life)
+                begun.append(span)
+                continue
             if made == read and not is_given:
-                inside.append(replace(span, last=max(span.first, min(life.last, span.last))))
+                passing.append(replace(span, last=max(span.first, min(life.last, span.last))))
                 continue
             if order.phases.is_once(made) or (order.phases.is_once(read) and not is_given):
                 always.append(life)
             else:
                 kept.append((life, (made, end if is_given else read)))
             if not order.phases.is_once(made):
-                inside.append(span)
-        return cls(inside, kept, always)
+                begun.append(span)
+        return cls(passing, begun, kept, always)
 
 
 def _borders(
@@ -238,13 +251,27 @@ def _borders(
     return fed, frozenset((device, uses.root.get(value, value)) for device, value in outputs)
 
 
+def _summed(schedule: Schedule, uses: _Uses) -> frozenset[tuple[int, str]]:
+    """By device, the values that the outputs of gradients are views of, or are themselves."""
+    updates = (task.placed for task in schedule.tasks if task.placed is not None)
+    gradients = {
+        value
+        for placed in updates
+        if placed.node.attrs.get("role") == "gradient"
+        for value, _ in placed.results()
+    }
+    outputs = ((d, v) for d, (v, _) in schedule.outputs if v in gradients)
+    return frozenset((device, uses.root.get(value, value)) for device, value in outputs)
+
+
 def _step_curves(schedule: Schedule, order: StepOrder, lifetimes: Sequence[Lifetime]) -> Curves:
     """Most activation bytes at each task position, of a plan with stages.
 
     While a phase runs, all that earlier phases keep is held.
     """
     lives = StepLives.of(schedule, order, lifetimes)
-    phase_at = [task.phase for task in schedule.tasks]
+    phase_at = np.fromiter((task.phase for task in schedule.tasks), np.int64, len(schedule.tasks))
+    phases_end = 1 + order.phases.number(Part.REDUCE)
     kept: dict[int, dict[tuple[int, int], int]] = defaultdict(lambda: defaultdict(int))
     always: dict[int, int] = defaultdict(int)
     for life, phases in lives.kept:
@@ -253,8 +280,10 @@ def _step_curves(schedule: Schedule, order: StepOrder, lifetimes: Sequence[Lifet
         always[life.device] += life.nbytes
     curves = dict(usage_curves(schedule, lives.inside))
     for device in {*kept, *always}:
-        held = _most_held(kept[device], order.runs(device))
-        base = np.fromiter((held.get(p, 0) for p in phase_at), np.int64, len(phase_at))
+        held = np.zeros(phases_end, np.int64)
+        for phase, nbytes in _most_held(kept[device], order.runs(device)).items():
+            held[phase] = nbytes
+        base = held[phase_at]
         zeros = np.zeros(len(phase_at), np.int64)
         curves[device] = curves.get(device, zeros) + base + always[device]
     return curves

@@ -246,7 +246,9 @@ class _Builder:
                 delivered[value] = self._fetch(value, at, end, value, phase)
         tasks = [task for _, _, task in sorted(self.tasks, key=lambda entry: entry[:2])]
         if self.order is not None:
-            tasks = _in_messages(tasks, self.cluster)
+            # A communication of a later phase comes early by its anchor: what it writes is not
+            # held while earlier phases run.
+            tasks = _in_messages(sorted(tasks, key=lambda task: task.phase), self.cluster)
         loads, blocks = self._loads(), _blocks(self.graph, tasks)
         return Schedule(
             tuple(

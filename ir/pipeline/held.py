@@ -46,6 +46,16 @@ def lane_peak(schedule: PipelineSchedule, bytes_by_stage: Sequence[int]) -> tupl
     )
 
 
+def held_together(schedule: PipelineSchedule) -> tuple[int, ...]:
+    """Of each stage, the micro-batches whose activations it holds where its lane holds most."""
+    together = [0] * schedule.stages
+    for lane in schedule.lanes:
+        counts = max(_held(lane, trains=schedule.trains), key=lambda c: sum(c.values()), default={})
+        for stage, held in counts.items():
+            together[stage] = held
+    return tuple(together)
+
+
 def _held(lane: Sequence[Action], *, trains: bool) -> Iterator[dict[int, int]]:
     """Micro-batches held by stage, after each forward pass of a lane."""
     counts: dict[int, int] = {}

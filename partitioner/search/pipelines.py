@@ -31,11 +31,13 @@ from partitioner.ir.pipeline import (
     PipelineSchedule,
     PipelineScheduleError,
     from_csv,
+    held_together,
     pipeline_schedule,
     textbook_lanes,
 )
 from partitioner.ir.plan import NodePlan, Pipeline, Plan
 from partitioner.problem.memory_kinds import Holdings
+from partitioner.search.computed_again import ComputedAgain, Offering
 from partitioner.search.find_plan import find_plan, goes_by_levels
 from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Candidate, Outcome, OutOfTime, SpaceResult, winner
@@ -74,6 +76,10 @@ ATTEMPTS, SHORT, MOST_LESS = 3, 1.2, 0.75
 #: Share of a device's memory that a sharding by levels may take at first: stages are not equally
 #: large, and each has what its phases make beside.
 ROOM = 0.85
+#: Choices of what stages of a cut compute again, each by the memory of the last one's plan.
+CHOICES = 3
+#: Share of a device's memory that is left for what the count of a choice may miss.
+MARGIN = 0.005
 #: The solver's name in certificates.
 SOLVER = "stage cutter, simulated steps"
 
@@ -154,9 +160,7 @@ def _of_size(
     sharding = _first_sharding(sharded, limit, is_guess=size < len(cluster))
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            return PipelineSearch(
-                StageFigures(sharding, cluster, ways.micro_batches), ways, budget
-            ).search()
+            return _search_of(graph, sharding, cluster, budget, ways).search()
         except Infeasible as error:
             if not graph.optional or not error.bytes_short or attempt == ATTEMPTS:
                 raise
@@ -172,6 +176,18 @@ def _of_size(
         except Infeasible:  # it is short of bytes of one mesh; the last cut, of those of a stage
             raise refusal from None
     raise AssertionError("every attempt returns or raises")
+
+
+def _search_of(
+    graph: Graph, sharding: Sharding, cluster: Cluster, budget: Budget, ways: Ways
+) -> PipelineSearch:
+    """The search of cuts of a sharding; stages choose what they compute again, if they may."""
+    offering = Offering.of(graph, sharding)
+    if offering is None or ways.groups:
+        return PipelineSearch(StageFigures(sharding, cluster, ways.micro_batches), ways, budget)
+    budget.say("pricing what stages may compute again")
+    again = ComputedAgain.of(offering, cluster, ways.micro_batches, budget)
+    return PipelineSearch(again.figures, ways, budget, again=again)
 
 
 def _of_pinned_sizes(
@@ -393,12 +409,14 @@ class _Draft:
         lane_of: The lane of each stage.
         cuts: Ends of stages, exclusive, the best first.
         rank: Of the first cut, the bytes above the limits and the seconds of a step, as estimated.
+        estimate: Gives the rank.
     """
 
     name: Table
     lane_of: tuple[int, ...]
     cuts: tuple[tuple[int, ...], ...]
     rank: tuple[float, float]
+    estimate: StepEstimate
 
 
 @dataclass
@@ -410,12 +428,14 @@ class PipelineSearch:
         ways: The pipelines to choose from.
         budget: Its work is spent by evaluations.
         shardings: By the size of a stage's group, where pinned groups are of several sizes.
+        again: Chooses what stages compute again; None if the sharding says so for all of them.
     """
 
     figures: StageFigures
     ways: Ways
     budget: Budget
     shardings: Mapping[int, Sharding] = field(default_factory=dict)
+    again: ComputedAgain | None = None
 
     def search(self) -> SpaceResult:
         """The best plan of each schedule.
@@ -470,14 +490,16 @@ class PipelineSearch:
                 "that read and write one buffer stay together"
             )
         estimate = StepEstimate(self.figures, self._table(name, lane_of))
+        lost_s = None if self.again is None else self.again.lost_s
         starts = {
             cut
             for held in ((0,) * len(lane_of), estimate.held)
-            if (cut := self.figures.balanced(held)) is not None
+            if (cut := self.figures.balanced(held, lane_of, lost_s)) is not None
         }
         cuts = {self._moved(estimate, cut) for cut in starts} | starts
         ranked = sorted(cuts, key=lambda ends: self._rank(estimate, ends))
-        return _Draft(name, lane_of, tuple(ranked[:RIVALS]), self._rank(estimate, ranked[0]))
+        best = ranked[0]
+        return _Draft(name, lane_of, tuple(ranked[:RIVALS]), self._rank(estimate, best), estimate)
 
     def _improved(self, draft: _Draft, budget: Budget) -> Candidate:
         """The best cut of a draft, after moving ends of stages as long as that gains.
@@ -485,11 +507,12 @@ class PipelineSearch:
         Raises:
             Infeasible: No cut was found that fits.
         """
+        limits = self._limits()
 
         def simulated(ends: tuple[int, ...]) -> Candidate:
-            plan = self._plan(draft.name, draft.lane_of, ends)
-            budget.work.spend(EVALUATION_STEPS * len(plan.nodes))
-            return self._candidate(draft.name, plan)
+            if self.again is None:
+                return self._simulated(draft, ends, self.figures.sharding, budget)
+            return self._within_memory(draft, ends, self.again, limits, budget)
 
         ends, best = draft.cuts[0], simulated(draft.cuts[0])
         for rival in draft.cuts[1:]:
@@ -502,6 +525,62 @@ class PipelineSearch:
         if not best.evaluation.fits:
             raise self._too_large(draft.name, best)
         return best
+
+    def _simulated(
+        self, draft: _Draft, ends: tuple[int, ...], sharding: Sharding, budget: Budget
+    ) -> Candidate:
+        """The plan of a cut of a sharding of all stages' devices."""
+        plan = self._plan(draft.name, draft.lane_of, ends, sharding=sharding)
+        budget.work.spend(EVALUATION_STEPS * len(plan.nodes))
+        return self._candidate(draft.name, plan, sharding.graph)
+
+    def _within_memory(
+        self,
+        draft: _Draft,
+        ends: tuple[int, ...],
+        again: ComputedAgain,
+        limits: list[float],
+        budget: Budget,
+    ) -> Candidate:
+        """The plan of a cut whose stages compute again what they must.
+
+        Memory is counted by the referee: where it is another than that by which the offers were
+        chosen, they are chosen anew for as much less or more, which the next cut begins with.
+
+        Args:
+            draft: The draft.
+            ends: Ends of its stages.
+            again: Chooses the offers.
+            limits: Bytes that the devices of each lane count as having; changed.
+            budget: Pays for the evaluations.
+        """
+        held, size = held_together(draft.estimate.table), self.figures.sharding.size
+        best: Candidate | None = None
+        seen: set[frozenset[str]] = set()
+        for _ in range(CHOICES):
+            taken = again.packed(ends, held, draft.lane_of, limits)
+            enough = best is not None and best.evaluation.fits and budget.work.over
+            if taken.again in seen or enough:
+                break
+            seen.add(taken.again)
+            sharding = again.offering.taking(taken.again)
+            candidate = self._simulated(draft, ends, sharding, budget)
+            if best is None or _figure(candidate) < _figure(best):
+                best = candidate
+            most, peaks = self._limits(), candidate.evaluation.peak
+            for lane, counted in enumerate(taken.bytes):
+                peak = max(peaks[device].bytes for device in range(lane * size, (lane + 1) * size))
+                limits[lane] = (1 - MARGIN) * most[lane] + counted - peak
+        assert best is not None
+        return best
+
+    def _limits(self) -> list[float]:
+        """Bytes of a device of each lane."""
+        size, devices = self.figures.sharding.size, self.figures.cluster.devices
+        return [
+            float(min(device.memory_bytes for device in devices[first : first + size]))
+            for first in range(0, self.figures.lanes * size, size)
+        ]
 
     def _as_pinned(self, name: Table) -> Candidate:
         """The plan whose stages are the stretches of nodes that are pinned to one group.
@@ -516,7 +595,7 @@ class PipelineSearch:
         lanes = tuple(dict.fromkeys(stages))
         lane_of = tuple(map(lanes.index, stages))
         plan = self._plan(name, lane_of, (*ends, len(groups)), lanes)
-        candidate = self._candidate(name, plan)
+        candidate = self._candidate(name, plan, self.figures.sharding.graph)
         if not candidate.evaluation.fits:
             raise self._too_large(name, candidate)
         return candidate
@@ -546,8 +625,7 @@ class PipelineSearch:
             proven=False,
         )
 
-    def _candidate(self, name: Table, plan: Plan) -> Candidate:
-        graph = self.figures.sharding.graph
+    def _candidate(self, name: Table, plan: Plan, graph: Graph) -> Candidate:
         evaluation = evaluate(graph, plan, self.figures.cluster)
         bound = min(evaluation.step_s, self._bound_s)
         solution = Solution((), evaluation.step_s, bound, "feasible", None, SOLVER)
@@ -612,8 +690,12 @@ class PipelineSearch:
 
     def _rank(self, estimate: StepEstimate, ends: tuple[int, ...]) -> tuple[float, float]:
         """Bytes above the limits, then seconds."""
-        over = self.figures.over_bytes(ends, estimate.held, estimate.table.lane_of)
-        return over, float(f"{estimate.seconds(ends):.9g}")
+        lane_of = estimate.table.lane_of
+        if self.again is None:
+            over = self.figures.over_bytes(ends, estimate.held, lane_of)
+            return over, float(f"{estimate.seconds(ends):.9g}")
+        load = self.again.load(ends, held_together(estimate.table), lane_of, self._limits())
+        return load.over_bytes, float(f"{estimate.seconds(ends, load.seconds):.9g}")
 
     def _moved(self, estimate: StepEstimate, ends: tuple[int, ...]) -> tuple[int, ...]:
         """The cut after moving ends of stages one after the other, as long as that gains."""
@@ -645,13 +727,15 @@ class PipelineSearch:
         lane_of: tuple[int, ...],
         ends: tuple[int, ...],
         lanes: Sequence[tuple[int, ...]] = (),
+        sharding: Sharding | None = None,
     ) -> Plan:
+        sharding = sharding or self.figures.sharding
         units = self.figures.units
         stage_of = np.searchsorted(np.array(ends), np.arange(len(units)), side="right")
         forward = {unit: int(stage) for unit, stage in zip(units, stage_of, strict=True)}
-        stages = stages_of_all(self.figures.sharding.graph, forward)
+        stages = stages_of_all(sharding.graph, forward)
         groups = [(lanes or [mesh.devices for mesh in self._meshes()])[lane] for lane in lane_of]
-        shardings = [self.shardings.get(len(own), self.figures.sharding) for own in groups]
+        shardings = [self.shardings.get(len(own), sharding) for own in groups]
         cluster, count = self.figures.cluster, self.ways.micro_batches
         return staged_plan(shardings, cluster, stages, groups, name, count)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -14,7 +14,13 @@ import numpy.typing as npt
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import observed_schedule
-from partitioner.cost_model.memory import with_headroom
+from partitioner.cost_model.memory import (
+    HEADROOM_PERCENT,
+    StepLives,
+    safe_lifetimes,
+    usage_curves,
+    with_headroom,
+)
 from partitioner.cost_model.schedule import Schedule
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
@@ -282,27 +288,76 @@ class StageFigures:
 
     @cached_property
     def byte_sums(self) -> Floats:
-        """Bytes at rest, and saved for the backward pass, before each position; (2, units + 1).
+        """Bytes at rest, and kept for the backward pass, before each position; (2, units + 1).
 
-        At rest are stored values and the sums of gradients.
+        At rest are stored values, and what is made or read once a step: sums of gradients, and the
+        gradients of one micro-batch, which are held to the end of a phase. What is kept of one
+        micro-batch has no head-room. Both are of the device that holds most.
         """
-        graph, count = self.sharding.graph, len(self.units)
-        nbytes = np.zeros((2, count + 1))
+        nbytes = np.zeros((len(self.tasks.devices), 2, len(self.units) + 1))
+        row = {device: index for index, device in enumerate(self.tasks.devices)}
+        made_by = self.sharding.graph.producers
         for (device, (value, _)), held in self.tasks.residents.items():
-            if device == 0 and value in graph.producers:
-                nbytes[0, 1 + self.unit_of[graph.producers[value].name]] += held
+            if value in made_by and device in row:
+                nbytes[row[device], 0, 1 + self.unit_of[made_by[value].name]] += held
+        kept = {(life.device, life.value) for life, _ in self._lives.kept}
+        added = (x for x in self._lives.begun if (x.device, x.value) not in kept)
+        for life in (*self._lives.always, *added):
+            if life.value in made_by and life.device in row:
+                unit = 1 + self.unit_of[made_by[life.value].name]
+                nbytes[row[life.device], 0, unit] += with_headroom(life.nbytes)
+        for life, _ in self._lives.kept:
+            if life.value in made_by and life.device in row:
+                unit = 1 + self.unit_of[made_by[life.value].name]
+                nbytes[row[life.device], 1, unit] += life.nbytes
+        return np.asarray(np.cumsum(nbytes.max(axis=0), axis=1))
+
+    @cached_property
+    def kept_bytes(self) -> Mapping[str, int]:
+        """Bytes of each value that is kept for the backward pass, on the device that holds most."""
+        kept: Counter[tuple[str, int]] = Counter()
+        for life, _ in self._lives.kept:
+            kept[life.value, life.device] += life.nbytes
+        most: dict[str, int] = {}
+        for (value, _), nbytes in kept.items():
+            most[value] = max(nbytes, most.get(value, 0))
+        return most
+
+    @cached_property
+    def made_bytes(self) -> Mapping[str, int]:
+        """Bytes of each value as its node makes it, on the device that makes most."""
+        most: dict[str, int] = {}
         for task in self.tasks.tasks:
-            if task.placed is not None and task.placed.node.attrs.get("role") == "gradient":
-                sums = [nbytes for device, _, nbytes in task.writes if device == 0]
-                nbytes[0, 1 + self.unit_of[task.placed.node.name]] += with_headroom(sum(sums))
-        for value, node in graph.producers.items():
-            row = row_of(node)
-            if node.name in graph.backward or (row is not None and (row.stored or row.view)):
-                continue
-            if any(reader.name in graph.backward for reader in graph.consumers[value]):
-                saved = graph.types[value].nbytes / self.sharding.size
-                nbytes[1, 1 + self.unit_of[node.name]] += saved
-        return np.cumsum(nbytes, axis=1)
+            for _, (value, _), nbytes in task.writes if task.placed is not None else ():
+                most[value] = max(nbytes, most.get(value, 0))
+        return most
+
+    @cached_property
+    def passing_bytes(self) -> Floats:
+        """Most bytes within a phase, with head-room, while nodes of each unit run; (units,).
+
+        What is kept for another phase is not counted, nor are phases that run once a step: nothing
+        else is kept then.
+        """
+        tasks = self.tasks
+        curves = usage_curves(tasks, self._lives.passing)
+        most = np.max(list(curves.values()), axis=0) if curves else np.zeros(len(tasks.tasks))
+        passing = np.zeros(len(self.units))
+        for task, nbytes in zip(tasks.tasks, most, strict=True):
+            if task.placed is not None and not self._is_once(task.phase):
+                unit = self.unit_of[task.placed.node.name]
+                passing[unit] = max(passing[unit], with_headroom(int(nbytes)))
+        return passing
+
+    def _is_once(self, phase: int) -> bool:
+        """Whether a phase runs once a step."""
+        assert self.tasks.order is not None
+        return self.tasks.order.phases.is_once(phase)
+
+    @cached_property
+    def _lives(self) -> StepLives:
+        assert self.tasks.order is not None
+        return StepLives.of(self.tasks, self.tasks.order, safe_lifetimes(self.tasks))
 
     @cached_property
     def crossing(self) -> Floats:
@@ -366,11 +421,22 @@ class StageFigures:
 
     # Cuts ------------------------------------------------------------------------------------
 
-    def balanced(self, held: Sequence[int]) -> tuple[int, ...] | None:
+    def balanced(
+        self,
+        held: Sequence[int],
+        lane_of: Sequence[int],
+        lost_s: Callable[[Ints, Floats], Floats] | None = None,
+    ) -> tuple[int, ...] | None:
         """Ends of stages, exclusive, of the least largest load; None if none is within memory.
+
+        A lane of several stages has its memory divided by what they hold, as if all lanes stored
+        equally much.
 
         Args:
             held: Micro-batches in flight at each stage; 0 where memory does not count.
+            lane_of: Lane of each stage.
+            lost_s: Gives the seconds that stretches between positions lose to keep so many bytes
+                less of a micro-batch; None if they keep all.
         """
         at, stages = self.positions, len(held)
         count = len(at) - 1
@@ -385,10 +451,18 @@ class StageFigures:
         most = np.full((stages + 1, count + 1), math.inf)
         choice = np.zeros((stages + 1, count + 1), np.int64)
         most[0, 0] = 0.0
-        for stage in range(stages):
-            fits = rest + held[stage] * flying <= limit if held[stage] else True
-            load = np.where(fits, between, math.inf)
-            worst = np.maximum(most[stage][:, None], load)
+        known: dict[tuple[int, int, int], Floats] = {}
+        for stage, flight in enumerate(held):
+            lane = [other for other, of in enumerate(lane_of) if of == lane_of[stage]]
+            key = flight, len(lane), sum(held[other] for other in lane)
+            if key not in known:
+                if len(lane) == 1:
+                    over = rest + flight * flying - limit
+                else:
+                    room = limit - resident[-1] / self.lanes
+                    over = flight * flying - room * flight / max(key[2], 1)
+                known[key] = between + _lost(at, over, flight, lost_s)
+            worst = np.maximum(most[stage][:, None], known[key])
             choice[stage + 1] = np.argmin(worst, axis=0)
             most[stage + 1] = np.min(worst, axis=0)
         if math.isinf(most[stages, count]):
@@ -407,6 +481,17 @@ class StageFigures:
             resident, saved = self.byte_sums[:, stop] - self.byte_sums[:, start]
             of_lane[lane] += resident + flying * with_headroom(int(saved))
         return sum(max(0.0, nbytes - limit) for nbytes in of_lane)
+
+
+def _lost(
+    at: Ints, over: Floats, flight: int, lost_s: Callable[[Ints, Floats], Floats] | None
+) -> Floats:
+    """Seconds that stretches lose so that they are no longer over the memory by so many bytes."""
+    if flight == 0:
+        return np.zeros_like(over)
+    if lost_s is None:
+        return np.where(over > 0, math.inf, 0.0)
+    return lost_s(at, over / flight * 100 / HEADROOM_PERCENT)
 
 
 def least_of_nodes(each: Sequence[StageFigures]) -> float:
@@ -468,12 +553,19 @@ class StepEstimate:
         apart = need >= 0 and lane_of[other] != lane_of[stage]
         return need, boundary if apart else -1
 
-    def seconds(self, ends: Sequence[int]) -> float:
-        """Seconds of a step of stages with these ends."""
+    def seconds(self, ends: Sequence[int], again: Floats | None = None) -> float:
+        """Seconds of a step of stages with these ends.
+
+        Args:
+            ends: The ends, exclusive.
+            again: Seconds of a micro-batch that each stage computes again; None for none.
+        """
         bounds = np.array((0, *ends))
         sums = self.figures.load_sums[:, bounds]
         parts = np.diff(sums, axis=1)
         whole, busy = self.figures.messages[:, bounds[1:]].tolist()
+        if again is not None:
+            parts[INPUT] += again
         durations = {
             ActionKind.FORWARD: parts[FORWARD].tolist(),
             ActionKind.BACKWARD_INPUT: parts[INPUT].tolist(),

@@ -4,12 +4,13 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from staged import equal_stages, staged_plan
+from staged import equal_stages, staged, staged_plan
 from staged_models import Plain, UNet, seeded
 
 from partitioner.cost_model.collectives import comm_cost
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.evaluate import Evaluation, evaluate
+from partitioner.cost_model.memory import StepLives, safe_lifetimes
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.cost_model.schedule import Schedule, Task, schedule
 from partitioner.cost_model.simulate import simulate, step_seconds
@@ -18,7 +19,7 @@ from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.graph import Graph
-from partitioner.ir.phases import step_order
+from partitioner.ir.phases import Part, step_order
 from partitioner.ir.plan import resolve
 from partitioner.ir.program import Comm, CommKind
 from partitioner.search.find_plan import find_plan
@@ -115,6 +116,29 @@ def test_activations_in_flight_are_those_of_the_schedule() -> None:
     assert held["1f1b", 2] == held["1f1b", 4] == held["1f1b", 8]
     last = evaluated(graph, "1f1b", 8).peak[1].activation_bytes
     assert last < held["1f1b", 8] + evaluated(graph, "gpipe", 8).peak[1].activation_bytes
+
+
+@pytest.mark.parametrize("parallel", ["dp", "zero3"])
+def test_gradients_are_held_once_as_a_sum_and_their_sums_over_devices_when_they_run(
+    parallel: str,
+) -> None:
+    """A communication of the end of the step is not held while the passes run."""
+    module = staged(seeded(Plain), Plain.batch(0), [(0, 1), (2, 3)], parallel=parallel)
+    tasks = module.schedule
+    assert tasks.order is not None
+    phases = [task.phase for task in tasks.tasks]
+    assert phases == sorted(phases)
+    lives = StepLives.of(tasks, tasks.order, safe_lifetimes(tasks))
+    end = tasks.order.phases.number(Part.REDUCE)
+    for life in lives.inside:
+        once = {tasks.order.phases.is_once(p) for p in phases[life.first : life.last + 1]}
+        assert len(once) == 1, "a tensor of the end of the step is held while passes run"
+    gradients = [n for n in module.graph.nodes if n.attrs.get("role") == "gradient"]
+    nbytes = sum(module.graph.types[node.outputs[0]].nbytes for node in gradients)
+    of_all = sum(life.nbytes for life in lives.always if not life.buffer)
+    assert gradients
+    assert of_all + sum(x.nbytes for x in lives.always if x.buffer) >= nbytes
+    assert {tasks.order.numbers[node.name] for node in gradients} <= {*phases, end}
 
 
 def test_weights_are_where_their_stage_is() -> None:

@@ -6,12 +6,15 @@ as those of the biases of attention keys.
 """
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 from pipeline_models import MODELS, batch_of
 from staged import on_trace, staged_plan, traced
 from torch import Tensor, nn
@@ -19,6 +22,8 @@ from torch_ranks import Job, main
 from trained import Gpt
 
 import partitioner
+from partitioner.backends.torch import phase_passes
+from partitioner.backends.torch.step_values import StepValues
 from partitioner.compiled.module import ModuleProgram
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.pipeline import textbook_lanes
@@ -255,7 +260,104 @@ HYBRIDS = {
     ),
 }
 
-JOBS = {**MATRIX, **ODD, **HYBRIDS}
+# What stages compute again -----------------------------------------------------------------------
+
+#: Schedules of the jobs below.
+AGAIN = ("1f1b", "zb1")
+
+
+class Stack(nn.Module):
+    """Blocks with GELU and layer norm, which are cheap to compute again, and a loss."""
+
+    def __init__(self, blocks: int = 8, width: int = 16, inner: int = 48) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(blocks))
+        self.ups = nn.ModuleList(nn.Linear(width, inner) for _ in range(blocks))
+        self.downs = nn.ModuleList(nn.Linear(inner, width) for _ in range(blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, up, down in zip(self.norms, self.ups, self.downs, strict=True):
+            x = x + down(nn.functional.gelu(up(norm(x))))
+        return x.square().mean()
+
+
+def stack() -> nn.Module:
+    torch.manual_seed(0)
+    return Stack().double()
+
+
+def stack_batch(step: int) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(step)
+    return {"x": torch.randn(512, 16, generator=draw, dtype=torch.float64)}
+
+
+@cache
+def stack_course() -> Course:
+    return accumulate(stack(), stack_batch, 8)
+
+
+@cache
+def tight_stack(schedule: str) -> tuple[ModuleProgram, ModuleProgram]:
+    """All kept, and in 85 % of the memory that this takes."""
+    options: dict[str, Any] = {
+        "devices": 2,
+        "training": True,
+        "parallel": "pp",
+        "schedule": schedule,
+        "micro_batches": 8,
+    }
+    roomy = partitioner.compile(stack(), stack_batch(0), recompute=False, **options)
+    most = max(peak.bytes for peak in roomy.evaluation.peak.values())
+    tight = partitioner.compile(
+        stack(), stack_batch(0), recompute=True, memory=85 * most // 100, **options
+    )
+    assert isinstance(roomy, ModuleProgram)
+    assert isinstance(tight, ModuleProgram)
+    assert tight.evaluation.fits
+    return roomy, tight
+
+
+def most_kept(program: ModuleProgram) -> list[int]:
+    """Most bytes that each rank holds between two phases of a step, as the ranks count them."""
+    kept = [0]
+
+    class Counted(StepValues):
+        def finish(self, *args: Any) -> Any:
+            sent = super().finish(*args)
+            storages = {
+                tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+                for values in self._micro
+                for tensor in values.values()
+            }
+            kept[0] = max(kept[0], sum(storages.values()))
+            return sent
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(phase_passes, "StepValues", Counted)
+        first(program.module()(**stack_batch(0))).backward()
+    every = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, torch.tensor(kept))
+    return [int(each) for each in every]
+
+
+def computes_again(_: int, schedule: str) -> None:
+    """Ten steps as of one process, with fewer bytes kept by the rank that keeps most."""
+    roomy, tight = tight_stack(schedule)
+    stages = {name: tight.plan.pipeline.stages[at.group] for name, at in tight.plan.nodes.items()}
+    again = Counter(stages[name] for name in stages if name.endswith("/again"))
+    assert again[0] > again[1], "the first stage holds more micro-batches than the last"
+    trains(tight, stack_batch, stack_course(), tolerance=1e-9)
+    assert max(most_kept(tight)) < 0.9 * max(most_kept(roomy))
+
+
+COMPUTED_AGAIN = {
+    f"computed_again_{schedule}": Job(
+        2, partial(computes_again, schedule=schedule), [partial(tight_stack, schedule)]
+    )
+    for schedule in AGAIN
+}
+
+JOBS = {**MATRIX, **ODD, **HYBRIDS, **COMPUTED_AGAIN}
 
 if __name__ == "__main__":
     main(JOBS)

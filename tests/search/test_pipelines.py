@@ -99,7 +99,7 @@ def test_balanced_cuts_have_the_least_largest_load(figures: StageFigures, stages
     def largest(ends: tuple[int, ...]) -> float:
         return float(max(sums[b] - sums[a] for a, b in zip((0, *ends), ends, strict=False)))
 
-    found = figures.balanced([0] * stages)
+    found = figures.balanced([0] * stages, range(stages))
     assert found is not None
     inner = [int(position) for position in figures.positions[1:-1]]
     every = [(*cut, len(figures.units)) for cut in combinations(inner, stages - 1)]
@@ -120,7 +120,7 @@ def test_estimates_are_the_simulated_steps_where_links_are_free(
     cluster = resolve_cluster("ideal", 2)
     own = StageFigures(figures.sharding, cluster, 4)
     estimate = StepEstimate(own, pipeline_schedule(name, lane_of, 4))
-    ends = own.balanced([0] * len(lane_of))
+    ends = own.balanced([0] * len(lane_of), lane_of)
     assert ends is not None
     plan = _plan(own, ends, lane_of, name)
     simulated = evaluate(own.sharding.graph, plan, cluster)
@@ -402,7 +402,7 @@ def test_schedules_are_simulated_best_first_and_none_is_once_the_work_is_done(
     assert len(short.failed) == 2
     estimates = {
         name: StepEstimate(own, pipeline_schedule(name, (0, 1), 4)).seconds(
-            own.balanced([0, 0]) or ()
+            own.balanced([0, 0], (0, 1)) or ()
         )
         for name in names
     }

@@ -233,15 +233,17 @@ def _without(failed: Mapping[str, str]) -> list[str]:
     return [f"no plan in {', '.join(spaces)}: {why}" for why, spaces in by_reason.items()]
 
 
-def _certified(objective: str, cost: float, bound: float, gap: float, status: str) -> str:
-    """Cost, bound, gap and status; "optimal" only of a plan that meets its bound."""
+def status_text(status: str, gap: float) -> str:
+    """How a search ended, in words; "optimal" only of a plan that meets its bound."""
     if status == "optimal" and gap > OPTIMAL_GAP:
-        status = "within the gap asked for"
-    elif status == "time_limit":
-        status = "stopped by the time limit"
+        return "within the gap asked for"
+    return "stopped by the time limit" if status == "time_limit" else status
+
+
+def _certified(objective: str, cost: float, bound: float, gap: float, status: str) -> str:
     return (
         f"{objective} cost {units.cost(objective, cost)}, bound {units.cost(objective, bound)}, "
-        f"gap {units.share(gap)}, {status}"
+        f"gap {units.share(gap)}, {status_text(status, gap)}"
     )
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from partitioner import units
 from partitioner.cost_model.compute import local_flops, local_moved_bytes
-from partitioner.cost_model.evaluate import best_single
+from partitioner.cost_model.evaluate import Evaluation, best_single
 from partitioner.cost_model.schedule import Task
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import PhaseError
-from partitioner.ir.plan import place
+from partitioner.ir.plan import Certificate, place
 from partitioner.report.alternatives import Alternative, Neighbourhood, best_other
 from partitioner.report.bottleneck import (
     Bottleneck,
@@ -59,7 +59,7 @@ from partitioner.report.page.timelines import timelines
 from partitioner.report.page.traffic import algorithm, crossing_bytes, traffic
 from partitioner.report.planned import Planned
 from partitioner.report.stages import Stage, bubble_share, plan_sentence, schedule_name, stages
-from partitioner.report.summary import trial_lines
+from partitioner.report.summary import status_text, trial_lines
 
 #: Tasks of a step times nodes, above which the other strategies of nodes in stages are not priced:
 #: the step is simulated once for each node.
@@ -76,6 +76,13 @@ def report_data(result: Planned, comparison: Comparison[Planned] | None = None) 
         comparison: Its prediction beside a measured run of it, if there was one.
     """
     return _Builder(result, comparison).report()
+
+
+def _status(figures: Evaluation, cert: Certificate | None) -> str:
+    """What is known of the plan's cost, "" if it has no certificate."""
+    if not figures.fits_exactly:
+        return "does not fit"
+    return status_text(cert.status, cert.gap) if cert else ""
 
 
 def headline(
@@ -102,7 +109,7 @@ def headline(
         cluster=cluster.name,
         strategy=cert.strategy if cert else "",
         objective=objective,
-        status="does not fit" if not figures.fits_exactly else cert.status if cert else "",
+        status=_status(figures, cert),
         solver=cert.solver if cert else "",
         searched=cert.space if cert else "",
         seed=cert.seed if cert else None,

@@ -223,7 +223,8 @@ class StepLives:
             is_given = (device, life.value) in given
             if (device, life.value) in summed and not order.phases.is_once(made):
                 always.append(life)
-                begun.append(span)
+                if count > 1:  # else it is the sum
+                    begun.append(span)
                 continue
             if made == read and not is_given:
                 passing.append(replace(span, last=max(span.first, min(life.last, span.last))))

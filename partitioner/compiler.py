@@ -594,12 +594,16 @@ def _plan_in_parts(
         for sizes in request.sizes_in_parts(len(cluster)):
             budget = Budget.of(request, clock.say)
             search = CountSearch(parts.graphs_if_any, cluster, request, budget, sizes)
-            outcome = outcome or search.fewest(counts)
+            in_stages = sizes != (len(cluster),)  # each holds its weights alone: 1 may fit
+            outcome = outcome or search.fewest((1, *counts) if in_stages else counts)
     if outcome is None:
         return ""
     micro = parts.of(outcome.plan)
     assert micro.micro is not None
     count = micro.micro.count
+    if count == 1:
+        note = f"no plan without stages was found to fit: it runs{_through_stages(outcome.plan)}"
+        return outcome, _facts_in_parts(outcome, (note, *notes), parts.graphs, cluster, request)
     changes = difference(
         *(whole.graph, micro.graph, micro.micro.split),
         *(tuple(filter(None, whole.traced.results)), count, SEED),

@@ -128,7 +128,7 @@ def warm() -> None:
 
 JOBS = {
     "data_parallel": Job(2, trains_as_one_process("dp"), [alone, warm], slow=True),
-    "model_parallel": Job(2, trains_as_one_process("model"), [alone, warm]),
+    "model_parallel": Job(2, trains_as_one_process("model"), [alone, warm], slow=True),
     "dual_parallel": Job(4, trains_as_one_process("dual"), [alone, warm], slow=True),
     "columns": Job(4, columns, [alone, warm]),
     "each_its_layers": Job(2, placed, [warm]),

@@ -488,6 +488,7 @@ JOBS = {
                 micro_batches=2,
                 parallel=parallel,
             ),
+            slow=parallel != "dp",
         )
         for parallel in ("dp", "tp", "zero3")
     },

@@ -33,6 +33,7 @@ def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
+@pytest.mark.slow
 def test_the_sharding_problem_has_the_cost_of_compile(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

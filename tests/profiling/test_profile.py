@@ -213,7 +213,7 @@ def test_a_time_limit_ends_between_measurements(mlp: onnx.ModelProto, file: Path
     assert "the next run goes on with them" in str(ended)
 
 
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_modules_are_measured_in_pytorch(file: Path, training: bool) -> None:
     two_processes(file)
     module: nn.Module = modules.classifier(training=training)

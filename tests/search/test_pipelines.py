@@ -328,6 +328,7 @@ def test_a_sharding_above_the_guessed_limit_may_still_be_cut() -> None:
     assert planned(Chain(*WIDTHS), memory=limit, **options).evaluation.fits
 
 
+@pytest.mark.slow
 def test_values_are_computed_again_where_memory_is_short() -> None:
     options = {"length": 512, "devices": 1, "micro_batches": 2}
     roomy = planned(Chain(*(64,) * 6), recompute=False, **options)

@@ -198,8 +198,8 @@ class StepLives:
         begun: list[Lifetime] = []
         kept: list[tuple[Lifetime, tuple[int, int]]] = []
         fed, given = _borders(schedule, order, uses)
-        summed = _summed(schedule, uses)
         end, count = order.phases.number(Part.REDUCE), order.table.micro_batches
+        summed = _summed(schedule, uses) if count > 1 else frozenset()
         lifetimes = tuple(lifetimes)
         inputs = {x for x in lifetimes if (x.device, x.value) in fed and not x.buffer}
         always = [
@@ -223,8 +223,7 @@ class StepLives:
             is_given = (device, life.value) in given
             if (device, life.value) in summed and not order.phases.is_once(made):
                 always.append(life)
-                if count > 1:  # else it is the sum
-                    begun.append(span)
+                begun.append(span)
                 continue
             if made == read and not is_given:
                 passing.append(replace(span, last=max(span.first, min(life.last, span.last))))

@@ -21,7 +21,7 @@ KILLED = """    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 
 def page(language: str) -> str:
     text = (ROOT / "docs/how-to/restart.md").read_text(encoding="utf-8")
-    (block,) = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    (block,) = re.findall(rf"```{language}(?: title=\"[^\"\n]*\")?\n(.*?)```", text, re.DOTALL)
     assert isinstance(block, str)
     return block
 

@@ -30,12 +30,12 @@ def free_default_arguments() -> None:
     _let_go_when_groups_end()
 
 
-#: What is called once before groups are destroyed.
+#: What is called once before the group of all ranks is destroyed.
 _LAST_CALLS: list[Callable[[], None]] = []
 
 
 def call_before_groups_end(last_call: Callable[[], None]) -> None:
-    """Call a function once, before a process group is destroyed next."""
+    """Call a function once, before the group of all ranks is destroyed, and the others with it."""
     _let_go_when_groups_end()
     _LAST_CALLS.append(last_call)
 
@@ -50,10 +50,10 @@ def _let_go_when_groups_end() -> None:
     destroy = dist.destroy_process_group
 
     @wraps(destroy)
-    def destroyed(*args: Any, **kwargs: Any) -> None:
-        while _LAST_CALLS:
+    def destroyed(group: Any = None) -> None:
+        while _LAST_CALLS and group in (None, dist.group.WORLD):
             _LAST_CALLS.pop()()
-        destroy(*args, **kwargs)
+        destroy(group)
         gc.collect()
 
     for module in (dist, c10d):

@@ -17,13 +17,13 @@ import numpy as np
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.memory import with_headroom
-from partitioner.ir.graph import Graph, Node
+from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.offers import chosen, originals
-from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.ops import rule_of
 from partitioner.ir.plan import NodePlan, Plan, resolve
 from partitioner.ir.rule import Cut, Rule
-from partitioner.search.offered_ways import Region, offered_regions
+from partitioner.search.offered_ways import Region, offered_regions, takes_either
 from partitioner.search.request import Budget
 from partitioner.search.stage_figures import Floats, Ints, Sharding, StageFigures
 from partitioner.solver.stages.knapsack import pack, steps
@@ -64,7 +64,7 @@ class Offering:
         }
         for node in graph.nodes:
             decided = plan.nodes.get(node.name) or plan.nodes.get(copied.get(node.name, ""))
-            if decided is None and _takes_either(node) and node.inputs[0] in homes:
+            if decided is None and takes_either(node) and node.inputs[0] in homes:
                 maker, at = homes[node.inputs[0]]
                 if any(layout.windows for layout in at.dims):
                     return None
@@ -96,11 +96,6 @@ class Offering:
         nodes = {n: NodePlan(number[at.group], at.cuts) for n, at in nodes.items()}
         groups: tuple[DeviceMesh, ...] = tuple(plan.groups[group] for group in used)
         return Sharding(graph, Plan(graph.digest, plan.cluster, groups, nodes))
-
-
-def _takes_either(node: Node) -> bool:
-    row = row_of(node)
-    return row is not None and row.either
 
 
 @dataclass(frozen=True)
@@ -154,7 +149,7 @@ class ComputedAgain:
         graph = offering.graph
         kept = StageFigures(offering.taking(()), cluster, micro_batches)
         whole = StageFigures(offering.taking(graph.optional), cluster, micro_batches)
-        found = offered_regions(
+        offered = offered_regions(
             graph,
             _seconds(whole, graph.optional),
             {**kept.made_bytes, **whole.kept_bytes, **kept.kept_bytes},
@@ -162,7 +157,7 @@ class ComputedAgain:
             budget.share(2).work,
             budget.engine,
         )
-        regions = tuple(sorted(found, key=lambda region: region.unit))
+        regions = tuple(sorted(offered, key=lambda region: region.unit))
         return cls(offering, kept, regions, np.maximum(whole.passing_bytes, kept.passing_bytes))
 
     # Cuts, by the relaxation -----------------------------------------------------------------

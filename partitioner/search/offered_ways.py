@@ -77,7 +77,7 @@ def offered_regions(
     return tuple(regions)
 
 
-def _takes_either(node: Node) -> bool:
+def takes_either(node: Node) -> bool:
     """Whether a node takes a value as it was kept or, if it has a second operand, a copy."""
     row = row_of(node)
     return row is not None and row.either
@@ -85,7 +85,7 @@ def _takes_either(node: Node) -> bool:
 
 def _components(graph: Graph) -> Iterator[tuple[Node, ...]]:
     """Optional nodes and those that take either operand, joined where one bears on another."""
-    members = [n for n in graph.nodes if n.name in graph.optional or _takes_either(n)]
+    members = [n for n in graph.nodes if n.name in graph.optional or takes_either(n)]
     parent = {node.name: node.name for node in members}
 
     def root(name: str) -> str:
@@ -98,7 +98,7 @@ def _components(graph: Graph) -> Iterator[tuple[Node, ...]]:
     for node in members:
         made_by = (graph.producers[value].name for value in node.reads if value in graph.producers)
         joined = [name for name in made_by if name in graph.optional]
-        if _takes_either(node):
+        if takes_either(node):
             joined.append(first_reader.setdefault(node.inputs[0], node.name))
         for other in joined:
             parent[root(other)] = root(node.name)
@@ -120,7 +120,7 @@ class _Part:
     @cached_property
     def kept(self) -> tuple[str, ...]:
         """The values that may be kept, each once."""
-        taken = (node.inputs[0] for node in self.nodes if _takes_either(node))
+        taken = (node.inputs[0] for node in self.nodes if takes_either(node))
         return tuple(dict.fromkeys(taken))
 
     @cached_property
@@ -132,7 +132,7 @@ class _Part:
             tuple(
                 (
                     node.name in self.graph.optional,
-                    _takes_either(node),
+                    takes_either(node),
                     float(f"{self._seconds_of(node):.{DIGITS}g}"),
                     tuple(index.get(v, kept.get(v, -1)) for v in node.inputs),
                 )
@@ -148,7 +148,7 @@ class _Part:
         self, work: Work, engine: Engine
     ) -> tuple[tuple[tuple[float, float], ...], tuple[tuple[int, ...], ...]]:
         """Seconds and bytes of the ways, and the numbers of the nodes that are computed."""
-        needed = (n for n in self.nodes if _takes_either(n) and n.name not in self.graph.optional)
+        needed = (n for n in self.nodes if takes_either(n) and n.name not in self.graph.optional)
         values = {node.inputs[0] for node in needed}
         most = float(sum(self.kept_bytes.get(value, 0) for value in values))
         keep_all: tuple[int, ...] = ()
@@ -200,7 +200,7 @@ class _Part:
             kept[value] = build.column(cost=cost, upper=1.0, integer=True)
         for index, node in enumerate(self.nodes):
             due = [(columns[index], -1.0)] if index in columns else []
-            if _takes_either(node):  # kept, or computed; if the node is not computed, neither
+            if takes_either(node):  # kept, or computed; if the node is not computed, neither
                 value, *copies = node.inputs
                 copied = [(present[copy], 1.0) for copy in copies if copy in present]
                 build.row([(kept[value], 1.0), *copied, *due], 1, 0.0 if due else 1.0)

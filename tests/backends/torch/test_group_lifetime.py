@@ -15,6 +15,7 @@ from torch_jobs import ROOT
 SCRIPT = """
 import pathlib
 import sys
+import threading
 import time
 
 import torch
@@ -58,6 +59,9 @@ optimizer.step()
 if layout != "hand" and rank == 0:
     time.sleep(1.5)  # the other rank is seen to wait, with the group in its frames
 dist.barrier()
+dist.destroy_process_group(dist.new_group([0, 1]))
+watches = any(thread.name == "partitioner-whereabouts" for thread in threading.enumerate())
+assert watches == (layout != "hand"), "the end of one group is not that of all"
 before = gloo_threads()
 dist.destroy_process_group()
 after = gloo_threads()

@@ -58,6 +58,7 @@ class Fit:
         alone = ~self._are_behind & (self._seconds > _LEAST_S)
         self._rates = [_Rates.of(sizes[alone], self._seconds[alone]) for sizes in self._work.T]
         self._roofline_s = self._by_rates(self._work)
+        self._known: dict[tuple[str, str, float, int], Estimate | None] = {}
 
     def estimate(self, form: Form, dtype: str, flops: float, moved_bytes: int) -> Estimate | None:
         """Seconds of a form: the mean of the nearest entries, in logarithms, by nearness.
@@ -73,6 +74,12 @@ class Fit:
             flops: Its FLOPs.
             moved_bytes: Bytes that it reads and writes.
         """
+        key = form.key, dtype, flops, moved_bytes
+        if key not in self._known:
+            self._known[key] = self._estimate(form, dtype, flops, moved_bytes)
+        return self._known[key]
+
+    def _estimate(self, form: Form, dtype: str, flops: float, moved_bytes: int) -> Estimate | None:
         same_operator = self._families == form.family
         if not same_operator.any():
             same_operator = self._families == form.alone.family

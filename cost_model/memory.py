@@ -11,8 +11,10 @@ executors take (`with_headroom`). A node that takes either of two operands is no
 are held for it alone after the last other use, and its result is a value of its own.
 
 *Exact* is liveness, without head-room: a local tensor is held from the task that writes it to the
-last one that reads it on its device. Exact never exceeds safe. Neither counts what a kernel or a
-collective allocates for itself.
+last one that reads it on its device. Of collectives that travel together (`cost_model.buckets`) it
+has the tensors that join them: the operands from the start to the first result that is read, and
+the results until the last of them is free; gathered parts are copied out of them. Where there are
+none, exact never exceeds safe. Neither counts what a kernel or a collective allocates for itself.
 
 In a plan with stages, a tensor that a later phase reads is held, once for each micro-batch in
 flight, from the end of the phase that makes it to the end of the last one that reads it, in the
@@ -31,10 +33,12 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from partitioner.cost_model.buckets import Bucket
 from partitioner.cost_model.schedule import Key, LocalKey, Schedule, Task
 from partitioner.ir.ops import row_of
 from partitioner.ir.phases import Part, StepOrder
 from partitioner.ir.pipeline import ActionKind
+from partitioner.ir.program import CommKind
 
 #: Bytes that executors request for activations, as a share of the live bytes: ONNX Runtime 1.31
 #: on CPU took 1.13 to 1.5 times at realistic sizes (buffers of a whole segment's operands and
@@ -373,10 +377,44 @@ def exact_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
             last[root] = position
     for key in schedule.outputs:
         last[roots.get(key, key)] = len(schedule.tasks) - 1
+    buckets = schedule.buckets if schedule.order is None else ()
+    members = {member.position: bucket for bucket in buckets for member in bucket.members}
+    for position, bucket in members.items():
+        for key in schedule.tasks[position].reads:  # copied into the bucket
+            root = roots.get(key, key)
+            last[root] = max(last[root], bucket.begins)
     for written, key, nbytes, is_buffer in _tensors(schedule, either=False):
+        if written in members:
+            continue
         begin = arrival.get(key, 0) if written is None else written
         end = max(begin, last.get(key, begin))
         yield Lifetime(key[0], key[1][0], nbytes, begin, end, is_buffer)
+    for bucket in buckets:
+        yield from _in_bucket(schedule, bucket, last)
+
+
+def _in_bucket(
+    schedule: Schedule, bucket: Bucket, last: Mapping[LocalKey, int]
+) -> Iterator[Lifetime]:
+    """The tensors of collectives that travel together; sums take the place of their operands."""
+    nbytes: dict[int, int] = defaultdict(int)
+    free: dict[int, int] = defaultdict(int)
+    due = {member.position: member.due for member in bucket.members}
+    name = schedule.tasks[bucket.members[0].position].writes[0][1][0]
+    end, begins = len(schedule.tasks) - 1, bucket.begins
+    for position, read in due.items():
+        for device, key, size in schedule.tasks[position].writes:
+            nbytes[device] += size
+            until = max(begins, min(read, end), last.get((device, key), begins))
+            if bucket.kind is CommKind.ALL_GATHER:
+                yield Lifetime(device, key[0], size, min(read, end), until, buffer=True)
+                until = max(begins, min(read, end))
+            free[device] = max(free[device], until)
+    for device, size in nbytes.items():
+        yield Lifetime(device, name, size, begins, free[device], buffer=True)
+        if bucket.kind is not CommKind.ALL_REDUCE:
+            sent = max(begins, min(bucket.arrives, end))
+            yield Lifetime(device, name, bucket.nbytes, begins, sent, buffer=True)
 
 
 def _tensors(

@@ -167,7 +167,14 @@ class Profile:
         """
         if processes == self.processes or processes not in self.known:
             return self
-        return replace(self, processes=processes)
+        if processes not in self._beside:
+            self._beside[processes] = replace(self, processes=processes)
+        return self._beside[processes]
+
+    @cached_property
+    def _beside(self) -> dict[int, Profile]:
+        """The profiles of `beside`: each fits its entries once."""
+        return {}
 
     def hidden_share(self, ranks: int) -> float | None:
         """Share of the seconds of communications that compute hides; None if it is not known.

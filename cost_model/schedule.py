@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from partitioner.cost_model.buckets import Bucket, in_buckets
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.collectives import comm_cost
 from partitioner.cost_model.compute import kernel_seconds, node_seconds, stored_bytes
@@ -86,6 +87,8 @@ class Schedule:
     #: task is of `ir.phases`, its tasks are of one micro-batch, and the global order is that of
     #: the tasks of each phase.
     order: StepOrder | None = None
+    #: Collectives that travel together, by `Comm.bucket`; their members are positions of tasks.
+    buckets: tuple[Bucket, ...] = ()
 
     @cached_property
     def outputs(self) -> frozenset[LocalKey]:
@@ -194,6 +197,15 @@ def _scaled(task: Task, shares: Mapping[int, float]) -> Task:
     )
 
 
+def _in_equal_parts(tasks: Sequence[Task]) -> bool:
+    """Whether the parts of each value have as many bytes on every device."""
+    for task in tasks:
+        sizes: dict[Key, int] = {}
+        if any(sizes.setdefault(key, nbytes) != nbytes for _, key, nbytes in task.writes):
+            return False
+    return True
+
+
 def _blocks(graph: Graph, tasks: Sequence[Task]) -> Mapping[int, tuple[int, int]]:
     """Positions of the first and the last task of each block."""
     spans: dict[int, tuple[int, int]] = {}
@@ -250,10 +262,14 @@ class _Builder:
             # held while earlier phases run.
             tasks = _in_messages(sorted(tasks, key=lambda task: task.phase), self.cluster)
         loads, blocks = self._loads(), _blocks(self.graph, tasks)
+        tasks, buckets = self._loading(tasks, loads, blocks), ()
+        if len({node.mesh.devices for node in placed}) == 1 and _in_equal_parts(tasks):
+            staged = self.order is not None
+            tasks, buckets = in_buckets(tasks, self.graph.backward, staged=staged)
         return Schedule(
             tuple(
                 task if task.comm is None else replace(task, comm=task.comm.renamed(seq=seq))
-                for seq, task in enumerate(self._loading(tasks, loads, blocks))
+                for seq, task in enumerate(tasks)
             ),
             self.feeds,
             self.residents,
@@ -262,6 +278,7 @@ class _Builder:
             loads,
             blocks,
             self.order,
+            buckets,
         )
 
     def _loads(self) -> Mapping[LocalKey, frozenset[int]]:

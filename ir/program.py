@@ -22,8 +22,8 @@ from partitioner.ir.phases import StepOrder
 from partitioner.ir.types import TensorType
 
 #: Collectives of one pass over one group whose operands have fewer bytes travel together in
-#: buckets, where nothing waits for them at once and all ranks run the same steps
-#: (`Programs.is_spmd`). Measured over gloo (docs/performance.md, A training step).
+#: buckets, where nothing waits for them at once (`Comm.bucket`). Measured over gloo
+#: (docs/performance.md, A training step).
 SMALL_BYTES = 2 << 20
 #: Most bytes of a bucket.
 BUCKET_BYTES = 4 << 20
@@ -66,6 +66,9 @@ class Comm:
     phase: int = 0  #: Pipeline phase (see `Compute.phase`) of the sending side.
     target_phase: int = 0  #: Of the receiving side; at least `phase`, or of a later part of a step.
     why: str = ""  #: Node that the communication serves, for reports and errors.
+    #: Number of the bucket in which small collectives travel together; None for one alone. It holds
+    #: where all ranks run the same steps (`Programs.is_spmd`), so that all join the same ones.
+    bucket: int | None = None
 
     def sources(self) -> frozenset[int]:
         """Ranks that read `source`."""

@@ -95,7 +95,7 @@ class RankComm:
     def _all_reduce(self) -> Arrival:
         operand = self._summable(self._dense(self._sent))
         collective = self._call(c10d.all_reduce.default, operand, self._reduction, self._group)
-        self._note_operand(collective, self.source_shape)
+        self._note_sizes(collective, self._carried(self.source_shape))
         return lambda: self._reduced(self._wait(collective))
 
     def _reduce_scatter(self) -> Arrival:
@@ -116,20 +116,25 @@ class RankComm:
             c10d.reduce_scatter_tensor.default,
             *(operand, self._reduction, len(comm.ranks), self._group),
         )
-        self._note_operand(collective, (math.prod(self.source_shape),))
+        given, got = (
+            self._carried((math.prod(s),)) for s in (self.source_shape, self.target_shape)
+        )
+        self._note_sizes(collective, given, got)
         return lambda: self._shaped(self._reduced(self._wait(collective)), self.target_shape)
 
     def _all_gather(self) -> Arrival:
-        by_source = {t.source: t for t in self.comm.transfers if t.target == self.rank}
+        comm = self.comm
+        by_source = {t.source: t for t in comm.transfers if t.target == self.rank}
         operand = self._flat(self._coded(self._dense(self._sent)))
         collective = self._call(
-            c10d.all_gather_into_tensor.default, operand, len(self.comm.ranks), self._group
+            c10d.all_gather_into_tensor.default, operand, len(comm.ranks), self._group
         )
-        self._note_operand(collective, (by_source[self.rank].numel,))
+        size = by_source[self.rank].numel * _AS_BYTES.get(comm.dtype, 1)
+        self._note_sizes(collective, (size,), (size * len(comm.ranks),))
 
         def arrive() -> fx.Node:
             flat = self._decoded(self._wait(collective))
-            ordered = [by_source[rank] for rank in self.comm.ranks]
+            ordered = [by_source[rank] for rank in comm.ranks]
             if _fill_rows([t.write for t in ordered], self.target_shape):
                 return self._shaped(flat, self.target_shape)
             return join(
@@ -217,10 +222,13 @@ class RankComm:
     def _wait(self, collective: fx.Node) -> fx.Node:
         return self._call(c10d.wait_tensor.default, collective)
 
-    def _note_operand(self, collective: fx.Node, shape: Shape) -> None:
-        """Note the operand's type and sizes, by which small collectives are joined."""
-        if self.comm.dtype not in _AS_BYTES:
-            collective.meta["operand"] = torch_dtype(self.comm.dtype), shape
+    def _carried(self, shape: Shape) -> Shape:
+        """Sizes of a tensor that is reduced: complex numbers are pairs."""
+        return (*shape, 2) if torch_dtype(self.comm.dtype).is_complex else shape
+
+    def _note_sizes(self, collective: fx.Node, given: Shape, got: Shape | None = None) -> None:
+        """Note the sizes of the operand and of the result, by which collectives are joined."""
+        collective.meta["sizes"] = given, given if got is None else got
 
     def _part(self, transfer: Transfer) -> fx.Node:
         return take(self.graph, self._sent, transfer.read, self.source_shape)

@@ -30,7 +30,6 @@ from partitioner.ir.ops import row_of
 from partitioner.ir.program import Comm, CommKind, Compute, Output, Part, Programs, RankProgram
 from partitioner.ir.types import TensorType, numpy_dtype
 
-WAIT = torch.ops._c10d_functional.wait_tensor.default
 STATE, REST = "partitioner::state", "partitioner::rest"
 UPDATE, KEEP = "partitioner::update", "partitioner::keep"
 #: Nodes that take a value to where it is stored.
@@ -187,15 +186,13 @@ def emit_pass(
     for name in sorted(constants):
         key = hold(writer.root, _identifier(name), constant(name))
         writer.known[name] = writer.graph.get_attr(key)
-    for position, step in enumerate(steps):
-        writer.position = position
+    for step in steps:
         task: Task = step.seq if isinstance(step, Comm) else step.origin
         with writer.noting(task):
             if isinstance(step, Comm):
                 writer.communicate(step)
             else:
                 writer.compute(step.node, task)
-    writer.position = len(steps)
     graph, results = writer.graph, (*results, *writer.sent)
     returned = tuple(writer.value(name) for name in results)
     wait_for_unread(graph)
@@ -218,8 +215,6 @@ class PassWriter:
     Attributes:
         root: Has the constants and branches that the graph names.
         known: Node of each local value, or what adds it when it is read.
-        position: Number of the step that is being added.
-        made_at: Number of the step that makes a value; -1 if it is an argument.
         pending: Task of each value that is added when it is read.
         sent: Names of what the pass returns for other ranks, beside its results.
         keeps: As of `emit_rank`.
@@ -230,8 +225,6 @@ class PassWriter:
     graph: fx.Graph = field(default_factory=fx.Graph)
     root: torch.nn.Module = field(default_factory=torch.nn.Module)
     known: dict[str, fx.Node | Arrival] = field(default_factory=dict)
-    position: int = 0
-    made_at: dict[str, int] = field(default_factory=dict)
     pending: dict[str, Task] = field(default_factory=dict)
     sent: list[str] = field(default_factory=list)
     keeps: bool = False
@@ -276,13 +269,8 @@ class PassWriter:
         node = self.known[name]
         if isinstance(node, fx.Node):
             return node
-        last = self.graph._root.prev
         with self.noting(self.pending[name]):
             arrived = self.known[name] = node()
-        for added in self._behind(last):
-            if added.target is WAIT:
-                added.meta.setdefault("due", self.position)
-        self.made_at.setdefault(name, self.position)
         return arrived
 
     @contextmanager
@@ -308,9 +296,7 @@ class PassWriter:
             self.known[node.outputs[0]] = self.known[node.inputs[0]]
             if node.inputs[0] in self.pending:
                 self.pending[node.outputs[0]] = self.pending[node.inputs[0]]
-            self.made_at[node.outputs[0]] = self.made_at.get(node.inputs[0], -1)
         else:
-            self.made_at.update(dict.fromkeys(node.writes, self.position))
             self._call(node)
 
     def _is_late(self, node: Node) -> bool:
@@ -358,7 +344,6 @@ class PassWriter:
         arrival = own.start()
         for node in self._behind(last):
             node.meta["arranges"] = True
-            node.meta["ready"] = self.made_at.get(comm.source, -1)
             if node.target in COLLECTIVES:
                 node.meta[COMM] = (comm,)
         if arrival is not None:

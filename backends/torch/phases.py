@@ -273,7 +273,6 @@ class _PhaseWriter(PassWriter):
                 self._unpack()
             own = self.part_in(comm, sends=False)
             self.known[comm.target] = own.unpacked(self.arrived[comm.seq])
-            self.made_at[comm.target] = self.position
         else:
             self._send(comm)
 

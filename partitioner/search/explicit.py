@@ -229,7 +229,7 @@ class JointSpace:
             solution = solve(
                 built.problem,
                 goal,
-                budget.work,
+                budget.work.of_the_clock(budget.parts),
                 gap=budget.gap,
                 seed=budget.seed,
                 engine=budget.engine,

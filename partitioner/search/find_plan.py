@@ -123,8 +123,7 @@ def _explicit(
         spaces.append(OneDeviceSpace(graph, cluster, request))
     if _tries_kinds(request) and len(cluster) > 1:
         kinds = TRAINING_KINDS if graph.backward else KINDS
-        behind = 1 + next(i for i, space in enumerate(spaces) if isinstance(space, JointSpace))
-        spaces[behind:behind] = [KindSpace(search, kind) for kind in kinds]
+        spaces += [KindSpace(search, kind) for kind in kinds]
     results = _searched(spaces, request, cluster, budget)
     if any(result.plans for result in results):
         results = _looked_again(results, search, budget)
@@ -145,7 +144,7 @@ def _explicit(
 def _tries_kinds(request: Request) -> bool:
     """Whether the usual kinds of parallelism are among the plans that are searched.
 
-    If they are, they come behind the space of all plans of a mesh of one axis, which has theirs.
+    If they are, they come last: the space of all plans of a mesh of one axis has theirs.
     """
     free = request.parallel is None and request.mesh is None and not request.constraints.bound
     return free and request.strategy != "inter"
@@ -155,6 +154,8 @@ def _searched(
     spaces: Sequence[Space], request: Request, cluster: Cluster, budget: Budget
 ) -> list[SpaceResult]:
     """The results of the spaces, each searched with its share of the work and the best cost.
+
+    The clock stops a space when it has taken its share of the seconds that are left.
 
     What they leave of the work is for those that are open: the gap of the certificate is that of
     the least bound, so the space with the least goes first. A kind of parallelism takes no share
@@ -177,6 +178,9 @@ def _searched(
             if result.more is not None and result.least < enough_s
         }
         if not unfinished or budget.work.over:
+            cut_off = [p for r in results for p in r.plans if p.solution.status == "time_limit"]
+            if cut_off and min(result.least for result in results) < enough_s:
+                budget.work.stop()
             return results
         index = min(unfinished, key=lambda index: results[index].least)
         budget.say(

@@ -279,6 +279,8 @@ class Budget:
         engine: MILP solver.
         say: Receives a line of text before each part of the search.
         best_s: Cost of a known plan, which is to be beaten; infinite if there is none.
+        parts: The shares that a solver leaves the rest of the seconds for, its own counted: where
+            steps take longer than usual, spaces behind this one are searched all the same.
         defers_memory: Whether to stop where memory forbids the cheapest plan, because a graph
             that offers to compute values again is planned then.
     """
@@ -289,6 +291,7 @@ class Budget:
     engine: Engine
     say: Say
     best_s: float = math.inf
+    parts: int = 1
     defers_memory: bool = False
 
     @classmethod
@@ -298,6 +301,6 @@ class Budget:
         work = Work.within(seconds, seconds * PART * STEPS_PER_S)
         return cls(work, request.gap, request.seed, request.engine, say)
 
-    def share(self, parts: float) -> Budget:
+    def share(self, parts: int) -> Budget:
         """One of so many equal shares of the steps that are left."""
-        return replace(self, work=self.work.share(parts))
+        return replace(self, work=self.work.share(parts), parts=parts)

@@ -39,6 +39,10 @@ class Work:
         """One of so many equal shares of the steps that are left."""
         return Work(self.deadline, self.left / parts, self)
 
+    def of_the_clock(self, parts: float) -> Work:
+        """The steps that are left, in one of so many equal shares of the seconds that are."""
+        return Work(now_s() + self.left_s / parts, self.left, self)
+
     def spend(self, steps: float) -> None:
         """Count steps as done."""
         self.spent += steps
@@ -46,9 +50,9 @@ class Work:
             self.parent.spend(steps)
 
     def stop(self) -> None:
-        """Note that the clock has cut something off."""
+        """Note that the clock has cut something off, also of a parent without seconds left."""
         self.stopped = True
-        if self.parent is not None:
+        if self.parent is not None and self.parent.left_s <= 0:
             self.parent.stop()
 
     @property

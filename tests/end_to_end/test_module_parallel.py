@@ -13,8 +13,8 @@ from torch.nn import functional
 from torch_jobs import RunJob, job_parameters
 
 import partitioner
-from partitioner.backends.torch import buckets
 from partitioner.compiled.module import ModuleProgram
+from partitioner.cost_model import buckets
 from partitioner.cost_model.cluster import Cluster, LinkLevel
 from partitioner.ir.errors import OptionError
 from partitioner.strategies.constraints import ConstraintError

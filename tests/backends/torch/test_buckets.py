@@ -1,8 +1,7 @@
 """Collectives that go together give what each gives alone, in random passes of four ranks."""
 
 import math
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
@@ -12,16 +11,18 @@ from torch import fx, nn
 
 import partitioner
 from partitioner.backends.tensors import torch_dtype
-from partitioner.backends.torch import buckets
 from partitioner.backends.torch.all_ranks import run_lockstep
 from partitioner.backends.torch.buckets import bucket
 from partitioner.backends.torch.comms import COLLECTIVES, Arrival, RankComm, wait_for_unread
+from partitioner.backends.torch.faults import COMM
 from partitioner.compiled.module import ModuleProgram
+from partitioner.cost_model import buckets
+from partitioner.cost_model.buckets import Member, may_join, together
 from partitioner.cost_model.reshard import Resharder
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.program import SMALL_BYTES, Comm
+from partitioner.ir.program import SMALL_BYTES, Comm, CommKind
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -29,7 +30,10 @@ c10d = torch.ops._c10d_functional
 LINE = DeviceMesh.line(4)
 GRID = DeviceMesh.of({"dp": 2, "tp": 2})
 RESHARDER = Resharder(resolve_cluster("4xh100"))
-DTYPES = ("float32", "bfloat16", "float16", "float64", "int32", "int64", "bool")
+DTYPES = (
+    *("float32", "bfloat16", "float16", "float64", "int32", "int64", "bool"),
+    *("int16", "complex64"),  # carried as another type
+)
 #: The last two, of float32, are just below the size that may share a bucket, and above it.
 SHAPES = ((), (4,), (8, 3), (4, 12), (3, 8, 5), (8, 63_000), (1024, 600))
 STEPS = 32
@@ -67,6 +71,24 @@ class Drawn:
             targets.append(hop.after)
             self.steps.append(("send", number))
         self.targets = tuple(targets)
+        self._put_in_buckets()
+
+    def _put_in_buckets(self) -> None:
+        """Give the communications of small operands the numbers of their buckets."""
+        sends = [position for position, (word, _) in enumerate(self.steps) if word == "send"]
+        by_kind: dict[object, list[Member]] = defaultdict(list)
+        for number, position in enumerate(sends):
+            dtype, _, source = self.arguments[number]
+            comm, nbytes = self.comms[number][0], source.local_bytes(dtype)[0]
+            due = [at for at, step in enumerate(self.steps) if step == ("read", number)]
+            if may_join(comm, nbytes):
+                member = Member(number, position, min(due, default=len(self.steps)), nbytes)
+                by_kind[comm.kind, comm.ranks, comm.reduce, dtype].append(member)
+        drawn = [bucket for members in by_kind.values() for bucket in together(members)]
+        for name, members in enumerate(drawn):
+            for number in (member.position for member in members):
+                comms = self.comms[number]
+                self.comms[number] = tuple(comm.renamed(bucket=name) for comm in comms)
 
     def emit(self, rank: int) -> fx.GraphModule:
         """The pass of a rank, which returns all results and what it computed of them."""
@@ -76,18 +98,14 @@ class Drawn:
         known: dict[int, fx.Node] = {}
         results: list[fx.Node] = []
 
-        def arrived(index: int, position: int) -> fx.Node:
+        def arrived(index: int) -> fx.Node:
             if index not in known:
-                last = graph._root.prev
                 known[index] = arrivals[index]()
-                _note(last, graph, c10d.wait_tensor.default, "due", position)
             return known[index]
 
-        for position, (word, index) in enumerate(self.steps):
+        for word, index in self.steps:
             if word == "read":
-                results.append(
-                    graph.call_function(aten.add.Tensor, (arrived(index, position),) * 2)
-                )
+                results.append(graph.call_function(aten.add.Tensor, (arrived(index),) * 2))
                 continue
             number = len(arrivals)
             dtype, _, source = self.arguments[number]
@@ -104,9 +122,11 @@ class Drawn:
             arrival = own.start()
             assert arrival is not None
             arrivals.append(arrival)
-            _note(last, graph, None, "arranges", True)
-            _note(last, graph, None, "ready", position)
-        results += [arrived(index, len(self.steps)) for index in range(len(arrivals))]
+            while (last := last.next) is not graph._root:
+                last.meta["arranges"] = True
+                if last.target in COLLECTIVES:
+                    last.meta[COMM] = (comm,)
+        results += [arrived(index) for index in range(len(arrivals))]
         wait_for_unread(graph)
         graph.output(tuple(results))
         return fx.GraphModule(torch.nn.Module(), graph)
@@ -118,8 +138,8 @@ class Drawn:
         for dtype, _, source in self.arguments:
             point = dict(source.mesh.coords())[rank]
             shape = source.sharding.local_shape(source.mesh, point)
-            values = torch.randint(-4, 5, shape, generator=generator)
-            found.append(values.to(torch_dtype(dtype)))
+            values = torch.randint(-4, 5, shape, generator=generator).to(torch_dtype(dtype))
+            found.append(values * (1 + 2j) if dtype == "complex64" else values)
         return found
 
 
@@ -147,15 +167,6 @@ def _reshard(
     if kind == "gather":
         return placement(mesh, *cut), placement(mesh, *whole)
     return pending, placement(mesh, *cut)
-
-
-def _note(
-    last: fx.Node, graph: fx.Graph, target: Callable[..., object] | None, key: str, value: object
-) -> None:
-    """Note something at the nodes behind one, or at those that call a target."""
-    while (last := last.next) is not graph._root:
-        if target is None or last.target is target:
-            last.meta.setdefault(key, value)
 
 
 def _sent(module: fx.GraphModule) -> list[str]:
@@ -209,11 +220,11 @@ def test_a_bucket_leaves_with_the_first_of_its_members() -> None:
     given = [graph.placeholder(name) for name in ("x", "y")]
     before = graph.call_function(aten.cos.default, (given[0],))
     waits = []
-    for position, operand in enumerate(given, 1):
+    comm = Comm(0, CommKind.ALL_GATHER, (0, 1), "", "", "float32", bucket=0)
+    for operand in given:
         sent = graph.call_function(c10d.all_gather_into_tensor.default, (operand, 2, "ranks_0_1"))
-        sent.meta.update(operand=(torch.float32, (4,)), ready=-1)
+        sent.meta.update({"sizes": ((4,), (8,)), COMM: (comm,)})
         waits.append(graph.call_function(c10d.wait_tensor.default, (sent,)))
-        waits[-1].meta["due"] = position
     graph.output((before, *waits))
     bucket(graph)
     graph.lint()

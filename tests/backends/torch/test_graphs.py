@@ -10,12 +10,15 @@ from torch import fx
 
 import partitioner
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch import buckets
 from partitioner.backends.torch.all_ranks import run_lockstep
 from partitioner.backends.torch.buckets import bucket
 from partitioner.backends.torch.calls import add_argument
 from partitioner.backends.torch.eager import eager, gathered
+from partitioner.backends.torch.faults import COMM
 from partitioner.compiled.module import ModuleProgram
+from partitioner.cost_model import buckets
+from partitioner.cost_model.buckets import Member, may_join, together
+from partitioner.ir.program import Comm, CommKind
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -29,39 +32,37 @@ def collectives(graph: fx.Graph) -> Counter[str]:
     )
 
 
-def summing(sizes: list[int], wait_first: int) -> fx.GraphModule:
-    """Doubles of the arguments, summed over two ranks; one result is read before the others go."""
+def summing(sizes: list[int]) -> fx.GraphModule:
+    """Doubles of the arguments, summed over two ranks; the first is read before the others go."""
     graph = fx.Graph()
     inputs = [graph.placeholder(f"x{index}") for index in range(len(sizes))]
-    waits: dict[int, fx.Node] = {}
+    comm = Comm(0, CommKind.ALL_REDUCE, (0, 1), "", "", "float32", reduce="sum")
+    small = [
+        Member(index, index, len(sizes) if index else 1, 4 * size)
+        for index, size in enumerate(sizes)
+        if may_join(comm, 4 * size)
+    ]
+    numbers = {m.position: number for number, of in enumerate(together(small)) for m in of}
+    waits: list[fx.Node] = []
 
     def send(index: int) -> fx.Node:
         twice = graph.call_function(aten.mul.Tensor, (inputs[index], 2))
         sent = graph.call_function(c10d.all_reduce.default, (twice, "sum", "ranks_0_1"))
-        sent.meta.update(operand=(torch.float32, (sizes[index],)), ready=len(graph.nodes))
+        shape, joined = (sizes[index],), comm.renamed(bucket=numbers.get(index))
+        sent.meta.update({"sizes": (shape, shape), COMM: (joined,)})
         return sent
 
-    def wait(node: fx.Node) -> fx.Node:
-        arrived = graph.call_function(c10d.wait_tensor.default, (node,))
-        arrived.meta["due"] = len(graph.nodes)
-        return arrived
-
-    sent = {wait_first: send(wait_first)}
-    waits[wait_first] = wait(sent[wait_first])
-    negated = graph.call_function(aten.neg.default, (waits[wait_first],))
-    for index in range(len(sizes)):
-        if index not in sent:
-            sent[index] = send(index)
-    for index, node in sent.items():
-        if index not in waits:
-            waits[index] = wait(node)
-    graph.output((*(waits[index] for index in range(len(sizes))), negated))
+    waits.append(graph.call_function(c10d.wait_tensor.default, (send(0),)))
+    negated = graph.call_function(aten.neg.default, (waits[0],))
+    sent = [send(index) for index in range(1, len(sizes))]
+    waits += [graph.call_function(c10d.wait_tensor.default, (node,)) for node in sent]
+    graph.output((*waits, negated))
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
 def test_small_sums_go_together_and_give_the_same() -> None:
     sizes = [3, 600_000, 7, 5]  # the second is above the limit
-    plain, joined = summing(sizes, 0), summing(sizes, 0)
+    plain, joined = summing(sizes), summing(sizes)
     bucket(joined.graph)
     joined.graph.lint()
     joined.recompile()
@@ -78,7 +79,7 @@ def test_small_sums_go_together_and_give_the_same() -> None:
 def test_a_bucket_leaves_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums go in the order in which they are made, as many as a bucket holds."""
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 3 * 40)
-    module = summing([10] * 7, 0)
+    module = summing([10] * 7)
     bucket(module.graph)
     module.graph.lint()
     words = {aten.mul.Tensor: "made", c10d.all_reduce.default: "sent"}

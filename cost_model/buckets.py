@@ -12,6 +12,7 @@ operand that is a view of such a value counts as made where it is sent.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -128,7 +129,7 @@ def _passes(
     else:
         turns = [i for i, task in enumerate(tasks) if task.placed and task.name in backward][:1]
     bounds = sorted({0, *turns, len(tasks)})
-    return zip(bounds, bounds[1:], strict=False)
+    return itertools.pairwise(bounds)
 
 
 @dataclass

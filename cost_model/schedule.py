@@ -197,10 +197,13 @@ def _scaled(task: Task, shares: Mapping[int, float]) -> Task:
     )
 
 
-def _in_equal_parts(tasks: Sequence[Task]) -> bool:
-    """Whether the parts of each value have as many bytes on every device."""
+def _alike(tasks: Sequence[Task]) -> bool:
+    """Whether all devices have values of the same names, with as many bytes on each."""
+    everyone = {device for task in tasks for device in task.devices}
     for task in tasks:
         sizes: dict[Key, int] = {}
+        if task.aliases and len(task.aliases) < len(everyone):
+            return False
         if any(sizes.setdefault(key, nbytes) != nbytes for _, key, nbytes in task.writes):
             return False
     return True
@@ -263,7 +266,7 @@ class _Builder:
             tasks = _in_messages(sorted(tasks, key=lambda task: task.phase), self.cluster)
         loads, blocks = self._loads(), _blocks(self.graph, tasks)
         tasks, buckets = self._loading(tasks, loads, blocks), ()
-        if len({node.mesh.devices for node in placed}) == 1 and _in_equal_parts(tasks):
+        if not self.zeros and len({node.mesh.devices for node in placed}) == 1 and _alike(tasks):
             staged = self.order is not None
             tasks, buckets = in_buckets(tasks, self.graph.backward, staged=staged)
         return Schedule(

@@ -187,9 +187,9 @@ def test_random_passes_give_the_same_with_and_without_buckets(seed: int) -> None
     expected, results = (run_lockstep(modules, inputs) for modules in (plain, joined))
     for rank in range(4):
         assert len(expected[rank]) == len(results[rank])
-        for alone, together in zip(expected[rank], results[rank], strict=True):
-            assert alone.dtype == together.dtype
-            assert torch.equal(alone, together)
+        for alone, shared in zip(expected[rank], results[rank], strict=True):
+            assert alone.dtype == shared.dtype
+            assert torch.equal(alone, shared)
 
 
 def test_the_random_passes_have_all_that_buckets_tell_apart() -> None:

@@ -1,0 +1,121 @@
+"""Small collectives that travel together: as many as their windows allow, counted as they run."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_gpt import small_gpt
+
+import partitioner
+from partitioner.backends.torch.faults import COMM
+from partitioner.compiled.module import ModuleProgram
+from partitioner.cost_model import buckets
+from partitioner.cost_model.buckets import Member, together
+from partitioner.cost_model.memory import exact_lifetimes
+from partitioner.ir.program import BUCKET_BYTES, CommKind
+
+WINDOWS = st.lists(
+    st.tuples(st.integers(-1, 8), st.integers(1, 4), st.integers(1, 40)), max_size=7
+).map(
+    lambda drawn: [
+        Member(at, ready, ready + length, size * BUCKET_BYTES // 100)
+        for at, (ready, length, size) in enumerate(drawn)
+    ]
+)
+
+
+def share_a_point(members: Sequence[Member]) -> bool:
+    return max(member.ready for member in members) < min(member.due for member in members)
+
+
+@given(WINDOWS)
+def test_members_of_a_bucket_travel_at_one_time_and_fit(members: list[Member]) -> None:
+    found = together(members)
+    taken = [member for bucket in found for member in bucket]
+    assert len(taken) == len(set(taken))
+    for bucket in found:
+        assert len(bucket) > 1
+        assert share_a_point(bucket)
+        assert sum(member.nbytes for member in bucket) <= BUCKET_BYTES
+
+
+def fewest(members: Sequence[Member]) -> int:
+    """The least number of groups whose members share a point, by trying all."""
+    if not members:
+        return 0
+    first, *rest = members
+    least = len(members)
+    for picked in range(2 ** len(rest)):
+        group = [first, *(m for i, m in enumerate(rest) if picked >> i & 1)]
+        if share_a_point(group):
+            least = min(least, 1 + fewest([m for m in rest if m not in group]))
+    return least
+
+
+@given(WINDOWS)
+def test_there_are_as_few_as_can_be_where_all_fit(members: list[Member]) -> None:
+    small = [Member(m.position, m.ready, m.due, 1) for m in members]
+    found = together(small)
+    assert len(found) + len(small) - sum(map(len, found)) == fewest(small)
+
+
+@cache
+def gpt(parallel: str) -> ModuleProgram:
+    model, batch = small_gpt()
+    program = partitioner.compile(
+        model, batch, devices=2, training=True, parallel=parallel, time_limit_s=10
+    )
+    assert isinstance(program, ModuleProgram)
+    return program
+
+
+@pytest.mark.parametrize("parallel", ["dp", "tp", "zero3"])
+def test_ranks_join_what_the_schedule_joins(parallel: str) -> None:
+    program = gpt(parallel)
+    for rank in range(2):
+        planned: dict[int, list[int]] = {}
+        for comm in program.programs.ranks[rank].comms:
+            if comm.bucket is not None:
+                planned.setdefault(comm.bucket, []).append(comm.seq)
+        # a rank of tp holds zeros in place of a bias, so that it waits for other values
+        assert bool(planned) == (parallel != "tp")
+        joined = [
+            frozenset(comm.seq for comm in node.meta[COMM])
+            for which in ("forward", "backward")
+            for node in program.rank(rank, which).graph.nodes
+            if len(node.meta.get(COMM, ())) > 1
+        ]
+        assert sorted(map(sorted, joined)) == sorted(map(sorted, planned.values()))
+
+
+@pytest.mark.parametrize("parallel", ["dp", "zero3"])
+def test_the_tensors_of_a_bucket_are_held_together(
+    parallel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums take the place of their operands; gathered parts are copied where they are read."""
+    schedule = gpt(parallel).schedule
+    lives = [life for life in exact_lifetimes(schedule) if life.device == 0 and life.buffer]
+    kinds = {bucket.kind for bucket in schedule.buckets}
+    split = {CommKind.ALL_GATHER, CommKind.REDUCE_SCATTER}
+    assert kinds == ({CommKind.ALL_REDUCE} if parallel == "dp" else split)
+    for bucket in schedule.buckets:
+        results = sum(
+            size
+            for member in bucket.members
+            for device, _, size in schedule.tasks[member.position].writes
+            if device == 0
+        )
+        begun = [life for life in lives if life.first == bucket.begins]
+        assert [life for life in begun if life.nbytes == results]
+        (whole,) = (life for life in begun if life.nbytes == results)
+        assert whole.last >= min(bucket.arrives, len(schedule.tasks) - 1)
+        if bucket.kind is not CommKind.ALL_REDUCE:
+            assert [life for life in begun if life.nbytes == bucket.nbytes]
+        if bucket.kind is CommKind.ALL_GATHER:
+            dues = [member.due for member in bucket.members]
+            assert whole.last == max(dues)
+            assert sum(life.first in dues for life in lives) >= len(dues)
+    monkeypatch.setattr(buckets, "SMALL_BYTES", 0)
+    assert not gpt.__wrapped__(parallel).schedule.buckets

@@ -23,9 +23,13 @@ from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Plan, place, resolve
+from partitioner.search import explicit
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Request
-from partitioner.solver import Infeasible, Objective
+from partitioner.solver import Infeasible, Objective, Solution
+from partitioner.solver import work as work_module
+from partitioner.solver.joint.solve import solve
+from partitioner.solver.work import Work
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
 from partitioner.strategies.spaces import SearchError, families
 
@@ -142,6 +146,29 @@ def test_past_the_time_limit_what_is_left_is_named_and_not_searched() -> None:
     assert set(left.values()) == {"not searched within 1e-09 s"}
     assert outcome.plan.certificate is not None
     assert outcome.plan.certificate.space == "intra (tp=4)"
+
+
+def test_a_space_whose_steps_take_long_leaves_time_for_those_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clock stands still but for the search of the first space, which takes all that it may."""
+    now = [100.0]
+    searched: list[float] = []
+
+    def slow(problem: object, goal: object, work: Work, **options: object) -> Solution:
+        before = work.left_s
+        searched.append(before)
+        if len(searched) == 1:
+            now[0] += before
+            assert work.late
+        return solve(problem, goal, work, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(work_module, "now_s", lambda: now[0])
+    monkeypatch.setattr(explicit, "solve", slow)
+    outcome = search(MLP, flat(4), Request(time_limit_s=40))
+    assert {str(entry.space) for entry in outcome.candidates} >= set(map(str, families("auto", 4)))
+    assert searched[0] == 10  # there are four spaces
+    assert not outcome.failed
 
 
 def test_of_contradictory_pins_the_family_that_got_furthest_speaks() -> None:

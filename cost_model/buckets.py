@@ -160,13 +160,13 @@ class _Pass:
                 self._node(task.placed, position)
             elif task.comm is not None:
                 self._communication(task, task.comm, position)
-        by_kind: dict[object, list[Member]] = defaultdict(list)
+        by_kind: dict[tuple[CommKind, object], list[Member]] = defaultdict(list)
         for position, (ready, nbytes) in self.operands.items():
             comm = self.tasks[position].comm
             assert comm is not None
             member = Member(position, ready, self.due.get(position, end), nbytes)
-            by_kind[comm.kind, comm.ranks, comm.reduce, comm.dtype].append(member)
-        for (kind, *_), members in by_kind.items():  # type: ignore[misc]
+            by_kind[comm.kind, (comm.ranks, comm.reduce, comm.dtype)].append(member)
+        for (kind, _), members in by_kind.items():
             yield from (Bucket(kind, bucket) for bucket in together(members))
 
     def _rename(self, old: _Key, new: _Key) -> None:
@@ -180,10 +180,10 @@ class _Pass:
         if not operands:
             self.made.update(dict.fromkeys(results, -1 if _is_stored(placed.node) else position))
             return
-        source, (result, *others) = operands[0], results or [("", None)]
-        is_name = not others and _is_name(placed.node)
-        if is_name or (not others and _is_view(placed.node) and source in self.late):
-            self._rename(source, result)
+        source = operands[0]
+        is_late_view = _is_view(placed.node) and source in self.late
+        if len(results) == 1 and (_is_name(placed.node) or is_late_view):
+            self._rename(source, *results)
             return
         for key in operands:
             self._read(key, position)

@@ -265,7 +265,8 @@ class _Builder:
             # held while earlier phases run.
             tasks = _in_messages(sorted(tasks, key=lambda task: task.phase), self.cluster)
         loads, blocks = self._loads(), _blocks(self.graph, tasks)
-        tasks, buckets = self._loading(tasks, loads, blocks), ()
+        tasks = self._loading(tasks, loads, blocks)
+        buckets: tuple[Bucket, ...] = ()
         if not self.zeros and len({node.mesh.devices for node in placed}) == 1 and _alike(tasks):
             staged = self.order is not None
             tasks, buckets = in_buckets(tasks, self.graph.backward, staged=staged)

@@ -291,7 +291,7 @@ class Budget:
     engine: Engine
     say: Say
     best_s: float = math.inf
-    parts: int = 1
+    parts: float = 1
     defers_memory: bool = False
 
     @classmethod
@@ -301,6 +301,6 @@ class Budget:
         work = Work.within(seconds, seconds * PART * STEPS_PER_S)
         return cls(work, request.gap, request.seed, request.engine, say)
 
-    def share(self, parts: int) -> Budget:
+    def share(self, parts: float) -> Budget:
         """One of so many equal shares of the steps that are left."""
         return replace(self, work=self.work.share(parts), parts=parts)

@@ -7,6 +7,7 @@ meaning.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -86,6 +87,26 @@ def _none(_: Node, _shapes: _Shapes) -> int:
     return 1
 
 
+def _pieces(node: Node, _: _Shapes) -> int:
+    """The last index of a shard, and one: it has the pieces of `starts` and `lengths`."""
+    starts, lengths = node.attrs["starts"], node.attrs["lengths"]
+    assert isinstance(starts, tuple | list)
+    assert isinstance(lengths, tuple | list)
+    return max((a + n for a, n in zip(starts, lengths, strict=True)), default=1)  # type: ignore[operator]
+
+
+def _plane(node: Node, _: _Shapes) -> int:
+    """Points of the plane `whole`."""
+    whole = node.attrs["whole"]
+    assert isinstance(whole, tuple | list)
+    return math.prod(whole)  # type: ignore[arg-type]
+
+
+def _points(space: int) -> _Limit:
+    """Points of the last dims of operand 1."""
+    return lambda _, shapes: math.prod(shapes[1][-space:])
+
+
 #: Most dims that PyTorch's advanced indices are looked for in.
 _MOST_INDICES = 8
 
@@ -122,9 +143,22 @@ INDEX_OPERANDS: Mapping[tuple[str, int], _Limit] = MappingProxyType(
         },
         ("aten::embedding", 1): _dim(0),
         ("aten::embedding_dense_backward", 1): _number("num_weights"),
-        ("partitioner::embedding_bag", 1): _number("size"),
-        ("partitioner::embedding_bag", 2): _none,
         ("partitioner::embedding_part", 1): _number("size"),
+        ("partitioner::embedding_part_backward", 1): _pieces,
+        **{
+            (f"partitioner::embedding_bag{call}", indices + behind): limit
+            for call, indices in (
+                *(("", 1), ("_backward", 1), ("_max_backward", 2), ("_places", 2)),
+                ("_weights_backward", 2),
+            )
+            for behind, limit in enumerate((_number("size"), _none))
+        },
+        ("partitioner::experts", 1): _number("size"),
+        ("partitioner::experts_backward", 2): _number("size"),
+        ("partitioner::max_pool_grad_part", 1): _plane,
+        **{
+            (f"aten::max_pool{space}d_with_indices_backward", 2): _points(space) for space in (2, 3)
+        },
         **{(f"aten::{op}_forward", 1): _classes(0) for op in ("nll_loss", "nll_loss2d")},
         **{(f"aten::{op}_backward", 2): _classes(1) for op in ("nll_loss", "nll_loss2d")},
         ("partitioner::cross_entropy_parts", 2): _classes(0),

@@ -53,7 +53,6 @@ def local(tmp_path: Path) -> Mapping[str, Any]:
 def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "LEAST_ROUNDS", 2)
     monkeypatch.setattr(tuning, "ROUNDS", 2)
-    monkeypatch.setattr(tuning, "_ENOUGH_S", 0.1)
 
 
 @pytest.fixture

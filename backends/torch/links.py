@@ -48,7 +48,7 @@ def measure_links(ranks: int) -> Mapping[Place, Sequence[float]]:
     """
     with tempfile.TemporaryDirectory(prefix="partitioner-links-") as name:
         folder = Path(name)
-        run_job(folder, ranks, {"runner": __name__})
+        run_job(folder, ranks, {"runner": __name__, "sizes": SIZES})
         times = [json.loads((folder / f"times-{rank}.json").read_text()) for rank in range(ranks)]
     known: dict[Place, list[float]] = {}
     for of_rank in times:
@@ -62,17 +62,19 @@ def measure_links(ranks: int) -> Mapping[Place, Sequence[float]]:
 def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     """Run a rank of a job of `partitioner.backends.worker`."""
     torch.set_num_threads(job["threads"])
-    times = list(_measured(rank, job["ranks"]))
+    times = list(_measured(rank, job["ranks"], job["sizes"]))
     (folder / f"times-{rank}.json").write_text(json.dumps(times))
 
 
-def _measured(rank: int, ranks: int) -> Iterator[tuple[str, int, int, bool, list[float]]]:
+def _measured(
+    rank: int, ranks: int, sizes: Sequence[int]
+) -> Iterator[tuple[str, int, int, bool, list[float]]]:
     products = _Products()
     count = 2
     while count <= ranks:
         group = dist.new_group(list(range(count)))
         for kind in _STARTS if rank < count else ():
-            for nbytes in SIZES:
+            for nbytes in sizes:
                 start = _STARTS[kind](rank, count, nbytes, group)
                 at_once, later = _seconds(start, nbytes, products, group)
                 yield kind, count, nbytes, False, at_once

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
-
-import numpy as np
 
 from partitioner.solver.problem import Edge, Problem, SolverError
 
@@ -28,7 +27,13 @@ class Outcome:
     peak_bytes: tuple[float, ...]  #: The most bytes held on each device.
     peak_position: tuple[int, ...]  #: The first position at which each device holds them.
     excess_bytes: float  #: By how much the worst device is over its limit; 0 if none is.
-    latency_s: float  #: Seconds of one request, run in the given order.
+    problem: Problem = field(repr=False, compare=False)
+    chosen: tuple[int, ...]  #: The plan.
+
+    @cached_property
+    def latency_s(self) -> float:
+        """Seconds of one request, run in the given order; counted when it is first asked for."""
+        return latency_s(self.problem, self.chosen)
 
     def value(self, objective: Objective) -> float:
         """The figure that the objective minimises."""
@@ -51,26 +56,34 @@ def evaluate_choices(problem: Problem, chosen: Sequence[int]) -> Outcome:
                 f"{problem.names[edge.u]!r} and {problem.names[edge.v]!r} "
                 f"take the forbidden pair {pair}"
             )
-    load = np.zeros(problem.devices)
+    load = [0.0] * problem.devices
     for choices, index in zip(problem.nodes, chosen, strict=True):
-        load += choices[index].load_s
-    change = np.zeros((problem.devices, len(problem.nodes) + 1))
+        _add(load, choices[index].load_s)
+    change = [[0.0] * (len(problem.nodes) + 1) for _ in load]
     for index in sorted(triggered(problem, chosen)):
         item = problem.items[index]
-        load += item.load_s
-        change[:, item.first] += item.bytes
-        change[:, item.last + 1] -= item.bytes
-    live_bytes = np.cumsum(change, axis=1)[:, :-1]
-    peak = live_bytes.max(axis=1, initial=0.0)
+        _add(load, item.load_s)
+        for row, size in zip(change, item.bytes, strict=True):
+            if size:
+                row[item.first] += size
+                row[item.last + 1] -= size
+    live_bytes = [list(itertools.accumulate(row[:-1])) for row in change]
+    peak = [max(row, default=0.0) for row in live_bytes]
     excess = max(0.0, *(p - limit for p, limit in zip(peak, problem.limit_bytes, strict=True)))
     return Outcome(
-        tuple(map(float, load)),
-        float(load.max()),
-        tuple(map(float, peak)),
-        tuple(int(np.argmax(row)) if row.size else 0 for row in live_bytes),
-        float(excess),
-        latency_s(problem, chosen),
+        tuple(load),
+        max(load),
+        tuple(peak),
+        tuple(row.index(most) if row else 0 for row, most in zip(live_bytes, peak, strict=True)),
+        excess,
+        problem,
+        tuple(chosen),
     )
+
+
+def _add(load: list[float], more: Sequence[float]) -> None:
+    for device, seconds in enumerate(more):
+        load[device] += seconds
 
 
 def triggered(problem: Problem, chosen: Sequence[int]) -> set[int]:

@@ -129,22 +129,36 @@ def staged(
     source: ModuleSource | None = None,
 ) -> ModuleProgram:
     """A module on a plan in stages; `parallel`: how the stages of several devices are cut."""
-    trace = traced(module, batch, micro_batches, training=training)
-    cuts = None
-    if parallel:
-        size = -(-len(batch[0]) // micro_batches)
-        program = partitioner.compile(
-            module,
-            tuple(tensor[:size] for tensor in batch),
-            devices=len(devices[0]),
-            training=training,
-            parallel=parallel,
-            cluster="ideal",
-        )
-        cuts = program.plan
-        trace = trace.of(cuts.nodes)
+    trace, cuts = traced_and_cut(
+        module, batch, micro_batches, parallel, len(devices[0]), training=training
+    )
     plan = staged_plan(trace.graph, devices, schedule, micro_batches, stages, cuts)
     return on_trace(trace, plan, source)
+
+
+def traced_and_cut(
+    module: nn.Module,
+    batch: Sequence[Tensor],
+    micro_batches: int,
+    parallel: str = "",
+    devices: int = 1,
+    *,
+    training: bool = True,
+) -> tuple[TracedModule, Plan | None]:
+    """A trace of one micro-batch, and the plan by which stages of so many devices are cut."""
+    trace = traced(module, batch, micro_batches, training=training)
+    if not parallel:
+        return trace, None
+    size = -(-len(batch[0]) // micro_batches)
+    program = partitioner.compile(
+        module,
+        tuple(tensor[:size] for tensor in batch),
+        devices=devices,
+        training=training,
+        parallel=parallel,
+        cluster="ideal",
+    )
+    return trace.of(program.plan.nodes), program.plan
 
 
 def accumulated(

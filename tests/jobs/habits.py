@@ -13,8 +13,9 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import checkpoints
@@ -702,7 +703,7 @@ class Habit:
         run: What is done with the module.
         kind: The module.
         refused: How the refusal begins, a pattern; "" if the weights are to be equal.
-        options: Of `compile`.
+        parallel: Of `compile`.
         local: Whether ranks are called with their own parts.
         atol: Allowed difference of weights.
     """
@@ -710,7 +711,7 @@ class Habit:
     run: Loop
     kind: type[Net] = Net
     refused: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
+    parallel: str = "zero3"
     local: bool = False
     atol: float = 1e-9
 
@@ -800,7 +801,7 @@ HABITS: dict[str, Habit] = {
     "checkpointing": Habit(lambda side: side.steps(side.sgd()), Checkpointed),
     "closure": Habit(partial(closes, make=partial(o.SGD, lr=0.1))),
     "LBFGS": Habit(partial(closes, make=partial(o.LBFGS, lr=0.1, max_iter=3))),
-    "DistributedSampler, local": Habit(samples, local=True, options={"parallel": "dp"}),
+    "DistributedSampler, local": Habit(samples, local=True, parallel="dp"),
     "DistributedSampler, global": Habit(
         samples, refused="rank 1 has other data in input 'x' and 1 more than rank 0"
     ),
@@ -856,14 +857,14 @@ def checkpointed(_: int) -> None:
     """What two ranks save, three ranks and one go on from: weights and the optimizer's state."""
     ranks = dist.get_world_size()
     program = partitioner.compile(
-        copied(HABITS["accumulation"]),
+        copied(Net),
         batch(0),
         training=True,
         cluster="ideal",
         parallel="zero3" if ranks > 1 else None,
     )
     assert isinstance(program, partitioner.ModuleProgram)
-    module, plain = program.module(), copied(HABITS["accumulation"])
+    module, plain = program.module(), copied(Net)
     sides = Side(module, 0), Side(plain, 0)
     updates = [torch.optim.AdamW(side.parameters(), lr=1e-2) for side in sides]
     sides[1].steps(updates[1], 0, 1)
@@ -899,16 +900,32 @@ def in_parts(kind: type[Net]) -> type[Net]:
     return InParts
 
 
+@cache
+def program_of(kind: type[Net], parallel: str, *, staged: bool) -> partitioner.ModuleProgram:
+    """The program of all habits of a module; habits write to the modules that it makes only."""
+    options: dict[str, Any] = STAGES if staged else {"parallel": parallel}
+    program = partitioner.compile(
+        copied(kind), batch(0), devices=2, training=True, cluster="ideal", **options
+    )
+    assert isinstance(program, partitioner.ModuleProgram)
+    return program
+
+
+def plan_all(*, staged: bool = False) -> None:
+    """Make the programs that all ranks take, but those that are refused."""
+    for habit in HABITS.values():
+        with suppress(PartitionerError):
+            assert program_of(habit.kind, habit.parallel, staged=staged).programs
+
+
 def outcome(habit: Habit, rank: int, *, staged: bool = False) -> str:
     """ "equal", "refused: ..." or what is wrong."""
     try:
         torch.manual_seed(0)
-        plain = copied(habit)
-        options = {"training": True, "cluster": "ideal", "parallel": "zero3", **habit.options}
+        plain = copied(habit.kind)
         if staged:
             plain.__class__ = in_parts(habit.kind)
-            options |= STAGES
-        program = partitioner.compile(copied(habit), batch(0), **options)
+        program = program_of(habit.kind, habit.parallel, staged=staged)
         part = program.module(inputs="local" if habit.local else "global")
         returned = habit.run(Side(part, rank))
         state = part.full_state_dict()
@@ -933,9 +950,9 @@ def outcome(habit: Habit, rank: int, *, staged: bool = False) -> str:
     return "equal"
 
 
-def copied(habit: Habit) -> Net:
+def copied(kind: type[Net]) -> Net:
     torch.manual_seed(0)
-    return habit.kind().double()
+    return kind().double()
 
 
 def leaves(value: object) -> list[Tensor]:
@@ -971,10 +988,11 @@ def table(rank: int, names: Sequence[str], *, staged: bool) -> None:
 
 
 JOBS = {
-    "habits": Job(2, partial(check, names=list(HABITS)), limit_s=600, slow=True),
+    "habits": Job(2, partial(check, names=list(HABITS)), [plan_all], limit_s=600, slow=True),
     "habits_in_stages": Job(
         2,
         partial(check, names=list(HABITS), staged=True),
+        [partial(plan_all, staged=True)],
         limit_s=600,
         slow=True,
     ),

@@ -512,13 +512,18 @@ def frozen_parameters(_: int) -> None:
     same(module, whole)
 
 
-def trains_by_zero3(_: int) -> None:
-    """Where communication is free, ranks do not do alike, and hold zeros for parts of others."""
+@cache
+def zero3() -> ModuleProgram:
     compiled_program = partitioner.compile(
         seeded(Gpt), Gpt.batch(0), devices=2, training=True, cluster="ideal", parallel="zero3"
     )
     assert isinstance(compiled_program, ModuleProgram)
-    module, whole = compiled_program.module(), seeded(Gpt)
+    return compiled_program
+
+
+def trains_by_zero3(_: int) -> None:
+    """Where communication is free, ranks do not do alike, and hold zeros for parts of others."""
+    module, whole = zero3().module(), seeded(Gpt)
     losses = [train(one, Gpt.batch, sgd) for one in (module, whole)]
     torch.testing.assert_close(*map(torch.tensor, losses))
     same(module, whole)
@@ -695,31 +700,41 @@ JOBS = {
     "dies_in_backward": Job(4, dies_in_backward, [GPT_ON_4]),
     "raises": Job(2, a_rank_that_raises, [MLP]),
     "hangs": Job(2, a_rank_that_hangs, [MLP], timeout_s=4),
-    "compiled": Job(2, compiled, timeout_s=300, limit_s=500, slow=True),
+    "compiled": Job(
+        2,
+        compiled,
+        [partial(program, Gpt, 2, dtype=torch.float32)],
+        timeout_s=300,
+        limit_s=500,
+        slow=True,
+    ),
     "changes": Job(2, refuses_what_it_would_not_notice, [MLP]),
     "frozen": Job(2, frozen_parameters, [GPT]),
     "unused": Job(2, side_modules.has_unused_parameters, [side_modules.program]),
-    "heads": Job(2, side_modules.evaluates_what_is_not_trained),
-    "turned": Job(2, side_modules.trains_what_lies_oddly),
+    "heads": Job(2, side_modules.evaluates_what_is_not_trained, side_modules.HEADS),
+    "turned": Job(2, side_modules.trains_what_lies_oddly, side_modules.TURNED),
     "other gradients": Job(2, side_modules.refuses_other_gradients, [side_modules.program]),
-    "attributes": Job(2, side_modules.refuses_attributes_of_the_graphs),
-    "zero3": Job(2, trains_by_zero3),
+    "attributes": Job(2, side_modules.refuses_attributes_of_the_graphs, [side_modules.scaled]),
+    "zero3": Job(2, trains_by_zero3, [zero3]),
     "initialise": Job(2, initialises_from_a_seed, [program_of_fakes]),
     "shared_groups": Job(3, two_programs_share_groups, timeout_s=10),
     "placed_state": Job(2, placed_modules.holds_the_whole_state, [PLACED]),
     "placed_clipping": Job(2, placed_modules.clips_by_the_whole_norm, [PLACED, ZERO3]),
     "placed_resuming": Job(2, placed_modules.resumes, [PLACED]),
     "placed_ending": Job(2, placed_modules.groups_end_though_the_module_lives, [PLACED]),
-    "inference": Job(2, placed_modules.has_no_state_for_inference),
-    "buffers": Job(2, written_buffers.trains(written_buffers.keeping, 1)),
-    "buffers_read_again": Job(
-        2, written_buffers.trains(partial(written_buffers.recomputing, 1), 1)
+    "inference": Job(2, placed_modules.has_no_state_for_inference, [placed_modules.inference]),
+    **{
+        name: Job(2, written_buffers.trains(make, micro_batches), [make])
+        for name, make, micro_batches in (
+            ("buffers", written_buffers.keeping, 1),
+            ("buffers_read_again", partial(written_buffers.recomputing, 1), 1),
+            ("buffers_read_again_in_stages", partial(written_buffers.recomputing, 4), 4),
+        )
+    },
+    "first_names": Job(
+        2, placed_modules.lists_parameters_by_their_first_names, [placed_modules.twice]
     ),
-    "buffers_read_again_in_stages": Job(
-        2, written_buffers.trains(partial(written_buffers.recomputing, 4), 4)
-    ),
-    "first_names": Job(2, placed_modules.lists_parameters_by_their_first_names),
-    "rare_types": Job(2, placed_modules.carries_rare_types),
+    "rare_types": Job(2, placed_modules.carries_rare_types, [placed_modules.rare]),
 }
 
 if __name__ == "__main__":

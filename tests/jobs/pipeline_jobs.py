@@ -8,7 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import checkpoints
@@ -43,21 +43,42 @@ def same(module: RankModule, plain: nn.Module) -> None:
         torch.testing.assert_close(state[name], tensor, rtol=1e-7, atol=1e-7, msg=name)
 
 
-def trains(
-    _: int,
+#: Devices of each stage.
+TWO, THERE_AND_BACK = ((0,), (1,)), ((0,), (1,), (0,))
+FOUR = tuple((rank,) for rank in range(4))
+
+
+def planned(
     kind: Model,
-    devices: Sequence[tuple[int, ...]],
-    schedule: str,
+    devices: tuple[tuple[int, ...], ...] = TWO,
+    schedule: str = "1f1b",
     micro_batches: int = 4,
-    **options: Any,
-) -> None:
+    size: int = 8,
+    parallel: str = "",
+    stages: Stages | None = None,
+) -> ModuleProgram:
+    """A program, which jobs make before the ranks are forked: once for all of them."""
+    return _planned(kind, devices, schedule, micro_batches, size, parallel, stages)
+
+
+@cache
+def _planned(
+    kind: Model, devices: Any, schedule: str, micro_batches: int, size: int, *how: Any
+) -> ModuleProgram:
+    parallel, stages = how
+    program = staged(
+        *(seeded(kind), kind.batch(0, size), devices, schedule, micro_batches),
+        stages=stages,
+        parallel=parallel,
+    )
+    assert program.programs
+    torch.optim.AdamW([nn.Parameter(torch.zeros(1))])  # its first use imports for seconds
+    return program
+
+
+def trains(program: Callable[[], ModuleProgram], kind: Model, micro_batches: int, _: int) -> None:
     """Ten steps of AdamW, as of one process with the same micro-batches."""
-    program = staged(seeded(kind), kind.batch(0), devices, schedule, micro_batches, **options)
-    check_steps(program.module(), kind, micro_batches)
-
-
-def check_steps(module: RankModule, kind: Model, micro_batches: int) -> None:
-    plain = seeded(kind)
+    module, plain = program().module(), seeded(kind)
     updates = adamw(module), adamw(plain)
     for step in range(STEPS):
         for update in updates:
@@ -78,13 +99,8 @@ def loss_of(result: Any) -> torch.Tensor:
     return loss
 
 
-def on_two(kind: Model, schedule: str = "1f1b", **options: Any) -> ModuleProgram:
-    micro_batches = options.pop("micro_batches", 4)
-    return staged(seeded(kind), kind.batch(0), [(0,), (1,)], schedule, micro_batches, **options)
-
-
 def clips_accumulates_and_scales(_: int) -> None:
-    module, plain = on_two(Towers).module(), seeded(Towers)
+    module, plain = planned(Towers).module(), seeded(Towers)
     updates = adamw(module), adamw(plain)
     for step in range(0, 8, 2):
         for half in range(2):
@@ -100,7 +116,7 @@ def clips_accumulates_and_scales(_: int) -> None:
 
 
 def calls_twice_before_backward(_: int) -> None:
-    module, plain = on_two(Plain, "zb1").module(), seeded(Plain)
+    module, plain = planned(Plain, schedule="zb1").module(), seeded(Plain)
     updates = adamw(module), adamw(plain)
     for step in range(3):
         one, other = Plain.batch(step), Plain.batch(step + 9)
@@ -118,7 +134,7 @@ def calls_twice_before_backward(_: int) -> None:
 
 
 def without_gradients_only_forward_phases_run(_: int) -> None:
-    module, plain = on_two(UNet).module(), seeded(UNet)
+    module, plain = planned(UNet).module(), seeded(UNet)
     ran: list[int] = []
     passes = module._passes[""]
     runs = dict(passes._runs)
@@ -141,8 +157,7 @@ def without_gradients_only_forward_phases_run(_: int) -> None:
 
 
 def has_a_smaller_last_micro_batch(_: int, kind: Model = UNet) -> None:
-    program = staged(seeded(kind), kind.batch(0, 10), [(0,), (1,)], "zb1", 4)
-    module, plain = program.module(), seeded(kind)
+    module, plain = planned(kind, schedule="zb1", size=10).module(), seeded(kind)
     updates = adamw(module), adamw(plain)
     for step in range(3):
         batch = kind.batch(step, 10)
@@ -158,7 +173,7 @@ def has_a_smaller_last_micro_batch(_: int, kind: Model = UNet) -> None:
 
 def other_sizes_and_evaluation(_: int) -> None:
     """Other batches are cut into as many micro-batches; evaluation is of the whole batch."""
-    module, plain = on_two(UNet, "1f1b").module(), seeded(UNet)
+    module, plain = planned(UNet).module(), seeded(UNet)
     updates = adamw(module), adamw(plain)
     for step, size in enumerate((8, 6, 16, 5, 8)):
         batch = UNet.batch(step, size)
@@ -171,7 +186,7 @@ def other_sizes_and_evaluation(_: int) -> None:
         for one in (module, plain):
             one.eval()
         with torch.no_grad():
-            for rows in (size, 3):
+            for rows in {8: (8, 3), 5: (5,)}.get(size, ()):
                 batch = UNet.batch(step + 20, rows)
                 torch.testing.assert_close(tensors(module(*batch)), tensors(plain(*batch)))
         for one in (module, plain):
@@ -180,8 +195,7 @@ def other_sizes_and_evaluation(_: int) -> None:
 
 
 def evaluates_where_a_device_is_visited_twice(_: int) -> None:
-    program = staged(seeded(Tied), Tied.batch(0), [(0,), (1,), (0,)], "1f1b", 4)
-    module, plain = program.module(), seeded(Tied)
+    module, plain = planned(Tied, THERE_AND_BACK).module(), seeded(Tied)
     for one in (module, plain):
         one.eval()
     torch.testing.assert_close(module(*Tied.batch(1)), plain(*Tied.batch(1)))
@@ -198,10 +212,12 @@ def infers(_: int) -> None:
         torch.testing.assert_close(tensors(module(*batch)), tensors(plain(*batch)))
 
 
+PARTS = ((0, 1),), "gpipe", 2
+
+
 def own_parts(rank: int) -> None:
     """Under inputs='local' each rank brings its part of every micro-batch."""
-    program = staged(seeded(Plain), Plain.batch(0), [(0, 1)], "gpipe", 2, parallel="dp")
-    module, plain = program.module(inputs="local"), seeded(Plain)
+    module, plain = planned(Plain, *PARTS, parallel="dp").module(inputs="local"), seeded(Plain)
     updates = adamw(module), adamw(plain)
     for step in range(3):
         x, y = Plain.batch(step)
@@ -238,7 +254,7 @@ def evaluates_own_parts(
 def own_parts_of_stages(_: int) -> None:
     """Ranks of the same stage bring their parts, ranks of other stages too."""
     for size in (8, 7):  # the last micro-batch is smaller
-        program = staged(seeded(Plain), Plain.batch(0, size), [(0,), (1,)], "1f1b", 2)
+        program = planned(Plain, micro_batches=2, size=size)
         module, plain = program.module(inputs="local"), seeded(Plain)
         loss = module.train_step(*Plain.batch(0, size))
         torch.testing.assert_close(loss, accumulated(plain, Plain.batch(0, size), 2)[0])
@@ -247,8 +263,7 @@ def own_parts_of_stages(_: int) -> None:
 
 def a_rank_is_killed_in_a_step(rank: int) -> None:
     """Every other rank ends within `SOON_S`, and names it."""
-    devices = [(0,), (1,), (2,), (3,)]
-    module = staged(seeded(Tied), Tied.batch(0), devices, "1f1b", 4).module()
+    module = planned(Tied, FOUR).module()
     rank_1_is_killed(module, rank, Tied.batch(0))
 
 
@@ -273,7 +288,7 @@ def rank_1_is_killed(module: RankModule, rank: int, batch: Sequence[torch.Tensor
 
 def saves(_: int, stages: Stages | None = None) -> RankModule:
     """Two ranks in stages save after two steps."""
-    module, plain = on_two(Plain, stages=stages).module(), seeded(Plain)
+    module, plain = planned(Plain, stages=stages).module(), seeded(Plain)
     updates = adamw(module), adamw(plain)
     for one, update in zip((module, plain), updates, strict=True):
         steps(one, update, 0, 1)
@@ -292,7 +307,7 @@ def goes_on(_: int, stages: Stages | None = None) -> None:
     """Two ranks in stages, or one process without, go on as one that did not stop."""
     plain = seeded(Plain)
     if dist.get_world_size() == 2:
-        module = on_two(Plain, stages=stages).module()
+        module = planned(Plain, stages=stages).module()
     else:
         program = partitioner.compile(seeded(Plain), Plain.batch(0), devices=1, training=True)
         assert isinstance(program, ModuleProgram)
@@ -307,7 +322,7 @@ def goes_on(_: int, stages: Stages | None = None) -> None:
 
 def needs_flat_checkpoints(_: int) -> None:
     """Without the option, PyTorch keeps the options of one rank's parameters only."""
-    module = on_two(Plain).module()
+    module = planned(Plain).module()
     update = adamw(module)
     steps(module, update, 0)
     checkpoints.save(module, update, "checkpoint")
@@ -326,7 +341,7 @@ def needs_flat_checkpoints(_: int) -> None:
 
 def lists_a_parameter_of_another_rank(rank: int) -> None:
     """A rank without parameters lists one that it neither holds nor trains."""
-    module = on_two(Plain, stages=loss_apart).module()
+    module = planned(Plain, stages=loss_apart).module()
     plain = seeded(Plain)
     names = [name for name, _ in module.named_parameters()]
     assert names == ([name for name, _ in plain.named_parameters()] if rank == 0 else names[:1])
@@ -425,8 +440,8 @@ def steps(module: nn.Module, update: torch.optim.Optimizer, *numbers: int) -> li
 
 
 def loads_a_whole_state(_: int) -> None:
-    """The state of a plain module, and back."""
-    module, plain = on_two(Tied).module(), seeded(Tied)
+    """The state of a plain module, and back; each rank plans by itself."""
+    module, plain = staged(seeded(Tied), Tied.batch(0), TWO).module(), seeded(Tied)
     with torch.no_grad():
         for parameter in plain.parameters():
             parameter.mul_(0.5)
@@ -437,64 +452,81 @@ def loads_a_whole_state(_: int) -> None:
     same(module, other)
 
 
+def made(*args: Any, **options: Any) -> Sequence[Callable[[], ModuleProgram]]:
+    """What makes a program (see `planned`) before ranks take it."""
+    return [partial(planned, *args, **options)]
+
+
+def steps_of(
+    kind: Model,
+    devices: tuple[tuple[int, ...], ...],
+    schedule: str,
+    micro_batches: int = 4,
+    *,
+    slow: bool = False,
+    **options: Any,
+) -> Job:
+    program = partial(planned, kind, devices, schedule, micro_batches, **options)
+    ranks = len({rank for stage in devices for rank in stage})
+    return Job(ranks, partial(trains, program, kind, micro_batches), [program], slow=slow)
+
+
+PLAIN, APART = made(Plain), made(Plain, stages=loss_apart)
+
 JOBS = {
-    "killed": Job(4, a_rank_is_killed_in_a_step),
-    "restart": Job(2, saves_and_is_killed, then=Job(2, goes_on)),
-    "checkpoint": Job(2, saves, then=Job(2, goes_on, then=Job(1, goes_on))),
+    "killed": Job(4, a_rank_is_killed_in_a_step, made(Tied, FOUR)),
+    "restart": Job(2, saves_and_is_killed, PLAIN, then=Job(2, goes_on, PLAIN)),
+    "checkpoint": Job(2, saves, PLAIN, then=Job(2, goes_on, PLAIN, then=Job(1, goes_on))),
     "checkpoint_of_one_holder": Job(
         2,
         partial(saves, stages=loss_apart),
-        then=Job(2, partial(goes_on, stages=loss_apart), then=Job(2, goes_on)),
+        APART,
+        then=Job(2, partial(goes_on, stages=loss_apart), APART, then=Job(2, goes_on, PLAIN)),
     ),
     "overflow": Job(2, skips_the_same_steps),
     "float16": Job(2, scales_in_float16),
-    "flat_checkpoint": Job(2, needs_flat_checkpoints),
-    "no_parameters": Job(2, lists_a_parameter_of_another_rank),
+    "flat_checkpoint": Job(2, needs_flat_checkpoints, PLAIN),
+    "no_parameters": Job(2, lists_a_parameter_of_another_rank, APART),
     "whole_state": Job(2, loads_a_whole_state),
-    "smaller_last": Job(2, has_a_smaller_last_micro_batch),
-    "smaller_last_zeros": Job(2, partial(has_a_smaller_last_micro_batch, kind=Halved)),
-    "other_sizes": Job(2, other_sizes_and_evaluation),
-    "evaluation_twice": Job(2, evaluates_where_a_device_is_visited_twice),
+    "smaller_last": Job(2, has_a_smaller_last_micro_batch, made(UNet, schedule="zb1", size=10)),
+    "smaller_last_zeros": Job(
+        2,
+        partial(has_a_smaller_last_micro_batch, kind=Halved),
+        made(Halved, schedule="zb1", size=10),
+    ),
+    "other_sizes": Job(2, other_sizes_and_evaluation, made(UNet)),
+    "evaluation_twice": Job(
+        2, evaluates_where_a_device_is_visited_twice, made(Tied, THERE_AND_BACK)
+    ),
     "inference": Job(2, infers),
-    "own_parts": Job(2, own_parts),
-    "own_parts_of_stages": Job(2, own_parts_of_stages),
+    "own_parts": Job(2, own_parts, made(Plain, *PARTS, parallel="dp")),
+    "own_parts_of_stages": Job(
+        2,
+        own_parts_of_stages,
+        [partial(planned, Plain, micro_batches=2, size=size) for size in (8, 7)],
+    ),
     **{
-        f"{kind.__name__.lower()}_{schedule}": Job(
-            2, partial(trains, kind=kind, devices=devices, schedule=schedule)
-        )
+        f"{kind.__name__.lower()}_{schedule}": steps_of(kind, devices, schedule)
         for kind, schedule, devices in (
-            (Tied, "gpipe", [(0,), (1,)]),
-            (UNet, "1f1b", [(0,), (1,)]),
-            (Tied, "zb1", [(0,), (1,)]),
-            (UNet, "interleaved", [(0,), (1,)] * 2),
-            (Tied, "zbv", [(0,), (1,), (1,), (0,)]),
-            (UNet, "dualpipev", [(0,), (1,), (1,), (0,)]),
+            (Tied, "gpipe", TWO),
+            (UNet, "1f1b", TWO),
+            (Tied, "zb1", TWO),
+            (UNet, "interleaved", TWO + TWO),
+            (Tied, "zbv", ((0,), (1,), (1,), (0,))),
+            (UNet, "dualpipev", ((0,), (1,), (1,), (0,))),
         )
     },
-    "back_and_forth": Job(
-        2, partial(trains, kind=Tied, devices=[(0,), (1,), (0,)], schedule="1f1b")
-    ),
-    "towers_on_4": Job(
-        4, partial(trains, kind=Towers, devices=[(0,), (1,), (2,), (3,)], schedule="1f1b")
-    ),
+    "back_and_forth": steps_of(Tied, THERE_AND_BACK, "1f1b"),
+    "towers_on_4": steps_of(Towers, FOUR, "1f1b"),
     **{
-        f"hybrid_{parallel}": Job(
-            4,
-            partial(
-                trains,
-                kind=UNet,
-                devices=[(0, 1), (2, 3)],
-                schedule="zb1",
-                micro_batches=2,
-                parallel=parallel,
-            ),
-            slow=parallel != "dp",
+        f"hybrid_{parallel}": steps_of(
+            UNet, ((0, 1), (2, 3)), "zb1", 2, parallel=parallel, slow=parallel != "dp"
         )
         for parallel in ("dp", "tp", "zero3")
     },
-    "clipping": Job(2, clips_accumulates_and_scales),
-    "calls": Job(2, calls_twice_before_backward),
-    "no_grad": Job(2, without_gradients_only_forward_phases_run),
+    "clipping": Job(2, clips_accumulates_and_scales, made(Towers)),
+    "calls": Job(2, calls_twice_before_backward, made(Plain, schedule="zb1")),
+    "no_grad": Job(2, without_gradients_only_forward_phases_run, made(UNet)),
 }
 
 if __name__ == "__main__":

@@ -122,12 +122,17 @@ def resumes(_: int) -> None:
     same(module, whole)
 
 
-def has_no_state_for_inference(_: int) -> None:
+@cache
+def inference() -> partitioner.ModuleProgram:
     torch.manual_seed(0)
-    net, x = nn.Linear(6, 8), torch.randn(4, 6)
-    program = partitioner.compile(net, x, devices=2, cluster="ideal")
-    assert isinstance(program, partitioner.ModuleProgram)
-    module = program.module()
+    compiled = partitioner.compile(nn.Linear(6, 8), torch.randn(4, 6), devices=2, cluster="ideal")
+    assert isinstance(compiled, partitioner.ModuleProgram)
+    return compiled
+
+
+def has_no_state_for_inference(_: int) -> None:
+    net, x = inference().whole, batch(0)[0]
+    module = inference().module()
     torch.testing.assert_close(module(x), net(x))
     for ask in (
         module.state_dict,
@@ -151,14 +156,24 @@ class Rare(nn.Module):
         return z, z.conj().imag, j, *summed, x[:0] * 2, self.number
 
 
-def carries_rare_types(_: int) -> None:
-    torch.manual_seed(0)
-    batch = torch.randn(4, 6, 2), torch.randint(100, (4, 6), dtype=torch.int16)
+def rare_batch() -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    whole = torch.randint(100, (4, 6), generator=draw, dtype=torch.int16)
+    return torch.randn(4, 6, 2, generator=draw), whole
+
+
+@cache
+def rare() -> partitioner.ModuleProgram:
     pins = [Pin(name, tensor=name, dim=0) for name in ("mul", "add")]
     compiled = partitioner.compile(
-        Rare(), batch, devices=2, cluster="ideal", constraints=Constraints(tuple(pins))
+        Rare(), rare_batch(), devices=2, cluster="ideal", constraints=Constraints(tuple(pins))
     )
     assert isinstance(compiled, partitioner.ModuleProgram)
+    return compiled
+
+
+def carries_rare_types(_: int) -> None:
+    compiled, batch = rare(), rare_batch()
     code = compiled.rank(0).code
     for name in ("all_reduce", "view_as_real_copy", "torch.int32", "torch.uint8"):
         assert name in code, code
@@ -179,13 +194,18 @@ class Twice(nn.Module):
         return x.square().mean()
 
 
-def lists_parameters_by_their_first_names(_: int) -> None:
-    whole = Twice()
+@cache
+def twice() -> partitioner.ModuleProgram:
     compiled = partitioner.compile(
-        whole, torch.randn(4, 6), devices=2, training=True, parallel="dp"
+        Twice(), torch.randn(4, 6), devices=2, training=True, parallel="dp"
     )
     assert isinstance(compiled, partitioner.ModuleProgram)
-    assert list(dict(compiled.module().named_parameters())) == list(dict(whole.named_parameters()))
+    return compiled
+
+
+def lists_parameters_by_their_first_names(_: int) -> None:
+    names = [list(dict(one.named_parameters())) for one in (twice().module(), twice().whole)]
+    assert names[0] == names[1]
 
 
 def groups_end_though_the_module_lives(_: int) -> None:

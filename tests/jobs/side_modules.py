@@ -1,6 +1,8 @@
 """Modules with parameters that the loss does not use or that lie oddly, trained by a gloo group."""
 
-from functools import cache
+import copy
+from functools import cache, partial
+from typing import Any
 
 import pytest
 import torch
@@ -92,15 +94,29 @@ class Turned(nn.Module):
         return loss
 
 
+def turned_batch() -> Tensor:
+    return torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
+
+
+@cache
+def turned(dim: int) -> partitioner.ModuleProgram:
+    """Its weight is cut along a dim."""
+    torch.manual_seed(0)
+    pins = (Pin("layer.weight", tensor="layer.weight", dim=dim), Pin("x", tensor="x", dim=0))
+    options: Any = {"training": True, "cluster": "ideal", "constraints": Constraints(pins)}
+    compiled = partitioner.compile(Turned(), turned_batch(), devices=2, **options)
+    assert isinstance(compiled, partitioner.ModuleProgram)
+    return compiled
+
+
+TURNED = [partial(turned, dim) for dim in range(2)]
+
+
 def trains_what_lies_oddly(_: int) -> None:
     """Fused optimizers go through a parameter's memory and its gradient's in one order."""
-    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
-    for dim in range(2):
-        torch.manual_seed(0)
-        whole = Turned()
-        pins = (Pin("layer.weight", tensor="layer.weight", dim=dim), Pin("x", tensor="x", dim=0))
-        options = {"training": True, "cluster": "ideal", "constraints": Constraints(pins)}
-        module = partitioner.compile(whole, x, devices=2, **options).module()
+    x = turned_batch()
+    for program in TURNED:
+        module, whole = program().module(), copy.deepcopy(program().whole)
         for one in (whole, module):
             update = torch.optim.AdamW(one.parameters(), lr=0.1, fused=True)
             for _step in range(3):
@@ -125,15 +141,30 @@ class Heads(nn.Module):
         return hidden.square().mean() if self.training else self.head(hidden) * self.scale
 
 
+def heads_batch() -> Tensor:
+    return torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+
+
+@cache
+def heads(parallel: str) -> partitioner.ModuleProgram:
+    """Of a kind of parallelism; "" for any plan of the mesh."""
+    torch.manual_seed(0)
+    options: Any = {"parallel": parallel} if parallel else {"mesh": {"dp": 2}}
+    compiled = partitioner.compile(
+        Heads(), heads_batch(), devices=2, training=True, cluster="ideal", **options
+    )
+    assert isinstance(compiled, partitioner.ModuleProgram)
+    return compiled
+
+
+HEADS = [partial(heads, parallel) for parallel in ("zero3", "")]
+
+
 def evaluates_what_is_not_trained(_: int) -> None:
     """What only evaluation computes with is loaded and changed like all else."""
-    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
-    for options in ({"parallel": "zero3"}, {"mesh": {"dp": 2}}):
-        torch.manual_seed(0)
-        whole = Heads()
-        module = partitioner.compile(
-            whole, x, devices=2, training=True, cluster="ideal", **options
-        ).module()
+    x = heads_batch()
+    for program in HEADS:
+        module, whole = program().module(), copy.deepcopy(program().whole)
         module.eval()
         whole.eval()
         with torch.no_grad():
@@ -183,12 +214,18 @@ class Scaled(nn.Module):
         return loss
 
 
+@cache
+def scaled() -> partitioner.ModuleProgram:
+    options: Any = {"training": True, "cluster": "ideal", "mesh": {"dp": 2}}
+    compiled = partitioner.compile(Scaled(), torch.randn(4, 8), devices=2, **options)
+    assert isinstance(compiled, partitioner.ModuleProgram)
+    return compiled
+
+
 def refuses_attributes_of_the_graphs(_: int) -> None:
     """Those of the whole module, and of a part; others may be set."""
-    options = {"training": True, "cluster": "ideal", "mesh": {"dp": 2}}
-    whole, x = Scaled(), torch.randn(4, 8)
-    program = partitioner.compile(whole, x, devices=2, **options)
-    module = program.module()
+    program, x = scaled(), torch.randn(4, 8)
+    whole, module = program.whole, program.module()
     for part, name in ((module, "factor"), (module, "ones"), (module.layer, "momentum")):
         with pytest.raises(BackendError, match=f"{name} was traced as it was when the module was"):
             setattr(part, name, 0.5)

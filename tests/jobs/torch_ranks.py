@@ -7,6 +7,7 @@ ends when its standard input closes.
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import shutil
@@ -22,6 +23,17 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+#: What the ranks of a compiled module import when they first need it, which takes most of their
+#: time: it is imported once, before they are forked.
+LATE = (
+    "partitioner.backends.torch.rank_module",
+    "partitioner.compiled.ranks",
+    "partitioner.compiled.variants",
+    "torch.distributed.checkpoint._fsspec_filesystem",
+    "torch.profiler",
+    "highspy",
+)
 
 
 class LeftError(Exception):
@@ -83,6 +95,9 @@ def serve(run: Callable[[str], str]) -> None:
 def _problem(job: Job, folder: Path) -> str:
     for prepare in job.prepare:
         prepare()
+    if "partitioner.compiled.module" in sys.modules:
+        for name in LATE:
+            importlib.import_module(name)
     gc.freeze()  # the ranks neither go through what was there before them nor copy its pages
     ranks = folder / "ranks"
     ranks.mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from staged import staged_plan
@@ -71,6 +72,7 @@ def by_layer(graph: Graph) -> dict[str, int]:
     return {node.name: int(not node.name.startswith(first)) for node in changing_nodes(graph)}
 
 
+@cache
 def recomputing(micro_batches: int) -> ModuleProgram:
     """The backward pass computes again what it can; the values are whole on both ranks."""
     example, options = Example(batch(0), {}), ModuleOptions(training=True)
@@ -90,6 +92,7 @@ def recomputing(micro_batches: int) -> ModuleProgram:
     return ModuleProgram.of(ModuleModel(module, ModuleSource()), cluster, plan, prices, {})
 
 
+@cache
 def keeping() -> ModuleProgram:
     program = partitioner.compile(
         seeded(), batch(0), devices=2, training=True, parallel="dp", recompute=False

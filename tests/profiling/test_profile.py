@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import modules
@@ -32,16 +33,18 @@ from partitioner.profiling.candidates import (
     local_graph,
 )
 from partitioner.profiling.measure import Timing, timed_runs
-from partitioner.profiling.profile import profile
+from partitioner.profiling.profile import Profiled, profile
 from partitioner.profiling.rank import _batches
 from partitioner.profiling.work import Item
 
 
-@pytest.fixture(autouse=True)
-def _small_yardsticks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _small_yardsticks() -> Iterator[None]:
     """One copy and one product, which take no time."""
-    monkeypatch.setattr(yardsticks, "MOVED_BYTES", (2**16,))
-    monkeypatch.setattr(yardsticks, "PRODUCTS", ((64, 64, 64),))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yardsticks, "MOVED_BYTES", (2**16,))
+        patch.setattr(yardsticks, "PRODUCTS", ((64, 64, 64),))
+        yield
 
 
 @pytest.fixture
@@ -52,6 +55,10 @@ def empty(tmp_path: Path) -> Path:
 @pytest.fixture
 def file(empty: Path) -> Path:
     """A profile in which communications are known, which takes long."""
+    return with_links(empty)
+
+
+def with_links(empty: Path) -> Path:
     try:
         (spec, *_) = local_cluster(2, profile=empty).devices
     except CostError:
@@ -76,6 +83,23 @@ def two_processes(file: Path) -> Cluster:
         return resolve_cluster("2xlocal", profile=file)
     except CostError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def first_run(
+    mlp: onnx.ModelProto, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Profiled]:
+    """A profile of the perceptron on two processes, measured once for all tests."""
+    file = with_links(tmp_path_factory.mktemp("profiled") / "profile.sqlite")
+    two_processes(file)
+    return file, profile(mlp, devices=2, profile=file)
+
+
+@pytest.fixture
+def profiled(first_run: tuple[Path, Profiled], file: Path) -> Path:
+    """A copy of it, to which a test may add."""
+    shutil.copy(first_run[0], file)
+    return file
 
 
 def test_the_forms_of_all_strategies_are_collected(mlp: onnx.ModelProto, file: Path) -> None:
@@ -137,9 +161,10 @@ def test_weights_are_constants_of_the_local_graph(mlp: onnx.ModelProto, file: Pa
         assert len(local.constants) >= len(weights)
 
 
-def test_a_second_run_measures_only_what_is_new(mlp: onnx.ModelProto, file: Path) -> None:
-    two_processes(file)
-    first = profile(mlp, devices=2, profile=file)
+def test_a_second_run_measures_only_what_is_new(
+    mlp: onnx.ModelProto, first_run: tuple[Path, Profiled], profiled: Path
+) -> None:
+    file, first = profiled, first_run[1]
     assert first.measured == first.forms > 5
     assert not first.failed
     assert first.unknown_share == 0
@@ -150,11 +175,10 @@ def test_a_second_run_measures_only_what_is_new(mlp: onnx.ModelProto, file: Path
     assert "of the seconds are not measured" not in str(wider)
 
 
-def test_what_one_device_runs_is_measured_alone_too(mlp: onnx.ModelProto, file: Path) -> None:
-    cluster = two_processes(file)
-    profile(mlp, devices=2, profile=file)
+def test_what_one_device_runs_is_measured_alone_too(mlp: onnx.ModelProto, profiled: Path) -> None:
+    cluster = two_processes(profiled)
     found = candidates(open_model(mlp).graph, cluster, "auto", None, fuses=True)
-    known = two_processes(file).devices[0].profile
+    known = cluster.devices[0].profile
     assert known is not None
     sticks = yardsticks.yardsticks(2**30, is_module=False)
     on_every_device = {one.form.key for one in candidates(sticks, cluster, "inter", None)}
@@ -165,9 +189,11 @@ def test_what_one_device_runs_is_measured_alone_too(mlp: onnx.ModelProto, file: 
     assert 0 < len(alone) < len(found)
 
 
-def test_the_whole_model_is_measured_in_one_process(mlp: onnx.ModelProto, file: Path) -> None:
+def test_the_whole_model_is_measured_in_one_process(
+    mlp: onnx.ModelProto, first_run: tuple[Path, Profiled], profiled: Path
+) -> None:
+    file, done = profiled, first_run[1]
     cluster = two_processes(file)
-    done = profile(mlp, devices=2, profile=file)
     alone = one_process(cluster)
     assert alone is not None
     known = alone.devices[0].profile
@@ -195,11 +221,13 @@ def test_a_whole_model_that_cannot_run_in_time_is_not_measured(
     assert "in one process" not in str(done)
 
 
-def test_plans_are_priced_by_the_measurements(mlp: onnx.ModelProto, file: Path) -> None:
+def test_plans_are_priced_by_the_measurements(
+    mlp: onnx.ModelProto, file: Path, first_run: tuple[Path, Profiled]
+) -> None:
     two_processes(file)
     before = partitioner.compile(mlp, devices=2, cluster="local", profile=file)
     assert before.summary["cost_sources"] == {"datasheet": 1.0}
-    profile(mlp, devices=2, profile=file)
+    shutil.copy(first_run[0], file)
     result = partitioner.compile(mlp, devices=2, cluster="local", profile=file)
     assert result.summary["cost_sources"] == {"measured": pytest.approx(1.0)}
     assert result.summary["latency_s_one_device"] != before.summary["latency_s_one_device"]
@@ -293,9 +321,14 @@ def test_a_cluster_without_a_profile_is_refused(mlp: onnx.ModelProto, empty: Pat
 
 
 def test_the_command(
-    mlp: onnx.ModelProto, empty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mlp: onnx.ModelProto,
+    empty: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     two_processes(empty)
+    monkeypatch.setattr(links, "SIZES", (1024, 2**16))
     onnx.save(mlp, tmp_path / "m.onnx")
     command = [str(tmp_path / "m.onnx"), "--devices", "2", "--profile", str(empty)]
     assert main(["profile", *command, "-q", "--json"]) == 0

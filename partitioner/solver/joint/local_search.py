@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from partitioner.solver.joint.state import State, tables
 from partitioner.solver.problem import Problem
@@ -82,6 +82,8 @@ class _LocalSearch:
     move_steps: float
     rng: random.Random
     exponent: float = SMOOTH[0]
+    #: Choices of groups like others, by (node, choice, group).
+    alike: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
     def run(self) -> tuple[int, ...]:
         """The best plan found; never a worse one than the first."""
@@ -110,8 +112,11 @@ class _LocalSearch:
         return self.state.excess_bytes(), goal + TOTAL_WEIGHT * sum(self.state.load)
 
     def _score(self) -> Score:
+        return self.state.excess_bytes(), self._smooth_goal()
+
+    def _smooth_goal(self) -> float:
         goal = _norm(self.values(self.state), self.exponent)
-        return self.state.excess_bytes(), goal + TOTAL_WEIGHT * sum(self.state.load)
+        return goal + TOTAL_WEIGHT * sum(self.state.load)
 
     def _descend(self, nodes: Iterable[int]) -> None:
         """Take improving moves of these nodes, then of their neighbours, until there is none."""
@@ -158,13 +163,14 @@ class _LocalSearch:
 
     def _in_group(self, node: int, group: int) -> int:
         """The choice of the group that is most like the present one: of the same rank in it."""
-        choices = self.state.data.problem.nodes[node]
         now = self.state.chosen[node]
-        here = [p for p, choice in enumerate(choices) if choice.group == choices[now].group]
-        there = [p for p, choice in enumerate(choices) if choice.group == group]
-        if not there:
-            return now
-        return there[min(here.index(now), len(there) - 1)]
+        key = node, now, group
+        if key not in self.alike:
+            choices = self.state.data.problem.nodes[node]
+            here = [p for p, choice in enumerate(choices) if choice.group == choices[now].group]
+            there = [p for p, choice in enumerate(choices) if choice.group == group]
+            self.alike[key] = there[min(here.index(now), len(there) - 1)] if there else now
+        return self.alike[key]
 
     def _try(self, move: Move, score: Score) -> Score | None:
         """Make the move if it lowers the score, and return the new score."""
@@ -176,9 +182,11 @@ class _LocalSearch:
                 self._apply(old[:done])
                 return None
             self.state.move(node, choice)
-        new = self._score()
-        if _lower(new, score):
-            return new
+        excess = self.state.excess_bytes()
+        if excess <= score[0]:  # the goal takes longer to count
+            new = excess, self._smooth_goal()
+            if _lower(new, score):
+                return new
         self._apply(old)
         return None
 
@@ -211,7 +219,10 @@ class _LocalSearch:
         return [*near, *self.rng.sample(crowd, min(len(crowd), 12)), *touched]
 
     def _loads(self, node: int, device: int) -> bool:
-        return any(d == device for d, _ in self.state.data.load[node][self.state.chosen[node]])
+        for loaded, _ in self.state.data.load[node][self.state.chosen[node]]:
+            if loaded == device:
+                return True
+        return False
 
 
 def _norm(values: Sequence[float], exponent: float) -> float:

@@ -100,9 +100,11 @@ class State:
 
     def allowed(self, node: int, choice: int) -> bool:
         """Whether no edge forbids the choice beside the others'."""
-        return all(
-            table[choice][self.chosen[other]] is not None for other, table in self.data.near[node]
-        )
+        chosen = self.chosen
+        for other, table in self.data.near[node]:
+            if table[choice][chosen[other]] is None:
+                return False
+        return True
 
     def move(self, node: int, choice: int) -> None:
         """Let a node take another choice."""
@@ -145,7 +147,9 @@ class State:
                 self.live_bytes[first:last, start:stop] += sign * size
 
     def excess_bytes(self) -> float:
-        """By how much the worst device is over its limit."""
+        """By how much the worst device is over its limit; 0 if bytes do not matter."""
+        if self.live_bytes is None:
+            return 0.0
         over = [p - top for p, top in zip(self.peaks(), self.data.problem.limit_bytes, strict=True)]
         return max(0.0, *over)
 

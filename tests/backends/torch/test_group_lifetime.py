@@ -49,8 +49,9 @@ from partitioner import functional as comm
 if layout == "hand":
     comm.allreduce(model(x)).backward()
 else:
+    stages = {"schedule": "1f1b", "micro_batches": 2} if layout == "pp" else {}
     program = partitioner.compile(
-        model, (x,), devices=2, training=True, optimizer="adamw", parallel=layout
+        model, (x,), devices=2, training=True, optimizer="adamw", parallel=layout, **stages
     )
     module = program.module(seed=1)
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)

@@ -1,16 +1,29 @@
 """Steps of micro-batches, all ranks in one process, against plain gradient accumulation."""
 
+from functools import cache
+
 import pytest
 import torch
-from staged import Devices, accumulated, staged, tensors
+from staged import (
+    Devices,
+    Stages,
+    accumulated,
+    on_trace,
+    staged,
+    staged_plan,
+    tensors,
+    traced_and_cut,
+)
 from staged_models import Batch, Detached, Model, Plain, Tied, Towers, UNet, seeded
 from torch import Tensor, nn
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.micro_batches import MicroBatches
 from partitioner.compiled.module import ModuleProgram
+from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
+from partitioner.ir.plan import Plan
 from partitioner.strategies.staging import changing_nodes
 
 LANES: dict[str, Devices] = {
@@ -21,6 +34,30 @@ LANES: dict[str, Devices] = {
     "zbv": [(0,), (1,), (1,), (0,)],
     "dualpipev": [(0,), (1,), (1,), (0,)],
 }
+
+
+@cache
+def traced(
+    kind: Model, size: int, micro_batches: int, parallel: str, devices: int
+) -> tuple[TracedModule, Plan | None]:
+    """A trace, which schedules and stages share, with the cuts of stages of so many devices."""
+    return traced_and_cut(seeded(kind), kind.batch(0, size), micro_batches, parallel, devices)
+
+
+def planned(
+    kind: Model,
+    devices: Devices,
+    schedule: str,
+    micro_batches: int = 4,
+    size: int = 8,
+    parallel: str = "",
+    stages: Stages | None = None,
+) -> ModuleProgram:
+    """A module on a plan in stages, with its first weights and buffers."""
+    trace, cuts = traced(kind, size, micro_batches, parallel, len(devices[0]))
+    trace.module.load_state_dict(seeded(kind).state_dict())
+    plan = staged_plan(trace.graph, devices, schedule, micro_batches, stages, cuts)
+    return on_trace(trace, plan)
 
 
 def check(program: ModuleProgram, kind: Model, batch: Batch, micro_batches: int) -> None:
@@ -40,14 +77,14 @@ def check(program: ModuleProgram, kind: Model, batch: Batch, micro_batches: int)
 @pytest.mark.parametrize("kind", [Tied, UNet, Towers, Plain])
 def test_a_step_is_gradient_accumulation(kind: Model, name: str) -> None:
     batch = kind.batch(0)
-    check(staged(seeded(kind), batch, LANES[name], name, 4), kind, batch, 4)
+    check(planned(kind, LANES[name], name), kind, batch, 4)
 
 
 @pytest.mark.parametrize("kind", [Tied, UNet])
 @pytest.mark.parametrize("devices", [[(0,), (1,), (0,)], [(0,), (1,), (2,), (3,)], [(0,)]])
 def test_any_lanes(kind: Model, devices: Devices) -> None:
     batch = kind.batch(1)
-    check(staged(seeded(kind), batch, devices, "1f1b", 4), kind, batch, 4)
+    check(planned(kind, devices, "1f1b"), kind, batch, 4)
 
 
 @pytest.mark.parametrize("kind", [Tied, UNet, Towers, Plain])
@@ -56,14 +93,13 @@ def test_stages_of_two_devices(kind: Model, parallel: str) -> None:
     batch = kind.batch(2)
     devices = [(0, 1), (2, 3)]
     for schedule in ("1f1b", "zb1"):
-        program = staged(seeded(kind), batch, devices, schedule, 2, parallel=parallel)
-        check(program, kind, batch, 2)
+        check(planned(kind, devices, schedule, 2, parallel=parallel), kind, batch, 2)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb1"])
 def test_a_parameter_whose_gradient_is_made_in_another_stage(schedule: str) -> None:
     batch = Detached.batch(3)
-    check(staged(seeded(Detached), batch, [(0,), (1,)], schedule, 4), Detached, batch, 4)
+    check(planned(Detached, [(0,), (1,)], schedule), Detached, batch, 4)
 
 
 @pytest.mark.parametrize("parallel", ["", "dp", "tp"])
@@ -73,7 +109,7 @@ def test_a_cut_inside_of_the_loss(parallel: str) -> None:
         return {name: int(at >= names.index("/masked_fill")) for at, name in enumerate(names)}
 
     batch, devices = Plain.batch(0), [(0, 1), (2, 3)] if parallel else [(0,), (1,)]
-    program = staged(seeded(Plain), batch, devices, "zb1", 4, stages=stages, parallel=parallel)
+    program = planned(Plain, devices, "zb1", parallel=parallel, stages=stages)
     check(program, Plain, batch, 4)
 
 
@@ -118,7 +154,7 @@ def test_inference_in_micro_batches() -> None:
 
 @pytest.mark.parametrize("kind", [Tied, UNet, Plain])
 def test_verify(kind: Model) -> None:
-    verification = staged(seeded(kind), kind.batch(0), [(0,), (1,)], "zb1", 4).verify()
+    verification = planned(kind, [(0,), (1,)], "zb1").verify()
     assert verification.equal
     assert any(output.name.startswith("grad:") for output in verification.outputs)
 
@@ -141,7 +177,7 @@ def test_a_result_that_is_neither_of_the_batch_nor_a_mean_is_refused() -> None:
 def test_the_last_micro_batch_may_be_smaller(kind: Model, parallel: str) -> None:
     batch = kind.batch(0, 14)
     devices = [(0, 1), (2, 3)] if parallel else [(0,), (1,)]
-    program = staged(seeded(kind), batch, devices, "zb1", 4, parallel=parallel)
+    program = planned(kind, devices, "zb1", size=14, parallel=parallel)
     micro = program.model.module.micro
     assert micro is not None
     assert micro.sizes == (4, 4, 4, 2)
@@ -185,7 +221,7 @@ def test_arguments_that_are_no_batch_go_to_all_micro_batches() -> None:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb1"])
 def test_values_that_the_end_of_a_step_reads_are_not_kept_by_micro_batch(schedule: str) -> None:
-    program = staged(seeded(Plain), Plain.batch(0), [(0, 1), (2, 3)], schedule, 4, parallel="dp")
+    program = planned(Plain, [(0, 1), (2, 3)], schedule, parallel="dp")
     for phases in program.ranks.all_ranks.ranks:
         at_end = [g.graph.arguments for p, g in phases.graphs.items() if phases.is_once(p)]
         summed = {name for arguments in at_end for name in arguments} & phases.summed

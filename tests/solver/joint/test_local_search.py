@@ -4,12 +4,14 @@ import random
 from dataclasses import replace
 
 import pytest
-from solver_instances import placement
+from solver_instances import hops, placement, shared_holds, spmd, uneven
 
 from partitioner.solver import brute_force, evaluate_choices
-from partitioner.solver.joint.latency import critical_path_s, list_schedule
+from partitioner.solver.joint.latency import Latency, critical_path_s, list_schedule
 from partitioner.solver.joint.local_search import local_search
 from partitioner.solver.joint.state import State, tables
+from partitioner.solver.problem import Problem
+from partitioner.solver.referee import latency_s
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -49,3 +51,28 @@ def test_latency_bounds_and_proposals(seed: int) -> None:
     assert critical_path_s(problem) <= best[1] * (1 + 1e-9)
     proposed = evaluate_choices(problem, list_schedule(tables(problem))).latency_s
     assert best[1] * (1 - 1e-9) <= proposed <= 1.6 * best[1]
+
+
+def allowed(problem: Problem) -> Problem:
+    """The problem without forbidden pairs."""
+    edges = tuple(replace(edge, forbidden=frozenset()) for edge in problem.edges)
+    return replace(problem, edges=edges)
+
+
+LATE_PROBLEMS = {
+    "one group": lambda seed: spmd(seed, 14, 4, forbid=0.0),
+    "hops": lambda seed: allowed(hops(seed, 14)),
+    "devices": lambda seed: placement(seed, 14, 3, per_group=2),
+    "unlike devices": lambda seed: uneven(placement(seed, 14, 3)),
+    "shared": lambda seed: shared_holds(placement(seed, 14, 2), seed),
+}
+
+
+@pytest.mark.parametrize("kind", LATE_PROBLEMS)
+def test_the_latency_that_is_searched_by_is_the_referees(kind: str) -> None:
+    for seed in range(12):
+        problem: Problem = LATE_PROBLEMS[kind](seed)
+        seconds, rng = Latency(tables(problem)), random.Random(seed)
+        for _ in range(20):
+            chosen = [rng.randrange(len(choices)) for choices in problem.nodes]
+            assert seconds(chosen) == latency_s(problem, chosen)

@@ -134,7 +134,7 @@ def _processes(count: int, file: Path) -> Cluster:
 
 
 def one_process(cluster: Cluster) -> Cluster | None:
-    """One process with all cores of this machine, beside a cluster of several processes on it.
+    """A process with all cores of this machine, beside a cluster of several processes on it.
 
     None if the cluster is something else.
     """
@@ -147,7 +147,7 @@ def one_process(cluster: Cluster) -> Cluster | None:
 
 
 def cpu_fingerprint() -> str:
-    """What identifies this machine's processor in a profile: its model and number of cores."""
+    """The key of this machine's processor in a profile: its model and number of cores."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -13,13 +13,13 @@ from typing_extensions import Unpack
 
 from partitioner import units
 from partitioner.cost_model.cluster import Cluster, parse_bytes
-from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.files import write_file
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.options import SweepOptions, open_with, request_of, takes
 from partitioner.report.bottleneck import WORTH, turn_of
+from partitioner.report.one_device import OneDevice
 from partitioner.report.page.schema import VERSION, Point, Sweep
 from partitioner.report.text.tables import table
 from partitioner.search.find_plan import find_plan
@@ -253,7 +253,6 @@ def _row(point: Point) -> tuple[str, ...]:
 
 def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
     cluster, request = target.cluster, target.request
-    _, single = best_single(graph, cluster, request.objective)
     outcome, why = None, ""
     try:
         request = request.on(graph)
@@ -264,9 +263,10 @@ def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
     cert = outcome.plan.certificate if outcome else None
     count, rate = len(cluster), figures.throughput_per_s if figures else None
     speedup = gain = None
-    if figures is not None and figures.step_s and single.fits_exactly:
-        speedup = single.step_s / figures.step_s
-        gain = single.cost(request.objective) / figures.cost(request.objective)
+    if outcome is not None and figures is not None:
+        run = (outcome.graph, outcome.plan.micro_batches)
+        single = OneDevice.best(cluster, request.objective, run)
+        speedup, gain = single.speedup(figures), single.gain(figures, request.objective)
     return Point(
         devices=count,
         cluster=target.name,

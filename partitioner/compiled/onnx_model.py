@@ -248,6 +248,6 @@ class OnnxRanks(Ranks):
 
 
 def _state(folder: Path) -> _State:
-    """What tells whether a file of a folder has changed."""
+    """A mark that changes with a file of a folder."""
     found = ((path.name, path.stat()) for path in sorted(folder.iterdir()))
     return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)

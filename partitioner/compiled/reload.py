@@ -51,7 +51,7 @@ def load(directory: str | Path, module: None = None, example_inputs: None = None
 def load(
     directory: str | Path, module: nn.Module | None = None, example_inputs: Any = None
 ) -> Compiled | ModuleProgram:
-    """A saved compilation; its plan may have been edited.
+    """Load a saved compilation; its plan may have been edited.
 
     The rank files are not read: the result emits its ranks anew, with the weights that the model
     has now. ``partition run`` and ``partition verify`` use the files, and refuse those that are not

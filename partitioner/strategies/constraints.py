@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -62,7 +63,7 @@ class ConstraintError(PartitionerError, ValueError):
 
 @dataclass(frozen=True)
 class Pin:
-    """One constraint: its nodes or its tensor, and the demand on them; unset fields demand nothing.
+    """A constraint: its nodes or its tensor, and the demand on them; unset fields demand nothing.
 
     `side` is "made" if it binds only the producer of the tensor, "read" if only its readers (not
     as in-place operands), "" for both.
@@ -175,7 +176,7 @@ class Constraints:
         return bool(self.pins or self.busy or self.named) or self.plan is not None
 
     def joined(self, other: Constraints) -> Constraints:
-        """These constraints and others, which keep no plan and no nodes busy over the same axes."""
+        """Join these with others that keep no plan and no nodes busy over the same axes."""
         pins = (*self.pins, *other.pins)
         return replace(self, pins=pins, busy={**self.busy, **other.busy})
 
@@ -295,7 +296,7 @@ class Constraints:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """How many operators each named dim binds, for the summary."""
+        """The number of operators that each named dim binds, as notes for the summary."""
         return tuple(
             f"{demand.text}: {len(demand.factors)} operators are "
             + ("cut along it" if demand.axes else "not cut along it")
@@ -316,6 +317,31 @@ class Constraints:
         """The devices that a node is pinned to, ascending; () if it is not."""
         groups = (pin.devices for pin in self.pins if pin.devices and _names(pin, node))
         return tuple(sorted(next(groups, ())))
+
+    def bound_nodes(self, graph: Graph) -> Mapping[str, Sequence[int]]:
+        """Positions of the nodes that each constraint binds, by its text for people.
+
+        The constraints of a kind of parallelism are one.
+        """
+        by_tensor: dict[str, list[Pin]] = defaultdict(list)
+        for pin in self.pins:
+            if pin.tensor:
+                by_tensor[pin.tensor].append(pin)
+        of_nodes = [pin for pin in self.pins if not pin.tensor]
+        bound: dict[str, list[int]] = defaultdict(list)
+        for position, node in enumerate(graph.nodes):
+            values = dict.fromkeys((*node.inputs, *node.outputs))
+            texts = [pin.text for pin in of_nodes if _names(pin, node)]
+            texts += [
+                pin.text for v in values for pin in by_tensor.get(v, ()) if _concerns(pin, node)
+            ]
+            texts += [demand.text for demand in self.along if node.name in demand.factors]
+            texts += [f"parallel {axis}" for axis in self.busy if node.name in self.busy[axis]]
+            if self.plan is not None and node.name in self.plan.nodes:
+                texts.append("the plan that is kept")
+            for text in dict.fromkeys(map(_without_detail, texts)):
+                bound[text].append(position)
+        return bound
 
     def check_axes(self, axes: Sequence[str]) -> None:
         """Refuse pins on axes other than these, which the searched meshes have.
@@ -427,16 +453,25 @@ def _names(pin: Pin, node: Node) -> bool:
     return node.op == pin.op or any(fnmatchcase(node.name, pattern) for pattern in pin.nodes)
 
 
+def _without_detail(text: str) -> str:
+    """A text of a constraint; of one of a kind of parallelism the kind: "parallel tp"."""
+    return text.partition(":")[0] if text.startswith("parallel ") else text
+
+
+def _concerns(pin: Pin, node: Node) -> bool:
+    """Whether a pin of a tensor binds a node that makes or reads it."""
+    if pin.side and (pin.tensor in node.outputs) != (pin.side == "made"):
+        return False
+    row = row_of(node)
+    return pin.side != "read" or row is None or row.in_place is None
+
+
 def _honours(pin: Pin, node: Node, placed: PlacedNode) -> bool:
     if pin.devices:
         return not _names(pin, node) or set(placed.mesh.devices) == set(pin.devices)
-    makes = pin.tensor in node.outputs
-    if pin.side and makes != (pin.side == "made"):
+    if not _concerns(pin, node):
         return True
-    row = row_of(node)
-    if pin.side == "read" and row is not None and row.in_place is not None:
-        return True
-    sides = placed.results() if makes else placed.operands()
+    sides = placed.results() if pin.tensor in node.outputs else placed.operands()
     return all(_fits(pin, at.sharding) for value, at in sides if value == pin.tensor)
 
 

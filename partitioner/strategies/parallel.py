@@ -233,7 +233,7 @@ def forms(
 def parallel_notes(
     text: str | None, graph: Graph, plan: Plan, mesh: Mapping[str, int] | None
 ) -> tuple[str, ...]:
-    """What a plan of the graph does with the kinds of parallelism, as notes for the summary.
+    """Notes for the summary on what a plan does with the kinds of parallelism.
 
     `mesh` has the axes that were asked for, if any; the plan may be one of stages.
     """

@@ -307,8 +307,7 @@ def test_json(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     data = json.loads(out, parse_constant=pytest.fail)
     assert data.keys() >= {
         *("objective", "cost", "bound", "gap", "status", "devices_used", "sharded_flops_share"),
-        *("latency_s", "latency_s_one_device", "throughput_per_s", "throughput_per_s_one_device"),
-        *("peak_bytes", "peak_bytes_one_device"),
+        *("latency_s", "throughput_per_s", "peak_bytes", "speedup", "gain", "one_device"),
     }
     assert data["directory"] == target
     assert len(data["peak_bytes"]) == 2

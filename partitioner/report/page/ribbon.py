@@ -23,6 +23,7 @@ from partitioner.report.lanes import Lanes
 from partitioner.report.page.blocks import Block, blocks
 from partitioner.report.page.schema import BoxRow, CutRow, Ribbon, SwimLane
 from partitioner.report.planned import Planned
+from partitioner.report.ranges import ranges
 
 #: Boxes of one part of a lane that are shown at first: heavier ones are opened up to so many.
 MOST_BOXES = 9
@@ -63,7 +64,7 @@ def ribbon(result: Planned, lanes: Lanes) -> Ribbon:
 
 
 def cut_word(placed: PlacedNode, axis: str, static: frozenset[str], *, images: bool) -> str:
-    """What an axis cuts of a node, in the words of `schema.CutRow`.
+    """The part of a node that an axis cuts, in the words of `schema.CutRow`.
 
     Args:
         placed: The node with its placements.
@@ -229,7 +230,7 @@ class _Ribbon:
         )
 
     def words(self, node: Node) -> Mapping[str, str]:
-        """What each axis of its mesh cuts of a node; a backward node's word is its twin's."""
+        """The word for the cut of each axis of a node's mesh; of a backward node its twin's."""
         placed = self.placed[self.graph.order[node.name]]
         sizes = dict(placed.mesh.axes)
         words = {
@@ -251,8 +252,10 @@ class _Ribbon:
     @cached_property
     def paths(self) -> Sequence[Path]:
         """Module path of each node; of a model whose names have none, the repeats around it."""
-        nodes, twins = self.graph.nodes, self.graph.twins
-        paths = [module_path(twins.get(node.name, node.name)) for node in nodes]
+        twins, modules = self.graph.twins, self.graph.modules
+        names = [twins.get(node.name, node.name) for node in self.graph.nodes]
+        told = [f"{modules[name]}/operator" if name in modules else name for name in names]
+        paths = list(map(module_path, told))
         if sum(map(bool, paths)) * 2 >= len(paths):
             return paths
         return self._repeats()
@@ -438,7 +441,7 @@ class _Ribbon:
                 lanes=lanes,
                 part=part,
                 count=box.count,
-                nodes=_ranges(sorted(box.nodes)),
+                nodes=ranges(sorted(box.nodes)),
                 start_s=start,
                 end_s=end,
                 seconds=self._seconds(box.nodes),
@@ -509,14 +512,3 @@ def _ranged(names: Sequence[str]) -> str:
 
 def _dense(numbers: Sequence[int]) -> bool:
     return all(b == a + 1 for a, b in pairwise(numbers))
-
-
-def _ranges(numbers: Sequence[int]) -> list[int]:
-    """First and last of each run: [3, 4, 5, 9]: [3, 5, 9, 9]."""
-    ends: list[int] = []
-    for number in numbers:
-        if ends and ends[-1] == number - 1:
-            ends[-1] = number
-        else:
-            ends += [number, number]
-    return ends

@@ -275,7 +275,9 @@ class Cluster:
 
 def _check(title: str, figure: float, good: bool) -> None:
     if not good or math.isnan(figure):
-        raise CostError(f"{title} is {figure}; it must be positive and finite where it is a cost")
+        raise CostError(
+            f"{title} is {figure}; it must be above 0; latencies may be 0, not infinite"
+        )
 
 
 def _check_table(title: str, name: str | None, tables: Mapping[str, Any]) -> None:

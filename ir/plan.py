@@ -189,7 +189,9 @@ class Plan:
             raise PlanError(f"plan version is {version!r}, this program reads {PLAN_VERSION}")
         try:
             return _plan_of(data)
-        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        except KeyError as error:
+            raise PlanError(f"plan is malformed: it has no {error}") from None
+        except (TypeError, AttributeError, ValueError, OverflowError) as error:
             raise PlanError(f"plan is malformed: {type(error).__name__} {error}") from None
 
 

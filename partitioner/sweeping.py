@@ -15,6 +15,7 @@ from partitioner import units
 from partitioner.cost_model.cluster import Cluster, parse_bytes
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.files import write_file
+from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.options import SweepOptions, open_with, request_of, takes
@@ -119,6 +120,10 @@ def sweep(
             has as many devices as a mesh. A point without a plan is no error.
     """
     memory = options.get("memory", (None,))
+    lists = {"devices": devices, "memory": memory, "meshes": options.get("meshes", ())}
+    for name, values in {**lists, "clusters": options.get("clusters", (None,))}.items():
+        if is_a(values, str, bytes, Mapping) or not is_a(values, Iterable):
+            raise OptionError(f"{name} is {values!r}; give a list, as [{values!r}]")
     grid = Grid(
         _unique(devices),
         _unique(options.get("clusters", (None,))),

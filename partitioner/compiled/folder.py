@@ -16,7 +16,7 @@ from typing import Any
 
 from partitioner.files import ResultError
 from partitioner.frontends.torch.options import AtRest
-from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan, trial_of
+from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan, PlanError, trial_of
 
 SOURCE_VERSION = 1
 _WRITTEN = re.compile(
@@ -155,7 +155,10 @@ def load_plan(folder: Path) -> Plan:
         ResultError: It cannot be read.
         PlanError: It is malformed.
     """
-    return Plan.from_json(_read(folder, "plan.json"))
+    try:
+        return Plan.from_json(_read(folder, "plan.json"))
+    except PlanError as error:
+        raise PlanError(f"{folder / 'plan.json'}: {error}") from None
 
 
 def load_summary(folder: Path) -> dict[str, Any]:

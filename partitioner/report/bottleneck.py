@@ -187,7 +187,7 @@ def _gain(evaluation: Evaluation, single: OneDevice, cluster: Cluster, objective
         return (
             f"Runs in blocks on {one}, which does not hold the whole model"
             if used <= 1
-            else f"{used} devices hold what {one} does not"
+            else f"{used:,} devices hold what {one} does not"
         )
     if used <= 1:
         return f"Runs on {one}: nothing is split"

@@ -11,6 +11,7 @@ from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.files import ResultError
+from partitioner.ir.checks import is_a
 from partitioner.ir.errors import PartitionerError, did_you_mean
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import PlacedNode, Plan, resolve
@@ -90,6 +91,8 @@ class Planned:
             UnknownNodeError: The graph has no such node or tensor, or no node makes the tensor.
         """
         graph = self.graph
+        if not is_a(name, str):
+            raise UnknownNodeError(f"{name!r} is not the name of a node or tensor")
         node = graph.by_name.get(name) or graph.producers.get(name)
         if node is not None:
             return self._by_name[node.name]
@@ -100,6 +103,7 @@ class Planned:
             read = f"; {', '.join(readers[:3])}{more} read it" if readers else ""
             raise UnknownNodeError(f"{name!r} is {which} of the model: no node makes it{read}")
         hint = did_you_mean(name, (*graph.by_name, *graph.producers))
+        hint = hint or "; `partition show DIR --all` lists all names"
         raise UnknownNodeError(f"the model has no node or tensor {name!r}{hint}")
 
     @cached_property

@@ -47,6 +47,13 @@ from partitioner.ir.layout import Sharding
 from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.plan import PlacedNode, Plan, PlanError, check_graph, resolve_node
 
+#: Forms of the values of a pin; all others are texts.
+_FORMS = {
+    "nodes": 'a list of names, like ["layer0.*"]',
+    **dict.fromkeys(("device", "dim"), "a whole number"),
+    "devices": "a list of different devices, like [0, 1]",
+    **dict.fromkeys(("replicate", "cut"), "true"),
+}
 _KEYS = {"nodes", "op", "device", "devices", "tensor", "dim", "axis", "replicate", "cut"}
 
 
@@ -117,7 +124,10 @@ class NamedDims:
         for name, texts in seeds.items():
             for text in texts:
                 if not re.fullmatch(r".+\.-?\d+", text, re.ASCII):
-                    raise ConstraintError(f"{source} dim {name}: {text!r} is not like 'x.0'")
+                    raise ConstraintError(
+                        f"{source} dim {name}: {text!r} names no dim: end it with one, as in "
+                        f"'{text}.0'"
+                    )
             if not texts:
                 raise ConstraintError(f"{source} dim {name}: it names no dim of a tensor")
         for name, named in axes.items():
@@ -194,10 +204,17 @@ class Constraints:
             data = {} if is_plan else tomllib.loads(text)
         except OSError as error:
             raise ConstraintError(f"constraints {path}: {error.strerror or error}") from None
-        except (ValueError, RecursionError) as error:  # neither UTF-8 nor TOML, or nested too deep
+        except UnicodeDecodeError:
+            raise ConstraintError(
+                f"constraints {path}: no text; give named dims and pins (TOML) or a plan (JSON)"
+            ) from None
+        except (ValueError, RecursionError) as error:  # no TOML, or nested too deep
             raise ConstraintError(f"constraints {path}: {error}") from None
         if is_plan:
-            return cls(plan=Plan.from_json(text))
+            try:
+                return cls(plan=Plan.from_json(text))
+            except PlanError as error:
+                raise PlanError(f"constraints {path}: {error}") from None
         return cls._of(data, f"constraints {path}", path.name)
 
     @classmethod
@@ -215,10 +232,14 @@ class Constraints:
     @classmethod
     def _of(cls, data: Mapping[str, Any], where: str, short: str) -> Constraints:
         entries = data.get("pin", [])
-        if set(data) - {"pin", "dims", "layout"} or not isinstance(entries, list):
+        unknown = sorted(set(data) - {"pin", "dims", "layout"})
+        if unknown:
             raise ConstraintError(
-                f"{where}: only [[pin]] tables, [dims] and [layout] are known, found {sorted(data)}"
+                f"{where}: only [[pin]] tables, [dims] and [layout] are known, found {unknown}"
+                f"{did_you_mean(unknown[0], ('pin', 'dims', 'layout'))}"
             )
+        if not isinstance(entries, list):
+            raise ConstraintError(f"{where}: pin = {entries!r}; write each pin as a [[pin]] table")
         named = None
         if "dims" in data or "layout" in data:
             named = NamedDims.of(data.get("dims", {}), data.get("layout", {}), short)
@@ -398,8 +419,9 @@ def _check_plan(plan: Plan, graph: Graph, devices: int) -> None:
 def _pin(entry: Any, text: str) -> Pin:
     if not isinstance(entry, Mapping) or set(entry) - _KEYS:
         unknown = sorted(set(entry) - _KEYS) if isinstance(entry, Mapping) else entry
+        hint = did_you_mean(unknown[0], _KEYS) if isinstance(unknown, list) else ""
         raise ConstraintError(
-            f"{text}: unknown keys {unknown}; known are {', '.join(sorted(_KEYS))}"
+            f"{text}: unknown keys {unknown}; known are {', '.join(sorted(_KEYS))}{hint}"
         )
     checks: Mapping[str, Callable[[Any], bool]] = {
         "nodes": lambda v: isinstance(v, list) and all(isinstance(n, str) for n in v),
@@ -409,7 +431,7 @@ def _pin(entry: Any, text: str) -> Pin:
     }
     for key, value in entry.items():
         if not checks.get(key, lambda v: isinstance(v, str))(value):
-            raise ConstraintError(f"{text}: {key} = {value!r} has the wrong type")
+            raise ConstraintError(f"{text}: {key} = {value!r} is not {_FORMS.get(key, 'a text')}")
     subject = [key for key in ("nodes", "op", "tensor") if key in entry]
     demand = [key for key in ("device", "devices", "dim", "replicate", "cut") if key in entry]
     is_place = demand in (["device"], ["devices"])

@@ -95,7 +95,7 @@ def test_gap(cost: float, bound: float, gap: float) -> None:
         ("[" * 10**5, "plan is not JSON: "),
         ("[]", "plan version is None, this program reads 1"),
         ('{"version": 2}', "plan version is 2, this program reads 1"),
-        ('{"version": 1}', "plan is malformed: KeyError 'groups'"),
+        ('{"version": 1}', "plan is malformed: it has no 'groups'"),
     ],
     ids=["empty", "deep", "list", "version", "bare"],
 )

@@ -27,6 +27,12 @@ from partitioner.report.ranges import ranges
 
 #: Boxes of one part of a lane that are shown at first: heavier ones are opened up to so many.
 MOST_BOXES = 9
+#: A box with a larger share of its part of the lane is opened however many it opens into: its
+#: name would say nothing.
+MOSTLY = 0.8
+#: The share of a lane's seconds that may lie before it begins in earnest: a mask that every stage
+#: computes may run long before. What reads no input, such as the transposition of a weight, is none.
+FEW = 0.1
 #: Neighbours without names that take a smaller share of their part of the lane are joined.
 SMALL = 0.5
 #: Likewise with names.
@@ -340,11 +346,16 @@ class _Ribbon:
     def _turn(
         self, own: tuple[int, ...], devices: Mapping[int, tuple[int, ...]]
     ) -> tuple[float, tuple[int, ...]]:
-        """Where a lane belongs: by the first thing that it does, then by its devices."""
-        starts = [
-            span[0] for index, span in self.spans.items() if devices[self.groups[index]] == own
-        ]
-        return min(starts), own
+        """Where a lane belongs: by when it begins in earnest, then by its devices."""
+        nodes = [index for index in self.spans if devices[self.groups[index]] == own]
+        fed = [at for at in nodes if not self.static.issuperset(self.graph.nodes[at].writes)]
+        nodes = sorted(fed or nodes, key=lambda index: self.spans[index])
+        left_s = FEW * self._seconds(nodes)
+        for index in nodes:
+            left_s -= self._seconds([index])
+            if left_s <= 0:
+                return self.spans[index][0], own
+        return 0.0, own
 
     def _stage(self, group: int) -> int:
         """The stage of a group; -1 in a plan without stages."""
@@ -393,13 +404,15 @@ class _Ribbon:
         shown = list(boxes)
         while True:
             room = MOST_BOXES - len(shown)
+            whole = sum(self._seconds(box.nodes) for box in shown)
             fit = [
                 box
                 for box in shown
-                if box.inner and len(box.inner) - 1 <= room and (_name(box) or box.count == 1)
+                if box.inner
+                and (_name(box) or box.count == 1)
+                and (len(box.inner) - 1 <= room or self._seconds(box.nodes) > MOSTLY * whole)
             ]
             heavy = max(fit, key=lambda box: self._seconds(box.nodes), default=None)
-            whole = sum(self._seconds(box.nodes) for box in shown)
             if heavy is None or self._seconds(heavy.nodes) < 0.3 * whole:
                 break
             at = shown.index(heavy)

@@ -126,7 +126,7 @@ def test_part_of_a_plan_is_kept_and_the_rest_is_free() -> None:
         ("[[pin]]\ntensor = 'a'\ndevice = 0", "pin 1: give nodes or op with device"),
         ("[[pin]]\nop = 'a'\nnodes = ['b']\ndevice = 0", "pin 1: give nodes or op with device"),
         ("[[pin]]\ntensor = 'a'\ndim = 0\nreplicate = true", "pin 1: give nodes or op"),
-        ("[[pin]]\ntensor = 'a'\nreplicate = false", "pin 1: replicate = False has the wrong"),
+        ("[[pin]]\ntensor = 'a'\nreplicate = false", "pin 1: replicate = False is not true"),
         ("[[pin]]\nop = 'a'\ndevice = 0\naxis = 'tp'", "pin 1: give nodes or op"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConstraintError, match=r"constraints .*none.toml: .*No such file"):
         Constraints.read(tmp_path / "none.toml")
     (tmp_path / "b.toml").write_bytes(b"\xff")
-    with pytest.raises(ConstraintError, match=r"constraints .*b.toml: .*utf-8"):
+    with pytest.raises(ConstraintError, match=r"constraints .*b.toml: .*no text"):
         Constraints.read(tmp_path / "b.toml")
     (tmp_path / "c.toml").write_text("a = " + "[" * 2000)
     with pytest.raises(ConstraintError, match=r"constraints .*c.toml: .*recursion"):

@@ -31,7 +31,7 @@ MOST_BOXES = 9
 #: name would say nothing.
 MOSTLY = 0.8
 #: The share of a lane's seconds that may lie before it begins in earnest: a mask that every stage
-#: computes may run long before. What reads no input, such as the transposition of a weight, is none.
+#: computes may run long before. What reads no input, as the transposition of a weight, is none.
 FEW = 0.1
 #: Neighbours without names that take a smaller share of their part of the lane are joined.
 SMALL = 0.5

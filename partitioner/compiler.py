@@ -21,6 +21,7 @@ from partitioner.cost_model.compute import Sources
 from partitioner.cost_model.profile_notes import profile_notes
 from partitioner.files import check_file, refuse_to_replace
 from partitioner.frontends.model import ModuleInput, OnnxInput
+from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of, rules_of
@@ -230,6 +231,9 @@ def check_options(devices: int | None, options: Mapping[str, Any]) -> tuple[Clus
     _check_pipeline(request, options)
     _check_kept(request)
     check_space(request.strategy, len(cluster), request.mesh)
+    ModuleOptions(options.get("training", False), options.get("optimizer", "adamw"))
+    if request.tune is not None:
+        check_tunable(cluster, is_module=False)
     return cluster, request
 
 

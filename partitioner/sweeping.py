@@ -351,7 +351,8 @@ def answer(points: Sequence[Point], objective: str, turn: str) -> str:
 
     def compared(point: Point) -> str:
         times = f"{units.digits(point['gain'] or 0.0)} times as good as one device of that cluster"
-        return f"has a {_figure(point, objective, turn)}, {times}"
+        verb = "have" if point["devices"] > 1 else "has"
+        return f"{verb} a {_figure(point, objective, turn)}, {times}"
 
     first, best = min(planned, key=rank), min(gains, key=rank)
     lead = "" if first is best else f"Best is {_title(first)}: {_figure(first, objective, turn)}. "

@@ -100,7 +100,10 @@ def _beside_one(summary: Mapping[str, Any]) -> str:
         return ""
     what = "answers a request " if summary["objective"] == "latency" else ""
     gain = summary["gain"]
-    return "" if gain is None else f"{what}{units.digits(gain)} times as fast as one device: "
+    if gain is None:
+        return ""
+    times = units.digits(gain)
+    return f"{what}{'' if times == '1' else f'{times} times '}as fast as one device: "
 
 
 def _step(plan: Plan, figures: Evaluation) -> dict[str, Any]:

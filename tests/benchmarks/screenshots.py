@@ -152,7 +152,7 @@ def large(folder: Path) -> Path:
 #: The plans by the names of their pictures, each with its pictures.
 PLANS: dict[str, tuple[Callable[[Path], Path], Sequence[Shot]]] = {
     "resnet50": (resnet50, (*FIRST, Shot("graph", node="n20"), Shot("memory"))),
-    "gpt2": (gpt2, (*FIRST, Shot("graph"), Shot("timeline"), Shot("traffic"))),
+    "gpt2": (gpt2, (*FIRST, Shot("timeline"), Shot("traffic"))),
     "gpt2-training": (gpt2_training, FIRST),
     "unlike-devices": (unlike, FIRST),
     "1024-devices": (large, FIRST),

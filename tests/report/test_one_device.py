@@ -92,7 +92,8 @@ def test_sentences_name_the_gain_of_the_objective(name: str) -> None:
         assert "times as fast" not in first
     else:
         what = "answers a request " if result.objective == "latency" else ""
-        assert first.startswith(f"{what}{units.digits(gain)} times as fast as one device: ")
+        times = "" if units.digits(gain) == "1" else f"{units.digits(gain)} times "
+        assert first.startswith(f"{what}{times}as fast as one device: ")
     if gain is not None and gain > 1.1:
         assert head["verdict"].startswith(units.times(gain))
         if result.objective != "memory":

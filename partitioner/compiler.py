@@ -768,7 +768,9 @@ def _facts_in_parts(
     count = outcome.plan.micro_batches
     assert count is not None
     with no_collection():
-        runs = [(outcome.graph, count), *([] if whole is None else [(whole, None)])]
+        runs: list[tuple[Graph, int | None]] = [(outcome.graph, count)]
+        if whole is not None:
+            runs.append((whole, None))
         single = OneDevice.best(cluster, request.objective, *runs)
     rules = Rules.of(outcome.graph)
     again = tuple(

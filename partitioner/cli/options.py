@@ -1,5 +1,6 @@
 """The options of all commands: their types, their help and the panels that it stands in."""
 
+import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 import typer
 
 from partitioner.frontends.model_names import module_name, unusable
-from partitioner.ir.errors import PartitionerError, did_you_mean
+from partitioner.ir.errors import PartitionerError
 
 if TYPE_CHECKING:
     from partitioner.options import ModelOptions, SearchOptions, TargetOptions
@@ -394,10 +395,11 @@ def _near(model: Path) -> str:
     """The name that was meant, of the models in the folder of a file that does not exist."""
     if not model.parent.is_dir():
         return ""
-    names = [path.name for path in model.parent.iterdir() if path.suffix in (".onnx", ".pt2")]
-    added = [name for name in names if Path(name).stem == model.name]
-    hint = did_you_mean(model.name, sorted(names))
-    return f"; did you mean {added[0]!r}?" if added else hint
+    files = [path for path in model.parent.iterdir() if path.suffix in (".onnx", ".pt2")]
+    names = {path.stem: path.name for path in sorted(files)}
+    stem = model.name if model.name in names else model.stem
+    near = difflib.get_close_matches(stem, names, n=1)
+    return f"; did you mean {names[near[0]]!r}?" if near else ""
 
 
 def check_model(text: str) -> Path | None:

@@ -1,4 +1,5 @@
 # Plans the README's example: docker build -t partitioner . && docker run --rm partitioner
+# It was never built: no Docker was at hand where it was written.
 FROM python:3.11-slim
 
 WORKDIR /src

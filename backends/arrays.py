@@ -10,6 +10,7 @@ import numpy as np
 from partitioner.backends.errors import BackendError
 from partitioner.backends.header import Header
 from partitioner.backends.regions import cut, whole_region, write_region
+from partitioner.ir.errors import typed
 from partitioner.ir.exchange import Region, nested
 from partitioner.ir.types import DTYPE_BITS, numpy_dtype
 
@@ -33,8 +34,7 @@ def check_inputs(header: Header, inputs: Mapping[str, np.ndarray]) -> None:
         type_ = types[name]
         if not isinstance(array, np.ndarray | np.generic):
             raise BackendError(
-                f"input {name!r} is a {type(array).__name__}, not a NumPy array; "
-                "numpy.asarray(...) makes one"
+                f"input {name!r} is {typed(array)}, not a NumPy array; numpy.asarray(...) makes one"
             )
         if tuple(array.shape) != type_.shape:
             raise BackendError(f"input {name!r} has shape {tuple(array.shape)}, not {type_.shape}")

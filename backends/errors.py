@@ -17,3 +17,10 @@ def one_line(error: BaseException | str) -> str:
     """Text of another library's error on one line."""
     text = " ".join(str(error).split())
     return text or type(error).__name__
+
+
+def why_unreadable(error: Exception) -> str:
+    """The reason why a file cannot be read; without its path, which the caller names."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return one_line(error)

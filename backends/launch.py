@@ -165,7 +165,7 @@ def save_log(folder: Path, rank: int, log: RankLog) -> None:
 
 
 def load_logs(folder: Path, ranks: int) -> tuple[RankLog, ...]:
-    """What the ranks of a job recorded; none if they recorded nothing."""
+    """The records of the ranks of a job; none if they recorded nothing."""
     files = [_log_file(folder, rank) for rank in range(ranks)]
     return tuple(RankLog.load(file) for file in files if file.is_file())
 

@@ -95,7 +95,7 @@ class Start:
             raise BackendError("; ".join(dict.fromkeys(problems)))
 
     def _said(self, stage: str, text: str, limit_s: float) -> list[str]:
-        """What each rank says of a stage.
+        """The report of each rank on a stage.
 
         Raises:
             BackendError: A rank says nothing for so many seconds.

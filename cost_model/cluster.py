@@ -53,7 +53,7 @@ def parse_bytes(size: str | float) -> int:
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """One device."""
+    """A device."""
 
     name: str
     #: FLOP/s that large kernels reach, by element type. "float32" is required; absent types run at
@@ -93,7 +93,7 @@ class DeviceSpec:
 
 @dataclass(frozen=True)
 class LinkLevel:
-    """One level of the network: devices are numbered so that its groups are consecutive."""
+    """A level of the network: devices are numbered so that its groups are consecutive."""
 
     name: str  #: For people ("nvlink", "node", "rack").
     size: int  #: Devices in one group of this level; inner levels' sizes divide it.
@@ -163,7 +163,7 @@ class LinkLevel:
 class Cluster:
     """Devices 0 .. n-1 and the levels of links between them, innermost first.
 
-    Two devices talk over the innermost level that has both in one group: ``device // size``.
+    Two devices communicate over the innermost level that has both in one group: ``device // size``.
     """
 
     name: str
@@ -275,7 +275,9 @@ class Cluster:
 
 def _check(title: str, figure: float, good: bool) -> None:
     if not good or math.isnan(figure):
-        raise CostError(f"{title} is {figure}; it must be positive and finite where it is a cost")
+        raise CostError(
+            f"{title} is {figure}; it must be above 0; latencies may be 0, not infinite"
+        )
 
 
 def _check_table(title: str, name: str | None, tables: Mapping[str, Any]) -> None:

@@ -48,7 +48,7 @@ class Held:
         return int(np.argmax(total)) if total.size else 0
 
     def at(self, moment: int) -> Iterator[tuple[Lifetime, int]]:
-        """What is held at a moment: a lifetime, and of how many micro-batches."""
+        """The lifetimes held at a moment, each with its number of micro-batches."""
         if not self.position.size:
             return
         position, counts = int(self.position[moment]), self.in_flight[int(self.run[moment])]
@@ -58,7 +58,7 @@ class Held:
 
 
 def held(schedule: Schedule, device: int, lifetimes: Iterable[Lifetime]) -> Held:
-    """What a device holds.
+    """The values that a device holds.
 
     Args:
         schedule: The schedule.

@@ -16,7 +16,7 @@ LETTERS = {Part.FORWARD: "F", Part.BACKWARD: "B", Part.WEIGHT: "W", Part.DELIVER
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One phase of one micro-batch on one device, without what it sends and receives."""
+    """A phase of a micro-batch on a device, without what it sends and receives."""
 
     device: int
     part: Part

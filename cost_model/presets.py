@@ -51,7 +51,7 @@ REFERENCE = "h100"
 
 @dataclass(frozen=True)
 class Preset:
-    """One accelerator."""
+    """An accelerator."""
 
     tflops: Mapping[str, float]  #: Peak 1e12 FLOP/s by element type.
     memory_gb_per_s: float  #: Peak bandwidth, 1e9 bytes/s.
@@ -181,7 +181,7 @@ def levels(name: str, nodes: int, per_node: int) -> tuple[LinkLevel, ...]:
 
 
 def processes(count: int, threads: int, memory_bytes: int) -> DeviceSpec:
-    """One of `count` processes on a machine's cores, at the rates of "cpu" for so many threads."""
+    """A process, of `count` on a machine's cores, at the rates of "cpu" for its threads."""
     cpu, share = _SPECIAL["cpu"][0], threads / _CPU_CORES
     return replace(
         cpu,

@@ -241,7 +241,7 @@ def _rising(entries: Sequence[LinkEntry]) -> tuple[tuple[int, float], ...]:
 
 
 def whole_key(digest: str) -> str:
-    """What stands for a form in the entry of a whole model, by the digest of its graph."""
+    """The key of a whole model's entry, by the digest of its graph."""
     return f"{_WHOLE} {digest}"
 
 
@@ -408,7 +408,7 @@ def shares(processes: int, threads: int) -> str:
 
 
 def read_contents(file: Path) -> tuple[Contents, ...]:
-    """What a file holds, most forms first; nothing if there is no such file.
+    """The contents of a file, most forms first; nothing if there is no such file.
 
     Raises:
         CostError: The file is no profile.

@@ -52,7 +52,7 @@ class PricedComm:
 
 @dataclass(frozen=True)
 class Hop:
-    """One step of a reshard."""
+    """A step of a reshard."""
 
     after: Placement  #: Placement of the value after it.
     comms: tuple[PricedComm, ...] = ()  #: Communications, independent of each other.
@@ -167,7 +167,7 @@ class Resharder:
     def _reductions(
         self, kind: CommKind, dtype: str, source: Placement, target: Placement
     ) -> Iterable[PricedComm]:
-        """One communication for each group of devices that differ along the partial axes only."""
+        """A communication for each group of devices that differ along the partial axes only."""
         mesh, reduction = source.mesh, source.sharding.partial[0][1]
         axes = {axis for axis, _ in source.sharding.partial}
         joins = self._joins(dtype, source, target)

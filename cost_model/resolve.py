@@ -134,7 +134,7 @@ def _processes(count: int, file: Path) -> Cluster:
 
 
 def one_process(cluster: Cluster) -> Cluster | None:
-    """One process with all cores of this machine, beside a cluster of several processes on it.
+    """A process with all cores of this machine, beside a cluster of several processes on it.
 
     None if the cluster is something else.
     """
@@ -147,7 +147,7 @@ def one_process(cluster: Cluster) -> Cluster | None:
 
 
 def cpu_fingerprint() -> str:
-    """What identifies this machine's processor in a profile: its model and number of cores."""
+    """The key of this machine's processor in a profile: its model and number of cores."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -187,13 +187,20 @@ def _named(spec: str, devices: int | None, otherwise: int, profile: Path | None)
     if name not in presets.names():
         known = ", ".join((*presets.names(), "local"))
         raise ClusterOptionError(
-            f"cluster {spec!r}: no device {name!r}; there are {known}, or FILE.toml"
-            f"{did_you_mean(name, (*presets.names(), 'local'))}"
+            f"cluster {spec!r}: no device {name!r}; there are {known}, or FILE.toml{_hint(name)}"
         )
     _check_no_profile(spec, profile)
     if len(counts) == 2:
         return preset_cluster(name, counts[0], counts[1])
     return preset_cluster(name, 1, total or devices or otherwise)
+
+
+def _hint(name: str) -> str:
+    """The name that was meant: "h100x4" is "4xh100"."""
+    turned = re.fullmatch(r"(.+?)x([0-9]+)", name)
+    if turned and turned[1] in presets.names():
+        return f"; did you mean '{turned[2]}x{turned[1]}'?"
+    return did_you_mean(name, (*presets.names(), "local"))
 
 
 def _check_no_profile(spec: str, profile: Path | None) -> None:
@@ -213,6 +220,8 @@ def _read_cluster(path: Path) -> Cluster:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CostError(f"cluster file {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise CostError(f"cluster file {path}: no text; a cluster is a TOML file") from None
     except (ValueError, RecursionError) as error:
         raise CostError(f"cluster file {path}: {error}") from None
     try:

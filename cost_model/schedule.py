@@ -39,7 +39,7 @@ LocalKey = tuple[int, Key]  #: Its part on one device.
 
 @dataclass(frozen=True)
 class Task:
-    """One node on its group, or one communication."""
+    """A node on its group, or a communication."""
 
     name: str  #: Name of the node, or kind and value of the communication.
     #: Seconds by device that it occupies. Of a communication that passes beside compute (see
@@ -97,7 +97,7 @@ class Schedule:
         return frozenset((device, key) for key in keys for device in key[1].mesh.devices)
 
     def times(self, task: Task) -> int:
-        """How often a task runs in a request, or in a step of a plan with stages."""
+        """The number of times that a task runs in a request, or in a step of a plan with stages."""
         if self.order is None or self.order.phases.is_once(task.phase):
             return 1
         return self.order.table.micro_batches

@@ -30,7 +30,7 @@ from partitioner.ir.phases import StepOrder
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One task of one request on one device; times count from the start of all devices."""
+    """A task of a request on a device; times count from the start of all devices."""
 
     device: int
     kind: str  #: Lane: "compute" or "comm".

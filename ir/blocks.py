@@ -64,7 +64,7 @@ class Blocks:
         return bool(self.stretches)
 
     def to_data(self) -> list[dict[str, Any]]:
-        """As JSON data."""
+        """The blocks as JSON data."""
         return [
             {"first": s.first, "last": s.last, "chunks": [dict(vars(c)) for c in s.chunks]}
             for s in self.stretches

@@ -37,3 +37,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``"; did you mean 'batch'?"`` for a misspelt name; nothing where no known name is near."""
     near = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=2)
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def typed(value: object) -> str:
+    """The type of a value in words: "a list", "an int"."""
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' or name.startswith('nd') else 'a'} {name}"

@@ -31,7 +31,7 @@ def region_numel(region: Region) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One part sent from a device to another, or copied on one device (source == target)."""
+    """A part sent from a device to another, or copied on one device (source == target)."""
 
     source: int  #: Device that holds the part.
     target: int  #: Device that lacks it.

@@ -67,7 +67,7 @@ def _same(array: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Node:
-    """One operation."""
+    """An operation."""
 
     name: str  #: Unique in the graph.
     #: Key of the op table: the bare operator name in the default ONNX domain ("MatMul"),
@@ -115,6 +115,9 @@ class Graph:
     #: Name of the forward node that each node of the backward pass differentiates or repeats, by
     #: its own name, where the front end knows it. No part of the digest.
     twins: Mapping[str, str] = field(default_factory=dict)
+    #: Module of a node, "encoder.layers.0.attn", by the node's name, where the model says it apart
+    #: from names. For people alone; no part of the digest.
+    modules: Mapping[str, str] = field(default_factory=dict)
     #: Block of a node that runs in one, by its name; blocks follow each other in ascending order. A
     #: backend that loads constants from a file loads a block's when it runs, and drops them after.
     blocks: Mapping[str, int] = field(default_factory=dict)

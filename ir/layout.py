@@ -155,7 +155,7 @@ class DimLayout:
 
     @classmethod
     def windowed(cls, size: int, axes: tuple[str, ...], windows: Iterable[Interval]) -> DimLayout:
-        """One interval of the dim for each coordinate of `axes`; neighbours may overlap.
+        """A layout of one interval for each coordinate of `axes`; neighbours may overlap.
 
         Intervals that follow each other without overlap are a plain cut. If every coordinate holds
         the whole dim, it is not cut.

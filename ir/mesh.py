@@ -50,7 +50,7 @@ class DeviceMesh:
 
     @classmethod
     def line(cls, count: int, axis: str = "tp") -> DeviceMesh:
-        """One axis over devices 0 .. count-1."""
+        """A mesh of one axis over devices 0 .. count-1."""
         return cls.of({axis: count})
 
     @classmethod

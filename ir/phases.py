@@ -39,7 +39,7 @@ class PhaseError(IRError):
 
 
 class Part(StrEnum):
-    """What a phase does of a step."""
+    """The part of a step that a phase does."""
 
     SETUP = "setup"  #: Once a step: what no micro-batch changes.
     FORWARD = "forward"

@@ -35,7 +35,7 @@ class PlanError(IRError):
 
 @dataclass(frozen=True)
 class NodePlan:
-    """One node's decision: index of its group in `Plan.groups`, and its cut factors."""
+    """A node's decision: index of its group in `Plan.groups`, and its cut factors."""
 
     group: int
     cuts: Mapping[str, Cut] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How the stages of a plan take the micro-batches of a step.
+    """The schedule in which the stages of a plan take the micro-batches of a step.
 
     The plan's graph is that of one micro-batch.
     """
@@ -189,7 +189,9 @@ class Plan:
             raise PlanError(f"plan version is {version!r}, this program reads {PLAN_VERSION}")
         try:
             return _plan_of(data)
-        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        except KeyError as error:
+            raise PlanError(f"plan is malformed: it has no {error}") from None
+        except (TypeError, AttributeError, ValueError, OverflowError) as error:
             raise PlanError(f"plan is malformed: {type(error).__name__} {error}") from None
 
 
@@ -377,7 +379,7 @@ def check_graph(graph: Graph, plan: Plan) -> None:
 
 
 def resolve_node(graph: Graph, plan: Plan, node: Node, rule: Rule | str) -> PlacedNode:
-    """One node under the plan's decision for it; `rule` is that of `rule_of`.
+    """A node under the plan's decision for it; `rule` is that of `rule_of`.
 
     Raises:
         PlanError: The decision does not fit the node, or leaves a device an empty part.

@@ -50,7 +50,7 @@ class CommKind(StrEnum):
 
 @dataclass(frozen=True)
 class Comm:
-    """One communication; in the programs of its ranks only the local names may differ."""
+    """A communication; in the programs of its ranks only the local names may differ."""
 
     seq: int  #: Position in the one global order; unique.
     kind: CommKind

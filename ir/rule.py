@@ -59,7 +59,7 @@ PENDING, PENDING_SIZE = "+", 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One loop of an op."""
+    """A loop of an op."""
 
     name: str
     size: int

@@ -62,7 +62,7 @@ def dense_bytes(numel: int, dtype: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """One dim of a tensor: the size that planning uses, and the symbol that was bound to it."""
+    """A dim of a tensor: the size that planning uses, and the symbol that was bound to it."""
 
     size: int
     symbol: str | None = None

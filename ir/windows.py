@@ -33,7 +33,7 @@ class Window:
     divisor: int = 1
 
     def reach(self, start: int, length: int) -> Interval:
-        """What positions start..start + length read, with what lies outside the dim."""
+        """The positions that start..start + length read, with those outside the dim."""
         first = -((self.before - start * self.stride) // self.divisor)
         last = (start + length - 1) * self.stride - self.before + self.extent - 1
         return first, last // self.divisor + 1 - first

@@ -18,10 +18,10 @@ from partitioner.compiled.base import Compiled
 from partitioner.compiled.onnx_model import OnnxModel
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import Sources
-from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.profile_notes import profile_notes
 from partitioner.files import check_file, refuse_to_replace
 from partitioner.frontends.model import ModuleInput, OnnxInput
+from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of, rules_of
@@ -38,6 +38,7 @@ from partitioner.options import (
 )
 from partitioner.problem.dump import Dump, write_problem
 from partitioner.report.delivery import delivery_notes
+from partitioner.report.one_device import OneDevice
 from partitioner.report.spaces import space_facts
 from partitioner.report.summary import facts
 from partitioner.report.whole_machine import whole_machine_notes
@@ -121,30 +122,31 @@ def compile(  # noqa: A001 - the public name
             "adamw" (default), "adam", "sgd", "momentum" (SGD with momentum), "rmsprop" or
             "adagrad".
 
-            parallel: The kind of parallelism, instead of the cheapest: "dp", "tp", "cp"
-            (sequences), "ep" (experts), "spatial" (mesh axes "h", "w" and "d" cut height, width and
-            depth of images), for a module "ring" and "zero3", for training one also "zero1" and
-            "zero2", or several joined by "+" (then with `mesh`). "pp": a module's pipeline of
-            stages, of one device each or, joined with another kind, of so many as the mesh leaves.
-            The batch is the dim of the inputs that can be followed furthest through the model; a
-            note says where it is not dim 0 of all of them.
+            parallel: A kind of parallelism; default: the cheapest plan of any kind. "dp" (data),
+            "tp" (tensor), "cp" (context: sequences are cut), "ep" (experts), "spatial" (mesh axes
+            "h", "w" and "d" cut height, width and depth of images), "pp" (a pipeline of stages, of
+            one device each or, joined with another kind, of as many as the mesh leaves); for a
+            module also "ring" and "zero3", in training also "zero1" and "zero2". Join several by
+            "+" and give their `mesh`. The batch is the dim of the inputs that can be followed
+            furthest through the model; a note says where it is not dim 0 of all inputs.
 
             schedule: Run in micro-batches, through stages in the order of this schedule, "gpipe",
             "1f1b", "interleaved", "zb1", "zbv", "dualpipev" or, for inference, "forward", or the
             path of a file with its table (see `partition schedule`); default: the best.
 
-            micro_batches: Run each batch in so many equal micro-batches, whose gradients are added
-            up, through stages or all on the same devices. With `schedule` or "pp" alone several
-            numbers are tried. Default of a module: the whole batch or, where no plan of it fits,
-            the fewest micro-batches that do, if they are proven to compute the same (no batch
-            norms, no dropout); "auto" takes them even if not. The batch of an ONNX model is dim 0
-            of its first input and of all inputs as long as that; a model whose outputs are not
-            proven to be the same is refused. Default: the whole batch; "auto": the whole batch or
-            several numbers of micro-batches, whichever costs least.
+            micro_batches: Run each batch in so many equal micro-batches, through stages or all on
+            the same devices; gradients are added up. With `schedule` or "pp" alone several numbers
+            are tried. For a module, the default is the whole batch or, if no plan of that fits,
+            the fewest micro-batches that fit, provided that they are proven to compute the same
+            (no batch norms, no dropout); "auto" takes them without that proof. For an ONNX model,
+            the default is the whole batch; "auto" takes the whole batch or several numbers of
+            micro-batches, whichever costs least. Its batch is dim 0 of the first input and of all
+            inputs as long as that; a model whose outputs are not proven to be the same is refused.
 
-            recompute: For training: whether the plan may compute values of the forward pass again
-            in the backward pass instead of keeping them. "auto" allows it if no plan that keeps all
-            of them fits the devices' memory, or, above 16 devices, if memory forbids a cheaper one.
+            recompute: For training: whether the plan may recompute values of the forward pass in
+            the backward pass instead of keeping them (activation checkpointing). "auto" allows it
+            if no plan that keeps all of them fits the devices' memory or, above 16 devices, if
+            memory forbids a cheaper one.
 
             cluster: Preset name, TOML file or Cluster; default: `devices` reference accelerators.
 
@@ -165,8 +167,8 @@ def compile(  # noqa: A001 - the public name
 
             shapes: Shapes of an ONNX model's inputs by name.
 
-            constraints: `Constraints`, a mapping of named dims, axes and pins as in a file of them,
-                a plan whose decisions are kept, or the file of either.
+            constraints: `Constraints`; a mapping with named dims, a layout and pins, as in a file;
+            a plan whose decisions are kept; or the path of such a file.
 
             plan_only: For an ONNX model: files of its weights may be missing. Their sizes are
             planned; what needs their values raises a FrontendError.
@@ -181,18 +183,18 @@ def compile(  # noqa: A001 - the public name
 
             seed: Seed of all random choices (default 0); at least 0.
 
-            tune: With ``cluster="local"``: so many plans, the best of the search and of different
-            spaces, are run for a few steps on this machine, and the measured best is kept. The
-            certificate lists the runs as `trials`.
+            tune: With ``cluster="local"``: the number of plans, the best of the search and of
+            different spaces, to run for a few steps on this machine; the one measured fastest is
+            kept. The certificate lists the runs as `trials`.
 
             progress: Called with a line of text at each stage.
 
     Returns:
         The compiled model. A module gives a `ModuleProgram`, which is called like the module, and
         whose `.module()` is each rank's part under torchrun. A path or an ONNX model gives a
-        `Compiled`, which for a ".pt2" file or a factory is a `ModuleProgram` as well. In a process
-        of as many as the plan has devices, once torch.distributed is up, all processes compile a
-        module at the same time: each traces it, process 0 searches.
+        `Compiled`, which for a ".pt2" file or a factory is a `ModuleProgram` as well. Once
+        torch.distributed is initialised with as many processes as the plan has devices, all
+        processes compile a module together: each traces it, process 0 searches.
 
     Raises:
         PartitionerError: The model or the constraints are wrong; `OptionError` for an option that
@@ -229,6 +231,9 @@ def check_options(devices: int | None, options: Mapping[str, Any]) -> tuple[Clus
     _check_pipeline(request, options)
     _check_kept(request)
     check_space(request.strategy, len(cluster), request.mesh)
+    ModuleOptions(options.get("training", False), options.get("optimizer", "adamw"))
+    if request.tune is not None:
+        check_tunable(cluster, is_module=False)
     return cluster, request
 
 
@@ -299,11 +304,14 @@ def _plan_in_blocks(
     if outcome is None:
         quick = replace(request, time_limit_s=min(MORE_S, request.time_limit_s))
         limit = least_limit(graph, cluster, request, Budget.of(quick, clock.say))
-        return "" if limit is None else f"in blocks with --memory {limit} ({units.size(limit)})"
+        whole = OneDevice.best(cluster, request.objective, (graph, None)).held_bytes
+        if limit is None or limit >= whole:
+            return ""
+        return f"in blocks with --memory {limit} ({units.size(limit)})"
     note = "the model as a whole does not fit: parts of it run in blocks, one after the other"
     objective = request.objective
     with no_collection():
-        single = best_single(graph, cluster, objective)[1]
+        single = OneDevice.best(cluster, objective, (graph, None))
         cost = outcome.evaluation.cost(objective)
         alone = whole_machine_notes(graph, cluster, cost, objective, fuses=fuses)
     rules = Rules.of(outcome.graph)
@@ -311,8 +319,8 @@ def _plan_in_blocks(
         *(outcome, single, len(cluster), (note, *notes, *_opaque_notes(rules), *alone)),
         rules=rules_of(outcome.graph),
         sources=_sources(outcome, cluster),
-        spaces=space_facts(outcome, cluster),
-        pinned=request.constraints.bound,
+        spaces=space_facts(outcome, cluster, single),
+        constraints=request.constraints,
     )
 
 
@@ -754,13 +762,16 @@ def _facts_in_parts(
 ) -> dict[str, Any]:
     """The facts of the summary of a plan in micro-batches.
 
-    One device beside it runs the `whole` batch at once or, without one, the same micro-batches.
+    One device beside it runs the same micro-batches or the `whole` batch at once, whichever is
+    better.
     """
     count = outcome.plan.micro_batches
     assert count is not None
     with no_collection():
-        graph, times = (outcome.graph, count) if whole is None else (whole, None)
-        _, single = best_single(graph, cluster, request.objective, times)
+        runs: list[tuple[Graph, int | None]] = [(outcome.graph, count)]
+        if whole is not None:
+            runs.append((whole, None))
+        single = OneDevice.best(cluster, request.objective, *runs)
     rules = Rules.of(outcome.graph)
     again = tuple(
         note
@@ -774,8 +785,8 @@ def _facts_in_parts(
         *(outcome, single, len(cluster), (*notes, *kind, *again, *_opaque_notes(rules))),
         rules=rules_of(outcome.graph),
         sources=_sources(outcome, cluster),
-        spaces=space_facts(outcome, cluster),
-        pinned=request.constraints.bound,
+        spaces=space_facts(outcome, cluster, single),
+        constraints=request.constraints,
     )
 
 
@@ -900,7 +911,8 @@ def plan_graph(
     )
     with no_collection():
         plan = outcome.plan
-        _, single = best_single(outcome.graph, cluster, request.objective, plan.micro_batches)
+        run = (outcome.graph, plan.micro_batches)
+        single = OneDevice.best(cluster, request.objective, run)
         cost = outcome.evaluation.cost(request.objective)
         objective, count = request.objective, plan.micro_batches
         notes += whole_machine_notes(
@@ -910,8 +922,8 @@ def plan_graph(
         *(outcome, single, len(cluster), notes),
         rules=rules_of(outcome.graph),
         sources=_sources(outcome, cluster),
-        spaces=space_facts(outcome, cluster),
-        pinned=request.constraints.bound,
+        spaces=space_facts(outcome, cluster, single),
+        constraints=request.constraints,
     )
     return outcome, summary
 

@@ -13,13 +13,14 @@ from typing_extensions import Unpack
 
 from partitioner import units
 from partitioner.cost_model.cluster import Cluster, parse_bytes
-from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.files import write_file
+from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.options import SweepOptions, open_with, request_of, takes
 from partitioner.report.bottleneck import WORTH, turn_of
+from partitioner.report.one_device import OneDevice
 from partitioner.report.page.schema import VERSION, Point, Sweep
 from partitioner.report.text.tables import table
 from partitioner.search.find_plan import find_plan
@@ -119,6 +120,10 @@ def sweep(
             has as many devices as a mesh. A point without a plan is no error.
     """
     memory = options.get("memory", (None,))
+    lists = {"devices": devices, "memory": memory, "meshes": options.get("meshes", ())}
+    for name, values in {**lists, "clusters": options.get("clusters", (None,))}.items():
+        if is_a(values, str, bytes, Mapping) or not is_a(values, Iterable):
+            raise OptionError(f"{name} is {values!r}; give a list, as [{values!r}]")
     grid = Grid(
         _unique(devices),
         _unique(options.get("clusters", (None,))),
@@ -253,7 +258,6 @@ def _row(point: Point) -> tuple[str, ...]:
 
 def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
     cluster, request = target.cluster, target.request
-    _, single = best_single(graph, cluster, request.objective)
     outcome, why = None, ""
     try:
         request = request.on(graph)
@@ -264,9 +268,10 @@ def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
     cert = outcome.plan.certificate if outcome else None
     count, rate = len(cluster), figures.throughput_per_s if figures else None
     speedup = gain = None
-    if figures is not None and figures.step_s and single.fits_exactly:
-        speedup = single.step_s / figures.step_s
-        gain = single.cost(request.objective) / figures.cost(request.objective)
+    if outcome is not None and figures is not None:
+        run = (outcome.graph, outcome.plan.micro_batches)
+        single = OneDevice.best(cluster, request.objective, run)
+        speedup, gain = single.speedup(figures), single.gain(figures, request.objective)
     return Point(
         devices=count,
         cluster=target.name,
@@ -346,7 +351,8 @@ def answer(points: Sequence[Point], objective: str, turn: str) -> str:
 
     def compared(point: Point) -> str:
         times = f"{units.digits(point['gain'] or 0.0)} times as good as one device of that cluster"
-        return f"has a {_figure(point, objective, turn)}, {times}"
+        verb = "have" if point["devices"] > 1 else "has"
+        return f"{verb} a {_figure(point, objective, turn)}, {times}"
 
     first, best = min(planned, key=rank), min(gains, key=rank)
     lead = "" if first is best else f"Best is {_title(first)}: {_figure(first, objective, turn)}. "

@@ -53,6 +53,10 @@ MODEL = examples.build("mlp", layers=1, hidden=4, batch=2)
         ({"solver": None}, "solver is None; give a name like 'highs'"),
         ({"objective": "speed"}, "objective 'speed' is not one of throughput, latency, memory"),
         ({"strategy": ["intra"]}, r"strategy \['intra'\] is not auto, intra or inter"),
+        ({"parallel": ["dp"]}, r"parallel is \['dp'\]; give a text, as 'dp' or 'dp\+tp'"),
+        ({"parallel": "fsdp"}, r"did you mean 'zero3'\?"),
+        ({"parallel": "ddp"}, r"did you mean 'dp'\?"),
+        ({"cluster": "h100x4"}, r"did you mean '4xh100'\?"),
         ({"constraints": 5}, "constraints is 5; give Constraints, a Plan, a mapping, or a file"),
     ],
 )
@@ -65,7 +69,7 @@ def test_an_option_that_means_nothing(options: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (5, "the model is a int; pass a path or a ModelProto"),
+        (5, "the model is an int; give the path of a file, an onnx.ModelProto or an nn.Module"),
         ("a\0b", "cannot be read .*null"),
         ("a" * 5000, "cannot be read .*too long"),
         ("\ud800.onnx", "cannot be read .*surrogates"),
@@ -80,6 +84,28 @@ def test_a_torch_module_wants_example_inputs() -> None:
     module: Any = torch.nn.Linear(3, 3)
     with pytest.raises(OptionError, match="traced with example inputs: give example_inputs"):
         partitioner.compile(module, devices=2)
+
+
+def test_a_torch_module_wants_tensors_and_an_instance() -> None:
+    module: Any = torch.nn.Linear(3, 3)
+    with pytest.raises(OptionError, match=r"holds a NumPy array: torch\.from_numpy"):
+        partitioner.compile(module, np.ones((2, 3), np.float32), devices=2)
+    with pytest.raises(OptionError, match="the class Linear: give an instance"):
+        partitioner.compile(torch.nn.Linear, torch.ones(2, 3), devices=2)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices": 4}, r"devices is 4; give a list, as \[4\]"),
+        ({"clusters": "4xh100"}, r"clusters is '4xh100'; give a list, as \['4xh100'\]"),
+        ({"devices": [2], "memory": "8GiB"}, r"memory is '8GiB'; give a list"),
+        ({"devices": [2], "meshes": {"tp": 2}}, r"meshes is \{'tp': 2\}; give a list"),
+    ],
+)
+def test_a_sweep_takes_lists(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        partitioner.sweep(MODEL, **options)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
-from partitioner.backends.errors import BackendError, one_line
+from partitioner.backends.errors import BackendError, one_line, why_unreadable
 from partitioner.backends.header import Header, fits
 from partitioner.backends.onnx.agreement import check_agreement, check_delivery, check_order
 from partitioner.backends.onnx.header import (
@@ -124,7 +124,7 @@ def _read_file(path: Path) -> tuple[ModelProto, Header]:
     try:
         proto = onnx.load(path, load_external_data=False)
     except Exception as error:
-        raise BackendError(f"{path}: {one_line(error)}") from error
+        raise BackendError(f"{path}: {why_unreadable(error)}") from error
     header = read_header(proto, str(path))
     if path.name != f"rank{header.rank}.onnx":
         raise BackendError(f"{path} says that it is of rank {header.rank}")

@@ -34,7 +34,7 @@ from torch._export.serde.serialize import (
 from torch.export import ExportedProgram
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
-from partitioner.backends.errors import BackendError, one_line
+from partitioner.backends.errors import BackendError, why_unreadable
 
 Contents = TypeVar("Contents")
 
@@ -100,7 +100,7 @@ def _guarded(path: Path, read: Callable[[_Archive], Contents]) -> Contents:
     except zipfile.BadZipFile:
         raise ArchiveError(f"{path}: not an archive of torch.export.save") from None
     except _BAD as error:
-        raise ArchiveError(f"{path}: cannot be read: {one_line(error)[:300]}") from error
+        raise ArchiveError(f"{path}: cannot be read: {why_unreadable(error)[:300]}") from error
 
 
 @dataclass

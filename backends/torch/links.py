@@ -106,7 +106,7 @@ class _Products:
 def _seconds(
     start: _Start, nbytes: int, products: _Products, group: Any
 ) -> tuple[list[float], list[float]]:
-    """What a communication adds to compute in each turn: waited for at once, and later."""
+    """Seconds that a communication adds to compute in each turn: waited for at once, and later."""
     repeats = _MORE_REPEATS if nbytes <= _SMALL_BYTES else _REPEATS
     _wait(start())
     dist.barrier(group)

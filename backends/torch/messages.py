@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class MessagePart:
-    """What one communication sends from one rank to another.
+    """The tensors that a communication sends from one rank to another.
 
     Attributes:
         number: Number of the communication.

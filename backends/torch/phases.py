@@ -150,7 +150,7 @@ def emit_all_phases(
 
 
 def _in_common(phases: RankPhases) -> Any:
-    """What the phases of all micro-batches of a step agree on."""
+    """The facts that the phases of all micro-batches of a step share."""
     outputs = {output.whole: output.value for output in phases.outputs}
     return phases.stored, phases.once, phases.summed, outputs
 

@@ -127,7 +127,7 @@ class Signature:
             if not isinstance(tensor, Tensor):
                 raise BackendError(f"input {name!r} is {tensor!r}, not a tensor of {wanted}")
             if tuple(tensor.shape) != wanted.shape or tensor.dtype != torch_dtype(wanted.dtype):
-                actual = f"{dtype_word(tensor.dtype)}{list(tensor.shape)}"
+                actual = TensorType.of(dtype_word(tensor.dtype), tensor.shape)
                 raise BackendError(f"input {name!r} is {actual}; the program is for {wanted}")
 
     def check_floats(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ Values = dict[str, Tensor]
 
 
 class StepValues:
-    """What a rank holds in a step: values of the whole step, of each micro-batch, and sums.
+    """The values that a rank holds in a step: of the whole step, of each micro-batch, and sums.
 
     Args:
         phases: The rank's phases, of each micro-batch; they agree on what they add up.

@@ -63,7 +63,7 @@ class Sums:
         return found
 
     def problem(self, differing: Mapping[tuple[int, str], Sequence[int]]) -> str:
-        """What is wrong, in words."""
+        """The fault in words."""
         names: dict[tuple[int, tuple[int, ...]], list[str]] = {}
         for (first, name), ranks in differing.items():
             names.setdefault((first, tuple(ranks)), []).append(name)

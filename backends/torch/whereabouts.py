@@ -66,7 +66,7 @@ class Whereabouts:
         self.store.set(_key(self.rank), doing)
 
     def elsewhere(self, doing: str) -> dict[int, str]:
-        """What the ranks wait for in words, if one of them waits for this rank elsewhere.
+        """The waits of the ranks in words, if one of them waits for this rank elsewhere.
 
         Args:
             doing: What this rank waits for.

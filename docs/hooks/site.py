@@ -2,7 +2,7 @@
 
 - `live/report.html`: the report of ResNet-50 on four devices, which the home page embeds.
 - `img/*.png`: the screenshots of the report, taken anew in place of those in the repository, if
-  Chromium, selenium and transformers are there. `DOCS_SCREENSHOTS=0` keeps those in the
+  Chromium, selenium, Pillow and transformers are there. `DOCS_SCREENSHOTS=0` keeps those in the
   repository; `mkdocs serve` keeps them too.
 - `notebooks/NAME.md`: a page for each notebook, with the outputs that it holds.
 """
@@ -43,7 +43,7 @@ def on_startup(command: str, **_: object) -> None:
 
 
 def _screenshots(folder: Path) -> None:
-    missing = [name for name in ("selenium", "transformers") if find_spec(name) is None]
+    missing = [name for name in ("selenium", "transformers", "PIL") if find_spec(name) is None]
     if not shutil.which("chromium"):
         missing.append("chromium")
     if missing:

@@ -107,7 +107,7 @@ class OpView(Signature):
 
 @dataclass(frozen=True)
 class LocalView:
-    """One device's part of a node, from which its row makes the local op.
+    """A device's part of a node, from which its row makes the local op.
 
     Attributes:
         sizes: Local size of every factor.
@@ -146,7 +146,7 @@ Localize = Callable[[OpView, LocalView], LocalOp]
 
 @dataclass(frozen=True)
 class OpRow:
-    """One op.
+    """An op.
 
     Attributes:
         rule: Factor rule of a node; raises OpaqueError for forms that have none.

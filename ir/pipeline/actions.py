@@ -19,7 +19,7 @@ class PipelineScheduleError(IRError):
 
 
 class ActionKind(StrEnum):
-    """What a lane does for a stage, in the words of torch.distributed.pipelining."""
+    """The work of a lane for a stage, in the words of torch.distributed.pipelining."""
 
     FORWARD = "F"
     FULL_BACKWARD = "B"
@@ -54,7 +54,7 @@ UNIT_DURATIONS: Mapping[ActionKind, int] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One computation of one stage for one micro-batch."""
+    """A computation of a stage for a micro-batch."""
 
     stage: int
     kind: ActionKind

@@ -1,4 +1,4 @@
-"""What an action of a pipeline waits for, from the edges between stages."""
+"""The actions that an action of a pipeline waits for, from the edges between stages."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _F, _B = ActionKind.FORWARD, ActionKind.FULL_BACKWARD
 
 @dataclass(frozen=True)
 class Policy:
-    """What the list scheduler may do, beside what data flow demands."""
+    """The freedom of the list scheduler, beside what data flow demands."""
 
     trains: bool
     limits: tuple[int, ...]  #: Most micro-batches in flight, of each stage; not without training.
@@ -30,7 +30,7 @@ class Policy:
 
 @dataclass
 class _State:
-    """What has been started, as the scheduler goes through time."""
+    """The actions started so far, as the scheduler goes through time."""
 
     started: dict[tuple[int, ActionKind], int]  #: Next micro-batch of each stage, by kind.
     ends: dict[Action, int]

@@ -16,10 +16,10 @@ from partitioner.cli.schedule import schedule
 from partitioner.cli.solve import evaluate, solve
 from partitioner.ir.errors import did_you_mean
 
-_ABOUT = """Split a model over devices: a plan, a subgraph a rank, a proof.
+_ABOUT = """Split a model over devices: a plan with a bound, and one runnable subgraph for each.
 
 `partition MODEL ...` is short for `partition plan MODEL ...`: see `partition plan --help`.
-A model file that is called like a command: `partition ./run`.
+If your model file is called like a command, put its folder before it: `partition ./run`.
 """
 
 #: The commands in the order of the help, by its panels.
@@ -35,6 +35,10 @@ _PANELS: Mapping[str, Sequence[Callable[..., int]]] = {
 COMMANDS = tuple(function.__name__ for panel in _PANELS.values() for function in panel)
 #: Options that are of `partition` itself.
 _OWN = ("--help", "-h", "--install-completion", "--show-completion")
+
+
+class UnknownCommandError(typer.TyperException):
+    """A first argument that is neither a command nor a model."""
 
 
 def run_command(argv: Sequence[str]) -> int:
@@ -56,10 +60,12 @@ def run_command(argv: Sequence[str]) -> int:
     return int(code or 0)
 
 
-def usage_line(error: typer.TyperException) -> str:
+def usage_line(error: typer.TyperException, argv: Sequence[str]) -> str:
     """A wrong usage in one line, with the command whose help says more."""
     context = getattr(error, "ctx", None)
-    command = "partition" if context is None else context.command_path
+    called = argv[0] if argv and argv[0] in COMMANDS else "plan"
+    command = "partition" if isinstance(error, UnknownCommandError) else f"partition {called}"
+    command = command if context is None else context.command_path
     message = " ".join(error.format_message().split()).removesuffix(".")
     message = message.removeprefix("Invalid value: ")
     message = re.sub(r" \(Possible options: (.*)\)$", r"; did you mean \1?", message)
@@ -91,6 +97,6 @@ def _check_command(argv: Sequence[str]) -> None:
     hint = did_you_mean(word, COMMANDS)
     has_operand = len(argv) > 1 and not argv[1].startswith("-")
     if hint or has_operand:
-        raise typer.TyperException(
+        raise UnknownCommandError(
             f"unknown command {word!r} (there are {', '.join(COMMANDS)}){hint}"
         )

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where a closed pipe is caught
         return code
     except TyperException as error:
-        print(safe(usage_line(error)), file=sys.stderr)
+        print(safe(usage_line(error, args)), file=sys.stderr)
         return 2
     except PartitionerError as error:
         print(f"partition: {one_line(error)}", file=sys.stderr)

@@ -1,5 +1,6 @@
 """The options of all commands: their types, their help and the panels that it stands in."""
 
+import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,28 +31,29 @@ def wrong(message: str) -> NoReturn:
     raise typer.BadParameter(message)
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _pair(text: str, form: str, whole: str = "") -> tuple[str, str]:
+    """Both sides of an equals sign; `whole` is the option's whole value, `form` how it looks."""
     name, equals, value = text.rpartition("=")
     if not equals or not name or not value:
-        wrong(f"{text!r} is not NAME=VALUE")
+        wrong(f"{whole or text!r} is not like {form}")
     return name, value
 
 
 def dim(text: str) -> tuple[str, int]:
     """The symbol and size of ``NAME=SIZE``."""
-    name, value = _pair(text)
+    name, value = _pair(text, "batch=8")
     return name, count(value, text, least=0)
 
 
 def shape(text: str) -> tuple[str, tuple[int, ...]]:
     """The input and shape of ``NAME=D,D``."""
-    name, value = _pair(text)
+    name, value = _pair(text, "x=8,16")
     return name, tuple(count(part, text, least=0) for part in value.split(","))
 
 
 def mesh(text: str) -> dict[str, int]:
     """The axis sizes of ``dp=2,tp=2``."""
-    pairs = [_pair(part) for part in text.split(",")]
+    pairs = [_pair(part, "dp=2,tp=2", text) for part in text.split(",")]
     axes = {name: count(value, text, least=1) for name, value in pairs}
     if len(axes) != len(pairs):
         wrong(f"{text!r} names an axis twice")
@@ -180,7 +182,7 @@ Model = Annotated[
     ),
 ]
 Written = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Folder that `partition MODEL` wrote.")
+    Path, typer.Argument(metavar="DIR", help="The folder that `partition MODEL` wrote.")
 ]
 
 Dims = Annotated[
@@ -201,7 +203,8 @@ Clusters = Annotated[
     typer.Option(
         "--cluster",
         metavar="NAME|FILE",
-        help="Preset like 4xh100, 2x4xh200, 4xcpu, ideal, local; or a TOML file (default: h100).",
+        help="Devices and links: a preset, as 4xh100, 2x4xh200 (two machines of four), 4xcpu, "
+        "local or ideal, or a TOML file (default: h100).",
         rich_help_panel=DEVICES,
         show_default=False,
         autocompletion=_presets,
@@ -226,18 +229,29 @@ ObjectiveChoice = Annotated[
     option(
         None,
         None,
-        "What is least: the time between requests of a stream (default), of one "
-        "request, or the peak memory.",
+        "Minimise the time between requests of a stream (throughput, default), the time of one "
+        "request (latency), or the peak memory.",
         panel=SEARCH,
     ),
 ]
 Strategy = Annotated[
     Literal["auto", "intra", "inter"],
-    option(None, None, "Shard operators, place them, or both (default).", panel=SEARCH),
+    option(
+        None,
+        None,
+        "intra: cut operators over devices; inter: place whole operators; auto (default): the best "
+        "of these and of mixtures.",
+        panel=SEARCH,
+    ),
 ]
 Mesh = Annotated[
     dict[str, int] | None,
-    option(mesh, "dp=2,tp=2", "Mesh of intra plans (default: searched).", panel=SEARCH),
+    option(
+        mesh,
+        "dp=2,tp=2",
+        "Mesh of all devices to cut over, by its axes (default: searched).",
+        panel=SEARCH,
+    ),
 ]
 TimeLimit = Annotated[
     float,
@@ -245,7 +259,12 @@ TimeLimit = Annotated[
 ]
 Gap = Annotated[
     float,
-    option(fraction, "1%", "Stop at this gap to the lower bound (default: 1%).", panel=SEARCH),
+    option(
+        fraction,
+        "1%",
+        "Stop once the plan is proven to be this close to the best (default: 1%).",
+        panel=SEARCH,
+    ),
 ]
 Solver = Annotated[
     str,
@@ -256,18 +275,22 @@ Solver = Annotated[
         panel=SEARCH,
     ),
 ]
-Seed = Annotated[int, option(natural, "N", "Of the search (default: 0).", panel=SEARCH)]
-InputSeed = Annotated[int, option(natural, "N", "Of random inputs (default: 0).", panel=MODEL)]
+Seed = Annotated[
+    int, option(natural, "N", "Seed of the search's random choices (default: 0).", panel=SEARCH)
+]
+InputSeed = Annotated[int, option(natural, "N", "Seed of random inputs (default: 0).", panel=MODEL)]
 
 Training = Annotated[
-    bool, flag("Of a module: plan its backward pass too.", "--training", panel=TRAINING)
+    bool,
+    flag("For a module: plan a training step, forward and backward.", "--training", panel=TRAINING),
 ]
 Optimizer = Annotated[
     str | None,
     option(
         None,
         "NAME",
-        "Of --training: adamw (default), adam, sgd, momentum, rmsprop or adagrad.",
+        "With --training: the optimizer whose state is counted, adamw (default), adam, sgd, "
+        "momentum, rmsprop or adagrad.",
         panel=TRAINING,
     ),
 ]
@@ -276,8 +299,9 @@ Parallel = Annotated[
     option(
         None,
         "KIND",
-        "dp, tp, cp, ep, spatial, of modules also ring, zero3 and pp, of --training also zero1 and "
-        "zero2, or several joined by + (with --mesh).",
+        "Kind of parallelism, in place of the cheapest: dp (data), tp (tensor), cp (sequences), ep "
+        "(experts), spatial (images), pp (stages); for modules also ring and zero3, with "
+        "--training also zero1 and zero2. Join several by + and give --mesh.",
         panel=TRAINING,
     ),
 ]
@@ -286,8 +310,8 @@ Schedule = Annotated[
     option(
         None,
         "NAME|FILE",
-        "Of stages: forward, gpipe, 1f1b, interleaved, zb1, zbv, dualpipev, or a table "
-        "(see partition schedule).",
+        "Order of the micro-batches in stages: forward, gpipe, 1f1b, interleaved, zb1, zbv, "
+        "dualpipev, or a file (see partition schedule).",
         panel=TRAINING,
     ),
 ]
@@ -296,9 +320,9 @@ MicroBatches = Annotated[
     option(
         micro_batches,
         "M|auto",
-        "Run each batch in so many parts; auto: of a module, in as many as memory wants, even if "
-        "that changes results (default: if it does not); of an ONNX model, in as many as are "
-        "fastest.",
+        "Run each batch in M equal parts. auto: a module in as many as fit in memory, even if that "
+        "changes results; an ONNX model in as many as are fastest. Default: the whole batch; a "
+        "module whose batch does not fit runs in parts if results stay the same.",
         panel=TRAINING,
     ),
 ]
@@ -367,6 +391,17 @@ def check_kind(args: SimpleNamespace) -> None:
             wrong(f"--{name} is of --training")
 
 
+def _near(model: Path) -> str:
+    """The name that was meant, of the models in the folder of a file that does not exist."""
+    if not model.parent.is_dir():
+        return ""
+    files = [path for path in model.parent.iterdir() if path.suffix in (".onnx", ".pt2")]
+    names = {path.stem: path.name for path in sorted(files)}
+    stem = model.name if model.name in names else model.stem
+    near = difflib.get_close_matches(stem, names, n=1)
+    return f"; did you mean {names[near[0]]!r}?" if near else ""
+
+
 def check_model(text: str) -> Path | None:
     """The file of a model; None for a factory.
 
@@ -377,12 +412,12 @@ def check_model(text: str) -> Path | None:
         return None
     model = Path(text)
     try:
-        if (model / "plan.json").is_file():
+        if (model / "plan.json").is_file() and (model / "request.json").is_file():
             raise PartitionerError(
                 f"{model} is a partition, not a model; look at it with: partition show {model}"
             )
         if not model.is_file():
-            why = ": no such file" if not model.exists() else " is not a file"
+            why = f": no such file{_near(model)}" if not model.exists() else " is not a file"
             raise PartitionerError(f"{model}{why}")
     except OSError as error:
         raise PartitionerError(f"{model}: {error.strerror}") from None

@@ -172,10 +172,16 @@ def draw(
         int, option(positive, "N", "Requests in the timeline (default: 1).", panel=PICTURES)
     ] = 1,
     boxes: Annotated[
-        int | None, option(positive, "N", "Most boxes in the graph.", panel=PICTURES)
+        int | None,
+        option(
+            positive,
+            "N",
+            "Fold the graph to at most so many boxes (default: 60).",
+            panel=PICTURES,
+        ),
     ] = None,
 ) -> int:
-    """Draw a plan."""
+    """Draw pictures of a plan for papers and slides."""
     args = SimpleNamespace(**locals())
     if not list(_targets(args)):
         wrong(f"nothing to draw: give {', '.join(f'--{name}' for name in _SUFFIXES)}")

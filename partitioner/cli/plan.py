@@ -37,7 +37,7 @@ def plan(
         option(
             options.positive,
             "K",
-            "Of --cluster local: run the K best plans here and keep the one measured fastest.",
+            "With --cluster local: run the K best plans on this machine, and keep the fastest.",
             panel=DEVICES,
         ),
     ] = None,
@@ -45,7 +45,13 @@ def plan(
     strategy: options.Strategy = "auto",
     mesh: options.Mesh = None,
     constraints: Annotated[
-        str | None, option(None, "FILE", "Pins (TOML) or a plan (JSON) to keep.", panel=SEARCH)
+        str | None,
+        option(
+            None,
+            "FILE",
+            "Decisions to keep: named dims and pins (TOML), or a plan (JSON).",
+            panel=SEARCH,
+        ),
     ] = None,
     time_limit: options.TimeLimit = 30.0,
     gap: options.Gap = 0.01,
@@ -61,8 +67,8 @@ def plan(
         option(
             None,
             None,
-            "Of --training: whether the backward pass may compute values again instead of keeping "
-            "them (default: auto, where memory is short).",
+            "With --training: whether the backward pass may recompute values instead of keeping "
+            "them (default: auto, if memory is short).",
             panel=TRAINING,
         ),
     ] = None,
@@ -71,7 +77,7 @@ def plan(
         option(
             None,
             "DIR",
-            "Folder to write (default: MODEL's stem + .partition).",
+            "Folder to write (default: MODEL.partition, without MODEL's suffix).",
             "--output",
             "-o",
             panel=OUTPUT,
@@ -81,7 +87,7 @@ def plan(
     plan_only: Annotated[
         bool,
         flag(
-            "Write no rank files; the files of weights may be missing.",
+            "Write the plan and the report, but no rank files; files of weights may be missing.",
             "--plan-only",
             panel=OUTPUT,
         ),
@@ -91,7 +97,7 @@ def plan(
         option(
             None,
             "FILE",
-            "Write the problem of --strategy intra or inter for other solvers, and plan nothing.",
+            "Write the problem of --strategy intra or inter for other solvers; plan nothing.",
             panel=OUTPUT,
         ),
     ] = None,
@@ -102,7 +108,7 @@ def plan(
     timeline: pictures.Timeline = None,
     annotate: pictures.Annotate = None,
 ) -> int:
-    """Split a model over devices: a plan, a subgraph a rank, a proof.
+    """Split a model over devices: a plan with a bound, and one runnable subgraph for each.
 
     `partition MODEL ...` is short for `partition plan MODEL ...`.
     """

@@ -57,7 +57,12 @@ def profile(
     strategy: options.Strategy = "auto",
     mesh: Annotated[
         dict[str, int] | None,
-        option(options.mesh, "dp=2,tp=2", "Mesh of intra plans (default: all).", panel=SEARCH),
+        option(
+            options.mesh,
+            "dp=2,tp=2",
+            "Measure what this mesh needs alone (default: all meshes).",
+            panel=SEARCH,
+        ),
     ] = None,
     time_limit: Annotated[
         float,
@@ -70,14 +75,14 @@ def profile(
         option(
             positive,
             "M",
-            "Measure one of so many micro-batches of the batch, for plans in micro-batches.",
+            "Measure the operators of one of M micro-batches, for plans in micro-batches.",
             panel=TRAINING,
         ),
     ] = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    """Measure the operators that a search could choose, for plans on --cluster local."""
+    """Measure a model's operators on this machine, for plans with --cluster local."""
     args = SimpleNamespace(**locals())
     options.check_kind(args)
     options.check_model(model)

@@ -28,7 +28,7 @@ def show(
     everything: Annotated[
         bool,
         flag(
-            "A line for each node, names in full, the factors of each operator, all tensors.",
+            "Show a line for each node, full names, the factors of each operator, and all tensors.",
             "--all",
             panel=OUTPUT,
         ),
@@ -58,11 +58,13 @@ def explain(
     node: Annotated[
         str | None,
         typer.Argument(
-            metavar="NODE", help="Name of a node, or of a tensor.", autocompletion=_names
+            metavar="NODE",
+            help="A node, or a tensor that one makes (default: the whole plan).",
+            autocompletion=_names,
         ),
     ] = None,
 ) -> int:
-    """Show the limits of a plan or, for a node, the costs of its other strategies."""
+    """Say what limits a plan or, for a node, what its other strategies would cost."""
     from partitioner.compiled.reload import load
 
     result = load(folder)
@@ -124,11 +126,19 @@ def sweep(
         ),
     ] = None,
     clusters: Annotated[
-        Any, option(several(str), "NAME,NAME", "Presets or TOML files.", panel=DEVICES)
+        Any,
+        option(
+            several(str), "NAME,NAME", "Presets or TOML files, like h100,a100-80g.", panel=DEVICES
+        ),
     ] = None,
     memory: Annotated[
         Any,
-        option(several(options.memory), "SIZE,SIZE", "Limits of each device.", panel=DEVICES),
+        option(
+            several(options.memory),
+            "SIZE,SIZE",
+            "Memory limits of each device, like 8GiB,16GiB.",
+            panel=DEVICES,
+        ),
     ] = None,
     objective: options.ObjectiveChoice = "throughput",
     strategy: options.Strategy = "auto",
@@ -137,7 +147,7 @@ def sweep(
         option(
             options.mesh,
             "dp=2,tp=2",
-            "Mesh of intra plans where there are as many devices; one for each number of devices.",
+            "Mesh to cut over, for the points with as many devices; may be repeated.",
             panel=SEARCH,
         ),
     ] = None,
@@ -152,7 +162,7 @@ def sweep(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    """Plan a model for several numbers of devices, clusters and memory limits."""
+    """Say whether splitting pays: plan for several numbers of devices, clusters and limits."""
     args = SimpleNamespace(**locals())
     if devices is None and clusters is None:
         wrong("give --devices, or --clusters with counts in their names, like 4xh100")

@@ -22,11 +22,17 @@ def run(
     folder: Written,
     inputs: Annotated[
         Path | None,
-        option(None, "in.npz", "Whole inputs by name (default: random valid ones).", panel=MODEL),
+        option(None, "in.npz", "Whole inputs by name (default: random valid inputs).", panel=MODEL),
     ] = None,
     seed: InputSeed = 0,
     requests: Annotated[
-        int, option(positive, "N", "Requests in flight (default: 1).", panel=MODEL)
+        int,
+        option(
+            positive,
+            "N",
+            "Number of requests, several of them in flight (default: 1).",
+            panel=MODEL,
+        ),
     ] = 1,
     outputs: Annotated[
         Path | None,
@@ -60,7 +66,7 @@ def run(
         ),
     ] = False,
 ) -> int:
-    """Run a plan, one local process a rank."""
+    """Run a plan on this machine: one process for each rank."""
     for name, given in (("steps", steps), ("calibrate", calibrate)):
         if given and not profile:
             wrong(f"--{name} is of --profile: give that too")
@@ -84,7 +90,7 @@ def run(
 
 
 def verify(folder: Written, seed: InputSeed = 0) -> int:
-    """Compare all ranks with the whole model."""
+    """Compare the outputs of all ranks with those of the whole model."""
     from partitioner.compiled.reload import load
 
     verification = load(folder).verify_written(folder, seed=seed)

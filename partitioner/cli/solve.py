@@ -54,7 +54,7 @@ def solve(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Solve a problem file; its kind is told from its content."""
+    """Solve a problem file of another project; its content tells the format."""
     if output is not None:
         check_file(output)
     start = time.monotonic()

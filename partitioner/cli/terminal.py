@@ -1,4 +1,4 @@
-"""What the commands print: results on stdout, progress and warnings on stderr."""
+"""The output of the commands: results on stdout, progress and warnings on stderr."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ class Compiled(Planned):
         """Run all ranks in this process, in lock-step over simulated communications.
 
         The ranks stay open (ONNX Runtime's sessions, a module's graphs) for the next call, until
-        `close` or until this object is gone.
+        you call `close` or this object is freed.
 
         Args:
             inputs: Whole inputs by name of the graph's inputs; bfloat16 and float8 as arrays of

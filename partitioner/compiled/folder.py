@@ -16,7 +16,7 @@ from typing import Any
 
 from partitioner.files import ResultError
 from partitioner.frontends.torch.options import AtRest
-from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan, trial_of
+from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan, PlanError, trial_of
 
 SOURCE_VERSION = 1
 _WRITTEN = re.compile(
@@ -155,7 +155,10 @@ def load_plan(folder: Path) -> Plan:
         ResultError: It cannot be read.
         PlanError: It is malformed.
     """
-    return Plan.from_json(_read(folder, "plan.json"))
+    try:
+        return Plan.from_json(_read(folder, "plan.json"))
+    except PlanError as error:
+        raise PlanError(f"{folder / 'plan.json'}: {error}") from None
 
 
 def load_summary(folder: Path) -> dict[str, Any]:
@@ -235,6 +238,10 @@ def _is_trial(value: Any) -> bool:
     return True
 
 
+def _are_ranges(value: Any) -> bool:
+    return _list_of(_is_size)(value) and len(value) % 2 == 0
+
+
 def _list_of(is_valid: Check) -> Check:
     return lambda value: isinstance(value, list) and all(map(is_valid, value))
 
@@ -284,7 +291,7 @@ def _has(fields: Mapping[str, Check]) -> Check:
 
 _FIGURE: Mapping[str, Check] = {
     "name": _is_text,
-    "unit": _one_of("s", "bytes", "share", "per_s", "count"),
+    "unit": _one_of("s", "bytes", "share", "per_s", "count", "times"),
     "before": _is_rate,
     "after": _is_rate,
     "better": _one_of("less", "more", ""),
@@ -311,6 +318,10 @@ _MODULE: Mapping[str, Check] = {
     "training": lambda value: type(value) is bool,
     "at_rest": _one_of("", "zero1", "zero2", "zero3"),
 }
+_ONE_DEVICE: Mapping[str, Check] = {
+    **dict.fromkeys(("device", "held_bytes", "limit_bytes"), _is_size),
+    **dict.fromkeys(("step_s", "latency_s"), _is_figure),
+}
 _SUMMARY: Mapping[str, Check] = {
     "objective": _one_of(*OBJECTIVES),
     "status": _one_of(*STATUSES),
@@ -320,12 +331,14 @@ _SUMMARY: Mapping[str, Check] = {
     **dict.fromkeys(("cost", "bound", "gap", "sharded_flops_share"), _is_figure),
     "kept_whole": _table_of(_is_size),
     "kept_whole_flops_share": _is_figure,
-    **dict.fromkeys(("latency_s", "latency_s_one_device"), _is_figure),
-    **dict.fromkeys(("throughput_per_s", "throughput_per_s_one_device"), _is_rate),
-    **dict.fromkeys(("devices", "devices_used", "peak_bytes_one_device"), _is_size),
+    "one_device": _has(_ONE_DEVICE),
+    "latency_s": _is_figure,
+    **dict.fromkeys(("throughput_per_s", "speedup", "gain"), _is_rate),
+    **dict.fromkeys(("devices", "devices_used"), _is_size),
     **dict.fromkeys(("nodes", "cut_nodes", "replicated_nodes"), _is_size),
     **dict.fromkeys(("cut_over", "replicated_on"), _list_of(_is_text)),
     "pinned": lambda value: type(value) is bool,
+    "bound_by": _table_of(_are_ranges),
     "cost_sources": _table_of(_is_figure),
     "cost_error": _is_figure,
     "load_s": _list_of(_is_figure),

@@ -23,7 +23,7 @@ from partitioner.frontends.onnx.fold import draws
 from partitioner.frontends.onnx.load import Traced
 from partitioner.ir.blocks import Blocks
 from partitioner.ir.checks import is_a
-from partitioner.ir.errors import OptionError
+from partitioner.ir.errors import OptionError, typed
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
@@ -218,9 +218,7 @@ class OnnxRanks(Ranks):
         """See `Ranks.run`."""
         if not is_a(inputs, Mapping):
             names = ", ".join(map(repr, self.traced.graph.inputs))
-            raise BackendError(
-                f"inputs is a {type(inputs).__name__}, not a dict of arrays by name ({names})"
-            )
+            raise BackendError(f"inputs is {typed(inputs)}, not a dict of arrays by name ({names})")
         with self._lock:
             return dict(self._simulator().run([dict(inputs)])[0].outputs)
 
@@ -248,6 +246,6 @@ class OnnxRanks(Ranks):
 
 
 def _state(folder: Path) -> _State:
-    """What tells whether a file of a folder has changed."""
+    """A mark that changes with a file of a folder."""
     found = ((path.name, path.stat()) for path in sorted(folder.iterdir()))
     return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)

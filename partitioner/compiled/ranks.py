@@ -1,4 +1,4 @@
-"""One plan for the processes that compile a module at the same time: rank 0 searches it."""
+"""A common plan for processes that compile a module at the same time: rank 0 searches it."""
 
 from __future__ import annotations
 

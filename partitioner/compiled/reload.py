@@ -51,7 +51,7 @@ def load(directory: str | Path, module: None = None, example_inputs: None = None
 def load(
     directory: str | Path, module: nn.Module | None = None, example_inputs: Any = None
 ) -> Compiled | ModuleProgram:
-    """A saved compilation; its plan may have been edited.
+    """Load a saved compilation; its plan may have been edited.
 
     The rank files are not read: the result emits its ranks anew, with the weights that the model
     has now. ``partition run`` and ``partition verify`` use the files, and refuse those that are not
@@ -145,14 +145,14 @@ def _load_module(
     if traced.graph.digest != request.graph_digest:
         traced = traced.of(plan.nodes)
     if traced.graph.digest != request.graph_digest:
-        model = request.file or request.factory or "the module that was given"
+        model = request.file or request.factory or "the module that is given"
         if module is not None and traced.signature.traced != request.call:
             raise ResultError(
                 f"{folder}: the example inputs of {model} are {traced.signature.traced}; the plan "
                 f"is for {request.call}"
             )
         raise ResultError(
-            f"{folder}: its model {model} is traced to another graph than before: it has changed, "
+            f"{folder}: {model} is traced to another graph than before: it has changed, "
             "or the version of PyTorch; partition it again"
         )
     return ModuleModel(traced, source if module is None else ModuleSource())

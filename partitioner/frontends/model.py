@@ -18,7 +18,7 @@ from partitioner.frontends.onnx.load import Traced, load_onnx
 from partitioner.frontends.torch.options import AtRest, ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
 from partitioner.ir.checks import is_a, is_whole
-from partitioner.ir.errors import OptionError
+from partitioner.ir.errors import OptionError, typed
 from partitioner.ir.graph import Graph
 
 if TYPE_CHECKING:
@@ -206,4 +206,6 @@ def _open_module(model: Any, example_inputs: Any) -> tuple[nn.Module, Example, M
 
 
 def _described(model: object) -> str:
-    return repr(str(model)) if isinstance(model, str | Path) else f"a {type(model).__name__}"
+    if isinstance(model, type):
+        return f"the class {model.__name__}: give an instance"
+    return repr(str(model)) if isinstance(model, str | Path) else typed(model)

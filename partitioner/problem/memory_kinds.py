@@ -48,7 +48,7 @@ class Holdings:
 
     @classmethod
     def of(cls, graph: Graph, plan: Plan, cluster: Cluster) -> Holdings:
-        """Those of a plan."""
+        """The holdings of a plan."""
         placed = resolve(graph, plan)
         return cls(graph, *observed_schedule(graph, placed, cluster, plan.pipeline))
 

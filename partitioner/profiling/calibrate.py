@@ -32,7 +32,7 @@ _LEAST_S = 10e-6
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What `calibrate` added; printed, a few lines.
+    """The entries that `calibrate` added; printed, a few lines.
 
     Attributes:
         file: The profile.

@@ -259,7 +259,7 @@ def _part(constant: Constant, part: Part) -> Constant:
 
 
 def _zeros(tensor_type: TensorType) -> Constant:
-    """What a device holds of an operand that is a pending sum, if it is not the first one."""
+    """The part of a partial sum that a device holds if it is not the first one."""
     return Constant(tensor_type, partial(_of_zeros, tensor_type))
 
 

@@ -58,7 +58,7 @@ _PROGRESS_LINES = 4
 
 @dataclass(frozen=True)
 class Profiled:
-    """What `profile` measured; printed, a few lines.
+    """The measurements that `profile` made; printed, a few lines.
 
     Attributes:
         file: The profile.
@@ -131,15 +131,15 @@ def profile(
     devices: int | None = None,
     **options: Unpack[ProfileOptions],
 ) -> Profiled:
-    """Measure, on this machine, what a search could choose for a model.
+    """Measure, on this machine, the operators that a plan of a model could run.
 
     Every distinct form (operator, attributes, local shapes, types) of every strategy is run by the
-    backend that will run it, those with the most predicted seconds first, and its median is added
-    to a profile, which `compile` and the others read for ``cluster="local"``. Then so many
+    backend that will run it, those with the most predicted seconds first. Its median goes into a
+    profile, which `compile` and the other functions read for ``cluster="local"``. Then the
     processes measure the communications between them. An ONNX model for several processes is also
-    run whole, in one process with all cores, which is what a plan has to be faster than. What
-    the profile has from the same backend is not measured again. A new profile also gets copies and
-    products of several sizes, with which operators are compared that no profile has.
+    run as a whole, in one process with all cores: a plan has to be faster than that. Forms that
+    the profile has from the same backend are not measured again. A new profile also gets copies
+    and products of several sizes, with which operators are compared that no profile has.
 
     Args:
         model: As of `compile`.

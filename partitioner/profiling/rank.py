@@ -142,7 +142,7 @@ def _nothing() -> None:
 
 
 def _difference(before: Prepared, whole: Prepared) -> Prepared:
-    """What a program takes more than another one, run by run in turns."""
+    """The seconds that a program takes more than another one, run by run in turns."""
 
     def run() -> None:
         before.run()

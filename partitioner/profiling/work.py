@@ -50,7 +50,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Work:
-    """What to measure, in order.
+    """The measurements to make, in order.
 
     Attributes:
         backend: Name of the backend, with its version.
@@ -71,7 +71,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Status:
-    """How far the work is.
+    """The progress of the work.
 
     Attributes:
         measured: Keys of the forms that are in the profile now.
@@ -101,7 +101,7 @@ def leave_status(folder: Path, status: Status) -> None:
 
 
 def read_status(folder: Path) -> Status:
-    """How far the processes of a job are."""
+    """The progress of the processes of a job."""
     try:
         data = json.loads((folder / _STATUS).read_text())
     except FileNotFoundError:

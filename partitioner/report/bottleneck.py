@@ -15,6 +15,7 @@ from partitioner.cost_model.memory import MemoryPeak
 from partitioner.cost_model.schedule import Schedule
 from partitioner.cost_model.simulate import Event, simulate
 from partitioner.ir.graph import Graph
+from partitioner.report.one_device import OneDevice
 
 MOST = 0.5  #: A plan that communicates for a larger share of its time is limited by that.
 BALANCED = 0.8  #: A plan with a smaller ratio of mean to largest load is unbalanced.
@@ -164,15 +165,11 @@ def _subject(limits: Bottleneck) -> str:
 def verdict(
     limits: Bottleneck,
     evaluation: Evaluation,
-    single: tuple[int, Evaluation],
+    single: OneDevice,
     cluster: Cluster,
     objective: str,
 ) -> str:
-    """The plan in a line: "3.6x faster than one h100; limit: kernel launches on device 2".
-
-    Args:
-        single: The best device for the whole model and its evaluation (`best_single`).
-    """
+    """The plan in a line: "3.6x faster than one h100; limit: kernel launches on device 2"."""
     gain = _gain(evaluation, single, cluster, objective)
     title, colon, _ = limit_sentence(limits, evaluation, objective).partition(":")
     if not evaluation.fits_exactly or not colon:
@@ -184,25 +181,26 @@ def verdict(
     return f"{gain}; limit: {title[0].lower()}{title[1:]} on {where}"
 
 
-def _gain(
-    evaluation: Evaluation, single: tuple[int, Evaluation], cluster: Cluster, objective: str
-) -> str:
-    device, alone = single
-    one = f"one {cluster.devices[device].name}"
-    if not alone.fits_exactly:
-        return f"{evaluation.devices_used} devices hold what {one} does not"
-    if evaluation.devices_used <= 1:
+def _gain(evaluation: Evaluation, single: OneDevice, cluster: Cluster, objective: str) -> str:
+    one, used = f"one {cluster.devices[single.device].name}", evaluation.devices_used
+    if not single.fits:
+        return (
+            f"Runs in blocks on {one}, which does not hold the whole model"
+            if used <= 1
+            else f"{used:,} devices hold what {one} does not"
+        )
+    if used <= 1:
         return f"Runs on {one}: nothing is split"
-    before, after = alone.cost(objective), evaluation.cost(objective)
-    if not after or before / after < WORTH:
+    gain = single.gain(evaluation, objective)
+    if gain is None or gain < WORTH:
         return f"No better than {one}"
     words = {"memory": "less memory a device than", "latency": "lower latency than"}
-    return f"{units.times(before / after)} {words.get(objective, 'faster than')} {one}"
+    return f"{units.times(gain)} {words.get(objective, 'faster than')} {one}"
 
 
 def worth_sentence(
     evaluation: Evaluation,
-    single: tuple[int, Evaluation],
+    single: OneDevice,
     cluster: Cluster,
     objective: str,
     turn: str = "request",
@@ -210,30 +208,29 @@ def worth_sentence(
     """A sentence on what the plan gains over the whole model on one device.
 
     Args:
-        single: The best device for the whole model and its evaluation (`best_single`).
+        single: The whole model on one device.
         turn: See `turn_of`.
     """
-    used, (device, alone) = evaluation.devices_used, single
+    used, device = evaluation.devices_used, single.device
     equal = cluster.has_equal_devices
     one = "one device alone" if equal else f"device {device} ({cluster.devices[device].name}) alone"
-    if used <= 1:
-        return "The plan uses one device: nothing is split."
-    if not alone.fits_exactly:
-        need, have = alone.held_bytes[device], alone.limit_bytes[device]
+    if not single.fits and (used > 1 or evaluation.fits_exactly):
+        cut = "The split is needed" if used > 1 else "The blocks are needed"
         most = "a device has" if equal else "the largest device has"
         return (
-            f"The split is needed: the whole model takes {units.size(need)}, "
-            f"{most} {units.size(have)}."
+            f"{cut}: the whole model takes {units.size(single.held_bytes)}, "
+            f"{most} {units.size(single.limit_bytes)}."
         )
-    before, after = alone.cost(objective), evaluation.cost(objective)
-    if not after:
+    if used <= 1:
+        return "The plan uses one device: nothing is split."
+    gain = single.gain(evaluation, objective)
+    if gain is None:
         return "Nothing takes time on this cluster: splitting gains nothing."
-    gain = before / after
-    here, there = units.cost(objective, after), units.cost(objective, before)
+    here, there = (units.cost(objective, of.cost(objective)) for of in (evaluation, single))
     if gain < WORTH:
         return f"Splitting is not worth it here: {used} devices take {here}, {one} {there}."
     if objective == "memory":
-        speed = alone.step_s / evaluation.step_s if evaluation.step_s else 1.0
+        speed = single.speedup(evaluation) or 1.0
         return (
             f"The fullest of {used} devices holds {here}, {one} {there}; "
             f"the throughput is {units.digits(speed)} times that of one."

@@ -10,7 +10,9 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.types import dense_bytes
 
-#: Results are spoken of if they are at least this share of the fullest device's bytes.
+#: Results are spoken of if they are at least so many bytes, and this share of those of the fullest
+#: device: to gather less takes microseconds.
+_LEAST_BYTES = 1 << 20
 _LEAST_SHARE = 0.01
 
 
@@ -34,7 +36,7 @@ def delivery_notes(
                 apart[value] = graph.types[value]
     nbytes = sum(dense_bytes(one.numel, one.dtype) for one in apart.values())
     fullest = max((peak.bytes for peak in evaluation.exact_peak.values()), default=0)
-    if nbytes < max(1.0, _LEAST_SHARE * fullest):
+    if nbytes < max(_LEAST_BYTES, _LEAST_SHARE * fullest):
         return ()
     largest = max(apart.values(), key=lambda one: dense_bytes(one.numel, one.dtype))
     note = (

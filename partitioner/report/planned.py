@@ -8,14 +8,16 @@ from functools import cached_property
 from typing import Any
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.evaluate import Evaluation, best_single
+from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.files import ResultError
+from partitioner.ir.checks import is_a
 from partitioner.ir.errors import PartitionerError, did_you_mean
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import PlacedNode, Plan, resolve
 from partitioner.no_gc import no_collection
-from partitioner.report.summary import certificate_line, text, times_as_fast
+from partitioner.report.one_device import OneDevice
+from partitioner.report.summary import certificate_line, text
 from partitioner.search.limits import MOST_EXPLICIT
 
 
@@ -66,19 +68,21 @@ class Planned:
         return self.evaluation.cost(self.objective)
 
     @cached_property
-    def speedup(self) -> float | None:
-        """How many times as fast as one device a step is; None where one does not hold the model.
-
-        Both are predicted.
-        """
-        if "speedup" in self.summary:
-            known: float | None = self.summary["speedup"]
-            return known
+    def one_device(self) -> OneDevice:
+        """The whole model on one device, with which the plan is compared."""
+        if self.summary:
+            return OneDevice.from_data(self.summary["one_device"])
         with no_collection():
-            single = best_single(self.graph, self.cluster, self.objective, self.plan.micro_batches)[
-                1
-            ]
-        return times_as_fast(single, self.evaluation)
+            run = (self.graph, self.plan.micro_batches)
+            return OneDevice.best(self.cluster, self.objective, run)
+
+    @property
+    def speedup(self) -> float | None:
+        """The speed-up over one device; None where one device does not hold the model.
+
+        By the predicted seconds between requests, or of a training step.
+        """
+        return self.one_device.speedup(self.evaluation)
 
     def node(self, name: str) -> PlacedNode:
         """A node, or the node that makes a tensor, with its placements.
@@ -87,6 +91,8 @@ class Planned:
             UnknownNodeError: The graph has no such node or tensor, or no node makes the tensor.
         """
         graph = self.graph
+        if not is_a(name, str):
+            raise UnknownNodeError(f"{name!r} is not the name of a node or tensor")
         node = graph.by_name.get(name) or graph.producers.get(name)
         if node is not None:
             return self._by_name[node.name]
@@ -97,6 +103,7 @@ class Planned:
             read = f"; {', '.join(readers[:3])}{more} read it" if readers else ""
             raise UnknownNodeError(f"{name!r} is {which} of the model: no node makes it{read}")
         hint = did_you_mean(name, (*graph.by_name, *graph.producers))
+        hint = hint or "; `partition show DIR --all` lists all names"
         raise UnknownNodeError(f"the model has no node or tensor {name!r}{hint}")
 
     @cached_property

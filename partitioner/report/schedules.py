@@ -1,4 +1,4 @@
-"""What another schedule, or other micro-batches, would do to the step of a plan in stages.
+"""The step of a plan in stages under another schedule, or with other micro-batches.
 
 All stages, shardings and the order of nodes stay. Another schedule, and more micro-batches of the
 same size, are simulated exactly. Micro-batches of half the size are another graph, which is not

@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.evaluate import Evaluation
 from partitioner.ir.plan import Plan
+from partitioner.report.one_device import OneDevice
 from partitioner.report.page.schema import Changes, Moved
 from partitioner.report.planned import Planned
 from partitioner.report.text.diff import diff
@@ -27,16 +29,21 @@ MOST_NODES = 6000
 MOST_RUNS = 60
 
 
-def space_facts(outcome: Outcome, cluster: Cluster) -> list[dict[str, Any]]:
+def space_facts(outcome: Outcome, cluster: Cluster, single: OneDevice) -> list[dict[str, Any]]:
     """The best plan of each space as figures, the cheapest first, with its changes.
 
     On more than `MOST_EXPLICIT` devices, and of large graphs, there are no changes: the space alone
     is planned again by ``--strategy`` and ``--mesh``, and `partition diff` compares the folders.
+
+    Args:
+        outcome: The search's plan with the best plans of the spaces.
+        cluster: The devices.
+        single: The whole model on one device.
     """
     cert = outcome.plan.certificate
     assert cert is not None
     candidates = sorted(outcome.candidates, key=lambda plan: plan.cost(cert.objective))
-    chosen = _planned(outcome.graph, outcome.plan, outcome.evaluation, cluster)
+    chosen = _planned(outcome.graph, outcome.plan, outcome.evaluation, cluster, single)
     bare = replace(outcome.plan, certificate=None)
     small = len(cluster) <= MOST_EXPLICIT and len(outcome.graph.nodes) <= MOST_NODES
     compared = 0
@@ -44,7 +51,8 @@ def space_facts(outcome: Outcome, cluster: Cluster) -> list[dict[str, Any]]:
     for candidate in candidates:
         row = _figures(candidate, cert.objective)
         if small and compared < MOST_SPACES and candidate.plan != bare:
-            other = _planned(candidate.graph, candidate.plan, candidate.evaluation, cluster)
+            own = (candidate.graph, candidate.plan, candidate.evaluation)
+            other = _planned(*own, cluster, single)
             row["changes"] = changes(chosen, other, cert.objective, str(candidate.space))
             compared += 1
         rows.append(row)
@@ -66,9 +74,16 @@ def _figures(candidate: Candidate, objective: str) -> dict[str, Any]:
     }
 
 
-def _planned(graph: Graph, plan: Plan, evaluation: Any, cluster: Cluster) -> Planned:
+def _planned(
+    graph: Graph, plan: Plan, evaluation: Evaluation, cluster: Cluster, single: OneDevice
+) -> Planned:
     return Planned(
-        name=graph.name, graph=graph, cluster=cluster, plan=plan, evaluation=evaluation, summary={}
+        name=graph.name,
+        graph=graph,
+        cluster=cluster,
+        plan=plan,
+        evaluation=evaluation,
+        summary={"one_device": single.to_data()},
     )
 
 

@@ -84,6 +84,8 @@ def _split(summary: Mapping[str, Any]) -> str:
     used, nodes, cut = summary["devices_used"], summary["nodes"], summary["cut_nodes"]
     if summary["devices"] == 1:
         return "there is one device: nothing to split"
+    if not nodes:
+        return "the model has no operator: nothing to split"
     if cut:
         share = units.share(summary["sharded_flops_share"])
         over = "; ".join(summary["cut_over"])

@@ -14,7 +14,7 @@ from partitioner.ir.types import DTYPE_BITS
 
 
 class Step(TypedDict):
-    """One operator or communication of a plan; figures are predictions."""
+    """An operator or a communication of a plan; figures are predictions."""
 
     step: int  #: Position in the global order, from 0.
     #: Of a plan in stages: "F0", "B0", "W0" are forward, backward and weight gradients of stage 0,

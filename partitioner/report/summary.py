@@ -12,10 +12,13 @@ from partitioner.cost_model.evaluate import Evaluation
 from partitioner.ir.plan import Certificate, Plan, Trial, trial_of
 from partitioner.ir.rule import Rule
 from partitioner.report import split
+from partitioner.report.one_device import OneDevice
+from partitioner.report.ranges import ranges
 from partitioner.report.stages import bubble_share, schedule_name, step_sentence
 
 if TYPE_CHECKING:
     from partitioner.search.outcome import Outcome
+    from partitioner.strategies.constraints import Constraints
 
 #: A proven plan within this gap is called optimal, whatever gap was requested.
 OPTIMAL_GAP = 1e-4
@@ -25,14 +28,14 @@ MAX_PEAKS = 8
 
 def facts(
     outcome: Outcome,
-    single: Evaluation,
+    single: OneDevice,
     devices: int,
     notes: tuple[str, ...],
     *,
     rules: Mapping[str, Rule | str],
     sources: Sources,
     spaces: list[dict[str, Any]],
-    pinned: bool,
+    constraints: Constraints,
 ) -> dict[str, Any]:
     """The facts of a plan, each figure beside that of one device.
 
@@ -41,13 +44,13 @@ def facts(
 
     Args:
         outcome: The search's plan with its figures.
-        single: Figures of the whole model on one device.
+        single: The whole model on one device.
         devices: Devices of the cluster.
         notes: Further sentences for the user.
         rules: The rule of each node, or the reason why it has none.
         sources: Where the plan's seconds come from.
         spaces: The best plan of each searched space (`report.spaces`).
-        pinned: Whether the search had constraints.
+        constraints: Those of the search.
     """
     plan, figures = outcome.plan, outcome.evaluation
     cert = plan.certificate
@@ -64,11 +67,10 @@ def facts(
         "seed": cert.seed,
         "folded": cert.folded,
         **({"trials": [dict(vars(trial)) for trial in cert.trials]} if cert.trials else {}),
-        "speedup": times_as_fast(single, figures),
+        "speedup": single.speedup(figures),
+        "gain": single.gain(figures, cert.objective),
         "latency_s": figures.latency_s,
-        "latency_s_one_device": single.latency_s,
         "throughput_per_s": units.finite(figures.throughput_per_s),
-        "throughput_per_s_one_device": units.finite(single.throughput_per_s),
         "devices": devices,
         "devices_used": figures.devices_used,
         "sharded_flops_share": figures.sharded_flops_share,
@@ -78,10 +80,13 @@ def facts(
         **split.kept_whole(outcome.graph, rules),
         "cost_sources": dict(sources.shares()),
         "cost_error": sources.error,
-        "pinned": pinned,
+        "pinned": constraints.bound,
+        "bound_by": {
+            text: ranges(nodes) for text, nodes in constraints.bound_nodes(outcome.graph).items()
+        },
         "load_s": [figures.load_s.get(device, 0.0) for device in range(devices)],
         "peak_bytes": [figures.held_bytes.get(device, 0) for device in range(devices)],
-        "peak_bytes_one_device": max(peak.bytes for peak in single.peak.values()),
+        "one_device": single.to_data(),
         "fewer_devices": _fewer(outcome, single, devices),
         "spaces": spaces,
         "not_searched": {str(space): str(error) for space, error in outcome.failed},
@@ -89,17 +94,16 @@ def facts(
     }
 
 
-def times_as_fast(single: Evaluation, figures: Evaluation) -> float | None:
-    """How many times as fast as one device; None where that does not hold the model."""
-    return single.step_s / figures.step_s if single.fits and figures.step_s else None
-
-
 def _beside_one(summary: Mapping[str, Any]) -> str:
     """The first words of the summary: what several devices gain."""
     if summary["devices_used"] == 1 or summary["objective"] == "memory":
         return ""
-    speedup = summary.get("speedup")
-    return "" if speedup is None else f"{units.digits(speedup)} times as fast as one device: "
+    what = "answers a request " if summary["objective"] == "latency" else ""
+    gain = summary["gain"]
+    if gain is None:
+        return ""
+    times = units.digits(gain)
+    return f"{what}{'' if times == '1' else f'{times} times '}as fast as one device: "
 
 
 def _step(plan: Plan, figures: Evaluation) -> dict[str, Any]:
@@ -115,7 +119,7 @@ def _step(plan: Plan, figures: Evaluation) -> dict[str, Any]:
     }
 
 
-def _fewer(outcome: Outcome, single: Evaluation, devices: int) -> dict[str, Any] | None:
+def _fewer(outcome: Outcome, single: OneDevice, devices: int) -> dict[str, Any] | None:
     """The cheapest known plan on fewer devices, if it costs less than the chosen one.
 
     Else the chosen one, if it leaves devices idle: those that it uses do as well.
@@ -142,6 +146,11 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
         search_s: Seconds of the search; None if unknown.
     """
     objective, fewer = summary["objective"], summary["fewer_devices"]
+    single = OneDevice.from_data(summary["one_device"])
+    alone_s = alone_per_s = "the whole model does not fit one device"
+    if single.fits:
+        alone_s = f"one device: {units.seconds(single.latency_s)}"
+        alone_per_s = f"one device: {units.per_second(single.throughput_per_s)}"
     searched = _searched(summary["seed"], summary["folded"], search_s)
     lines = [
         _beside_one(summary)
@@ -150,9 +159,9 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
         + _certified(objective, *(summary[key] for key in ("cost", "bound", "gap", "status"))),
         *_stages(summary),
         *(f"  blocks      {line}" for line in block_lines(summary.get("blocks", ()))),
-        f"  latency     {_beside(summary, 'latency_s', units.seconds)}",
-        f"  throughput  {_beside(summary, 'throughput_per_s', units.per_second)}",
-        f"  peak memory {_peaks(summary)}",
+        f"  latency     {units.seconds(summary['latency_s'])} ({alone_s})",
+        f"  throughput  {units.per_second(summary['throughput_per_s'])} ({alone_per_s})",
+        f"  peak memory {_peaks(summary)} (one device: {units.size(single.held_bytes)})",
         f"  split       {split.sentence(summary)}",
         f"  costs       {costs_sentence(summary['cost_sources'], summary['cost_error'])}",
         f"  search      {summary['solver']}, {searched}",
@@ -234,7 +243,7 @@ def _without(failed: Mapping[str, str]) -> list[str]:
 
 
 def status_text(status: str, gap: float) -> str:
-    """How a search ended, in words; "optimal" only of a plan that meets its bound."""
+    """The end of a search in words; "optimal" only of a plan that meets its bound."""
     if status == "optimal" and gap > OPTIMAL_GAP:
         return "within the gap asked for"
     return "stopped by the time limit" if status == "time_limit" else status
@@ -247,20 +256,14 @@ def _certified(objective: str, cost: float, bound: float, gap: float, status: st
     )
 
 
-def _beside(summary: Mapping[str, Any], key: str, show: Any) -> str:
-    return f"{show(summary[key])} (one device: {show(summary[key + '_one_device'])})"
-
-
 def _peaks(summary: Mapping[str, Any]) -> str:
     """The peaks in order of device, equal neighbours counted; their range if that is long."""
     sizes = list(map(units.size, summary["peak_bytes"]))
     runs = [(size, len(list(same))) for size, same in groupby(sizes)]
     if len(runs) > MAX_PEAKS:
         least, most = (units.size(end(summary["peak_bytes"])) for end in (min, max))
-        peaks = f"{least} to {most} on {len(sizes)} devices"
-    else:
-        peaks = ", ".join(f"{count} x {size}" if count > 1 else size for size, count in runs)
-    return f"{peaks} (one device: {units.size(summary['peak_bytes_one_device'])})"
+        return f"{least} to {most} on {len(sizes)} devices"
+    return ", ".join(f"{count} x {size}" if count > 1 else size for size, count in runs)
 
 
 def _searched(seed: int, folded: str, search_s: float | None) -> str:

@@ -29,7 +29,7 @@ def whole_machine_notes(
     fuses: bool,
     micro_batches: int | None = None,
 ) -> tuple[str, ...]:
-    """One sentence, for a plan on several processes of this machine; else none.
+    """A sentence for a plan on several processes of this machine; for another plan none.
 
     Args:
         graph: The graph of the plan.

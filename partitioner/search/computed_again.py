@@ -1,4 +1,4 @@
-"""What each stage of a pipeline computes again, so that it fits its device's memory.
+"""Recomputation chosen for each stage of a pipeline, so that it fits its device's memory.
 
 A sharding of a graph with offers (`ir.offers`) says how every node is cut, computed or not. The
 stages of one cut hold different numbers of micro-batches, so each takes its own of the offers: the

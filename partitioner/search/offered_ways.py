@@ -1,4 +1,4 @@
-"""What may be computed again in parts of a graph that do not depend on one another: their ways.
+"""The ways to recompute values in parts of a graph that do not depend on one another.
 
 Offers (`ir.offers`) that read from one another, or that give copies of the same value, make up a
 *region*: about half a layer of a transformer. A way of a region is a set of its optional nodes that

@@ -50,7 +50,7 @@ class Candidate:
 
     @property
     def returns(self) -> int:
-        """How often the plan comes back to devices that it left."""
+        """The number of times that the plan returns to devices that it left."""
         devices = [frozenset(mesh.devices) for mesh in self.plan.groups]
         return returns(devices[node.group] for node in self.plan.nodes.values())
 

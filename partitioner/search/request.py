@@ -302,5 +302,5 @@ class Budget:
         return cls(work, request.gap, request.seed, request.engine, say)
 
     def share(self, parts: float) -> Budget:
-        """One of so many equal shares of the steps that are left."""
+        """A budget with one of so many equal shares of the steps that are left."""
         return replace(self, work=self.work.share(parts), parts=parts)

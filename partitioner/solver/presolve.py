@@ -112,7 +112,7 @@ def simplify_edges(problem: Problem, simple: Sequence[Edge] = ()) -> Problem:
 
 
 def _merge_parallel(edges: Sequence[Edge]) -> Edge:
-    """One edge that stands for several between the same nodes."""
+    """An edge that stands for several between the same nodes."""
     if len(edges) == 1:
         return edges[0]
     outs = list(zip(*(edge.out_class for edge in edges), strict=True))

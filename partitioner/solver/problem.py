@@ -25,7 +25,7 @@ class SolverError(PartitionerError, ValueError):
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to run a node."""
+    """A way to run a node."""
 
     load_s: tuple[float, ...]  #: Seconds on each device.
     group: int  #: Id of the device group that runs it.

@@ -1,4 +1,4 @@
-"""How often a plan comes back to devices that it left."""
+"""The number of times that a plan returns to devices that it left."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Site(NamedTuple):
-    """One edge or hold that can trigger an item."""
+    """An edge or hold that can trigger an item."""
 
     edge: int | None = None  #: Index of the edge, or None for a hold.
     hold: int | None = None  #: Index of the hold, or None for an edge.

@@ -31,7 +31,7 @@ Dim = tuple[str, int]  #: A value and the index of a dim of it.
 
 @dataclass(frozen=True)
 class Followed:
-    """One dim of a model, such as its batch.
+    """A dim of a model, such as its batch.
 
     Attributes:
         inputs: Graph inputs that have it, and which of their dims it is.

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -46,6 +47,13 @@ from partitioner.ir.layout import Sharding
 from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.plan import PlacedNode, Plan, PlanError, check_graph, resolve_node
 
+#: Forms of the values of a pin; all others are texts.
+_FORMS = {
+    "nodes": 'a list of names, like ["layer0.*"]',
+    **dict.fromkeys(("device", "dim"), "a whole number"),
+    "devices": "a list of different devices, like [0, 1]",
+    **dict.fromkeys(("replicate", "cut"), "true"),
+}
 _KEYS = {"nodes", "op", "device", "devices", "tensor", "dim", "axis", "replicate", "cut"}
 
 
@@ -62,7 +70,7 @@ class ConstraintError(PartitionerError, ValueError):
 
 @dataclass(frozen=True)
 class Pin:
-    """One constraint: its nodes or its tensor, and the demand on them; unset fields demand nothing.
+    """A constraint: its nodes or its tensor, and the demand on them; unset fields demand nothing.
 
     `side` is "made" if it binds only the producer of the tensor, "read" if only its readers (not
     as in-place operands), "" for both.
@@ -116,7 +124,10 @@ class NamedDims:
         for name, texts in seeds.items():
             for text in texts:
                 if not re.fullmatch(r".+\.-?\d+", text, re.ASCII):
-                    raise ConstraintError(f"{source} dim {name}: {text!r} is not like 'x.0'")
+                    raise ConstraintError(
+                        f"{source} dim {name}: {text!r} names no dim: end it with one, as in "
+                        f"'{text}.0'"
+                    )
             if not texts:
                 raise ConstraintError(f"{source} dim {name}: it names no dim of a tensor")
         for name, named in axes.items():
@@ -175,7 +186,7 @@ class Constraints:
         return bool(self.pins or self.busy or self.named) or self.plan is not None
 
     def joined(self, other: Constraints) -> Constraints:
-        """These constraints and others, which keep no plan and no nodes busy over the same axes."""
+        """Join these with others that keep no plan and no nodes busy over the same axes."""
         pins = (*self.pins, *other.pins)
         return replace(self, pins=pins, busy={**self.busy, **other.busy})
 
@@ -193,10 +204,17 @@ class Constraints:
             data = {} if is_plan else tomllib.loads(text)
         except OSError as error:
             raise ConstraintError(f"constraints {path}: {error.strerror or error}") from None
-        except (ValueError, RecursionError) as error:  # neither UTF-8 nor TOML, or nested too deep
+        except UnicodeDecodeError:
+            raise ConstraintError(
+                f"constraints {path}: no text; give named dims and pins (TOML) or a plan (JSON)"
+            ) from None
+        except (ValueError, RecursionError) as error:  # no TOML, or nested too deep
             raise ConstraintError(f"constraints {path}: {error}") from None
         if is_plan:
-            return cls(plan=Plan.from_json(text))
+            try:
+                return cls(plan=Plan.from_json(text))
+            except PlanError as error:
+                raise PlanError(f"constraints {path}: {error}") from None
         return cls._of(data, f"constraints {path}", path.name)
 
     @classmethod
@@ -214,10 +232,14 @@ class Constraints:
     @classmethod
     def _of(cls, data: Mapping[str, Any], where: str, short: str) -> Constraints:
         entries = data.get("pin", [])
-        if set(data) - {"pin", "dims", "layout"} or not isinstance(entries, list):
+        unknown = sorted(set(data) - {"pin", "dims", "layout"})
+        if unknown:
             raise ConstraintError(
-                f"{where}: only [[pin]] tables, [dims] and [layout] are known, found {sorted(data)}"
+                f"{where}: only [[pin]] tables, [dims] and [layout] are known, found {unknown}"
+                f"{did_you_mean(unknown[0], ('pin', 'dims', 'layout'))}"
             )
+        if not isinstance(entries, list):
+            raise ConstraintError(f"{where}: pin = {entries!r}; write each pin as a [[pin]] table")
         named = None
         if "dims" in data or "layout" in data:
             named = NamedDims.of(data.get("dims", {}), data.get("layout", {}), short)
@@ -295,7 +317,7 @@ class Constraints:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """How many operators each named dim binds, for the summary."""
+        """The number of operators that each named dim binds, as notes for the summary."""
         return tuple(
             f"{demand.text}: {len(demand.factors)} operators are "
             + ("cut along it" if demand.axes else "not cut along it")
@@ -316,6 +338,31 @@ class Constraints:
         """The devices that a node is pinned to, ascending; () if it is not."""
         groups = (pin.devices for pin in self.pins if pin.devices and _names(pin, node))
         return tuple(sorted(next(groups, ())))
+
+    def bound_nodes(self, graph: Graph) -> Mapping[str, Sequence[int]]:
+        """Positions of the nodes that each constraint binds, by its text for people.
+
+        The constraints of a kind of parallelism are one.
+        """
+        by_tensor: dict[str, list[Pin]] = defaultdict(list)
+        for pin in self.pins:
+            if pin.tensor:
+                by_tensor[pin.tensor].append(pin)
+        of_nodes = [pin for pin in self.pins if not pin.tensor]
+        bound: dict[str, list[int]] = defaultdict(list)
+        for position, node in enumerate(graph.nodes):
+            values = dict.fromkeys((*node.inputs, *node.outputs))
+            texts = [pin.text for pin in of_nodes if _names(pin, node)]
+            texts += [
+                pin.text for v in values for pin in by_tensor.get(v, ()) if _concerns(pin, node)
+            ]
+            texts += [demand.text for demand in self.along if node.name in demand.factors]
+            texts += [f"parallel {axis}" for axis in self.busy if node.name in self.busy[axis]]
+            if self.plan is not None and node.name in self.plan.nodes:
+                texts.append("the plan that is kept")
+            for text in dict.fromkeys(map(_without_detail, texts)):
+                bound[text].append(position)
+        return bound
 
     def check_axes(self, axes: Sequence[str]) -> None:
         """Refuse pins on axes other than these, which the searched meshes have.
@@ -372,8 +419,9 @@ def _check_plan(plan: Plan, graph: Graph, devices: int) -> None:
 def _pin(entry: Any, text: str) -> Pin:
     if not isinstance(entry, Mapping) or set(entry) - _KEYS:
         unknown = sorted(set(entry) - _KEYS) if isinstance(entry, Mapping) else entry
+        hint = did_you_mean(unknown[0], _KEYS) if isinstance(unknown, list) else ""
         raise ConstraintError(
-            f"{text}: unknown keys {unknown}; known are {', '.join(sorted(_KEYS))}"
+            f"{text}: unknown keys {unknown}; known are {', '.join(sorted(_KEYS))}{hint}"
         )
     checks: Mapping[str, Callable[[Any], bool]] = {
         "nodes": lambda v: isinstance(v, list) and all(isinstance(n, str) for n in v),
@@ -383,7 +431,7 @@ def _pin(entry: Any, text: str) -> Pin:
     }
     for key, value in entry.items():
         if not checks.get(key, lambda v: isinstance(v, str))(value):
-            raise ConstraintError(f"{text}: {key} = {value!r} has the wrong type")
+            raise ConstraintError(f"{text}: {key} = {value!r} is not {_FORMS.get(key, 'a text')}")
     subject = [key for key in ("nodes", "op", "tensor") if key in entry]
     demand = [key for key in ("device", "devices", "dim", "replicate", "cut") if key in entry]
     is_place = demand in (["device"], ["devices"])
@@ -427,16 +475,25 @@ def _names(pin: Pin, node: Node) -> bool:
     return node.op == pin.op or any(fnmatchcase(node.name, pattern) for pattern in pin.nodes)
 
 
+def _without_detail(text: str) -> str:
+    """A text of a constraint; of one of a kind of parallelism the kind: "parallel tp"."""
+    return text.partition(":")[0] if text.startswith("parallel ") else text
+
+
+def _concerns(pin: Pin, node: Node) -> bool:
+    """Whether a pin of a tensor binds a node that makes or reads it."""
+    if pin.side and (pin.tensor in node.outputs) != (pin.side == "made"):
+        return False
+    row = row_of(node)
+    return pin.side != "read" or row is None or row.in_place is None
+
+
 def _honours(pin: Pin, node: Node, placed: PlacedNode) -> bool:
     if pin.devices:
         return not _names(pin, node) or set(placed.mesh.devices) == set(pin.devices)
-    makes = pin.tensor in node.outputs
-    if pin.side and makes != (pin.side == "made"):
+    if not _concerns(pin, node):
         return True
-    row = row_of(node)
-    if pin.side == "read" and row is not None and row.in_place is not None:
-        return True
-    sides = placed.results() if makes else placed.operands()
+    sides = placed.results() if pin.tensor in node.outputs else placed.operands()
     return all(_fits(pin, at.sharding) for value, at in sides if value == pin.tensor)
 
 

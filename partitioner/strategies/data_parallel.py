@@ -27,7 +27,7 @@ from partitioner.strategies.parameter_uses import (
 
 @dataclass(frozen=True)
 class DataParallel:
-    """What a kind that cuts the batch stores in parts.
+    """The values that a kind that cuts the batch stores in parts.
 
     Attributes:
         word: The word of the kind, for messages.
@@ -137,7 +137,7 @@ def stored_pins(asked: Asked, batch: Followed, data: DataParallel) -> Iterator[P
 
 
 def _stored(cut: bool, dim: int | None) -> dict[str, Any]:
-    """What a pin demands of a value that is cut, along a dim if that is given, or else is whole."""
+    """The demand of a pin on a value that is cut, along a dim if that is given, or is whole."""
     if not cut:
         return {"replicate": True}
     return {"cut": True} if dim is None else {"dim": dim}

@@ -177,7 +177,7 @@ class ClassCuts:
         return (even,) if by_speed == even else (even, by_speed)
 
     def complete(self, rule: Rule, axes: Axes, layouts: ClassCut) -> ClassCut:
-        """These cuts, with cuts for the factors that are linked to theirs.
+        """The cuts, with cuts for the factors that are linked to theirs.
 
         In proportion, because the parts of a fused projection are cut between the same heads; else
         balanced or by speed, as the given cut is.

@@ -35,7 +35,7 @@ from partitioner.strategies.same_in_parts import AXIS, CombinesError, cut_factor
 
 
 class MicroBatch(NamedTuple):
-    """One of several equal micro-batches of a model's batch.
+    """A micro-batch: one of several equal parts of a model's batch.
 
     Attributes:
         graph: Its graph.
@@ -84,7 +84,7 @@ def even_counts(graph: Graph) -> tuple[int, ...]:
 
 
 def micro_batch_graph(graph: Graph, count: int) -> MicroBatch:
-    """One of `count` equal micro-batches of a graph's batch.
+    """The graph of one of `count` equal micro-batches of a graph's batch.
 
     Args:
         graph: The graph of the whole batch, of inference.
@@ -186,6 +186,7 @@ class _Cutter:
             {name: type_ for name, type_ in self.types.items() if name in kept},
             constants,
             self.whole.opsets,
+            modules=self.whole.modules,
         )
 
     @cached_property

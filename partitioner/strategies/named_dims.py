@@ -89,7 +89,7 @@ def _followed(graph: Graph, seeds: Sequence[Dim]) -> Mapping[str, frozenset[str]
 
 
 def _ends(graph: Graph, dim: Dim, cut: DimLayout) -> tuple[int, int, int]:
-    """How badly a cut of a dim suits the graph.
+    """The cost of a cut of a dim for the graph around it.
 
     Operators of the forward pass at which it ends on its way to the results; its segments, of which
     the major part of a compound dim has the fewest; less the operators that it reaches.

@@ -112,6 +112,17 @@ _IN_WORDS: Mapping[ModelKind, str] = {
 }
 
 
+#: What others call the kinds.
+_OTHER_NAMES = {
+    **dict.fromkeys(("ddp", "data"), "dp"),
+    **dict.fromkeys(("fsdp", "fsdp2", "zero"), "zero3"),
+    **dict.fromkeys(("tensor", "megatron"), "tp"),
+    **dict.fromkeys(("sp", "context", "sequence"), "cp"),
+    **dict.fromkeys(("pipeline", "stages"), "pp"),
+    **dict.fromkeys(("expert", "experts", "moe"), "ep"),
+}
+
+
 def kinds(text: str | None) -> tuple[Kind, ...]:
     """The kinds that "a+b" names; none of None.
 
@@ -120,11 +131,15 @@ def kinds(text: str | None) -> tuple[Kind, ...]:
     """
     if text is None:
         return ()
-    words = text.split("+") if is_a(text, str) else []
+    if not is_a(text, str):
+        raise SearchError(f"parallel is {text!r}; give a text, as 'dp' or 'dp+tp'")
+    words = text.split("+")
     known = ", ".join(KINDS)
-    for word in words or [text]:
+    for word in words:
         if word not in KINDS:
-            hint = did_you_mean(str(word), KINDS)
+            hint = did_you_mean(word, KINDS)
+            if word.lower() in _OTHER_NAMES:
+                hint = f"; did you mean {_OTHER_NAMES[word.lower()]!r}?"
             raise SearchError(
                 f"parallel {text!r}: {word!r} is not one of {known}, or several joined by +{hint}"
             )
@@ -188,10 +203,8 @@ def parallel_mesh(text: str, devices: int, mesh: Mapping[str, int] | None) -> Ma
     if mesh is None and len(asked) == 1:
         return {asked[0].axes[0]: devices}
     if mesh is None or _axes(asked, mesh) is None:
-        axes = "none" if mesh is None else ", ".join(mesh)
-        raise SearchError(
-            f"parallel {text!r} wants a mesh of axes {axes_text(text)}; the mesh given has {axes}"
-        )
+        given = "none was given" if mesh is None else f"the mesh given has {', '.join(mesh)}"
+        raise SearchError(f"parallel {text!r} wants a mesh of axes {axes_text(text)}; {given}")
     return mesh
 
 
@@ -233,7 +246,7 @@ def forms(
 def parallel_notes(
     text: str | None, graph: Graph, plan: Plan, mesh: Mapping[str, int] | None
 ) -> tuple[str, ...]:
-    """What a plan of the graph does with the kinds of parallelism, as notes for the summary.
+    """Notes for the summary on what a plan does with the kinds of parallelism.
 
     `mesh` has the axes that were asked for, if any; the plan may be one of stages.
     """

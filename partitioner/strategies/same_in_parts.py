@@ -33,7 +33,7 @@ _KINDS = ("combines", "sum", "size", "writes", "draws")
 
 @dataclass(frozen=True)
 class Difference:
-    """What a module computes otherwise where its batch runs in micro-batches.
+    """A result that changes if the batch runs in micro-batches.
 
     Attributes:
         reasons: Why results may differ, a clause each; empty if they are proven to be the same.
@@ -293,7 +293,7 @@ class _Proof:
 
 
 def _scales(node: Node) -> str:
-    """How a node scales its first operand by the other; "" if it does not."""
+    """The way in which a node scales its first operand by the other; "" if it does not."""
     row = row_of(node)
     return row.scales if row is not None else ""
 

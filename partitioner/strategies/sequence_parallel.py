@@ -63,7 +63,7 @@ def sequence_constraints(asked: Asked) -> Constraints:
 
 
 def ring_constraints(asked: Asked) -> Constraints:
-    """Those of a sequence, of a graph of rings.
+    """The constraints of a sequence on a graph of rings.
 
     Raises:
         ConstraintError: The graph has none, or as of a sequence.

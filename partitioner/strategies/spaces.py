@@ -25,7 +25,7 @@ class SearchError(OptionError):
 
 @dataclass(frozen=True)
 class Family:
-    """One search space."""
+    """A search space."""
 
     name: str  #: "intra", "inter", "hybrid" or, for one device, "single".
     groups: tuple[DeviceMesh, ...]  #: Device groups that nodes with a rule may run on.

@@ -1,4 +1,4 @@
-"""How the nodes of a stretch lie over its blocks: as on devices that never communicate.
+"""The layout of a stretch over its blocks: as on devices that never communicate.
 
 The blocks are the coordinates of a mesh. The cut dim of one value is followed through the rules of
 the stretch's nodes, both ways, to a loop of each. From the stretch's end back, each node's loop is

@@ -37,7 +37,7 @@ class VerificationError(PartitionerError, ValueError):
 
 @dataclass(frozen=True)
 class Difference:
-    """One compared tensor.
+    """A compared tensor.
 
     Attributes:
         name: Its name in the model.

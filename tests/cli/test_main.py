@@ -49,10 +49,11 @@ def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["m.onnx", "--dev", "2"], "No such option: --dev; did you mean --devices, "),
         (["m.onnx", "--objective", "speed"], "'speed' is not one of"),
         (["m.onnx", "--strategy", "both"], "'both' is not one of"),
-        (["m.onnx", "--mesh", "dp"], "'dp' is not NAME=VALUE"),
+        (["m.onnx", "--mesh", "dp"], "'dp' is not like dp=2,tp=2"),
+        (["m.onnx", "--devices"], "(see partition plan --help)"),
         (["m.onnx", "--mesh", "dp=2,dp=2"], "names an axis twice"),
         (["m.onnx", "--mesh", "d:p=2"], "axis names are letters"),
-        (["m.onnx", "--dim", "batch"], "'batch' is not NAME=VALUE"),
+        (["m.onnx", "--dim", "batch"], "'batch' is not like batch=8"),
         (["m.onnx", "--dim", "batch=-1"], "'-1' is not a whole number of at least 0"),
         (["m.onnx", "--shape", "x=2,,3"], "'' is not a whole number"),
         (["m.onnx", "--time-limit", "0"], "'0' is not a number of seconds above 0"),
@@ -307,8 +308,7 @@ def test_json(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     data = json.loads(out, parse_constant=pytest.fail)
     assert data.keys() >= {
         *("objective", "cost", "bound", "gap", "status", "devices_used", "sharded_flops_share"),
-        *("latency_s", "latency_s_one_device", "throughput_per_s", "throughput_per_s_one_device"),
-        *("peak_bytes", "peak_bytes_one_device"),
+        *("latency_s", "throughput_per_s", "peak_bytes", "speedup", "gain", "one_device"),
     }
     assert data["directory"] == target
     assert len(data["peak_bytes"]) == 2
@@ -415,3 +415,33 @@ def test_outputs_that_no_node_makes(
     out = capsys.readouterr().out
     assert "equal: 2 ranks" in out
     assert "predicted for the planned cluster 2xideal (2 devices): latency" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [
+        (b"\xb3\x00", "c.toml", "c.toml: no text; "),
+        (b'{"version": 1}', "plan.json", "plan.json: plan is malformed: it has no 'groups'"),
+        (b"[dimz]", "d.toml", "found ['dimz']; did you mean 'dims'?"),
+    ],
+)
+def test_files_of_constraints_are_named_with_what_they_should_be(
+    here: Path, capsys: pytest.CaptureFixture[str], content: bytes, name: str, message: str
+) -> None:
+    (here / name).write_bytes(content)
+    assert main(["m.onnx", "--devices", "2", "--constraints", name, "--force", "-q"]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_model_without_its_suffix_and_a_missing_rank_file(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(home)
+    assert main(["./m", "--devices", "2", "-q"]) == 1
+    assert capsys.readouterr().err == "partition: m: no such file; did you mean 'm.onnx'?\n"
+    assert main(["m.onnx", "--devices", "2", "-q", "-o", "lost"]) == 0
+    Path("lost/rank1.onnx").unlink()
+    assert main(["run", "lost"]) == 1
+    assert capsys.readouterr().err == "partition: lost/rank1.onnx: No such file or directory\n"

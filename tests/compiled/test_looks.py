@@ -1,6 +1,5 @@
 """What a compilation says of itself in Python: text, rows, devices of a node, its speed-up."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,15 +108,29 @@ def test_rows_of_stages_name_their_pass() -> None:
     assert all(by_name[name] in (f"F{stage}", "setup") for name, stage in stages.items())
 
 
-def test_the_speed_up_is_that_of_the_summary_and_of_the_plan(placed: Compiled) -> None:
-    assert placed.speedup == placed.summary["speedup"]
-    again = replace(placed, summary={})
-    assert again.speedup == pytest.approx(placed.speedup)
-    assert f"{placed.speedup:.3g} times as fast as one device" in str(placed)
+def test_a_node_that_constraints_bind_names_them(
+    placed: Compiled, cut: Compiled, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placed.explain("layer1.relu")
+    text = capsys.readouterr().out
+    assert "\n  constrained by constraints pin 2\n  searched: " in text
+    partitioner.load(placed.save(tmp_path / "m.partition", plan_only=True)).explain("layer1.relu")
+    assert capsys.readouterr().out == text
+    cut.explain("layer1.relu")
+    assert "constrained by" not in capsys.readouterr().out
 
 
-def test_a_plan_that_fits_no_single_device_has_no_speed_up() -> None:
-    model = examples.build("mlp", layers=4, hidden=64, batch=8)
-    result = partitioner.compile(model, devices=2, memory="48KiB", strategy="intra")
-    assert result.speedup is None
-    assert replace(result, summary={}).speedup is None
+def test_a_node_of_a_layout_and_of_a_kind_of_parallelism_names_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    named = {"dims": {"hidden": "layer0.weight.1"}, "layout": {"hidden": "mine"}}
+    result = partitioner.compile(
+        examples.build("mlp", layers=2, hidden=64, batch=8),
+        devices=4,
+        mesh={"dp": 2, "mine": 2},
+        parallel="dp",
+        constraints=named,
+    )
+    result.explain("layer0.out")
+    text = capsys.readouterr().out
+    assert "constrained by parallel dp; constraints: layout hidden = 'mine' (dim 1 of" in text

@@ -146,3 +146,10 @@ def test_vgg19_in_a_quarter_of_its_memory(tmp_path: Path) -> None:
     path.write_bytes(examples.build("vgg19").SerializeToString())
     compiled = check(path, 0.25, tmp_path / "out")
     assert max(stretch.blocks for stretch in compiled.plan.blocks.stretches) >= 4
+
+
+def test_blocks_that_need_more_than_the_whole_model_are_not_named() -> None:
+    model = examples.build("mlp", layers=4, hidden=16, batch=4096)
+    with pytest.raises(Infeasible, match=r"it fits with --memory 790784 ") as refusal:
+        partitioner.compile(model, devices=1, memory="512KiB")
+    assert "in blocks" not in str(refusal.value)

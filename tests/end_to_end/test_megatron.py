@@ -59,4 +59,4 @@ def test_columns_then_rows_then_one_all_reduce(block: Compiled) -> None:
     inside = [comm for comm in comms if comm.source.startswith(prefix)]
     assert [comm.kind for comm in inside] == [CommKind.ALL_REDUCE] * 2
     assert [comm.source for comm in inside] == [prefix + "self_attn.out", prefix + "mlp.out"]
-    assert block.evaluation.step_s < 0.6 * block.summary["latency_s_one_device"]
+    assert block.evaluation.step_s < 0.6 * block.one_device.latency_s

@@ -189,7 +189,7 @@ def refused(dims: Mapping[str, object], layout: Mapping[str, object], **more: ob
     [
         ({"b": "idz.0"}, {"b": "dp"}, "dim b: 'idz' matches no tensor, node, .* mean 'ids'"),
         ({"b": "ids.2"}, {"b": "dp"}, r"'ids.2' matches 'ids', which is int64\[.* has no dim 2"),
-        ({"b": "ids"}, {"b": "dp"}, "dim b: 'ids' is not like 'x.0'"),
+        ({"b": "ids"}, {"b": "dp"}, "dim b: 'ids' names no dim: end it with one, as in 'ids.0'"),
         ({"batch": "ids.0"}, {"bach": "dp"}, "layout bach: no dim .* did you mean 'batch'"),
         ({"b": []}, {"b": "dp"}, "dim b: it names no dim of a tensor"),
         ({"b": 3}, {"b": "dp"}, "dim b: 3 is not a string or a list of strings"),

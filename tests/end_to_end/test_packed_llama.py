@@ -75,4 +75,4 @@ def test_the_same_products_by_an_unknown_operator_count_and_are_named() -> None:
     assert line in split.sentence(summary)
     assert line in text(summary)
     known = partitioner.compile(packed_llama(), devices=1, cluster="1xideal").summary
-    assert summary["latency_s_one_device"] == pytest.approx(known["latency_s"], rel=0.05)
+    assert summary["one_device"]["latency_s"] == pytest.approx(known["latency_s"], rel=0.05)

@@ -429,7 +429,7 @@ def _moves(made: Made) -> list[BlockMoveRow]:
 
 def _figure(
     name: str,
-    unit: Literal["s", "bytes", "share", "per_s", "count"],
+    unit: Literal["s", "bytes", "share", "per_s", "count", "times"],
     before: float | None,
     after: float | None,
     better: Literal["less", "more", ""],

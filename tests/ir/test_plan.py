@@ -95,7 +95,7 @@ def test_gap(cost: float, bound: float, gap: float) -> None:
         ("[" * 10**5, "plan is not JSON: "),
         ("[]", "plan version is None, this program reads 1"),
         ('{"version": 2}', "plan version is 2, this program reads 1"),
-        ('{"version": 1}', "plan is malformed: KeyError 'groups'"),
+        ('{"version": 1}', "plan is malformed: it has no 'groups'"),
     ],
     ids=["empty", "deep", "list", "version", "bare"],
 )
@@ -107,11 +107,11 @@ def test_text_that_is_no_plan(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda d: d.pop("graph_digest"), "KeyError 'graph_digest'"),
+        (lambda d: d.pop("graph_digest"), "it has no 'graph_digest'"),
         (lambda d: d.update(graph_digest=7), "graph_digest"),
         (lambda d: d.update(cluster=7), "cluster"),
         (lambda d: d.update(nodes=[]), "AttributeError"),
-        (lambda d: d["nodes"].update(mm={}), "KeyError 'group'"),
+        (lambda d: d["nodes"].update(mm={}), "it has no 'group'"),
         (lambda d: d["nodes"].update(mm={"group": "x"}), "group 'x'"),
         (lambda d: d["nodes"].update(mm={"group": 0.5}), "group 0.5"),
         (lambda d: d["nodes"]["mm"].update(cuts=["m"]), "AttributeError"),
@@ -123,8 +123,8 @@ def test_text_that_is_no_plan(text: str, message: str) -> None:
         (lambda d: d["groups"][0].update(devices=["a", "b"]), "devices .'a', 'b'."),
         (lambda d: d["groups"][0].update(axes={"tp": 2.0}), "axes {'tp': 2.0}"),
         (lambda d: d["certificate"].update(more=1), "TypeError .*'more'"),
-        (lambda d: d["certificate"].pop("cost"), "KeyError 'cost'"),
-        (lambda d: d["certificate"].pop("status"), "KeyError 'status'"),
+        (lambda d: d["certificate"].pop("cost"), "it has no 'cost'"),
+        (lambda d: d["certificate"].pop("status"), "it has no 'status'"),
         (lambda d: d["certificate"].update(cost="1"), "cost '1'"),
         (lambda d: d["certificate"].update(cost=-1.0), "cost -1.0 is not a finite number"),
         (lambda d: d["certificate"].update(cost=math.nan), "cost nan is not a finite number"),

@@ -230,7 +230,7 @@ def test_plans_are_priced_by_the_measurements(
     shutil.copy(first_run[0], file)
     result = partitioner.compile(mlp, devices=2, cluster="local", profile=file)
     assert result.summary["cost_sources"] == {"measured": pytest.approx(1.0)}
-    assert result.summary["latency_s_one_device"] != before.summary["latency_s_one_device"]
+    assert result.one_device.latency_s != before.one_device.latency_s
 
 
 def test_a_time_limit_ends_between_measurements(mlp: onnx.ModelProto, file: Path) -> None:

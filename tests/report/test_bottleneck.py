@@ -83,7 +83,7 @@ def test_of_unequal_devices_the_best_alone_is_compared_with(tmp_path: Path) -> N
     fast = one_device(result.graph, result.cluster, 1)
     assert head["step_s_one"] == fast.step_s
     assert head["speedup"] == pytest.approx(fast.step_s / result.evaluation.step_s)
-    assert result.summary["throughput_per_s_one_device"] == fast.throughput_per_s
+    assert result.summary["one_device"]["step_s"] == fast.step_s
     assert "of the ideal" not in head["worth"]
     used = "device 1 (h100) alone" if result.evaluation.devices_used == 2 else "uses one device"
     assert used in head["worth"]

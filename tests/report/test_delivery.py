@@ -15,9 +15,9 @@ from partitioner.cost_model.evaluate import evaluate
 class Scores(nn.Module):
     """A loss and, if wanted, the scores that it is of."""
 
-    def __init__(self, *, scores: bool) -> None:
+    def __init__(self, *, scores: bool, classes: int = 4096) -> None:
         super().__init__()
-        self.scores, self.head = scores, nn.Linear(16, 4096)
+        self.scores, self.head = scores, nn.Linear(16, classes)
 
     def forward(self, x: torch.Tensor) -> Any:
         scores = self.head(x)
@@ -25,9 +25,9 @@ class Scores(nn.Module):
         return (loss, scores) if self.scores else loss
 
 
-def compiled(*, scores: bool, devices: int = 2) -> Any:
+def compiled(*, scores: bool, devices: int = 2, classes: int = 4096) -> Any:
     return partitioner.compile(
-        Scores(scores=scores).train(),
+        Scores(scores=scores, classes=classes).train(),
         (torch.ones(64, 16),),
         devices,
         training=True,
@@ -48,6 +48,10 @@ def test_scores_that_ranks_gather_are_spoken_of(devices: int) -> None:
 
 def test_a_loss_alone_is_no_matter() -> None:
     assert not notes(compiled(scores=False))
+
+
+def test_scores_of_less_than_a_mebibyte_are_no_matter() -> None:
+    assert not notes(compiled(scores=True, classes=2048))
 
 
 def test_their_bytes_and_seconds_count_where_it_is_asked_for() -> None:

@@ -102,21 +102,21 @@ def test_part_of_a_plan_is_kept_and_the_rest_is_free() -> None:
     ("text", "message"),
     [
         ("pin = [", r"constraints .*pins.toml: Invalid value"),
-        ("pin = 1", r"only \[\[pin\]\] tables, \[dims\] and \[layout\] are known, found \['pin'\]"),
+        ("pin = 1", r"pin = 1; write each pin as a \[\[pin\]\] table"),
         (
             "[[pins]]\n",
-            r"only \[\[pin\]\] tables, \[dims\] and \[layout\] are known, found \['pins'\]",
+            r"\[dims\] and \[layout\] are known, found \['pins'\]; did you mean 'pin'",
         ),
         (
             "pin = [3]",
             r"pins.toml pin 1: unknown keys 3; known are axis, cut, device, devices, dim",
         ),
         ("[[pin]]\nnode = 'a'", r"pin 1: unknown keys \['node'\]"),
-        ("[[pin]]\nnodes = 'a'\ndevice = 0", r"pin 1: nodes = 'a' has the wrong type"),
-        ("[[pin]]\nnodes = ['a']\ndevice = true", "pin 1: device = True has the wrong type"),
-        ("[[pin]]\ntensor = 'x'\ndim = 0.5", "pin 1: dim = 0.5 has the wrong type"),
-        ("[[pin]]\ntensor = 'x'\nreplicate = 1", "pin 1: replicate = 1 has the wrong type"),
-        ("[[pin]]\nop = 7\ndevice = 0", "pin 1: op = 7 has the wrong type"),
+        ("[[pin]]\nnodes = 'a'\ndevice = 0", r"pin 1: nodes = 'a' is not a list of names, like"),
+        ("[[pin]]\nnodes = ['a']\ndevice = true", "pin 1: device = True is not a whole number"),
+        ("[[pin]]\ntensor = 'x'\ndim = 0.5", "pin 1: dim = 0.5 is not a whole number"),
+        ("[[pin]]\ntensor = 'x'\nreplicate = 1", "pin 1: replicate = 1 is not true"),
+        ("[[pin]]\nop = 7\ndevice = 0", "pin 1: op = 7 is not a text"),
         (
             "[[pin]]\nop = 'a'",
             r"pin 1: give nodes or op with device or devices, .*; found \['op'\]",
@@ -126,7 +126,7 @@ def test_part_of_a_plan_is_kept_and_the_rest_is_free() -> None:
         ("[[pin]]\ntensor = 'a'\ndevice = 0", "pin 1: give nodes or op with device"),
         ("[[pin]]\nop = 'a'\nnodes = ['b']\ndevice = 0", "pin 1: give nodes or op with device"),
         ("[[pin]]\ntensor = 'a'\ndim = 0\nreplicate = true", "pin 1: give nodes or op"),
-        ("[[pin]]\ntensor = 'a'\nreplicate = false", "pin 1: replicate = False has the wrong"),
+        ("[[pin]]\ntensor = 'a'\nreplicate = false", "pin 1: replicate = False is not true"),
         ("[[pin]]\nop = 'a'\ndevice = 0\naxis = 'tp'", "pin 1: give nodes or op"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConstraintError, match=r"constraints .*none.toml: .*No such file"):
         Constraints.read(tmp_path / "none.toml")
     (tmp_path / "b.toml").write_bytes(b"\xff")
-    with pytest.raises(ConstraintError, match=r"constraints .*b.toml: .*utf-8"):
+    with pytest.raises(ConstraintError, match=r"constraints .*b.toml: .*no text"):
         Constraints.read(tmp_path / "b.toml")
     (tmp_path / "c.toml").write_text("a = " + "[" * 2000)
     with pytest.raises(ConstraintError, match=r"constraints .*c.toml: .*recursion"):

@@ -137,7 +137,7 @@ def _groups(local: LocalView) -> dict[str, Attr]:
 
 
 def _places(local: LocalView) -> list[tuple[Interval, Interval]]:
-    """What a device has of the whole data and of the whole result, of each spatial dim."""
+    """A device's parts of the whole data and of the whole result, by spatial dim."""
     sides = zip(local.regions[0][2:], local.out_regions[0][2:], strict=True)
     return [(read[0], written[0]) for read, written in sides]
 

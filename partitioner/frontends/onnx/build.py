@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,11 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Attr, Constant, Graph, Node, Opaque
 from partitioner.ir.onnx_types import from_onnx_dtype
 from partitioner.ir.types import Dim, TensorType
+
+#: Metadata in which PyTorch's exporter writes the modules around an operator, each by its whole
+#: path, and last the operator: "['', 'layers', 'layers.0', 'add_3']".
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_MOST_LETTERS = 10_000  #: Longer metadata is not read.
 
 
 def build_graph(
@@ -50,6 +56,7 @@ def build_graph(
         for name, file in missing.items()
     }
     nodes: list[Node] = []
+    modules: dict[str, str] = {}
     node_names: set[str | None] = set()
     for node in graph:
         outer = captured(node)
@@ -58,9 +65,12 @@ def build_graph(
                 constants[_name(value)] = _constant(value, where)
                 types[_name(value)] = constants[_name(value)].type
         types.update({value.name: _type(value, where) for value in node.outputs if value.name})
+        node_name = fresh(node.name or f"{node.op_type}_0", node_names)
+        if module := _module(node):
+            modules[node_name] = module
         nodes.append(
             Node(
-                name=fresh(node.name or f"{node.op_type}_0", node_names),
+                name=node_name,
                 op=f"{node.domain}::{node.op_type}" if node.domain else node.op_type,
                 inputs=tuple(map(_name, node.inputs)),
                 outputs=tuple(map(_name, node.outputs)),
@@ -76,7 +86,15 @@ def build_graph(
         types=types,
         constants=constants,
         opsets=dict(sorted(graph.opset_imports.items())),
+        modules=modules,
     )
+
+
+def _module(node: onnx_ir.Node) -> str:
+    """The path of the module that an operator was exported from; "" if the model does not say."""
+    scopes = node.metadata_props.get(_SCOPES, "")
+    paths = re.findall(r"'([^']*)'", scopes) if len(scopes) <= _MOST_LETTERS else []
+    return str(paths[-2]) if len(paths) > 1 else ""
 
 
 def _name(value: onnx_ir.Value | None) -> str:

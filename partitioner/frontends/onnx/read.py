@@ -22,6 +22,7 @@ from partitioner.frontends.onnx.checks import (
 )
 from partitioner.frontends.onnx.names import distinct_outputs, fresh, name_nodes, name_results
 from partitioner.ir.checks import is_a
+from partitioner.ir.errors import typed
 
 #: A protobuf message holds at most 2 GiB; larger models keep their weights in files beside it.
 MAX_FILE_BYTES = 2**31 - 1
@@ -65,8 +66,8 @@ def read_source(model: str | Path | ModelProto, *, plan_only: bool = False) -> S
     """
     if not is_a(model, str, Path, ModelProto):
         raise FrontendError(
-            f"the model is a {type(model).__name__}; pass a path or a ModelProto "
-            "(a PyTorch module goes through torch.onnx.export first)"
+            f"the model is {typed(model)}; give the path of a file, an onnx.ModelProto or an "
+            "nn.Module"
         )
     path = folder = None
     where = name_of(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -46,17 +47,26 @@ _LOSSES: Mapping[Any, Callable[..., Any]] = get_decompositions(
 )
 
 
+#: Loggers that print tracebacks and guesses about failed traces, whose errors say the same.
+_LOUD = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+
+
 @contextmanager
 def plain_trace() -> Iterator[None]:
     """Traces without Python stacks of nodes, and without compiling each pass's graph to Python."""
     emitted = fx.config.do_not_emit_stack_traces
     fx.config.do_not_emit_stack_traces = True
+    loggers = [logging.getLogger(name) for name in _LOUD if not logging.getLogger(name).disabled]
+    for logger in loggers:
+        logger.disabled = True
     try:
         with warnings.catch_warnings(), _use_lazy_graph_module(True):
             warnings.simplefilter("ignore")
             yield
     finally:
         fx.config.do_not_emit_stack_traces = emitted
+        for logger in loggers:
+            logger.disabled = False
 
 
 def joint_trace(program: ExportedProgram, table: Table, *, training: bool) -> Joint:

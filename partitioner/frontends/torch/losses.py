@@ -66,7 +66,7 @@ def _ignored(write: Rewriter, args: Arguments) -> fx.Node:
 
 @dataclass(frozen=True)
 class _Loss:
-    """One call of a loss."""
+    """A call of a loss."""
 
     write: Rewriter
     args: Arguments

@@ -26,11 +26,12 @@ _PACKAGES = ("torch/", str(Path(torch.__file__).parent), str(Path(__file__).pare
 _STANDARD = sysconfig.get_path("stdlib")
 _BRANCH = "data-dependent expression"
 _WAYS = (
+    ("specialized integer", "let no size or Python number depend on the values of a tensor"),
     ("_local_scalar_dense", "keep it a tensor, without .item(), .tolist(), int() or float()"),
     (_BRANCH, "choose by torch.where, or by torch.cond for a costly branch"),
     ("nonzero", "keep all elements and mask them, by torch.where or a product"),
     ("repeat_interleave", "give it a number of repeats"),
-    ("functorch", "call torch.autograd.Function or the formula instead of torch.func in forward"),
+    ("functorch.", "call torch.autograd.Function or the formula instead of torch.func in forward"),
     (".numpy()", "compute with PyTorch's operators"),
 )
 

@@ -78,7 +78,7 @@ def _values_within_regions(
     types: Mapping[str, TensorType],
     values: Collection[str],
 ) -> set[str]:
-    """Those of the values that the forward pass reads in no other region than they are made in."""
+    """The values that the forward pass reads only in the region that makes them."""
     saved = {value for node in backward for value in node.reads}
     last: dict[str, int] = {}
     made: dict[str, int] = {}

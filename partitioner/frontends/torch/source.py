@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from partitioner.frontends.model_names import module_name
-from partitioner.ir.errors import OptionError, PartitionerError
+from partitioner.ir.errors import OptionError, PartitionerError, typed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,7 +40,7 @@ class Example:
         """The `example_inputs` of `partitioner.compile` as arguments.
 
         Raises:
-            OptionError: `inputs` is None.
+            OptionError: `inputs` is None, or has NumPy arrays.
         """
         if inputs is None:
             raise OptionError("a PyTorch module is traced with example inputs: give example_inputs")
@@ -46,7 +48,13 @@ class Example:
             return inputs
         if isinstance(inputs, Mapping):
             return cls((), dict(inputs))
-        return cls(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {})
+        args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+        for value in args:
+            if isinstance(value, np.ndarray):
+                raise OptionError(
+                    "example_inputs holds a NumPy array: torch.from_numpy(...) makes a tensor of it"
+                )
+        return cls(args, {})
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,7 @@ def _call(factory: str, folder: Path | None) -> tuple[nn.Module, Example]:
             raise SourceError(f"{factory}: {package} has no function {path!r}")
         function = getattr(function, part)
     if not callable(function):
-        raise SourceError(f"{factory} is a {type(function).__name__}, not a function")
+        raise SourceError(f"{factory} is {typed(function)}, not a function")
     try:
         result = function()
     except Exception as error:

@@ -122,7 +122,7 @@ class Snapshot:
 
 
 def settings_of(module: nn.Module, assigned: Collection[tuple[int, str]] = ()) -> Settings:
-    """What the attributes of a module's parts hold.
+    """The contents of the attributes of a module's parts.
 
     Args:
         assigned: Attributes to leave out, by the part's `id` and name.

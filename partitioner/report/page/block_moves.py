@@ -1,4 +1,4 @@
-"""What a plan would cost with a whole block elsewhere, or not cut over an axis.
+"""The cost of a plan with a whole block elsewhere, or not cut over an axis.
 
 Blocks are those of the page's graph. A block moves to the groups, or stages, that it exchanges
 values with; all other nodes keep their decisions, and the referee prices the changed plan.
@@ -128,7 +128,7 @@ def _where(result: Planned, group: int) -> str:
 
 
 def why(old: Evaluation, new: Evaluation, change: float, objective: str) -> str:
-    """What makes a changed plan dearer: memory, bytes sent, and the device that takes longest."""
+    """The reasons why a changed plan costs more: memory, bytes sent, the busiest device."""
     if not new.fits_exactly:
         over = {d: held - new.limit_bytes[d] for d, held in new.held_bytes.items()}
         device = max(over, key=over.__getitem__)

@@ -12,7 +12,7 @@ from typing import Any
 
 from partitioner import units
 from partitioner.cost_model.compute import local_flops, local_moved_bytes
-from partitioner.cost_model.evaluate import Evaluation, best_single
+from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.schedule import Task
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
@@ -79,7 +79,7 @@ def report_data(result: Planned, comparison: Comparison[Planned] | None = None) 
 
 
 def _status(figures: Evaluation, cert: Certificate | None) -> str:
-    """What is known of the plan's cost, "" if it has no certificate."""
+    """The certificate's status of the plan in words, "" if it has none."""
     if not figures.fits_exactly:
         return "does not fit"
     return status_text(cert.status, cert.gap) if cert else ""
@@ -99,10 +99,8 @@ def headline(
     """
     figures, cluster, objective = result.evaluation, result.cluster, result.objective
     cert = result.plan.certificate
-    single = best_single(result.graph, cluster, objective, result.plan.micro_batches)
-    one = single[1]
+    one = result.one_device
     limits = limits or result_bottleneck(result)
-    fits = one.fits_exactly
     busy = sum(figures.load_s.values())
     step_measured_s, latency_measured_s = _measured_seconds(result, comparison)
     return Head(
@@ -118,22 +116,22 @@ def headline(
         bound=cert.bound if cert else 0.0,
         gap=cert.gap if cert else 1.0,
         step_s=figures.step_s,
-        step_s_one=one.step_s if fits else None,
+        step_s_one=one.step_s if one.fits else None,
         latency_s=figures.latency_s,
-        latency_s_one=one.latency_s if fits else None,
+        latency_s_one=one.latency_s if one.fits else None,
         step_measured_s=step_measured_s,
         latency_measured_s=latency_measured_s,
         turn=turn_of(result.graph, result.plan.pipeline),
         step=_step_row(result),
-        speedup=one.step_s / figures.step_s if fits and figures.step_s else None,
+        speedup=result.speedup,
         communication=sum(figures.comm_s.values()) / busy if busy else 0.0,
         balance=limits.balance,
         headroom=tightest(figures)[1],
         devices=len(cluster),
         devices_used=figures.devices_used,
         limit=limit_sentence(limits, figures, objective),
-        worth=worth_sentence(figures, single, cluster, objective, limits.turn),
-        verdict=verdict(limits, figures, single, cluster, objective),
+        worth=worth_sentence(figures, one, cluster, objective, limits.turn),
+        verdict=verdict(limits, figures, one, cluster, objective),
         spaces=space_rows(result.summary, objective),
         notes=[_sentence(note) for note in (*result.warnings, *result.summary.get("notes", ()))],
         trials=trial_lines(cert.trials) if cert else [],

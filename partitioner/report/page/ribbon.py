@@ -23,9 +23,16 @@ from partitioner.report.lanes import Lanes
 from partitioner.report.page.blocks import Block, blocks
 from partitioner.report.page.schema import BoxRow, CutRow, Ribbon, SwimLane
 from partitioner.report.planned import Planned
+from partitioner.report.ranges import ranges
 
 #: Boxes of one part of a lane that are shown at first: heavier ones are opened up to so many.
 MOST_BOXES = 9
+#: A box with a larger share of its part of the lane is opened however many it opens into: its
+#: name would say nothing.
+MOSTLY = 0.8
+#: The share of a lane's seconds that may lie before it begins in earnest: a mask that every stage
+#: computes may run long before. What reads no input, as the transposition of a weight, is none.
+FEW = 0.1
 #: Neighbours without names that take a smaller share of their part of the lane are joined.
 SMALL = 0.5
 #: Likewise with names.
@@ -63,7 +70,7 @@ def ribbon(result: Planned, lanes: Lanes) -> Ribbon:
 
 
 def cut_word(placed: PlacedNode, axis: str, static: frozenset[str], *, images: bool) -> str:
-    """What an axis cuts of a node, in the words of `schema.CutRow`.
+    """The part of a node that an axis cuts, in the words of `schema.CutRow`.
 
     Args:
         placed: The node with its placements.
@@ -229,7 +236,7 @@ class _Ribbon:
         )
 
     def words(self, node: Node) -> Mapping[str, str]:
-        """What each axis of its mesh cuts of a node; a backward node's word is its twin's."""
+        """The word for the cut of each axis of a node's mesh; of a backward node its twin's."""
         placed = self.placed[self.graph.order[node.name]]
         sizes = dict(placed.mesh.axes)
         words = {
@@ -251,8 +258,10 @@ class _Ribbon:
     @cached_property
     def paths(self) -> Sequence[Path]:
         """Module path of each node; of a model whose names have none, the repeats around it."""
-        nodes, twins = self.graph.nodes, self.graph.twins
-        paths = [module_path(twins.get(node.name, node.name)) for node in nodes]
+        twins, modules = self.graph.twins, self.graph.modules
+        names = [twins.get(node.name, node.name) for node in self.graph.nodes]
+        told = [f"{modules[name]}/operator" if name in modules else name for name in names]
+        paths = list(map(module_path, told))
         if sum(map(bool, paths)) * 2 >= len(paths):
             return paths
         return self._repeats()
@@ -337,11 +346,16 @@ class _Ribbon:
     def _turn(
         self, own: tuple[int, ...], devices: Mapping[int, tuple[int, ...]]
     ) -> tuple[float, tuple[int, ...]]:
-        """Where a lane belongs: by the first thing that it does, then by its devices."""
-        starts = [
-            span[0] for index, span in self.spans.items() if devices[self.groups[index]] == own
-        ]
-        return min(starts), own
+        """Where a lane belongs: by when it begins in earnest, then by its devices."""
+        nodes = [index for index in self.spans if devices[self.groups[index]] == own]
+        fed = [at for at in nodes if not self.static.issuperset(self.graph.nodes[at].writes)]
+        nodes = sorted(fed or nodes, key=lambda index: self.spans[index])
+        left_s = FEW * self._seconds(nodes)
+        for index in nodes:
+            left_s -= self._seconds([index])
+            if left_s <= 0:
+                return self.spans[index][0], own
+        return 0.0, own
 
     def _stage(self, group: int) -> int:
         """The stage of a group; -1 in a plan without stages."""
@@ -390,13 +404,15 @@ class _Ribbon:
         shown = list(boxes)
         while True:
             room = MOST_BOXES - len(shown)
+            whole = sum(self._seconds(box.nodes) for box in shown)
             fit = [
                 box
                 for box in shown
-                if box.inner and len(box.inner) - 1 <= room and (_name(box) or box.count == 1)
+                if box.inner
+                and (_name(box) or box.count == 1)
+                and (len(box.inner) - 1 <= room or self._seconds(box.nodes) > MOSTLY * whole)
             ]
             heavy = max(fit, key=lambda box: self._seconds(box.nodes), default=None)
-            whole = sum(self._seconds(box.nodes) for box in shown)
             if heavy is None or self._seconds(heavy.nodes) < 0.3 * whole:
                 break
             at = shown.index(heavy)
@@ -438,7 +454,7 @@ class _Ribbon:
                 lanes=lanes,
                 part=part,
                 count=box.count,
-                nodes=_ranges(sorted(box.nodes)),
+                nodes=ranges(sorted(box.nodes)),
                 start_s=start,
                 end_s=end,
                 seconds=self._seconds(box.nodes),
@@ -509,14 +525,3 @@ def _ranged(names: Sequence[str]) -> str:
 
 def _dense(numbers: Sequence[int]) -> bool:
     return all(b == a + 1 for a, b in pairwise(numbers))
-
-
-def _ranges(numbers: Sequence[int]) -> list[int]:
-    """First and last of each run: [3, 4, 5, 9]: [3, 5, 9, 9]."""
-    ends: list[int] = []
-    for number in numbers:
-        if ends and ends[-1] == number - 1:
-            ends[-1] = number
-        else:
-            ends += [number, number]
-    return ends

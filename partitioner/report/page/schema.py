@@ -35,7 +35,7 @@ class Head(TypedDict):
     latency_measured_s: float | None
     turn: str  #: What repeats: "request" or "step".
     step: StepRow | None  #: None without stages.
-    speedup: float | None  #: step_s_one / step_s
+    speedup: float | None  #: As `Planned.speedup`.
     communication: float  #: Share of all busy seconds that is communication, 0 .. 1.
     balance: float  #: Mean load over the largest, 0 .. 1.
     headroom: float  #: Least free share of a device's memory, 0 .. 1.
@@ -224,7 +224,7 @@ class SwimLane(TypedDict):
 
 
 class CutRow(TypedDict):
-    """What one axis of a mesh cuts of a box, the kind of most seconds first."""
+    """The kinds of cuts by an axis of a mesh in a box, that of most seconds first."""
 
     axis: str
     #: batch: dim 0 of activations; columns: output features or channels; rows: input features,
@@ -439,14 +439,15 @@ class Figure(TypedDict):
     """A figure of two plans."""
 
     name: str
-    unit: Literal["s", "bytes", "share", "per_s", "count"]
+    unit: Literal["s", "bytes", "share", "per_s", "count", "times"]
+    #: None: a rate without limit, or no speed-up because one device does not hold the model.
     before: float | None
     after: float | None
     better: Literal["less", "more", ""]  #: Which change is for the better; "" for neither.
 
 
 class Changes(TypedDict):
-    """What is kept of a plan that was not chosen: a `Diff` from the chosen plan, in short."""
+    """A `Diff` in short: from the chosen plan to one that was not chosen."""
 
     verdict: str
     figures: list[Figure]
@@ -475,7 +476,7 @@ class Diff(TypedDict):
 
 
 class Point(TypedDict):
-    """One request of a sweep."""
+    """A point of a sweep."""
 
     devices: int
     cluster: str  #: Without its count: "h100"; points of one cluster and limit are a series.
@@ -487,7 +488,7 @@ class Point(TypedDict):
     peak_bytes: int | None  #: Of the fullest device.
     devices_used: int | None
     gap: float | None
-    speedup: float | None  #: Of throughput over one device of the same cluster.
+    speedup: float | None  #: As `Planned.speedup`, over one device of the same cluster.
     efficiency: float | None  #: speedup / devices, if all devices are equal.
     gain: float | None  #: Of the objective, over the best single device of the same cluster.
     pareto: bool  #: No other point is as good in devices, latency, throughput and peak at once.

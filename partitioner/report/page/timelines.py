@@ -18,7 +18,7 @@ MAX_EVENTS = 40_000  #: Of the second timeline.
 
 
 def timelines(tasks: Schedule, refs: Sequence[int], lanes: Lanes) -> list[Timeline]:
-    """One request; and several in flight, if stages of different requests run at once.
+    """A request alone and, if stages of different requests run at once, several in flight.
 
     Of a plan in stages: one step, pass by pass and task by task.
 

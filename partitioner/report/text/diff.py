@@ -29,6 +29,7 @@ _BETTER: Mapping[str, Literal["less", "more"]] = {
     **dict.fromkeys(("communication of them", "bytes sent", "fullest device"), "less"),
     "fullest device, of its memory": "less",
     "throughput": "more",
+    "speed-up over one device": "more",
     "balance": "more",
 }
 MAX_RUNS = 40  #: Runs of moved nodes that the text lists.
@@ -96,7 +97,7 @@ def diff_verdict(before: Planned, after: Planned, names: tuple[str, str], object
 
 
 def _reason(old: Evaluation, new: Evaluation) -> str:
-    """What the busiest device of a plan does more or less than that of another."""
+    """The difference between the busiest devices of two plans, in words."""
     first, second = (max(e.load_s, key=e.load_s.__getitem__) for e in (old, new))
     change = {
         "communicates": new.comm_s[second] - old.comm_s[first],
@@ -234,6 +235,7 @@ def _measures(result: Planned) -> dict[tuple[str, str], float | None]:
         ("step", "s"): figures.step_s,
         ("latency", "s"): figures.latency_s,
         ("throughput", "per_s"): units.finite(figures.throughput_per_s),
+        ("speed-up over one device", "times"): result.speedup,
         ("busy seconds of all devices", "s"): sum(figures.load_s.values()),
         ("communication of them", "s"): sum(figures.comm_s.values()),
         ("bytes sent", "bytes"): float(sum(figures.sent_bytes.values())),
@@ -270,8 +272,9 @@ def _sizes(result: Planned) -> dict[str, list[int]]:
 
 def _shown(figure: Figure, value: float | None) -> str:
     if value is None:
-        return "unlimited"
+        return "none" if figure["unit"] == "times" else "unlimited"
     show = {
+        "times": units.times,
         "s": units.seconds,
         "bytes": units.size,
         "share": units.share,

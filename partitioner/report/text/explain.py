@@ -18,6 +18,7 @@ from partitioner.report.page.data import headline, result_bottleneck
 from partitioner.report.page.memory import memory
 from partitioner.report.page.schema import Head
 from partitioner.report.planned import Planned
+from partitioner.report.ranges import contains
 from partitioner.report.schedules import variations
 from partitioner.report.text.show import clean
 from partitioner.report.text.tables import table
@@ -180,7 +181,24 @@ def _about(result: Planned, placed: PlacedNode) -> list[str]:
         f"{clean(node.name)} ({clean(node.op)}) on {placed.mesh}, {placed.cut_text or 'whole'}",
         f"  {units.seconds(spent_s)} on each device{each} ({source}), {units.flops(flops)} {about}",
         f"  {rule_text}",
+        *_bound(result, node),
     ]
+
+
+def _bound(result: Planned, node: Node) -> list[str]:
+    """The constraints on a node, and what was searched; nothing of a plan written by hand."""
+    rules = _constraints_on(result, node)
+    cert = result.plan.certificate
+    return [
+        *([f"  constrained by {'; '.join(clean(rule, 120) for rule in rules)}"] if rules else []),
+        *([f"  searched: {clean(cert.space, 120)}"] if cert else []),
+    ]
+
+
+def _constraints_on(result: Planned, node: Node) -> list[str]:
+    position = result.graph.order[node.name]
+    bound = result.summary.get("bound_by", {})
+    return [text for text, nodes in bound.items() if contains(nodes, position)]
 
 
 def _tensors(result: Planned, placed: PlacedNode) -> list[str]:
@@ -232,6 +250,8 @@ def _choices(result: Planned, neighbourhood: Neighbourhood, node: Node) -> list[
         lines.append(
             f"a shorter step was not asked for: the plan's objective is {result.objective}"
         )
+    elif shorter and _constraints_on(result, node):
+        lines.append("a strategy with a shorter step exists, which the constraints may forbid")
     elif shorter:
         gap = f" (its gap is {units.share(cert.gap)})" if cert else ""
         lines.append(f"a strategy with a shorter step exists: the plan is not the best one{gap}")

@@ -229,7 +229,7 @@ def _uncut(placed: PlacedNode) -> str:
     return "replicated" if placed.mesh.axes else "whole"
 
 
-def clean(text: str) -> str:
-    """Model text made safe for a terminal: no control characters, at most 60 characters."""
+def clean(text: str, most: int = 60) -> str:
+    """Model text made safe for a terminal: no control characters, at most so many characters."""
     shown = "".join(c if c.isprintable() else "?" for c in text)
-    return shown if len(shown) <= 60 else shown[:40] + "..." + shown[-17:]
+    return shown if len(shown) <= most else shown[: most - 20] + "..." + shown[-17:]

@@ -1,4 +1,4 @@
-"""One group of all devices: training, where all devices share every operator.
+"""A single group of all devices: training, where all devices share every operator.
 
 The forward and the backward pass share weights, so a training graph is not cut into stages. Its
 memory is what decides: weights, their optimizer's state and what the forward pass keeps are shared

@@ -36,7 +36,7 @@ PART = 5
 
 @dataclass(frozen=True)
 class Option:
-    """One layout with the model sharded over it.
+    """A mesh with the model sharded over it.
 
     Attributes:
         stage: The costs of stretches of blocks on it; None if it runs the whole model.

@@ -80,7 +80,7 @@ class Priced:
 
 @dataclass(frozen=True)
 class Format:
-    """One format of problem files.
+    """A format of problem files.
 
     Attributes:
         marks: Fields, with their types, that JSON content in this format has and in others lacks.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from partitioner.files import write_file
+from partitioner.ir.errors import typed
 from partitioner.solver.problem import SolverError
 
 T = TypeVar("T")
@@ -84,7 +85,7 @@ def as_object(data: Any, where: str) -> Mapping[str, Any]:
         FormatError: It is none; so do all functions below if a field breaks its rule.
     """
     if not isinstance(data, dict):
-        raise FormatError(f"{where} is a {type(data).__name__}, not an object")
+        raise FormatError(f"{where} is {typed(data)}, not an object")
     return data
 
 

@@ -39,7 +39,7 @@ from partitioner.solver.formats.json_files import (
 
 @dataclass(frozen=True)
 class Config:
-    """One way to run a node on some number of devices (a TMPC).
+    """A way to run a node on some number of devices (a TMPC).
 
     Attributes:
         name: Its id in the file.

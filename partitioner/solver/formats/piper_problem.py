@@ -57,7 +57,7 @@ class Planner:
         return tuple(map(self.planned, cut.stages))
 
     def planned(self, stage: Stage) -> PlannedStage:
-        """One stage with the config of each node."""
+        """A stage with the config of each node."""
         nodes = self.layout.stage_nodes(stage.start, stage.stop)
         data, tensor = self.degrees[stage.option]
         pairs = {v: frontier(self.layout.instance.nodes[v][tensor]) for v in nodes}

@@ -73,7 +73,7 @@ def local_search(
 
 @dataclass
 class _LocalSearch:
-    """One search from the plan of a state."""
+    """A search from the plan of a state."""
 
     state: State
     values: Goal

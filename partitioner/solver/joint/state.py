@@ -82,7 +82,7 @@ def _sparse(vector: Sequence[float]) -> Sparse:
 
 
 class State:
-    """One plan, with its loads, and its bytes if they matter."""
+    """A plan with its loads and, if they matter, its bytes."""
 
     def __init__(self, data: Tables, chosen: Sequence[int], *, bytes_matter: bool) -> None:
         problem = data.problem

@@ -1,4 +1,4 @@
-"""One way for each of some things, of the least seconds within a limit of bytes, exactly.
+"""A way for each of some things, with the least seconds within a limit of bytes, exactly.
 
     min  sum_v seconds[v, way_v]   s.t.   sum_v bytes[v, way_v] <= limit
 

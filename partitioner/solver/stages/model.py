@@ -132,7 +132,7 @@ class StageProblem:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a cut: positions `start` to `stop - 1` on option `option`, in way `way`."""
+    """A stage of a cut: positions `start` to `stop - 1` on option `option`, in way `way`."""
 
     start: int
     stop: int

@@ -25,6 +25,10 @@ def test_an_export_loads_static_and_computes_the_same(
     feeds = random_inputs(traced.graph, 0)
     (whole,) = om.assert_same(traced, feeds, tolerance=1e-5)
     assert np.isfinite(whole).all()
+    if name == "gpt2":
+        modules = traced.graph.modules
+        assert {"model.transformer.h.0.attn", "model.transformer.h.1.mlp"} & set(modules.values())
+        assert len(modules) > 0.8 * len(traced.graph.nodes)
 
 
 @pytest.mark.slow

@@ -17,6 +17,27 @@ HEADS = {"q": (1, 2, 3, 4), "k": (1, 2, 3, 4), "v": (1, 2, 3, 4), "pk": (1, 2, 5
 NORM = {"x": (4, 3), "s": (3,), "b": (3,), "m": (3,), "e": (3,)}
 
 
+@pytest.mark.parametrize(
+    ("scopes", "module"),
+    [
+        ("['', 'layers', 'layers.0', 'add_3']", "layers.0"),
+        ("['add_3']", None),
+        ("['', 'add_3']", None),
+        ("__import__('os').abort()", None),
+        ("'" * 20_000, None),
+    ],
+)
+def test_the_exporter_tells_the_module_of_a_node(scopes: str, module: str | None) -> None:
+    node = helper.make_node("Relu", ["x"], ["y"], name="node_relu")
+    node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=scopes)
+    model = om.model([node], {"x": (F32, (2,))}, {"y": (F32, (2,))})
+    graph = load_onnx(model).graph
+    assert graph.modules.get("node_relu") == module
+    bare = om.model([helper.make_node("Relu", ["x"], ["y"], name="node_relu")],
+                    {"x": (F32, (2,))}, {"y": (F32, (2,))})  # fmt: skip
+    assert load_onnx(bare).graph.digest == graph.digest
+
+
 def attention(outputs: Sequence[str], read: dict[str, Sequence[int]]) -> onnx.ModelProto:
     node = helper.make_node("Attention", ["q", "k", "v", "", "pk", "pv"], list(outputs))
     shapes = {**HEADS, "pv": HEADS["pk"]}

@@ -101,3 +101,16 @@ def test_a_training_plan_says_what_is_cut(parallel: str, word: str) -> None:
     assert parts["forward"] < parts["backward"]
     labels = [box["label"] for box in rows["boxes"]]
     assert any(label.startswith("blocks.0") for label in labels)
+
+
+def test_a_model_that_tells_modules_is_shown_by_them() -> None:
+    model = examples.build("mlp", layers=6, hidden=32)
+    for at, node in enumerate(model.graph.node):
+        scopes = ["", "net", f"net.layers.{at // 3}", node.name]
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=repr(scopes))
+        node.name = f"node_{at}"
+    result = partitioner.compile(model, devices=1)
+    boxes = ribbon(result, lanes(result))["boxes"]
+    labels = " ".join(box["label"] for box in boxes)
+    assert "layers.0" in labels
+    assert "node_" not in labels

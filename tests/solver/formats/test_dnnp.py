@@ -105,7 +105,7 @@ def _set(*path: str | int) -> Callable[[Any], Callable[[Json], None]]:
 
 FAULTS: dict[str, Callable[[Json], None]] = {
     "'nodes' is not a list": _set("nodes")(None),
-    r"nodes\[2\] is a int, not an object": _set("nodes", 2)(7),
+    r"nodes\[2\] is an int, not an object": _set("nodes", 2)(7),
     "there are no nodes": _set("nodes")([]),
     "a node's id is '3', not an integer": _set("nodes", 0, "id")("3"),
     "node 11 appears twice": _set("nodes", 0, "id")(11),

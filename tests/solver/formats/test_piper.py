@@ -204,7 +204,7 @@ FAULTS: dict[str, Callable[[Json], None]] = {
     "node 0: 'one' is not a number of devices": (
         lambda data: data["nodes"][0]["TMPCs"].update(one=[])
     ),
-    r"1\[0\] is a int, not an object": lambda data: data["nodes"][0]["TMPCs"].update({"1": [3]}),
+    r"1\[0\] is an int, not an object": lambda data: data["nodes"][0]["TMPCs"].update({"1": [3]}),
     "node 0 on 1: 'plain' is not the name of one TMPC": lambda data: _way(data, "id", "plain"),
     "'timePerSample' of node 0 on 1 is nan": lambda data: _way(data, "timePerSample", math.nan),
     "'memoryUsageA' of node 0 on 1 is '3'": lambda data: _way(data, "memoryUsageA", "3"),
@@ -316,7 +316,7 @@ def test_a_plan_comes_back_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        (3, r"stages\[0\] is a int, not an object"),
+        (3, r"stages\[0\] is an int, not an object"),
         ({"dataParallelDegree": 1.5}, "'dataParallelDegree' is 1.5, not a whole number"),
         ({"tensorParallelDegree": None}, r"'tensorParallelDegree' of stages\[0\] is None"),
         *(

@@ -6,6 +6,7 @@ const FIGURE_UNITS = {
   share,
   per_s: throughput,
   count,
+  times,
 };
 
 function startDiff(data) {

@@ -79,7 +79,7 @@ function startHead(data) {
     shareTile("Communication", head.communication, "of busy seconds", measured.communication),
     shareTile("Balance", head.balance, "mean / largest load", measured.balance),
     shareTile("Memory free", head.headroom, "fullest device", measured.headroom, head.headroom < 0),
-    tile("Devices", `${head.devices_used} of ${head.devices}`, "used"),
+    tile("Devices", `${count(head.devices_used)} of ${count(head.devices)}`, "used"),
     tile(
       "Cost",
       cost(head.cost),

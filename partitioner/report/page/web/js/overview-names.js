@@ -1,5 +1,7 @@
 // Names in the overview: of boxes, of what a lane runs, and in the sentence above.
 
+const LEAST_TOLD = 0.05; // a box with a smaller share of its lane's seconds is not in the sentence
+
 /** One sentence on what is where, and how it is cut. */
 function overviewAnswer({ plan, axes }) {
   const { lanes, boxes } = plan.ribbon;
@@ -16,23 +18,43 @@ function overviewAnswer({ plan, axes }) {
 /** "Devices 0-1 run embed, blocks.0-5; devices 2-3 run ..." */
 function laneSentence(plan) {
   const { lanes, boxes } = plan.ribbon;
-  const parts = lanes.slice(0, 4).map((row, at) => {
+  const few = lanes.length > 4 ? [0, 1, 2, lanes.length - 1] : lanes.map((_, at) => at);
+  const parts = few.map((at) => {
+    const row = lanes[at];
     const own = boxes.filter((box) => box.parent < 0 && box.part === "forward");
-    const named = own.filter((box) => box.lanes.includes(at) && box.label);
-    const many = row.devices.length > 1 || plan.devices[row.devices[0]].members.length > 1;
-    const who = `${many ? "devices" : "device"} ${deviceText(plan, row.devices)}`;
-    named.sort((a, b) => b.seconds - a.seconds);
-    const names = [...new Set(named.slice(0, 3).map((box) => short(boxLabel(plan, box), 30)))].join(", ");
-    const nodes = own.filter((box) => box.lanes.includes(at)).flatMap((box) => box.nodes);
+    const here = own.filter((box) => box.lanes.includes(at));
+    const whole = here.reduce((sum, box) => sum + box.seconds, 0);
+    const several = row.devices.length > 1 || plan.devices[row.devices[0]].members.length > 1;
+    const who = `${several ? "devices" : "device"} ${deviceText(plan, row.devices)}`;
+    const named = here.filter((box) => box.label && box.seconds >= LEAST_TOLD * whole);
+    named.sort((a, b) => a.start_s - b.start_s);
+    const labels = named.flatMap((box) => boxLabel(plan, box).split(", "));
+    const names = rangedNames(labels).slice(0, 4).map((name) => short(name, 30)).join(", ");
+    const nodes = here.flatMap((box) => box.nodes);
     const [first, end] = [Math.min(...nodes), Math.max(...nodes)];
     const name = (index) => short(plan.nodes[index].name, 24);
     const what = names || (nodes.length ? `${name(first)} to ${name(end)}` : "");
     return what ? `${who}: ${what}` : "";
   });
-  const told = parts.filter(Boolean);
-  const more = lanes.length > 4 ? `; ${count(lanes.length - 4)} more lanes follow` : "";
-  if (!told.length) return `${count(lanes.length)} lanes share the layers. `;
-  return `${told.join("; ").replace(/^./, (first) => first.toUpperCase())}${more}. `;
+  if (!parts.some(Boolean)) return `${count(lanes.length)} lanes share the layers. `;
+  if (lanes.length > 4) parts.splice(3, 0, `${count(lanes.length - 4)} more lanes`);
+  const told = parts.filter(Boolean).join("; ");
+  return `${told.replace(/^./, (first) => first.toUpperCase())}. `;
+}
+
+/** ["head", "h.4", "h.5", "h.6"] -> ["head", "h.4-6"]: each name once, runs of numbers as one. */
+function rangedNames(names) {
+  const merged = [];
+  for (const name of new Set(names)) {
+    const [, stem, first, last] = /^(.*\.)(\d+)(?:-(\d+))?$/.exec(name) ?? [];
+    const before = merged.at(-1);
+    if (stem !== undefined && before?.stem === stem && Number(first) <= before.last + 1)
+      before.last = Math.max(before.last, Number(last ?? first));
+    else merged.push({ name, stem, first, last: Number(last ?? first) });
+  }
+  return merged.map(({ name, stem, first, last }) =>
+    stem === undefined || Number(first) === last ? name : `${stem}${first}-${last}`,
+  );
 }
 
 function axisWords(boxes, axis) {

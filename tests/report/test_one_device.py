@@ -1,0 +1,157 @@
+"""One speed-up a plan: the summary, the report, the card, `.speedup`, diff and a sweep agree."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import partitioner
+from partitioner import examples, units
+from partitioner.compiled.base import Compiled
+from partitioner.compiled.module import ModuleProgram
+from partitioner.cost_model.evaluate import best_single
+from partitioner.cost_model.memory import MemoryPeak
+from partitioner.report.card import card
+from partitioner.report.one_device import OneDevice
+from partitioner.report.page.data import headline
+from partitioner.report.summary import text
+from partitioner.report.text.diff import diff
+from partitioner.report.text.explain import explain
+
+
+def _mlp(layers: int = 4, hidden: int = 64, batch: int = 8, **options: object) -> Compiled:
+    model = examples.build("mlp", layers=layers, hidden=hidden, batch=batch)
+    return partitioner.compile(model, time_limit_s=5, **options)  # type: ignore[arg-type]
+
+
+class _Loss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).square().mean()
+
+
+def _trained(**options: object) -> ModuleProgram:
+    x = torch.zeros(16, 64)
+    return partitioner.compile(_Loss(), x, 2, training=True, time_limit_s=5, **options)  # type: ignore[arg-type]
+
+
+PLANS: dict[str, Callable[[], Compiled]] = {
+    "placed": lambda: _mlp(devices=2, strategy="inter"),
+    "cut": lambda: _mlp(devices=2, strategy="intra", cluster="2xideal"),
+    "latency": lambda: _mlp(devices=2, strategy="intra", cluster="2xideal", objective="latency"),
+    "memory": lambda: _mlp(devices=2, objective="memory"),
+    "one device does not hold it": lambda: _mlp(devices=2, memory="48KiB", strategy="intra"),
+    "requests in micro-batches": lambda: _mlp(devices=2, micro_batches=2, cluster="2xideal"),
+    "on one device": lambda: _mlp(devices=1),
+    "in blocks": lambda: _mlp(layers=8, hidden=256, devices=1, memory="1MiB"),
+    "training": lambda: _trained(parallel="dp"),
+    "training in stages": lambda: _trained(parallel="pp", micro_batches=4),
+    "training in micro-batches": lambda: _trained(micro_batches=2),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_all_that_name_the_speed_up_agree(name: str, tmp_path: Path) -> None:
+    result = PLANS[name]()
+    speedup = result.speedup
+    assert (speedup is None) == (name in ("one device does not hold it", "in blocks"))
+    if speedup is not None:
+        assert speedup == result.one_device.step_s / result.evaluation.step_s
+
+    assert result.summary["speedup"] == speedup
+    head = headline(result)
+    assert head["speedup"] == speedup
+    assert (head["step_s_one"] is None) == (speedup is None)
+    if not isinstance(result, ModuleProgram):
+        again = partitioner.load(result.save(tmp_path / "plan", plan_only=True))
+        assert again.speedup == speedup
+    changes = diff(result, result, ("a", "b"))
+    (figure,) = (f for f in changes["figures"] if f["name"] == "speed-up over one device")
+    assert figure["before"] == figure["after"] == speedup
+    tile = "-" if speedup is None else units.times(speedup)
+    assert f'<small style="opacity:.75">Speed-up</small><br><b>{tile}</b>' in card(result)
+    times = "" if speedup is None else f", {units.digits(speedup)} times one device"
+    assert f"  step        {units.seconds(result.evaluation.step_s)}{times}\n" in explain(result)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_sentences_name_the_gain_of_the_objective(name: str) -> None:
+    result = PLANS[name]()
+    gain = result.one_device.gain(result.evaluation, result.objective)
+    first, head = text(result.summary).partition("\n")[0], headline(result)
+    assert result.summary["gain"] == gain
+    if result.objective != "latency":
+        assert "answers a request" not in first
+    if gain is None or result.evaluation.devices_used == 1 or result.objective == "memory":
+        assert "times as fast" not in first
+    else:
+        what = "answers a request " if result.objective == "latency" else ""
+        times = "" if units.digits(gain) == "1" else f"{units.digits(gain)} times "
+        assert first.startswith(f"{what}{times}as fast as one device: ")
+    if gain is not None and gain > 1.1:
+        assert head["verdict"].startswith(units.times(gain))
+        if result.objective != "memory":
+            assert f"are {units.digits(gain)} times as fast as one device alone" in head["worth"]
+
+
+def test_what_does_not_fit_whole_is_said_of_blocks() -> None:
+    result = PLANS["in blocks"]()
+    assert result.plan.blocks
+    head = headline(result)
+    assert head["verdict"].startswith("Runs in blocks on one h100, which does not hold the whole")
+    assert head["worth"].startswith("The blocks are needed: the whole model takes ")
+    assert "(the whole model does not fit one device)" in text(result.summary)
+
+
+def test_a_plan_without_a_summary_has_the_same_speed_up() -> None:
+    for name in ("placed", "one device does not hold it", "training in stages"):
+        result = PLANS[name]()
+        assert replace(result, summary={}).speedup == pytest.approx(result.speedup)
+
+
+def test_a_sweep_has_the_speed_up_of_the_plan() -> None:
+    model = examples.build("mlp", layers=4, hidden=64, batch=8)
+    for objective in ("throughput", "latency"):
+        options = {"objective": objective, "strategy": "inter", "time_limit_s": 5}
+        result = partitioner.compile(model, devices=2, **options)  # type: ignore[arg-type]
+        swept = partitioner.sweep(model, devices=[2], **options)  # type: ignore[arg-type]
+        (point,) = swept.data["points"]
+        assert point["speedup"] == result.speedup
+        assert point["gain"] == result.summary["gain"]
+
+
+def test_one_device_runs_requests_whole_or_in_micro_batches_whichever_it_holds() -> None:
+    result = PLANS["requests in micro-batches"]()
+    whole = _mlp(devices=1).graph
+    parts = (result.graph, result.plan.micro_batches)
+    fast = best_single(whole, result.cluster, "throughput")[1]
+    assert result.one_device.step_s == min(
+        fast.step_s, best_single(result.graph, result.cluster, "throughput", 2)[1].step_s
+    )
+    slow = best_single(result.graph, result.cluster, "throughput", 2)[1]
+    limit = (max(fast.held_bytes.values()) + max(slow.held_bytes.values())) // 2
+    small = result.cluster.with_memory(limit)
+    assert OneDevice.best(small, "throughput", parts, (whole, None)).step_s == slow.step_s
+
+
+def test_a_device_that_holds_the_model_by_exact_liveness_holds_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = PLANS["on one device"]()
+    limit = 100
+    safe, exact = MemoryPeak(101, 60, 41, "x"), MemoryPeak(80, 60, 20, "x")
+    figures = replace(
+        result.evaluation, limit_bytes={0: limit}, peak={0: safe}, exact_peak={0: exact}
+    )
+    assert not figures.fits
+    monkeypatch.setattr("partitioner.report.one_device.best_single", lambda *_: (0, figures))
+    single = OneDevice.best(result.cluster, "throughput", (result.graph, None))
+    assert (single.held_bytes, single.fits) == (90, True)
+    assert single.speedup(result.evaluation) == 1.0
+    assert single.gain(result.evaluation, "memory") == 90 / result.evaluation.cost("memory")

@@ -108,18 +108,24 @@ class Evaluation:
 
 
 def evaluate(
-    graph: Graph, plan: Plan, cluster: Cluster, everywhere: frozenset[str] = frozenset()
+    graph: Graph,
+    plan: Plan,
+    cluster: Cluster,
+    everywhere: frozenset[str] = frozenset(),
+    resharder: Resharder | None = None,
 ) -> Evaluation:
     """Cost of a plan.
 
     That of bringing outputs whole to all devices, as ranks of a module do, is not a plan's; it
-    counts for the outputs in `everywhere`.
+    counts for the outputs in `everywhere`. A `resharder` of the cluster, if given, remembers
+    reshards for the next plan.
 
     Raises:
         PlanError: The plan does not fit the graph.
         CostError: The plan uses a device that the cluster does not have.
     """
-    return evaluate_placed(graph, resolve(graph, plan), cluster, plan.pipeline, everywhere)
+    placed = resolve(graph, plan)
+    return evaluate_placed(graph, placed, cluster, plan.pipeline, everywhere, resharder)
 
 
 def one_device(
@@ -161,12 +167,13 @@ def observed_schedule(
     cluster: Cluster,
     pipeline: Pipeline | None = None,
     everywhere: frozenset[str] = frozenset(),
+    resharder: Resharder | None = None,
 ) -> tuple[Schedule, Mapping[int, int]]:
     """The tasks of one device of each class of equal work, and the one that each device equals.
 
-    `everywhere` is as of `evaluate`.
+    `everywhere` and `resharder` are as of `evaluate`.
     """
-    resharder = Resharder(cluster)
+    resharder = resharder or Resharder(cluster)
     first = representatives(graph, placed, cluster, resharder)
     try:
         observed = frozenset(first.values())
@@ -183,10 +190,11 @@ def evaluate_placed(
     cluster: Cluster,
     pipeline: Pipeline | None = None,
     everywhere: frozenset[str] = frozenset(),
+    resharder: Resharder | None = None,
 ) -> Evaluation:
     """Cost of a resolved plan; in a plan with stages a request is a step of all micro-batches.
 
-    `everywhere` is as of `evaluate`.
+    `everywhere` and `resharder` are as of `evaluate`.
     """
     devices = range(len(cluster))
     absent = sorted({d for node in placed for d in node.mesh.devices} - set(devices))
@@ -194,7 +202,7 @@ def evaluate_placed(
         raise CostError(
             f"plan uses device {absent[0]}; cluster {cluster.name!r} has {len(cluster)}"
         )
-    tasks, first = observed_schedule(graph, placed, cluster, pipeline, everywhere)
+    tasks, first = observed_schedule(graph, placed, cluster, pipeline, everywhere, resharder)
 
     def of_all(figures: Mapping[int, Figure], default: Figure) -> Mapping[int, Figure]:
         """Figures of all devices, from those of the representatives."""

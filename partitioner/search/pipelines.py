@@ -22,6 +22,7 @@ from partitioner import units
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import stored_bytes
 from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.reshard import Resharder
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh, numbers
@@ -36,6 +37,7 @@ from partitioner.ir.pipeline import (
     textbook_lanes,
 )
 from partitioner.ir.plan import NodePlan, Pipeline, Plan
+from partitioner.no_gc import no_collection
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.search.computed_again import ComputedAgain, Offering
 from partitioner.search.find_plan import find_plan, goes_by_levels
@@ -84,6 +86,7 @@ MARGIN = 0.005
 SOLVER = "stage cutter, simulated steps"
 
 
+@no_collection()
 def find_pipeline(
     graph: Graph,
     cluster: Cluster,
@@ -626,10 +629,15 @@ class PipelineSearch:
         )
 
     def _candidate(self, name: Table, plan: Plan, graph: Graph) -> Candidate:
-        evaluation = evaluate(graph, plan, self.figures.cluster)
+        evaluation = evaluate(graph, plan, self.figures.cluster, resharder=self._resharder)
         bound = min(evaluation.step_s, self._bound_s)
         solution = Solution((), evaluation.step_s, bound, "feasible", None, SOLVER)
         return Candidate(self._family(name), graph, plan, evaluation, solution)
+
+    @cached_property
+    def _resharder(self) -> Resharder:
+        """Remembers the reshards of all plans, which differ in few."""
+        return Resharder(self.figures.cluster)
 
     @cached_property
     def _bound_s(self) -> float:

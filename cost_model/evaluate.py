@@ -82,15 +82,26 @@ class Evaluation:
         The exact one counts where the safe one is above the limit.
         """
         reserved = {device: peak.bytes for device, peak in self.peak.items()}
-        for device in self.over_bytes:
-            exact = self.exact_peak[device]
-            reserved[device] = exact.resident_bytes + with_headroom(exact.activation_bytes)
-        return reserved
+        return reserved | {device: self.exact_bytes[device] for device in self.over_bytes}
+
+    @cached_property
+    def exact_bytes(self) -> Mapping[int, int]:
+        """The exact peak of each device, with head-room."""
+        return {
+            device: peak.resident_bytes + with_headroom(peak.activation_bytes)
+            for device, peak in self.exact_peak.items()
+        }
+
+    @cached_property
+    def short_bytes(self) -> Mapping[int, int]:
+        """Excess of `held_bytes` over the limit, of the devices that are above it."""
+        short = {d: nbytes - self.limit_bytes[d] for d, nbytes in self.held_bytes.items()}
+        return {device: excess for device, excess in short.items() if excess > 0}
 
     @property
     def fits_exactly(self) -> bool:
         """Whether every device is within its limit by `held_bytes`."""
-        return all(nbytes <= self.limit_bytes[d] for d, nbytes in self.held_bytes.items())
+        return not self.short_bytes
 
     def cost(self, objective: str) -> float:
         """Value of an objective: seconds of "throughput" and "latency", bytes of "memory".

@@ -525,7 +525,7 @@ class PipelineSearch:
             for moved in self._neighbours(ends, distance):
                 if not budget.work.over and _figure(candidate := simulated(moved)) < _figure(best):
                     ends, best = moved, candidate
-        if not best.evaluation.fits:
+        if not best.evaluation.fits_exactly:
             raise self._too_large(draft.name, best)
         return best
 
@@ -562,7 +562,7 @@ class PipelineSearch:
         seen: set[frozenset[str]] = set()
         for _ in range(CHOICES):
             taken = again.packed(ends, held, draft.lane_of, limits)
-            enough = best is not None and best.evaluation.fits and budget.work.over
+            enough = best is not None and best.evaluation.fits_exactly and budget.work.over
             if taken.again in seen or enough:
                 break
             seen.add(taken.again)
@@ -570,9 +570,9 @@ class PipelineSearch:
             candidate = self._simulated(draft, ends, sharding, budget)
             if best is None or _figure(candidate) < _figure(best):
                 best = candidate
-            most, peaks = self._limits(), candidate.evaluation.peak
+            most, exact_bytes = self._limits(), candidate.evaluation.exact_bytes
             for lane, counted in enumerate(taken.bytes):
-                peak = max(peaks[device].bytes for device in range(lane * size, (lane + 1) * size))
+                peak = max(exact_bytes[device] for device in range(lane * size, (lane + 1) * size))
                 limits[lane] = (1 - MARGIN) * most[lane] + counted - peak
         assert best is not None
         return best
@@ -599,15 +599,15 @@ class PipelineSearch:
         lane_of = tuple(map(lanes.index, stages))
         plan = self._plan(name, lane_of, (*ends, len(groups)), lanes)
         candidate = self._candidate(name, plan, self.figures.sharding.graph)
-        if not candidate.evaluation.fits:
+        if not candidate.evaluation.fits_exactly:
             raise self._too_large(name, candidate)
         return candidate
 
     def _too_large(self, name: Table, best: Candidate) -> Infeasible:
         """The refusal of the best cut that was found, which does not fit."""
         evaluation, plan = best.evaluation, best.plan
-        over = max(evaluation.over_bytes, key=evaluation.over_bytes.__getitem__)
-        peak, short = evaluation.peak[over], evaluation.over_bytes[over]
+        over = max(evaluation.short_bytes, key=evaluation.short_bytes.__getitem__)
+        peak, short = evaluation.exact_peak[over], evaluation.short_bytes[over]
         where = f"on device {over} at {peak.at!r}"
         if (stages := _stages_on(plan, over, peak.at)) and plan.kind == "pipeline":
             where += f" of stage{'s' if len(stages) > 1 else ''} {numbers(stages)}"
@@ -616,10 +616,11 @@ class PipelineSearch:
             least=False,
             where=where,
             short=short,
-            held=peak.bytes,
+            held=evaluation.held_bytes[over],
             limit=evaluation.limit_bytes[over],
         )
-        parts = Holdings.of(best.graph, plan, self.figures.cluster).text(over)
+        holdings = Holdings.of(best.graph, plan, self.figures.cluster)
+        parts = holdings.text(over, exact=True, headroom=True)
         return Infeasible(
             f"{text}; there it holds {parts}; this is {self._family(name)}",
             device=over,
@@ -760,7 +761,7 @@ def _stages_on(plan: Plan, device: int, task: str) -> tuple[int, ...]:
 def _figure(candidate: Candidate) -> tuple[int, float]:
     """Bytes above the limits, then seconds."""
     evaluation = candidate.evaluation
-    return sum(evaluation.over_bytes.values()), evaluation.step_s
+    return sum(evaluation.short_bytes.values()), evaluation.step_s
 
 
 def staged_plan(

@@ -186,10 +186,13 @@ def test_each_stage_computes_again_what_it_must() -> None:
     }
     widths = (48,) * 8
     roomy = planned(*widths, recompute=False, **options)
-    most = max(peak.bytes for peak in roomy.evaluation.peak.values())
+    most = max(roomy.evaluation.exact_bytes.values())
+    assert most < max(peak.bytes for peak in roomy.evaluation.peak.values())
+    enough = planned(*widths, recompute=True, memory=102 * most // 100, **options)
+    assert not any(name.endswith("/again") for name in enough.plan.nodes)
     limit = 85 * most // 100
     tight = planned(*widths, recompute=True, memory=limit, **options)
-    assert tight.evaluation.fits
+    assert tight.evaluation.fits_exactly
     plan = tight.plan
     assert plan.pipeline is not None
     again = [plan.pipeline.stages[at.group] for n, at in plan.nodes.items() if n.endswith("/again")]

@@ -8,8 +8,8 @@ Classes are refined until no two devices of one class can be told apart.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.reshard import Hop, Resharder
@@ -23,7 +23,11 @@ from partitioner.ir.plan import PlacedNode
 def representatives(
     graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster, resharder: Resharder
 ) -> Mapping[int, int]:
-    """The first device of each device's class; `placed` has the nodes in the plan's order."""
+    """A device that is evaluated for each device; `placed` has the nodes in the plan's order.
+
+    It is the first of its class, or the device itself: where a communication of one that is
+    evaluated has ranks of a class whose first takes no part in it, one of these is evaluated too.
+    """
     hops = _hops(graph, placed, resharder)
     classes = [0] * len(cluster)
     for labels in (dict(enumerate(cluster.devices)), *_local_sizes(placed), *map(_roles, hops)):
@@ -35,7 +39,7 @@ def representatives(
             _refine(classes, _peer_classes(hop, classes))
     first: dict[int, int] = {}
     shared = {device: first.setdefault(label, device) for device, label in enumerate(classes)}
-    return shared if all(_is_closed(hop, shared) for hop in hops) else {d: d for d in shared}
+    return shared | {device: device for device in _beside(hops, classes, first.values())}
 
 
 def _refine(classes: list[int], labels: Mapping[int, Hashable]) -> None:
@@ -115,11 +119,24 @@ def _peer_classes(hop: Hop, classes: Sequence[int]) -> Mapping[int, Hashable]:
     return {device: tuple(parts) for device, parts in peers.items()}
 
 
-def _is_closed(hop: Hop, first: Mapping[int, int]) -> bool:
-    """Whether each communication of a representative has the representatives of all its ranks."""
-    groups = (priced.seconds.keys() for priced in hop.comms)
-    return all(
-        {first[device] for device in group} <= group
-        for group in groups
-        if any(first[device] == device for device in group)
-    )
+def _beside(hops: Sequence[Hop], classes: Sequence[int], firsts: Iterable[int]) -> Iterator[int]:
+    """More devices to evaluate beside the first of each class.
+
+    A communication of an evaluated device waits for all its ranks: of each of their classes, one
+    that is evaluated takes part in it.
+    """
+    groups_of: dict[int, set[frozenset[int]]] = defaultdict(set)
+    for group in {frozenset(priced.seconds) for hop in hops for priced in hop.comms}:
+        for device in group:
+            groups_of[device].add(group)
+    evaluated = set(firsts)
+    waiting = deque(sorted(evaluated))
+    while waiting:
+        for group in sorted(groups_of[waiting.popleft()], key=sorted):
+            present = {classes[device] for device in group & evaluated}
+            for device in sorted(group - evaluated):
+                if classes[device] not in present:
+                    present.add(classes[device])
+                    evaluated.add(device)
+                    waiting.append(device)
+                    yield device

@@ -82,15 +82,26 @@ class Evaluation:
         The exact one counts where the safe one is above the limit.
         """
         reserved = {device: peak.bytes for device, peak in self.peak.items()}
-        for device in self.over_bytes:
-            exact = self.exact_peak[device]
-            reserved[device] = exact.resident_bytes + with_headroom(exact.activation_bytes)
-        return reserved
+        return reserved | {device: self.exact_bytes[device] for device in self.over_bytes}
+
+    @cached_property
+    def exact_bytes(self) -> Mapping[int, int]:
+        """The exact peak of each device, with head-room."""
+        return {
+            device: peak.resident_bytes + with_headroom(peak.activation_bytes)
+            for device, peak in self.exact_peak.items()
+        }
+
+    @cached_property
+    def short_bytes(self) -> Mapping[int, int]:
+        """Excess of `held_bytes` over the limit, of the devices that are above it."""
+        short = {d: nbytes - self.limit_bytes[d] for d, nbytes in self.held_bytes.items()}
+        return {device: excess for device, excess in short.items() if excess > 0}
 
     @property
     def fits_exactly(self) -> bool:
         """Whether every device is within its limit by `held_bytes`."""
-        return all(nbytes <= self.limit_bytes[d] for d, nbytes in self.held_bytes.items())
+        return not self.short_bytes
 
     def cost(self, objective: str) -> float:
         """Value of an objective: seconds of "throughput" and "latency", bytes of "memory".
@@ -108,18 +119,24 @@ class Evaluation:
 
 
 def evaluate(
-    graph: Graph, plan: Plan, cluster: Cluster, everywhere: frozenset[str] = frozenset()
+    graph: Graph,
+    plan: Plan,
+    cluster: Cluster,
+    everywhere: frozenset[str] = frozenset(),
+    resharder: Resharder | None = None,
 ) -> Evaluation:
     """Cost of a plan.
 
     That of bringing outputs whole to all devices, as ranks of a module do, is not a plan's; it
-    counts for the outputs in `everywhere`.
+    counts for the outputs in `everywhere`. A `resharder` of the cluster, if given, remembers
+    reshards for the next plan.
 
     Raises:
         PlanError: The plan does not fit the graph.
         CostError: The plan uses a device that the cluster does not have.
     """
-    return evaluate_placed(graph, resolve(graph, plan), cluster, plan.pipeline, everywhere)
+    placed = resolve(graph, plan)
+    return evaluate_placed(graph, placed, cluster, plan.pipeline, everywhere, resharder)
 
 
 def one_device(
@@ -161,12 +178,13 @@ def observed_schedule(
     cluster: Cluster,
     pipeline: Pipeline | None = None,
     everywhere: frozenset[str] = frozenset(),
+    resharder: Resharder | None = None,
 ) -> tuple[Schedule, Mapping[int, int]]:
     """The tasks of one device of each class of equal work, and the one that each device equals.
 
-    `everywhere` is as of `evaluate`.
+    `everywhere` and `resharder` are as of `evaluate`.
     """
-    resharder = Resharder(cluster)
+    resharder = resharder or Resharder(cluster)
     first = representatives(graph, placed, cluster, resharder)
     try:
         observed = frozenset(first.values())
@@ -183,10 +201,11 @@ def evaluate_placed(
     cluster: Cluster,
     pipeline: Pipeline | None = None,
     everywhere: frozenset[str] = frozenset(),
+    resharder: Resharder | None = None,
 ) -> Evaluation:
     """Cost of a resolved plan; in a plan with stages a request is a step of all micro-batches.
 
-    `everywhere` is as of `evaluate`.
+    `everywhere` and `resharder` are as of `evaluate`.
     """
     devices = range(len(cluster))
     absent = sorted({d for node in placed for d in node.mesh.devices} - set(devices))
@@ -194,7 +213,7 @@ def evaluate_placed(
         raise CostError(
             f"plan uses device {absent[0]}; cluster {cluster.name!r} has {len(cluster)}"
         )
-    tasks, first = observed_schedule(graph, placed, cluster, pipeline, everywhere)
+    tasks, first = observed_schedule(graph, placed, cluster, pipeline, everywhere, resharder)
 
     def of_all(figures: Mapping[int, Figure], default: Figure) -> Mapping[int, Figure]:
         """Figures of all devices, from those of the representatives."""

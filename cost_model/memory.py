@@ -219,10 +219,9 @@ class StepLives:
                 made = min(used)
             if read not in own:
                 read = max(used)
-            span = replace(
-                life,
-                first=max(life.first, start_of.get(made, 0)),
-                last=max(life.first, end_of.get(made, 0)),
+            begin, stop = max(life.first, start_of.get(made, 0)), end_of.get(made, 0)
+            span = Lifetime(
+                device, life.value, life.nbytes, begin, max(life.first, stop), life.buffer
             )
             is_given = (device, life.value) in given
             if (device, life.value) in summed and not order.phases.is_once(made):
@@ -230,7 +229,8 @@ class StepLives:
                 begun.append(span)
                 continue
             if made == read and not is_given:
-                passing.append(replace(span, last=max(span.first, min(life.last, span.last))))
+                until = max(begin, min(life.last, span.last))
+                passing.append(Lifetime(device, life.value, life.nbytes, begin, until, life.buffer))
                 continue
             if order.phases.is_once(made) or (order.phases.is_once(read) and not is_given):
                 always.append(life)

@@ -19,6 +19,7 @@ from partitioner.cost_model.collectives import comm_cost, joined_comm_seconds
 from partitioner.cost_model.errors import CostError
 from partitioner.ir.exchange import Transfer, components, exchange, intersect, region_numel
 from partitioner.ir.layout import DimLayout, Placement, Sharding
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.program import Comm, CommKind
 
 
@@ -73,6 +74,7 @@ class Resharder:
     cluster: Cluster
     _hops: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
     _priced: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
+    _shifts: dict[tuple[DeviceMesh, DeviceMesh], int] = field(default_factory=dict)
 
     def allows(self, source: Placement, target: Placement) -> bool:
         """Whether the reshard has a price; here every one between shardings of one shape has."""
@@ -84,8 +86,31 @@ class Resharder:
             return ()
         key = (dtype, source, target)
         if key not in self._hops:
-            self._hops[key] = self._plan(dtype, source, target)
+            shift = self._shift(source.mesh, target.mesh)
+            if shift:
+                alike = self.hops(dtype, *(_shifted(at, -shift) for at in (source, target)))
+                self._hops[key] = tuple(_shifted_hop(hop, shift) for hop in alike)
+            else:
+                self._hops[key] = self._plan(dtype, source, target)
         return self._hops[key]
+
+    def _shift(self, source: DeviceMesh, target: DeviceMesh) -> int:
+        """Number by which all devices of two meshes may be lowered without a change of any price.
+
+        Lowered by whole groups of the level below the one that they span, equal devices talk over
+        the same levels as before.
+        """
+        meshes = (source, target)
+        if meshes not in self._shifts:
+            devices = {*source.devices, *target.devices}
+            spanned = self.cluster.levels.index(self.cluster.level((min(devices), max(devices))))
+            inner = self.cluster.levels[spanned - 1].size if spanned else 1
+            shift, specs = min(devices) // inner * inner, self.cluster.devices
+            alike = self.cluster.has_equal_devices or all(
+                specs[device] == specs[device - shift] for device in devices
+            )
+            self._shifts[meshes] = shift if alike else 0
+        return self._shifts[meshes]
 
     def priced(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
         """The steps of `hops` with the communications of a simpler tensor, at the same prices.
@@ -175,9 +200,10 @@ class Resharder:
         for device, point in mesh.coords():
             rest = tuple(point[name] for name in mesh.names if name not in axes)
             groups.setdefault(rest, []).append(device)
+        is_scatter = kind is CommKind.REDUCE_SCATTER
+        kept = _kept_parts(source, target) if is_scatter else {}
         for group in map(tuple, map(sorted, groups.values())):
-            is_scatter = kind is CommKind.REDUCE_SCATTER
-            transfers = _scatter_parts(group, source, target) if is_scatter else ()
+            transfers = _scatter_parts(group, kept) if is_scatter else ()
             comm = Comm(-1, kind, group, "", "", dtype, transfers, reduction)
             local_shape = source.sharding.local_shape(mesh, mesh.coord(group[0]))
             yield self._price(comm, math.prod(local_shape), joins=joins)
@@ -193,6 +219,40 @@ class Resharder:
         if source.mesh != target.mesh or source.mesh.size() < len(self.cluster):
             return False
         return all(len(set(at.local_bytes(dtype).values())) == 1 for at in (source, target))
+
+
+@lru_cache(maxsize=65536)
+def _shifted(at: Placement, shift: int) -> Placement:
+    """The placement on devices whose numbers are so much larger."""
+    return Placement(_shifted_mesh(at.mesh, shift), at.sharding)
+
+
+@lru_cache(maxsize=4096)
+def _shifted_mesh(mesh: DeviceMesh, shift: int) -> DeviceMesh:
+    return DeviceMesh(mesh.axes, tuple(device + shift for device in mesh.devices))
+
+
+def _shifted_hop(hop: Hop, shift: int) -> Hop:
+    return Hop(
+        _shifted(hop.after, shift),
+        tuple(_shifted_comm(priced, shift) for priced in hop.comms),
+        frozenset(device + shift for device in hop.aliases),
+        frozenset(device + shift for device in hop.zeros),
+    )
+
+
+def _shifted_comm(priced: PricedComm, shift: int) -> PricedComm:
+    comm = replace(
+        priced.comm,
+        ranks=tuple(rank + shift for rank in priced.comm.ranks),
+        transfers=tuple(
+            Transfer(t.source + shift, t.target + shift, t.read, t.write)
+            for t in priced.comm.transfers
+        ),
+    )
+    seconds = {device + shift: s for device, s in priced.seconds.items()}
+    joined = priced.joined and {device + shift: s for device, s in priced.joined.items()}
+    return replace(priced, comm=comm, seconds=seconds, joined=joined)
 
 
 def simplest(source: Placement, target: Placement) -> tuple[Placement, Placement]:
@@ -254,13 +314,15 @@ def _busiest_s(hops: Sequence[Hop]) -> float:
     return max(load.values(), default=0.0)
 
 
-def _scatter_parts(
-    group: tuple[int, ...], source: Placement, target: Placement
-) -> tuple[Transfer, ...]:
+def _kept_parts(source: Placement, target: Placement) -> Mapping[int, Transfer]:
+    """By device, the copy within it that a reduced whole part would need."""
     pieces = exchange(source.without_partial(), target)
-    local = {piece.target: piece for piece in pieces if piece.source == piece.target}
+    return {piece.target: piece for piece in pieces if piece.source == piece.target}
+
+
+def _scatter_parts(group: tuple[int, ...], kept: Mapping[int, Transfer]) -> tuple[Transfer, ...]:
     return tuple(
-        Transfer(origin, device, local[device].read, local[device].write)
+        Transfer(origin, device, kept[device].read, kept[device].write)
         for device in group
         for origin in group
     )

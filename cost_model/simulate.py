@@ -191,9 +191,29 @@ class _LanePhase:
         )
 
     @cached_property
+    def arrivals(self) -> tuple[tuple[int, tuple[tuple[int, float], ...]], ...]:
+        """Position of each message that arrives, and its seconds by device."""
+        return tuple((i, tuple(_side(task, sources=False))) for i, task in self.arriving)
+
+    @cached_property
+    def departures(self) -> tuple[tuple[int, tuple[tuple[int, float], ...], float], ...]:
+        """Position of each message that leaves, its seconds by device, and those until it is there.
+
+        The last ones are of the slowest device, with what compute hides.
+        """
+        return tuple(
+            (i, tuple(_side(task, sources=True)), _whole_s(task)) for i, task in self.leaving
+        )
+
+    @cached_property
     def devices(self) -> tuple[int, ...]:
         """Devices that run a task inside."""
         return tuple(sorted({device for _, task in self.inside for device in task.devices}))
+
+    @cached_property
+    def alone_s(self) -> float:
+        """Seconds of the tasks inside, of which one device runs all."""
+        return float(self.later[0, 0])
 
     @cached_property
     def later(self) -> npt.NDArray[np.float64]:
@@ -230,23 +250,34 @@ class _Clock:
         """Run a phase of a micro-batch on a lane, if all that it waits for was sent."""
         if any((index, micro_batch) not in self.sent for index, _ in phase.arriving):
             return False
+        if self.events is None:
+            self._pass(phase, micro_batch)
+            return True
         for index, task in phase.arriving:
             self.arrive(index, task, micro_batch)
-        if self.events is None:
-            self._pass(phase)
-        else:
-            for index, task in phase.inside:
-                self.together(index, task, micro_batch)
+        for index, task in phase.inside:
+            self.together(index, task, micro_batch)
         for index, task in phase.leaving:
             self.leave(index, task, micro_batch)
         return True
 
-    def _pass(self, phase: _LanePhase) -> None:
-        """Run the tasks inside of a phase at once."""
-        if phase.devices:
-            before = np.array([self.free[device] for device in phase.devices])
+    def _pass(self, phase: _LanePhase, micro_batch: int) -> None:
+        """Run a phase at once, without events: `arrive`, `together` and `leave` of all tasks."""
+        free, sent = self.free, self.sent
+        for index, targets in phase.arrivals:
+            arrived = sent.pop((index, micro_batch))
+            for device, seconds in targets:
+                free[device] = max(arrived, free[device] + seconds)
+        if len(phase.devices) == 1:
+            free[phase.devices[0]] += phase.alone_s
+        elif phase.devices:
+            before = np.array([free[device] for device in phase.devices])
             after = (phase.later + before).max(axis=1)
-            self.free.update(zip(phase.devices, after.tolist(), strict=True))
+            free.update(zip(phase.devices, after.tolist(), strict=True))
+        for index, sources, whole_s in phase.departures:
+            sent[index, micro_batch] = max(free[device] for device, _ in sources) + whole_s
+            for device, seconds in sources:
+                free[device] += seconds
 
     def together(self, index: int, task: Task, request: int) -> None:
         """Run a node, or a communication that needs all its devices at once."""
@@ -279,8 +310,7 @@ class _Clock:
         start = max(self.free[device] for device, _ in sources)
         for device, seconds in sources:
             self._run(index, task, request, device, self.free[device], self.free[device] + seconds)
-        whole = max(s + task.hidden.get(device, 0.0) for device, s in task.devices.items())
-        self.sent[index, request] = start + whole
+        self.sent[index, request] = start + _whole_s(task)
 
     def arrive(self, index: int, task: Task, request: int) -> None:
         """Take what another phase has sent; the targets are busy with it as the sources are."""
@@ -304,3 +334,8 @@ def _side(task: Task, *, sources: bool) -> Iterator[tuple[int, float]]:
     assert task.comm is not None
     side = task.comm.sources() if sources else task.comm.targets()
     return ((device, seconds) for device, seconds in task.devices.items() if device in side)
+
+
+def _whole_s(task: Task) -> float:
+    """Seconds of a communication on its slowest device, with those that compute hides."""
+    return max(s + task.hidden.get(device, 0.0) for device, s in task.devices.items())

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -179,8 +179,7 @@ def step_order(graph: Graph, placed: Sequence[PlacedNode], pipeline: Pipeline) -
             )
     parts = _parts(graph, placed)
     edges = _edges(graph, placed, parts)
-    table = _table(pipeline, lane_of, edges)
-    check(table, edges)
+    table = _table(pipeline.schedule, pipeline.micro_batches, lane_of, edges)
     phases = Phases(len(groups), table.splits_backward)
     before = _phases_before(phases, edges)
     phase_of = _phases_of(graph, placed, phases, parts)
@@ -199,18 +198,25 @@ def _stage_devices(placed: Sequence[PlacedNode]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(sorted(devices[stage])) for stage in range(len(devices)))
 
 
+@lru_cache(maxsize=64)
 def _table(
-    pipeline: Pipeline, lane_of: tuple[int, ...], edges: tuple[tuple[int, int], ...]
+    schedule: str | tuple[str, ...],
+    micro_batches: int,
+    lane_of: tuple[int, ...],
+    edges: tuple[tuple[int, int], ...],
 ) -> PipelineSchedule:
-    if isinstance(pipeline.schedule, str):
-        return pipeline_schedule(pipeline.schedule, lane_of, pipeline.micro_batches, edges)
-    table = from_csv("\n".join(pipeline.schedule) + "\n")
-    if table.lane_of != lane_of or table.micro_batches != pipeline.micro_batches:
+    """The table of a plan's schedule, which is proven to run."""
+    if isinstance(schedule, str):
+        table = pipeline_schedule(schedule, lane_of, micro_batches, edges)
+    else:
+        table = from_csv("\n".join(schedule) + "\n")
+    if table.lane_of != lane_of or table.micro_batches != micro_batches:
         raise PhaseError(
             f"the schedule's table has {table.micro_batches} micro-batches and stages on lanes "
-            f"{', '.join(map(str, table.lane_of))}; the plan has {pipeline.micro_batches}, and "
+            f"{', '.join(map(str, table.lane_of))}; the plan has {micro_batches}, and "
             f"lanes {', '.join(map(str, lane_of))}"
         )
+    check(table, edges)
     return table
 
 

@@ -52,12 +52,17 @@ class Holdings:
         placed = resolve(graph, plan)
         return cls(graph, *observed_schedule(graph, placed, cluster, plan.pipeline))
 
-    def at_peak(self, device: int, *, exact: bool = False) -> Mapping[str, int]:
+    def at_peak(
+        self, device: int, *, exact: bool = False, headroom: bool | None = None
+    ) -> Mapping[str, int]:
         """Bytes of each kind at the peak of a device; their sum is the peak.
 
         Args:
-            exact: Whether by liveness; else by the safe formula, with head-room.
+            device: The device.
+            exact: Whether by liveness; else by the safe formula.
+            headroom: Whether activations have head-room; None: by the safe formula alone.
         """
+        headroom = not exact if headroom is None else headroom
         kinds, device = Kinds(self.graph), self.first.get(device, device)
         parts: Counter[str] = Counter()
         for key, nbytes in self.schedule.residents.items():
@@ -79,13 +84,13 @@ class Holdings:
                 continue
             parts[kinds.passing(life.value, buffer=life.buffer)] += count * life.nbytes
         return {
-            kind: nbytes if exact or kind in _RESIDENT else with_headroom(nbytes)
+            kind: with_headroom(nbytes) if headroom and kind not in _RESIDENT else nbytes
             for kind, nbytes in parts.items()
         }
 
-    def text(self, device: int, *, exact: bool = False) -> str:
+    def text(self, device: int, *, exact: bool = False, headroom: bool | None = None) -> str:
         """``"96 MiB parameters, 192 MiB optimizer's state, ..."``, the largest first."""
-        return parts_text(self.at_peak(device, exact=exact))
+        return parts_text(self.at_peak(device, exact=exact, headroom=headroom))
 
 
 def parts_text(parts: Mapping[str, int]) -> str:

@@ -22,6 +22,7 @@ from partitioner import units
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import stored_bytes
 from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.reshard import Resharder
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh, numbers
@@ -36,6 +37,7 @@ from partitioner.ir.pipeline import (
     textbook_lanes,
 )
 from partitioner.ir.plan import NodePlan, Pipeline, Plan
+from partitioner.no_gc import no_collection
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.search.computed_again import ComputedAgain, Offering
 from partitioner.search.find_plan import find_plan, goes_by_levels
@@ -84,6 +86,7 @@ MARGIN = 0.005
 SOLVER = "stage cutter, simulated steps"
 
 
+@no_collection()
 def find_pipeline(
     graph: Graph,
     cluster: Cluster,
@@ -522,7 +525,7 @@ class PipelineSearch:
             for moved in self._neighbours(ends, distance):
                 if not budget.work.over and _figure(candidate := simulated(moved)) < _figure(best):
                     ends, best = moved, candidate
-        if not best.evaluation.fits:
+        if not best.evaluation.fits_exactly:
             raise self._too_large(draft.name, best)
         return best
 
@@ -559,7 +562,7 @@ class PipelineSearch:
         seen: set[frozenset[str]] = set()
         for _ in range(CHOICES):
             taken = again.packed(ends, held, draft.lane_of, limits)
-            enough = best is not None and best.evaluation.fits and budget.work.over
+            enough = best is not None and best.evaluation.fits_exactly and budget.work.over
             if taken.again in seen or enough:
                 break
             seen.add(taken.again)
@@ -567,9 +570,9 @@ class PipelineSearch:
             candidate = self._simulated(draft, ends, sharding, budget)
             if best is None or _figure(candidate) < _figure(best):
                 best = candidate
-            most, peaks = self._limits(), candidate.evaluation.peak
+            most, exact_bytes = self._limits(), candidate.evaluation.exact_bytes
             for lane, counted in enumerate(taken.bytes):
-                peak = max(peaks[device].bytes for device in range(lane * size, (lane + 1) * size))
+                peak = max(exact_bytes[device] for device in range(lane * size, (lane + 1) * size))
                 limits[lane] = (1 - MARGIN) * most[lane] + counted - peak
         assert best is not None
         return best
@@ -596,15 +599,15 @@ class PipelineSearch:
         lane_of = tuple(map(lanes.index, stages))
         plan = self._plan(name, lane_of, (*ends, len(groups)), lanes)
         candidate = self._candidate(name, plan, self.figures.sharding.graph)
-        if not candidate.evaluation.fits:
+        if not candidate.evaluation.fits_exactly:
             raise self._too_large(name, candidate)
         return candidate
 
     def _too_large(self, name: Table, best: Candidate) -> Infeasible:
         """The refusal of the best cut that was found, which does not fit."""
         evaluation, plan = best.evaluation, best.plan
-        over = max(evaluation.over_bytes, key=evaluation.over_bytes.__getitem__)
-        peak, short = evaluation.peak[over], evaluation.over_bytes[over]
+        over = max(evaluation.short_bytes, key=evaluation.short_bytes.__getitem__)
+        peak, short = evaluation.exact_peak[over], evaluation.short_bytes[over]
         where = f"on device {over} at {peak.at!r}"
         if (stages := _stages_on(plan, over, peak.at)) and plan.kind == "pipeline":
             where += f" of stage{'s' if len(stages) > 1 else ''} {numbers(stages)}"
@@ -613,10 +616,11 @@ class PipelineSearch:
             least=False,
             where=where,
             short=short,
-            held=peak.bytes,
+            held=evaluation.held_bytes[over],
             limit=evaluation.limit_bytes[over],
         )
-        parts = Holdings.of(best.graph, plan, self.figures.cluster).text(over)
+        holdings = Holdings.of(best.graph, plan, self.figures.cluster)
+        parts = holdings.text(over, exact=True, headroom=True)
         return Infeasible(
             f"{text}; there it holds {parts}; this is {self._family(name)}",
             device=over,
@@ -626,10 +630,15 @@ class PipelineSearch:
         )
 
     def _candidate(self, name: Table, plan: Plan, graph: Graph) -> Candidate:
-        evaluation = evaluate(graph, plan, self.figures.cluster)
+        evaluation = evaluate(graph, plan, self.figures.cluster, resharder=self._resharder)
         bound = min(evaluation.step_s, self._bound_s)
         solution = Solution((), evaluation.step_s, bound, "feasible", None, SOLVER)
         return Candidate(self._family(name), graph, plan, evaluation, solution)
+
+    @cached_property
+    def _resharder(self) -> Resharder:
+        """Remembers the reshards of all plans, which differ in few."""
+        return Resharder(self.figures.cluster)
 
     @cached_property
     def _bound_s(self) -> float:
@@ -752,7 +761,7 @@ def _stages_on(plan: Plan, device: int, task: str) -> tuple[int, ...]:
 def _figure(candidate: Candidate) -> tuple[int, float]:
     """Bytes above the limits, then seconds."""
     evaluation = candidate.evaluation
-    return sum(evaluation.over_bytes.values()), evaluation.step_s
+    return sum(evaluation.short_bytes.values()), evaluation.step_s
 
 
 def staged_plan(

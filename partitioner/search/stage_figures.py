@@ -17,7 +17,7 @@ from partitioner.cost_model.evaluate import observed_schedule
 from partitioner.cost_model.memory import (
     HEADROOM_PERCENT,
     StepLives,
-    safe_lifetimes,
+    exact_lifetimes,
     usage_curves,
     with_headroom,
 )
@@ -357,7 +357,7 @@ class StageFigures:
     @cached_property
     def _lives(self) -> StepLives:
         assert self.tasks.order is not None
-        return StepLives.of(self.tasks, self.tasks.order, safe_lifetimes(self.tasks))
+        return StepLives.of(self.tasks, self.tasks.order, exact_lifetimes(self.tasks))
 
     @cached_property
     def crossing(self) -> Floats:

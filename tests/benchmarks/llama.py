@@ -55,7 +55,7 @@ def described(program: ModuleProgram) -> Iterator[str]:
     """The plan in words."""
     certificate, figures = program.plan.certificate, program.evaluation
     assert certificate is not None
-    peak, limit = max(p.bytes for p in figures.peak.values()), min(figures.limit_bytes.values())
+    peak, limit = max(figures.held_bytes.values()), min(figures.limit_bytes.values())
     yield f"nodes    {len(program.graph.nodes)} on {len(program.cluster)} devices"
     yield f"folded   {certificate.folded}"
     yield f"mesh     {' / '.join(map(shape, program.plan.groups))}"

@@ -117,6 +117,23 @@ def test_devices_of_two_kinds_wait_for_each_other() -> None:
     assert figures == one_by_one(owner, placed, CLUSTERS[2])
 
 
+def test_of_each_class_in_a_communication_one_that_takes_part_is_evaluated() -> None:
+    """Half of the devices, one in each row of the mesh, run a node more behind all reshards."""
+    mesh = DeviceMesh.of({"dp": 4, "tp": 2})
+    owner, placed = cut_relus({"b0": ("dp",)}, {"b1": ("dp",)}, mesh=mesh)
+    aside = Node("aside", "Relu", ("w0",), ("w1",))
+    types = {**owner.types, "w0": owner.types["v0"], "w1": owner.types["v0"]}
+    both = graph([*owner.nodes, aside], types, ("v0", "w0"), ("v2", "w1"))
+    rule = rules_of(both)["aside"]
+    assert isinstance(rule, Rule)
+    some = DeviceMesh.of({"tp": 4}, (0, 3, 4, 7))
+    plan = (*placed, place(both, aside, some, {}, rule))
+    first = representatives(both, plan, flat(8), Resharder(flat(8)))
+    assert first == {0: 0, 1: 1, 2: 2, 3: 3, 4: 0, 5: 1, 6: 1, 7: 0}
+    schedule(both, plan, flat(8), observed=frozenset(first.values()))  # none is shared in vain
+    assert referee.evaluate_placed(both, plan, flat(8)) == one_by_one(both, plan, flat(8))
+
+
 def test_one_that_is_busy_for_longer_keeps_all_from_being_shared() -> None:
     """Every other device does a node more before a reshard, so it may stand elsewhere in order."""
     cube = DeviceMesh.of({"a": 2, "b": 2, "c": 2})

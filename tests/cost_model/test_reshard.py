@@ -1,5 +1,7 @@
 """Reshards: hops run with NumPy give the target; the textbook cases are the textbook kinds."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -170,6 +172,42 @@ def test_a_reshard_is_priced_once() -> None:
     resharder = Resharder(resolve_cluster("6xh100"))
     first = hops(shard(0), whole(), resharder)
     assert hops(shard(0), whole(), resharder) is first
+
+
+class Unshifted(Resharder):
+    """Plans each reshard on the devices that it is of."""
+
+    def _shift(self, *_: DeviceMesh) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("unlike", [False, True])
+@pytest.mark.parametrize("name", ["4x3xh100", "12xh100"])
+@budget
+@given(st.sampled_from(SHAPES), st.sampled_from(["", "sum"]), st.booleans(), seeds)
+def test_a_reshard_moved_to_other_devices_is_that_of_those(
+    name: str, unlike: bool, shape: tuple[int, ...], partial: str, one_mesh: bool, seed: int
+) -> None:
+    """Steps, prices and places equal those that are planned on the devices themselves."""
+    cluster, rng = resolve_cluster(name), np.random.default_rng(seed)
+    if unlike:  # every third device starts kernels later
+        slow = replace(cluster.devices[0], launch_s=1e-3)
+        specs = [slow if i % 3 == 0 else spec for i, spec in enumerate(cluster.devices)]
+        cluster = replace(cluster, devices=tuple(specs))
+    meshes = []
+    for _ in range(2):
+        count = int(rng.integers(1, 1 + min(6, len(cluster))))
+        devices = tuple(map(int, rng.permutation(len(cluster))[:count]))
+        if rng.integers(2):
+            first = int(rng.integers(0, len(cluster) - count + 1))
+            devices = tuple(range(first, first + count))
+        axes = {"dp": 2, "tp": count // 2} if count % 2 == 0 and count > 2 else {"tp": count}
+        meshes.append(DeviceMesh.of(axes, devices))
+    before = random_placement(rng, shape, meshes[0], partial=partial)
+    after = random_placement(rng, shape, meshes[0] if one_mesh else meshes[1])
+    shifting, planned = Resharder(cluster), hops(before, after, Unshifted(cluster))
+    assert hops(before, after, shifting) == planned
+    assert hops(before, after, shifting) == planned
 
 
 @budget

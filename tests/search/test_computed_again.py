@@ -186,10 +186,10 @@ def test_each_stage_computes_again_what_it_must() -> None:
     }
     widths = (48,) * 8
     roomy = planned(*widths, recompute=False, **options)
-    most = max(peak.bytes for peak in roomy.evaluation.peak.values())
+    most = max(roomy.evaluation.exact_bytes.values())
     limit = 85 * most // 100
     tight = planned(*widths, recompute=True, memory=limit, **options)
-    assert tight.evaluation.fits
+    assert tight.evaluation.fits_exactly
     plan = tight.plan
     assert plan.pipeline is not None
     again = [plan.pipeline.stages[at.group] for n, at in plan.nodes.items() if n.endswith("/again")]
@@ -198,6 +198,24 @@ def test_each_stage_computes_again_what_it_must() -> None:
     certificate = plan.certificate
     assert certificate is not None
     assert roomy.evaluation.step_s > certificate.bound, "all kept is among what the bound is of"
+
+
+def test_a_copy_that_one_pass_alone_reads_is_not_held_by_micro_batches_in_flight() -> None:
+    options: dict[str, Any] = {
+        "devices": 4,
+        "parallel": "pp+tp",
+        "mesh": {"pp": 2, "tp": 2},
+        "micro_batches": 4,
+        "schedule": "zb1",
+        "recompute": False,
+    }
+    roomy = planned(48, 48, 48, 48, **options).evaluation
+    least = max(roomy.exact_bytes.values())
+    assert least < max(peak.bytes for peak in roomy.peak.values())
+    tight = planned(48, 48, 48, 48, memory=least, **options)
+    assert tight.evaluation.fits_exactly
+    assert not tight.evaluation.fits
+    assert tight.verify().equal
 
 
 @pytest.mark.parametrize("share", [0.75, 0.9])

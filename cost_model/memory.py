@@ -34,11 +34,14 @@ import numpy as np
 import numpy.typing as npt
 
 from partitioner.cost_model.buckets import Bucket
+from partitioner.cost_model.compute import stored_bytes
 from partitioner.cost_model.schedule import Key, LocalKey, Schedule, Task
+from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
 from partitioner.ir.phases import Part, StepOrder
 from partitioner.ir.pipeline import ActionKind
 from partitioner.ir.program import CommKind
+from partitioner.ir.types import dense_bytes
 
 #: Bytes that executors request for activations, as a share of the live bytes: ONNX Runtime 1.31
 #: on CPU took 1.13 to 1.5 times at realistic sizes (buffers of a whole segment's operands and
@@ -77,6 +80,22 @@ class MemoryPeak:
     resident_bytes: int  #: Constants and zeros, of blocks those that are held at the peak.
     activation_bytes: int  #: All other tensors at the peak.
     at: str  #: Name of the first task at the peak, "" if there is none.
+
+
+def kept_bytes(graph: Graph) -> int:
+    """Bytes of constants and stored values, which the devices of any plan keep together."""
+    if graph.blocks:  # which load their constants one after the other
+        return 0
+    types = graph.types
+    read = {value for node in graph.nodes for value in node.reads}
+    kept = [dense_bytes(types[v].numel, types[v].dtype) for v in graph.constants if v in read]
+    for node in graph.nodes:
+        row = row_of(node)
+        if row is not None and row.stored and not node.inputs:
+            for value in node.writes:
+                nbytes = dense_bytes(types[value].numel, types[value].dtype)
+                kept.append(stored_bytes(node, types[value].dtype, nbytes))
+    return sum(kept)
 
 
 def peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:

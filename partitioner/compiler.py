@@ -18,6 +18,7 @@ from partitioner.compiled.base import Compiled
 from partitioner.compiled.onnx_model import OnnxModel
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import Sources
+from partitioner.cost_model.memory import kept_bytes
 from partitioner.cost_model.profile_notes import profile_notes
 from partitioner.files import check_file, refuse_to_replace
 from partitioner.frontends.model import ModuleInput, OnnxInput
@@ -591,7 +592,8 @@ def _plan_in_parts(
     from partitioner.backends.errors import BackendError
     from partitioner.frontends.torch.graph import SEED
 
-    if not request.may_run_in_parts:
+    memory = sum(device.memory_bytes for device in cluster.devices)
+    if not request.may_run_in_parts or kept_bytes(whole.graph) > memory:
         return ""
     outcome = None
     with clock("searching micro-batches"):

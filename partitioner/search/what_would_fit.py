@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from partitioner import units
 from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.memory import kept_bytes
 from partitioner.ir.graph import Graph
 from partitioner.search.find_plan import find_plan
 from partitioner.search.request import Budget, Request
@@ -63,6 +64,7 @@ def relaxed(
                 replace(cluster, devices=(device,) * count, levels=(replace(level, size=count),))
             ),
             min(BUDGET_S, request.time_limit_s),
+            math.ceil(kept_bytes(graph) / device.memory_bytes),
         )
         if count is not None:
             ways.append(f"on {count} devices")
@@ -72,17 +74,24 @@ def relaxed(
     return Infeasible(message, **{**vars(refusal), "relaxations": tuple(ways)})
 
 
-def _least_count(devices: int, fits: Callable[[int], bool], limit_s: float) -> int | None:
-    """The least count above `devices` found to fit, by bisection; None if none was in time."""
+def _least_count(
+    devices: int, fits: Callable[[int], bool], limit_s: float, least: int
+) -> int | None:
+    """The least count above `devices` found to fit, by bisection; None if none was in time.
+
+    None below `least` fits.
+    """
     deadline = time.monotonic() + limit_s
     low, high = devices, 2 * devices
-    while not fits(high):
+    if least > MOST_TIMES * devices:
+        return None
+    while high < least or not fits(high):
         low, high = high, 2 * high
         if high > MOST_TIMES * devices or time.monotonic() > deadline:
             return None
     while high - low > 1 and time.monotonic() < deadline:
         middle = (low + high) // 2
-        if fits(middle):
+        if middle >= least and fits(middle):
             high = middle
         else:
             low = middle

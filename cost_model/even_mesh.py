@@ -187,6 +187,10 @@ class EvenResharder(Resharder):
         """The steps of `hops`, which have prices and no transfers."""
         return self.hops(dtype, source, target)
 
+    def _shift(self, _source: DeviceMesh, _target: DeviceMesh) -> int:
+        """None: the devices of a stand-in are not those of the cluster."""
+        return 0
+
     def column(self, mesh: DeviceMesh) -> int:
         """The representative of the group of a stand-in, or of one of its devices."""
         if self.other is not None and self._is_other(mesh):

@@ -198,13 +198,15 @@ def _scaled(task: Task, shares: Mapping[int, float]) -> Task:
 
 
 def _alike(tasks: Sequence[Task]) -> bool:
-    """Whether all devices have values of the same names, with as many bytes on each."""
+    """Whether all devices have the communications of each task, on parts of equal sizes."""
     everyone = {device for task in tasks for device in task.devices}
     for task in tasks:
-        sizes: dict[Key, int] = {}
         if task.aliases and len(task.aliases) < len(everyone):
             return False
-        if any(sizes.setdefault(key, nbytes) != nbytes for _, key, nbytes in task.writes):
+        if task.comm is None:
+            continue
+        keys = {*(key for _, key in task.reads), *(key for _, key, _ in task.writes)}
+        if not all(dim.is_equal for _, at in keys for dim in at.sharding.dims):
             return False
     return True
 

@@ -337,9 +337,7 @@ def test_a_dynamic_export_has_the_sizes_of_its_calls(tmp_path: Path) -> None:
     torch.export.save(exported, tmp_path / "m.pt2")
     read = partitioner.compile(tmp_path / "m.pt2", cluster="2xideal")
     assert read.verify()
-    with pytest.raises(
-        BackendError, match=r"is float32\[6, 8\]; the program is for float32\[4,8\]"
-    ):
+    with pytest.raises(BackendError, match=r"is float32\[6,8\]; the program is for float32\[4,8\]"):
         read(torch.randn(6, 8))
     with pytest.raises(FrontendError, match=r"Expected input .* to be equal to 4, but got 6"):
         partitioner.compile(read.whole, torch.randn(6, 8), cluster="2xideal")

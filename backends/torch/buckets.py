@@ -27,6 +27,7 @@ _ARRANGING = frozenset(
     {
         *("contiguous", aten.reshape.default, aten.slice.Tensor, aten.cat.default, assemble),
         aten._to_copy.default,  # masks travel as bytes
+        *(aten.clone.default, aten.view.dtype, aten.view_as_real_copy.default),  # other types
     }
 )
 

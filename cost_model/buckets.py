@@ -1,7 +1,7 @@
 """Small collectives of one pass travel together in buckets: their cost is latency.
 
 Each has a window, from the task that makes its operand to the one that reads its result. Those of
-one kind whose windows share a point go in one flat tensor, in the order in which they are due. It
+one kind whose windows share a point go in one flat tensor, in the order in which they start. It
 leaves as soon as the last operand is there, but not before the first of them would, so that it
 travels while the pass goes on. Large ones stay alone: bandwidth sets their pace, and to copy them
 into one tensor would cost more than it saves.
@@ -22,13 +22,12 @@ from partitioner.ir.graph import Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
-from partitioner.ir.program import BUCKET_BYTES, SMALL_BYTES, Comm, CommKind
+from partitioner.ir.program import BUCKET_BYTES, JOINING, SMALL_BYTES, Comm, CommKind
 from partitioner.ir.types import item_bytes
 
 if TYPE_CHECKING:
     from partitioner.cost_model.schedule import Task
 
-JOINING = (CommKind.ALL_REDUCE, CommKind.ALL_GATHER, CommKind.REDUCE_SCATTER)
 _Key = tuple[str, Placement]
 
 
@@ -51,7 +50,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Collectives of one kind and group that travel together, in the order of their parts."""
+    """Collectives of one kind and group that travel together, in the order of their tasks."""
 
     kind: CommKind
     members: tuple[Member, ...]
@@ -88,7 +87,7 @@ def together(members: Sequence[Member]) -> list[tuple[Member, ...]]:
             fits = member.ready < point and size + member.nbytes <= BUCKET_BYTES
             (taken if fits or not taken else rest).append(member)
             size += member.nbytes if fits else 0
-        buckets.append(tuple(taken))
+        buckets.append(tuple(sorted(taken, key=lambda member: member.position)))
         left = rest
     return [bucket for bucket in buckets if len(bucket) > 1]
 
@@ -230,11 +229,7 @@ def may_join(comm: Comm, nbytes: int) -> bool:
     """Whether a communication is one of equal parts that is small."""
     if comm.kind not in JOINING or not 0 < nbytes < SMALL_BYTES:
         return False
-    if comm.kind is CommKind.ALL_REDUCE:
-        return True
-    pairs = {(transfer.source, transfer.target) for transfer in comm.transfers}
-    sizes = {transfer.numel for transfer in comm.transfers}
-    return len(sizes) == 1 and pairs == {(a, b) for a in comm.ranks for b in comm.ranks}
+    return comm.kind is CommKind.ALL_REDUCE or comm.is_even
 
 
 def _is_stored(node: Node) -> bool:

@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from partitioner.cost_model.cluster import Cluster, DeviceSpec, LinkLevel
-from partitioner.ir.program import BUCKET_BYTES, SMALL_BYTES, Comm, CommKind
+from partitioner.ir.program import BUCKET_BYTES, JOINING, SMALL_BYTES, Comm, CommKind
 from partitioner.ir.types import item_bytes
 
 #: Share of a ring's bandwidth that trees reach:
@@ -42,7 +42,6 @@ TREE_SHARE = 0.9
 
 _REDUCING = (CommKind.ALL_REDUCE, CommKind.REDUCE_SCATTER)
 #: Kinds whose communications a rank joins.
-_JOINING = (CommKind.ALL_REDUCE, CommKind.ALL_GATHER, CommKind.REDUCE_SCATTER)
 _Formula = Callable[[int, float, float, float], float]  #: (p, n bytes, alpha s, beta s/byte) -> s
 
 
@@ -90,7 +89,7 @@ def joined_comm_seconds(
 
     `numel` is as of `comm_cost`.
     """
-    if comm.kind not in _JOINING:
+    if comm.kind not in JOINING:
         return alone_s
     return joined_seconds(comm.kind, comm.ranks, _whole_bytes(comm, numel), alone_s, cluster)
 
@@ -116,7 +115,7 @@ def joined_seconds(
         cluster: The devices.
     """
     parts = len(ranks) if kind is CommKind.ALL_GATHER else 1
-    if kind not in _JOINING or not 0 < nbytes / parts < SMALL_BYTES:
+    if kind not in JOINING or not 0 < nbytes / parts < SMALL_BYTES:
         return alone_s
     full = BUCKET_BYTES * parts
     best = collective(kind, ranks, full, cluster)

@@ -188,7 +188,7 @@ class EvenResharder(Resharder):
         return self.hops(dtype, source, target)
 
     def _shift(self, _source: DeviceMesh, _target: DeviceMesh) -> int:
-        """None: the devices of a stand-in are not those of the cluster."""
+        """0: the devices of a stand-in are not those of the cluster."""
         return 0
 
     def column(self, mesh: DeviceMesh) -> int:

@@ -206,7 +206,7 @@ class StepLives:
 
     @classmethod
     def of(cls, schedule: Schedule, order: StepOrder, lifetimes: Iterable[Lifetime]) -> StepLives:
-        """The peaks of lifetimes along the tasks of one micro-batch.
+        """Sort lifetimes along the tasks of one micro-batch by how long they are held.
 
         A device runs the phases of its own stages alone: it holds a tensor from the phase in which
         it makes or gets it to the last one of its own that uses it.

@@ -21,13 +21,6 @@ from partitioner.ir.layout import Placement
 from partitioner.ir.phases import StepOrder
 from partitioner.ir.types import TensorType
 
-#: Collectives of one pass over one group whose operands have fewer bytes travel together in
-#: buckets, where nothing waits for them at once (`Comm.bucket`). Measured over gloo
-#: (docs/performance.md, A training step).
-SMALL_BYTES = 2 << 20
-#: Most bytes of a bucket.
-BUCKET_BYTES = 4 << 20
-
 
 class CommKind(StrEnum):
     """Communication operators."""
@@ -46,6 +39,16 @@ class CommKind(StrEnum):
     def spelled(self) -> str:
         """Text for people: ``"all-reduce"``."""
         return self.value.replace("_", "-")
+
+
+#: Kinds of collectives that may travel together.
+JOINING = (CommKind.ALL_REDUCE, CommKind.ALL_GATHER, CommKind.REDUCE_SCATTER)
+#: Collectives of one pass over one group whose operands have fewer bytes travel together in
+#: buckets, where nothing waits for them at once (`Comm.bucket`). Measured over gloo
+#: (docs/performance.md, A training step).
+SMALL_BYTES = 2 << 20
+#: Most bytes of a bucket.
+BUCKET_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,13 @@ class Comm:
         comm = replace(self, **changes)
         comm.__dict__["_ends"] = self._ends
         return comm
+
+    @cached_property
+    def is_even(self) -> bool:
+        """Whether every rank has a transfer to every rank, all of one size."""
+        pairs = {(transfer.source, transfer.target) for transfer in self.transfers}
+        sizes = {transfer.numel for transfer in self.transfers}
+        return len(sizes) == 1 and pairs == {(a, b) for a in self.ranks for b in self.ranks}
 
     def touched(self, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Local values that a rank reads and writes."""

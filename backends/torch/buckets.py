@@ -37,14 +37,14 @@ class _Member:
     """A collective of a bucket.
 
     Attributes:
-        given: Sizes of the operand.
-        got: Sizes of the result.
+        operand_shape: Shape of the tensor that it sends, as it is carried.
+        result_shape: Shape of what it brings, as it is carried.
     """
 
     sent: fx.Node
     wait: fx.Node
-    given: tuple[int, ...]
-    got: tuple[int, ...]
+    operand_shape: tuple[int, ...]
+    result_shape: tuple[int, ...]
 
     @property
     def operand(self) -> fx.Node:
@@ -61,7 +61,7 @@ class _Member:
 def bucket(graph: fx.Graph) -> None:
     """Join the collectives of a pass that are in one bucket.
 
-    Their nodes carry ``meta["sizes"]``, those of the operand and of the result, and their
+    Their nodes carry ``meta["shapes"]``, those of the operand and of the result, and their
     communication. How a rank arranges its parts for a collective does not count: all ranks join the
     same ones.
     """
@@ -70,7 +70,7 @@ def bucket(graph: fx.Graph) -> None:
         number = _bucket_of(node)
         if number is not None:
             (wait,) = node.users
-            buckets[number].append(_Member(node, wait, *node.meta["sizes"]))
+            buckets[number].append(_Member(node, wait, *node.meta["shapes"]))
     tasks: dict[Task, Sequence[Task]] = {}
     for _, members in sorted(buckets.items()):
         together = [task for member in members for task in noted_tasks(member.sent)]
@@ -81,7 +81,7 @@ def bucket(graph: fx.Graph) -> None:
 
 def _bucket_of(node: fx.Node) -> int | None:
     """Number of the bucket of a collective; None for one alone and for any other node."""
-    if "sizes" not in node.meta:
+    if "shapes" not in node.meta:
         return None
     (comm,) = node.meta[COMM]
     assert isinstance(comm, Comm)
@@ -125,10 +125,10 @@ def _join(graph: fx.Graph, members: Sequence[_Member]) -> None:
     note_tasks((arrived, *arrived.all_input_nodes), tasks)
     start = 0
     for member in members:
-        end = start + math.prod(member.given) // (ranks if scatters else 1)
+        end = start + math.prod(member.operand_shape) // (ranks if scatters else 1)
         with graph.inserting_before(member.wait):
             part = graph.call_function(aten.slice.Tensor, (arrived, int(gathers), start, end))
-            part = graph.call_function(aten.reshape.default, (part, [*member.got]))
+            part = graph.call_function(aten.reshape.default, (part, [*member.result_shape]))
         note_tasks((part, *part.all_input_nodes), tasks)
         start = end
         member.wait.replace_all_uses_with(part)

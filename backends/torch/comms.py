@@ -82,7 +82,7 @@ class RankComm:
             return self._all_reduce()
         if kind is CommKind.REDUCE_SCATTER:
             return self._reduce_scatter()
-        if kind is CommKind.ALL_GATHER and _is_even(self.comm):
+        if kind is CommKind.ALL_GATHER and self.comm.is_even:
             return self._all_gather()
         return self._exchange()
 
@@ -95,7 +95,8 @@ class RankComm:
     def _all_reduce(self) -> Arrival:
         operand = self._summable(self._dense(self._sent))
         collective = self._call(c10d.all_reduce.default, operand, self._reduction, self._group)
-        self._note_sizes(collective, self._carried(self.source_shape))
+        shape = self._carried(self.source_shape)
+        self._note_shapes(collective, shape, shape)
         return lambda: self._reduced(self._wait(collective))
 
     def _reduce_scatter(self) -> Arrival:
@@ -119,7 +120,7 @@ class RankComm:
         given, got = (
             self._carried((math.prod(s),)) for s in (self.source_shape, self.target_shape)
         )
-        self._note_sizes(collective, given, got)
+        self._note_shapes(collective, given, got)
         return lambda: self._shaped(self._reduced(self._wait(collective)), self.target_shape)
 
     def _all_gather(self) -> Arrival:
@@ -130,7 +131,7 @@ class RankComm:
             c10d.all_gather_into_tensor.default, operand, len(comm.ranks), self._group
         )
         size = by_source[self.rank].numel * _AS_BYTES.get(comm.dtype, 1)
-        self._note_sizes(collective, (size,), (size * len(comm.ranks),))
+        self._note_shapes(collective, (size,), (size * len(comm.ranks),))
 
         def arrive() -> fx.Node:
             flat = self._decoded(self._wait(collective))
@@ -226,9 +227,9 @@ class RankComm:
         """Sizes of a tensor that is reduced: complex numbers are pairs."""
         return (*shape, 2) if torch_dtype(self.comm.dtype).is_complex else shape
 
-    def _note_sizes(self, collective: fx.Node, given: Shape, got: Shape | None = None) -> None:
-        """Note the sizes of the operand and of the result, by which collectives are joined."""
-        collective.meta["sizes"] = given, given if got is None else got
+    def _note_shapes(self, collective: fx.Node, operand: Shape, result: Shape) -> None:
+        """Note the shapes of the operand and of the result, by which collectives are joined."""
+        collective.meta["shapes"] = operand, result
 
     def _part(self, transfer: Transfer) -> fx.Node:
         return take(self.graph, self._sent, transfer.read, self.source_shape)
@@ -301,13 +302,6 @@ def carried(dtype: str) -> tuple[torch.dtype, int]:
     if dtype in _AS_BYTES:
         return torch.uint8, _AS_BYTES[dtype]
     return torch_dtype(dtype), 1
-
-
-def _is_even(comm: Comm) -> bool:
-    """Whether every rank sends its part, all of one size, to every rank."""
-    pairs = {(t.source, t.target) for t in comm.transfers}
-    sizes = {t.numel for t in comm.transfers}
-    return len(sizes) == 1 and pairs == {(a, b) for a in comm.ranks for b in comm.ranks}
 
 
 def _fill_rows(regions: Sequence[Region], shape: Shape) -> bool:

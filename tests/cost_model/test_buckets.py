@@ -62,32 +62,45 @@ def test_there_are_as_few_as_can_be_where_all_fit(members: list[Member]) -> None
 
 
 @cache
-def gpt(parallel: str) -> ModuleProgram:
+def gpt(parallel: str, devices: int = 2) -> ModuleProgram:
+    """The batch of 8 is cut unevenly over 3 and 5 devices; 6 are 2 x 3."""
     model, batch = small_gpt()
     program = partitioner.compile(
-        model, batch, devices=2, training=True, parallel=parallel, time_limit_s=10
+        *(model, batch, devices),
+        training=True,
+        parallel=parallel,
+        mesh={"dp": 2, "tp": 3} if devices == 6 else None,
+        time_limit_s=10,
     )
     assert isinstance(program, ModuleProgram)
     return program
 
 
-@pytest.mark.parametrize("parallel", ["dp", "tp", "zero3"])
-def test_ranks_join_what_the_schedule_joins(parallel: str) -> None:
-    program = gpt(parallel)
-    for rank in range(2):
+@pytest.mark.parametrize(
+    ("parallel", "devices", "joins"),
+    [
+        *(("dp", 2, True), ("zero3", 2, True), ("dp+tp", 6, True)),
+        ("tp", 2, False),  # a rank holds zeros in place of a bias: it waits for other values
+        *(("dp", 3, False), ("zero3", 3, False), ("dp", 5, False)),  # scores are gathered unevenly
+    ],
+)
+def test_ranks_join_what_the_schedule_joins(parallel: str, devices: int, joins: bool) -> None:
+    program = gpt(parallel, devices)
+    assert program.programs.is_spmd == joins
+    for rank in range(devices):
         planned: dict[int, list[int]] = {}
         for comm in program.programs.ranks[rank].comms:
             if comm.bucket is not None:
                 planned.setdefault(comm.bucket, []).append(comm.seq)
-        # a rank of tp holds zeros in place of a bias, so that it waits for other values
-        assert bool(planned) == (parallel != "tp")
+        assert bool(planned) == joins
         joined = [
-            frozenset(comm.seq for comm in node.meta[COMM])
+            [comm.seq for comm in node.meta[COMM]]
             for which in ("forward", "backward")
             for node in program.rank(rank, which).graph.nodes
             if len(node.meta.get(COMM, ())) > 1
         ]
-        assert sorted(map(sorted, joined)) == sorted(map(sorted, planned.values()))
+        assert sorted(joined) == sorted(planned.values())
+    assert program.verify()
 
 
 @pytest.mark.parametrize("parallel", ["dp", "zero3"])

@@ -71,6 +71,8 @@ class Drawn:
             targets.append(hop.after)
             self.steps.append(("send", number))
         self.targets = tuple(targets)
+        #: Sends of an argument itself, which is there before the pass begins.
+        self.early = frozenset(np.flatnonzero(rng.random(len(targets)) < 0.4).tolist())
         self._put_in_buckets()
 
     def _put_in_buckets(self) -> None:
@@ -82,7 +84,8 @@ class Drawn:
             comm, nbytes = self.comms[number][0], source.local_bytes(dtype)[0]
             due = [at for at, step in enumerate(self.steps) if step == ("read", number)]
             if may_join(comm, nbytes):
-                member = Member(number, position, min(due, default=len(self.steps)), nbytes)
+                ready = -1 if number in self.early else position
+                member = Member(number, ready, min(due, default=len(self.steps)), nbytes)
                 by_kind[comm.kind, comm.ranks, comm.reduce, dtype].append(member)
         drawn = [bucket for members in by_kind.values() for bucket in together(members)]
         for name, members in enumerate(drawn):
@@ -110,7 +113,7 @@ class Drawn:
             number = len(arrivals)
             dtype, _, source = self.arguments[number]
             operand = given[number]
-            if dtype != "bool":
+            if dtype != "bool" and number not in self.early:
                 operand = graph.call_function(aten.mul.Tensor, (operand, 3))
             last = graph._root.prev
             point = dict(LINE.coords() if source.mesh == LINE else GRID.coords())[rank]
@@ -223,7 +226,7 @@ def test_a_bucket_leaves_with_the_first_of_its_members() -> None:
     comm = Comm(0, CommKind.ALL_GATHER, (0, 1), "", "", "float32", bucket=0)
     for operand in given:
         sent = graph.call_function(c10d.all_gather_into_tensor.default, (operand, 2, "ranks_0_1"))
-        sent.meta.update({"sizes": ((4,), (8,)), COMM: (comm,)})
+        sent.meta.update({"shapes": ((4,), (8,)), COMM: (comm,)})
         waits.append(graph.call_function(c10d.wait_tensor.default, (sent,)))
     graph.output((before, *waits))
     bucket(graph)

@@ -49,7 +49,7 @@ def summing(sizes: list[int]) -> fx.GraphModule:
         twice = graph.call_function(aten.mul.Tensor, (inputs[index], 2))
         sent = graph.call_function(c10d.all_reduce.default, (twice, "sum", "ranks_0_1"))
         shape, joined = (sizes[index],), comm.renamed(bucket=numbers.get(index))
-        sent.meta.update({"sizes": (shape, shape), COMM: (joined,)})
+        sent.meta.update({"shapes": (shape, shape), COMM: (joined,)})
         return sent
 
     waits.append(graph.call_function(c10d.wait_tensor.default, (send(0),)))

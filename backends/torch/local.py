@@ -28,6 +28,7 @@ from partitioner.backends.process_group import timed
 from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.groups import register_named
+from partitioner.backends.torch.host_memory import keep_freed_memory
 from partitioner.backends.torch.rank_files import (
     PASSES,
     file_name,
@@ -152,6 +153,7 @@ def _values_file(rank: int) -> str:
 def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     """Run a rank of a job of `partitioner.backends.worker`, from and to files of its folder."""
     torch.set_num_threads(job["threads"])
+    keep_freed_memory()
     path = Path(job["directory"]) / file_name(rank)
     file = read_rank_file(path)
     header = file.header

@@ -38,6 +38,7 @@ from partitioner.backends.torch.changes import (
 )
 from partitioner.backends.torch.faults import named, telling
 from partitioner.backends.torch.groups import torch_meshes
+from partitioner.backends.torch.host_memory import keep_freed_memory
 from partitioner.backends.torch.initialise import Initialiser
 from partitioner.backends.torch.phase_passes import PhasePasses
 from partitioner.backends.torch.rank_passes import RankPasses, Stored, Values, Whole, local_regions
@@ -101,6 +102,8 @@ class RankModule(nn.Module):
         agreement: Agreement,
     ) -> None:
         super().__init__()
+        if device.type == "cpu":
+            keep_freed_memory()
         self.rank = agreement.rank
         self.steps = 0
         self._local_inputs = inputs == "local"

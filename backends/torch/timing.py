@@ -17,6 +17,7 @@ from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.prepared import Prepared
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.emit import UPDATE, emit_rank
+from partitioner.backends.torch.host_memory import keep_freed_memory
 from partitioner.backends.torch.optimizers import OPTIMIZERS
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.program import Programs
@@ -38,6 +39,7 @@ def prepared(
         BackendError: PyTorch does not take or run the program.
     """
     torch.set_num_threads(threads)
+    keep_freed_memory()
     try:
         (node,) = graph.nodes if len(graph.nodes) == 1 else (None,)
         if node is not None and node.op == UPDATE and "optimizer" in node.attrs:

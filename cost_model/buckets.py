@@ -50,10 +50,17 @@ class Member:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Collectives of one kind and group that travel together, in the order of their tasks."""
+    """Collectives of one kind and group that travel together, in the order of their tasks.
+
+    Attributes:
+        kind: Their kind.
+        members: The collectives.
+        end: Position behind the last task of their pass.
+    """
 
     kind: CommKind
     members: tuple[Member, ...]
+    end: int
 
     @property
     def begins(self) -> int:
@@ -166,7 +173,7 @@ class _Pass:
             member = Member(position, ready, self.due.get(position, end), nbytes)
             by_kind[comm.kind, (comm.ranks, comm.reduce, comm.dtype)].append(member)
         for (kind, _), members in by_kind.items():
-            yield from (Bucket(kind, bucket) for bucket in together(members))
+            yield from (Bucket(kind, bucket, end) for bucket in together(members))
 
     def _rename(self, old: _Key, new: _Key) -> None:
         if old in self.late:

@@ -233,7 +233,8 @@ class StepLives:
             used = uses.phases(device, life.value)
             made, read = phase_at[life.first], phase_at[life.last]
             if life.buffer:
-                made = min(uses.arrived.get((device, life.value), used))
+                arrived = uses.arrived.get((device, life.value), used)
+                made = min((phase for phase in arrived if phase >= made), default=min(used))
             elif made not in own:
                 made = min(used)
             if read not in own:
@@ -396,7 +397,10 @@ def exact_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
             last[root] = position
     for key in schedule.outputs:
         last[roots.get(key, key)] = len(schedule.tasks) - 1
-    buckets = schedule.buckets if schedule.order is None else ()
+    buckets = schedule.buckets
+    summed = frozenset[tuple[int, str]]()
+    if buckets and schedule.order is not None:
+        summed = _summed(schedule, _Uses.of(schedule))
     members = {member.position: bucket for bucket in buckets for member in bucket.members}
     for position, bucket in members.items():
         for key in schedule.tasks[position].reads:  # copied into the bucket
@@ -409,28 +413,39 @@ def exact_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
         end = max(begin, last.get(key, begin))
         yield Lifetime(key[0], key[1][0], nbytes, begin, end, is_buffer)
     for bucket in buckets:
-        yield from _in_bucket(schedule, bucket, last)
+        yield from _in_bucket(schedule, bucket, last, summed)
 
 
 def _in_bucket(
-    schedule: Schedule, bucket: Bucket, last: Mapping[LocalKey, int]
+    schedule: Schedule,
+    bucket: Bucket,
+    last: Mapping[LocalKey, int],
+    summed: frozenset[tuple[int, str]],
 ) -> Iterator[Lifetime]:
-    """The tensors of collectives that travel together; sums take the place of their operands."""
-    nbytes: dict[int, int] = defaultdict(int)
-    free: dict[int, int] = defaultdict(int)
-    due = {member.position: member.due for member in bucket.members}
-    name = schedule.tasks[bucket.members[0].position].writes[0][1][0]
-    end, begins = len(schedule.tasks) - 1, bucket.begins
-    for position, read in due.items():
-        for device, key, size in schedule.tasks[position].writes:
-            nbytes[device] += size
-            until = max(begins, min(read, end), last.get((device, key), begins))
+    """The tensors of collectives that travel together; sums take the place of their operands.
+
+    `summed` has the values of which each device adds up those of all micro-batches.
+    """
+    results: dict[int, list[tuple[str, int, int]]] = defaultdict(list)  # value, bytes, last use
+    begins, end = bucket.begins, bucket.end - 1
+    for member in bucket.members:
+        for device, key, size in schedule.tasks[member.position].writes:
+            until = max(begins, min(member.due, end), last.get((device, key), begins))
             if bucket.kind is CommKind.ALL_GATHER:
-                yield Lifetime(device, key[0], size, min(read, end), until, buffer=True)
-                until = max(begins, min(read, end))
-            free[device] = max(free[device], until)
-    for device, size in nbytes.items():
-        yield Lifetime(device, name, size, begins, free[device], buffer=True)
+                arrived = max(begins, min(member.due, end))
+                yield Lifetime(device, key[0], size, arrived, until, buffer=True)
+                until = arrived
+            results[device].append((key[0], size, until))
+    for device, parts in results.items():
+        adds = [part for part in parts if (device, part[0]) in summed]
+        kept = [part for part in parts if part[2] > end and part not in adds]
+        # All parts are views of one tensor. A sum takes it over, if nothing else keeps it.
+        name, _, until = max(kept or adds or parts, key=lambda part: part[2])
+        whole = sum(size for _, size, _ in parts)
+        until = max(until, *(part[2] for part in parts if part not in adds), begins)
+        yield Lifetime(device, name, whole, begins, until, buffer=True)
+        if kept:
+            yield from (Lifetime(device, *part[:2], begins, part[2], buffer=True) for part in adds)
         if bucket.kind is not CommKind.ALL_REDUCE:
             sent = max(begins, min(bucket.arrives, end))
             yield Lifetime(device, name, bucket.nbytes, begins, sent, buffer=True)

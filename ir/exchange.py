@@ -7,6 +7,7 @@ one, it is the halo exchange.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -147,7 +148,8 @@ def exchange(source: Placement, target: Placement) -> tuple[Transfer, ...]:
     """Transfers that turn one placement into another.
 
     A target device takes each part from itself if it holds it, else from the holder that shares
-    most mesh coordinates with it (across meshes: holders take turns).
+    most mesh coordinates with it (across meshes: the holders of each part take turns, so that on
+    meshes of one shape devices at equal coordinates exchange).
 
     Raises:
         IRError: A placement is partial; reduce first.
@@ -163,7 +165,8 @@ def exchange(source: Placement, target: Placement) -> tuple[Transfer, ...]:
     windows = [bool(dim.windows) for dim in source.sharding.dims]
     mine = dict(source.parts()) if any(windows) else {}
     pairs: dict[Region, list[_Overlap]] = {}  # by the wanted part, where parts are offered as held
-    for index, (device, wanted) in enumerate(target.parts()):
+    turns: dict[Region, int] = defaultdict(int)
+    for device, wanted in target.parts():
         point = points.get(device) if same_mesh else None
         if any(windows):
             overlaps = _overlaps(holders, _dim_offers(windows, holders, mine.get(device)), wanted)
@@ -172,7 +175,8 @@ def exchange(source: Placement, target: Placement) -> tuple[Transfer, ...]:
                 pairs[wanted] = _overlaps(holders, None, wanted)
             overlaps = pairs[wanted]
         for pieces, read, write in overlaps:
-            owner = _choose(holders[pieces], device, point, index)
+            owner = _choose(holders[pieces], device, point, turns[pieces])
+            turns[pieces] += owner != device
             transfers.append(Transfer(owner, device, read, write))
     return tuple(sorted(transfers, key=lambda t: (t.target, t.source, t.write)))
 

@@ -48,7 +48,7 @@ from partitioner.search.find_plan import find_plan
 from partitioner.search.in_blocks import least_limit, may_run_in_blocks, plan_in_blocks
 from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.search.micro_batch_counts import CountSearch, Graphs, usual_counts
-from partitioner.search.outcome import Candidate, Outcome
+from partitioner.search.outcome import Candidate, Outcome, stopped_refusal
 from partitioner.search.pipelines import over_counts
 from partitioner.search.request import Budget, Request, Say, silent
 from partitioner.search.what_would_fit import relaxed
@@ -739,11 +739,11 @@ def plan_in_stages(
     Raises:
         PartitionerError: As `compile`.
     """
+    budget = Budget.of(request, clock.say)
     try:
-        budget = Budget.of(request, clock.say)
         return CountSearch(graphs, cluster, request, budget).all(counts)
     except Infeasible as error:
-        refusal = error
+        refusal = stopped_refusal(error, budget.work)
     clock.say("looking for more micro-batches that fit")
     budget = Budget.of(request, clock.say)
     outcome = CountSearch(graphs, cluster, request, budget).fewest(more)
@@ -891,10 +891,13 @@ def plan_graph(
         rules = Rules.of(graph)
     with clock("searching"):
         planned, budget = None, Budget.of(request, clock.say)
-        if offers is not None:
-            planned = _plan_with_offers(graph, rules, cluster, request, budget, offers)
-        if planned is None:
-            planned = _plan_without_offers(graph, rules, cluster, request, budget)
+        try:
+            if offers is not None:
+                planned = _plan_with_offers(graph, rules, cluster, request, budget, offers)
+            if planned is None:
+                planned = _plan_without_offers(graph, rules, cluster, request, budget)
+        except Infeasible as error:
+            raise stopped_refusal(error, budget.work) from None
     outcome, rules = planned.outcome, planned.rules
     if offers is not None and planned.graph is graph:
         outcome = outcome.limited_to("plans that keep all values for the backward pass")

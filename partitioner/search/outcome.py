@@ -17,11 +17,20 @@ from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible, Objective, Solution
 from partitioner.solver.progress import ROUNDING
 from partitioner.solver.returns import returns
+from partitioner.solver.work import Work
 from partitioner.strategies.spaces import Family
 
 
 class OutOfTime(PartitionerError):  # noqa: N818 - a verdict
     """A space was not searched because the time limit was over."""
+
+
+def stopped_refusal(refusal: Infeasible, work: Work) -> Infeasible:
+    """A refusal that says so if the clock has stopped the search, unless it is proven."""
+    if refusal.proven or not (work.stopped or work.late):
+        return refusal
+    text = f"{refusal}; the time limit stopped the search: with a longer one a plan may be found"
+    return Infeasible(text, **vars(refusal))
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_gpt import small_gpt
+from staged import staged
+from staged_models import Plain, seeded
 
 import partitioner
 from partitioner.backends.torch.faults import COMM
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model import buckets
 from partitioner.cost_model.buckets import Member, together
-from partitioner.cost_model.memory import exact_lifetimes
+from partitioner.cost_model.memory import StepLives, exact_lifetimes
 from partitioner.ir.program import BUCKET_BYTES, CommKind
 
 WINDOWS = st.lists(
@@ -132,3 +134,31 @@ def test_the_tensors_of_a_bucket_are_held_together(
             assert sum(life.first in dues for life in lives) >= len(dues)
     monkeypatch.setattr(buckets, "SMALL_BYTES", 0)
     assert not gpt.__wrapped__(parallel).schedule.buckets
+
+
+@pytest.mark.parametrize("parallel", ["dp", "zero3"])
+def test_in_micro_batches_a_bucket_is_held_in_its_phase_and_sums_throughout(parallel: str) -> None:
+    schedule = staged(seeded(Plain), Plain.batch(0), [(0, 1)], parallel=parallel).schedule
+    assert schedule.order is not None
+    assert schedule.buckets
+    phases = [task.phase for task in schedule.tasks]
+    exact = [life for life in exact_lifetimes(schedule) if life.device == 0]
+    for bucket in schedule.buckets:
+        assert phases[bucket.begins] == phases[bucket.end - 1]
+        results = sum(
+            size
+            for member in bucket.members
+            for device, _, size in schedule.tasks[member.position].writes
+            if device == 0
+        )
+        begun = [life for life in exact if life.buffer and life.first == bucket.begins]
+        assert [life for life in begun if life.nbytes == results]
+        if bucket.kind is not CommKind.ALL_REDUCE:
+            (sent,) = (life for life in begun if life.nbytes == bucket.nbytes)
+            assert sent.last < bucket.end
+    lives = StepLives.of(schedule, schedule.order, exact)
+    nodes = [task.placed for task in schedule.tasks if task.placed is not None]
+    gradients = [placed for placed in nodes if placed.node.attrs.get("role") == "gradient"]
+    operands = [placed.operands()[0] for placed in gradients]
+    sums = sum(life.nbytes for life in lives.always)
+    assert sums >= sum(at.local_bytes("float32")[0] for _, at in operands) > 0

@@ -96,6 +96,15 @@ def test_replicas_take_turns_across_meshes() -> None:
     assert [(t.source, t.target) for t in transfers] == [(0, 4), (1, 5)]
 
 
+@pytest.mark.parametrize("axis", ["dp", "tp"])
+def test_devices_at_equal_coordinates_of_two_meshes_exchange(axis: str) -> None:
+    """None sends to two devices while another one that holds the same part is idle."""
+    away = DeviceMesh.of({"dp": 2, "tp": 3}, tuple(range(6, 12)))
+    here = DeviceMesh(away.axes, tuple(range(6)))
+    one, other = (placement(mesh, DimLayout.even(6, (axis,), mesh)) for mesh in (here, away))
+    assert [(t.source, t.target) for t in exchange(one, other)] == [(d, 6 + d) for d in range(6)]
+
+
 def test_equal_placements_stay_local() -> None:
     rows = placement(GRID, DimLayout.even(4, ("dp",), GRID))
     assert all(t.source == t.target for t in exchange(rows, rows))

@@ -320,6 +320,19 @@ def test_memory_that_no_cut_keeps_is_refused_with_its_stage(memory: str) -> None
     assert held - limit == short == error.bytes_short
 
 
+def test_a_refusal_says_that_the_clock_stopped_the_search() -> None:
+    stopped = "bytes are short .*; the time limit stopped the search: with a longer one a plan may"
+    with pytest.raises(Infeasible, match=stopped):
+        planned(
+            Chain(*WIDTHS),
+            devices=2,
+            parallel="pp",
+            micro_batches=3,
+            memory="20KB",
+            time_limit_s=1e-3,
+        )
+
+
 def test_a_sharding_above_the_guessed_limit_may_still_be_cut() -> None:
     """The guess is of one mesh, and does not know that gradients stay with their stage."""
     options = {"devices": 2, "parallel": "pp", "micro_batches": 12, "recompute": False}

@@ -82,9 +82,7 @@ def test_a_kernel_stays_where_space_is_whole() -> None:
     assert "norm" in alone.plan.nodes
     by_batch = partitioner.compile(model, devices=2, parallel="dp")
     assert "norm" in by_batch.plan.nodes
-    kept = partitioner.compile(
-        model, devices=2, parallel="dp", constraints=by_batch.plan
-    )
+    kept = partitioner.compile(model, devices=2, parallel="dp", constraints=by_batch.plan)
     assert kept.plan.nodes == by_batch.plan.nodes
 
 

@@ -10,7 +10,7 @@ would lose digits. Half precision keeps the operator, which has statistics of an
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np

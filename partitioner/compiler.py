@@ -253,9 +253,9 @@ def _compile_onnx(opened: OnnxInput, cluster: Cluster, request: Request, clock: 
         outcome, summary = _whole_or_in_parts(parts)
     else:
         outcome, summary = _plan_onnx(onnx_model, notes, cluster, request, clock)
+    model = parts.of(outcome.plan).of_form(outcome.graph.digest)
     result = Compiled.of(
-        *(parts.of(outcome.plan).of_form(outcome.graph.digest), cluster),
-        *(outcome.plan, outcome.evaluation, summary, clock.seconds),
+        *(model, cluster, outcome.plan, outcome.evaluation), *(summary, clock.seconds)
     )
     _lower(result, clock)
     return result

@@ -86,8 +86,8 @@ class _Writer:
     modules: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        values, names = set(self.graph.types), {node.name for node in self.graph.nodes}
-        self._taken: set[str | None] = values | names
+        names = (node.name for node in self.graph.nodes)
+        self._taken: set[str | None] = {*self.graph.types, *names}
 
     def normalize(self, node: Node) -> None:
         """Write a normalization in parts."""

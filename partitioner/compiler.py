@@ -54,6 +54,7 @@ from partitioner.search.request import Budget, Request, Say, silent
 from partitioner.search.what_would_fit import relaxed
 from partitioner.solver import Infeasible, Objective
 from partitioner.strategies.block_graph import block_graph
+from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.micro_batch_graph import batch_size, even_counts
 from partitioner.strategies.parallel import forms, parallel_notes
@@ -242,6 +243,8 @@ def _compile_onnx(opened: OnnxInput, cluster: Cluster, request: Request, clock: 
     with clock("reading the model"):
         traced = opened.traced
     onnx_model = OnnxModel.of(opened.model, traced, opened.dims, opened.shapes)
+    if request.constraints.plan is not None:
+        onnx_model = onnx_model.of_form(request.constraints.plan.graph_digest)
     notes = (*traced.notes, *profile_notes(cluster, _onnx_backend))
     parts = _OnnxParts(onnx_model, notes, cluster, request, clock)
     if request.is_pipelined:
@@ -250,9 +253,9 @@ def _compile_onnx(opened: OnnxInput, cluster: Cluster, request: Request, clock: 
         outcome, summary = _whole_or_in_parts(parts)
     else:
         outcome, summary = _plan_onnx(onnx_model, notes, cluster, request, clock)
+    model = parts.of(outcome.plan).of_form(outcome.graph.digest)
     result = Compiled.of(
-        *(parts.of(outcome.plan), cluster, outcome.plan, outcome.evaluation),
-        *(summary, clock.seconds),
+        *(model, cluster, outcome.plan, outcome.evaluation), *(summary, clock.seconds)
     )
     _lower(result, clock)
     return result
@@ -268,19 +271,27 @@ def _plan_onnx(
     """The best plan of requests that run as a whole."""
 
     def compiled(candidate: Candidate) -> Compiled:
-        return Compiled.of(onnx_model, cluster, candidate.plan, candidate.evaluation, {})
+        model = onnx_model.of_form(candidate.graph.digest)
+        return Compiled.of(model, cluster, candidate.plan, candidate.evaluation, {})
+
+    spaces = request.over(len(cluster))
+
+    def plan_form(graph: Graph) -> tuple[Outcome, dict[str, Any]]:
+        own = spaces.on(graph)
+        return plan_graph(graph, notes, cluster, own, clock, compiled=compiled, fuses=True)
 
     graph = onnx_model.graph
-    request = request.over(len(cluster)).on(graph)
-    try:
-        return plan_graph(graph, notes, cluster, request, clock, compiled=compiled, fuses=True)
-    except Infeasible as error:
-        refusal = error
-    planned = _plan_in_blocks(graph, notes, cluster, request, clock, fuses=True)
-    if isinstance(planned, tuple):
+    is_open = len(cluster) > 1 and request.constraints.plan is None
+    graphs = [form.graph for form in onnx_model.forms] if is_open else [graph]
+    planned = _cheapest_form(graphs, plan_form, request.objective)
+    if not isinstance(planned, Infeasible):
         return planned
+    request = spaces.on(graph)
+    smaller = _plan_in_blocks(graph, notes, cluster, request, clock, fuses=True)
+    if isinstance(smaller, tuple):
+        return smaller
     clock.say("looking for what would fit")
-    raise _also_fits(relaxed(refusal, graph, cluster, request, Rules.of(graph)), planned)
+    raise _also_fits(relaxed(planned, graph, cluster, request, Rules.of(graph)), smaller)
 
 
 def _plan_in_blocks(
@@ -438,14 +449,20 @@ def _cheapest_form(
     plan_form: Callable[[Graph], tuple[Outcome, dict[str, Any]]],
     objective: Objective,
 ) -> tuple[Outcome, dict[str, Any]] | Infeasible:
-    """The plan of least cost among those of the forms of a graph, or why the first has none."""
-    plans, refusals = list[tuple[Outcome, dict[str, Any]]](), list[Infeasible]()
+    """The plan of least cost among those of the forms of a graph, or why the first has none.
+
+    Raises:
+        ConstraintError: The constraints fit no form; of the first one.
+    """
+    plans, refusals = list[tuple[Outcome, dict[str, Any]]](), list[Infeasible | ConstraintError]()
     for graph in graphs:
         try:
             plans.append(plan_form(graph))
-        except Infeasible as error:
+        except (Infeasible, ConstraintError) as error:
             refusals.append(error)
     if not plans:
+        if isinstance(refusals[0], ConstraintError):
+            raise refusals[0]
         return refusals[0]
     return min(plans, key=lambda plan: plan[0].evaluation.cost(objective))
 

@@ -79,6 +79,15 @@ class OnnxModel(Model):
             return cls(traced, path.parent.resolve() / path.name, None, dims, shapes)
         return cls(traced, None, model, dims, shapes)
 
+    @property
+    def forms(self) -> tuple[Self, ...]:
+        """The model with each of the graphs that compute it, first the one as read."""
+        return tuple(replace(self, traced=traced) for traced in self.traced.forms)
+
+    def of_form(self, digest: str) -> Self:
+        """The model with the graph of this digest; as it is if it has none."""
+        return next((form for form in self.forms if form.graph.digest == digest), self)
+
     def in_micro_batches(self, count: int) -> Self:
         """The model whose requests run in so many micro-batches.
 

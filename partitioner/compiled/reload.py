@@ -110,6 +110,7 @@ def _load_onnx(folder: Path, request: OnnxRequest) -> OnnxModel:
         raise ResultError(f"{folder}: its model {model} is gone; move it back or partition again")
     traced = load_onnx(model, request.dims, request.shapes, plan_only=True)
     onnx_model = OnnxModel(traced, model, None, request.dims, request.shapes)
+    onnx_model = onnx_model.of_form(request.graph_digest)
     plan = load_plan(folder)
     changed = ResultError(f"{folder}: its model {model} has changed since; partition it again")
     try:

@@ -1,6 +1,5 @@
 """The sequence is cut over devices: each form of attention forced, against one process."""
 
-import copy
 import math
 from collections import Counter
 from pathlib import Path
@@ -8,124 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from sequences import ATTENTION, FORMS, Block, cuts_of, forced, is_of_form, trains_alike
 from torch import nn
 from torch.nn import functional
-from torch_models import build
 
 import partitioner
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model.cluster import Cluster, DeviceSpec, LinkLevel
-from partitioner.ir.rule import Cut
 from partitioner.strategies.batch import sequence_of
-from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
-
-ATTENTION = "partitioner::attention"
-#: Of the keys that attention reads: whole, or cut along heads. The ring is a kind of its own.
-PINS: dict[str, dict[str, Any]] = {"gather": {"replicate": True}, "heads": {"dim": 1}}
-FORMS = (*PINS, "ring")
-
-
-class Block(nn.Module):
-    """Two layers of causal attention with grouped heads, over any length; the loss first."""
-
-    def __init__(self, width: int = 16, heads: int = 4, kv: int = 2) -> None:
-        super().__init__()
-        self.heads, self.kv = heads, kv
-        self.norm = nn.LayerNorm(width)
-        self.q, self.out = nn.Linear(width, width), nn.Linear(width, width)
-        self.k, self.v = (nn.Linear(width, width // heads * kv) for _ in range(2))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        for _ in range(2):
-            h = self.norm(x)
-            q = self.q(h).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            k, v = (p(h).unflatten(-1, (self.kv, -1)).transpose(1, 2) for p in (self.k, self.v))
-            a = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            x = x + self.out(a.transpose(1, 2).flatten(2))
-        return functional.mse_loss(x, y), x
-
-
-def forced(module: nn.Module, inputs: Any, form: str, devices: int, **more: Any) -> ModuleProgram:
-    """A training program by parallel="cp" in which all attention has a form."""
-    options = {"devices": devices, "training": True, "time_limit_s": 3, **more}
-    if form == "ring":
-        program = partitioner.compile(module, inputs, parallel="ring", **options)
-        assert isinstance(program, ModuleProgram)
-        return program
-    whole = partitioner.compile(module, inputs, devices=1, training=options["training"])
-    assert isinstance(whole, ModuleProgram)
-    pins = [
-        Pin(form, tensor=node.inputs[1], axis="cp", side="read", **PINS[form])
-        for node in whole.graph.nodes
-        if node.op == ATTENTION
-    ]
-    assert pins
-    program = partitioner.compile(
-        *(module, inputs), parallel="cp", constraints=Constraints(tuple(pins)), **options
-    )
-    assert isinstance(program, ModuleProgram)
-    return program
-
-
-def is_of_form(program: ModuleProgram, form: str) -> bool:
-    """Whether all attention of the forward pass has the form."""
-    if form == "ring":
-        steps = cuts_of(program, f"{ATTENTION}_step")
-        return bool(steps) and all("w" in cuts for cuts in steps) and not cuts_of(program)
-    return all(("q" in cuts) == (form == "gather") for cuts in cuts_of(program))
-
-
-def cuts_of(program: ModuleProgram, op: str = ATTENTION) -> list[dict[str, Cut]]:
-    nodes = (node for node in program.graph.nodes if node.op == op)
-    return [dict(program.plan.nodes[node.name].cuts) for node in nodes]
-
-
-def trains_alike(program: ModuleProgram, module: nn.Module, inputs: Any, steps: int = 10) -> None:
-    """So many steps of gradient descent, each like those of a copy of the module."""
-    alone = copy.deepcopy(module)
-
-    def call(one: Any) -> Any:
-        return one(**inputs) if isinstance(inputs, dict) else one(*inputs)
-
-    for _ in range(steps):
-        alone.zero_grad()
-        loss = call(alone)
-        (loss["loss"] if isinstance(loss, dict) else loss[0]).backward()
-        _, gradients = call(program.gradients)
-        for name, parameter in alone.named_parameters():
-            scale = float(parameter.grad.abs().max())
-            torch.testing.assert_close(
-                gradients[name], parameter.grad, atol=2e-5 * scale + 1e-7, rtol=0
-            )
-        with torch.no_grad():
-            for name, parameter in module.named_parameters():
-                parameter -= 0.1 * gradients[name]
-            for parameter in alone.parameters():
-                parameter -= 0.1 * parameter.grad
-
-
-@pytest.mark.parametrize("devices", [2, 4])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.slow
-def test_llama_trains_alike_with_each_form(form: str, devices: int) -> None:
-    torch.manual_seed(0)
-    model = build("llama", training=True)
-    program = forced(model.module, dict(model.inputs), form, devices)
-    assert is_of_form(program, form)
-    trains_alike(program, model.module, dict(model.inputs))
-
-
-@pytest.mark.slow
-def test_mixtral_trains_alike() -> None:
-    torch.manual_seed(0)
-    model = build("mixtral", training=True)
-    program = partitioner.compile(
-        *(model.module, dict(model.inputs)),
-        devices=2, training=True, parallel="cp", time_limit_s=3,
-    )  # fmt: skip
-    assert isinstance(program, ModuleProgram)
-    trains_alike(program, model.module, dict(model.inputs), steps=3)
-
+from partitioner.strategies.constraints import ConstraintError
 
 MIXES = {"cp+dp": (2, 3), "cp+tp": (2, 2), "ring+dp": (2, 2), "ring+tp": (2, 2)}
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from partitioner.frontends.onnx.build import build_graph
 from partitioner.frontends.onnx.check_nodes import check_rules
 from partitioner.frontends.onnx.dims import Binding, Declared, bind_dims, declared_dims
 from partitioner.frontends.onnx.fold import lift_constants, settle_outputs
+from partitioner.frontends.onnx.norms import GROUP, WITH_KERNELS, norms_in_parts
 from partitioner.frontends.onnx.read import Source, name_of, read_source
 from partitioner.frontends.onnx.shapes import make_static
 from partitioner.ir.graph import Graph, Opaque
@@ -49,6 +50,12 @@ class Traced:
     whole: ModelProto
     folder: Path | None
     notes: tuple[str, ...]
+
+    @property
+    def forms(self) -> tuple[Traced, ...]:
+        """The model, and with the same results in nodes that can be cut along more dims."""
+        divided = norms_in_parts(self.graph, WITH_KERNELS)
+        return (self,) if divided is self.graph else (self, replace(self, graph=divided))
 
 
 def load_onnx(
@@ -103,6 +110,7 @@ def _load(
     lift_constants(read)
     graph = build_graph(read, source.name, declared, where, source.missing)
     check_rules(graph, where)
+    graph = norms_in_parts(graph, {GROUP})
     return Traced(graph, source.proto, source.folder, tuple(_notes(source, binding, graph)))
 
 

@@ -219,7 +219,9 @@ def _check_graph(data: Any) -> None:
             check = _CHECKS.get(key)
             if check is not None and value is not None:
                 check(value)
-            _check_graph(value)
+            is_named = key in _BY_NAME and isinstance(value, dict)
+            # A model may call a value "target": the keys of these are no words of the format.
+            _check_graph(list(value.values()) if is_named else value)
 
 
 def _no_symbols(value: Any) -> None:
@@ -275,6 +277,14 @@ _CHECKS: Mapping[str, Callable[[Any], None]] = {
     "out_spec": _check_structure,
 }
 
+#: Fields of PyTorch's archive format (`torch._export.serde.schema`) whose keys are a model's names.
+_BY_NAME = frozenset(
+    {
+        *("tensor_values", "sym_int_values", "sym_bool_values", "sym_float_values"),
+        *("custom_obj_values", "as_string_to_argument", "metadata", "config"),
+    }
+)
+
 
 # Symbolic sizes ----------------------------------------------------------------------------------
 
@@ -303,7 +313,12 @@ def _with_sizes(data: Any, known: Mapping[str, int]) -> Any:
     if set(data) == {_SIZES}:
         numbers = [_number(item, known) for item in data[_SIZES]]
         return {"as_ints": [n["as_int"] for n in numbers]} if all(numbers) else data
-    return {key: _with_sizes(value, known) for key, value in data.items()}
+    return {
+        key: {name: _with_sizes(one, known) for name, one in value.items()}
+        if key in _BY_NAME and isinstance(value, dict)
+        else _with_sizes(value, known)
+        for key, value in data.items()
+    }
 
 
 def _value(size: Mapping[str, Any]) -> int | None:

@@ -7,7 +7,9 @@ from functools import cache, partial
 import torch
 from image_nets import Classifier, UNet, Volumes
 from torch import Tensor, nn
+from torch.nn import functional
 from torch_ranks import Job, main
+from transformers import ResNetConfig, ResNetForImageClassification
 
 import partitioner
 from partitioner.compiled.module import ModuleProgram
@@ -27,10 +29,25 @@ class Loss(nn.Module):
         return (y * torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).view_as(y)).square().mean()
 
 
+class ResNet50(nn.Module):
+    """The layers of ResNet-50, from a configuration of transformers, a quarter as wide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = ResNetConfig(
+            embedding_size=16, hidden_sizes=[64, 128, 256, 512], depths=[3, 4, 6, 3], num_labels=10
+        )
+        self.net = ResNetForImageClassification(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.cross_entropy(self.net(x).logits, torch.tensor([3, 7]))
+
+
 NETS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "resnet": (Classifier, (1, 3, 61, 50)),
     "unet": (lambda: Loss(UNet("bilinear")), (1, 3, 36, 28)),
     "volumes": (lambda: Loss(Volumes()), (1, 2, 9, 8, 11)),
+    "resnet50": (ResNet50, (2, 3, 97, 66)),
 }
 
 
@@ -61,8 +78,8 @@ def train(name: str, mesh: tuple[tuple[str, int], ...]) -> None:
     compiled = program(name, mesh)
     whole = copy.deepcopy(compiled.whole)
     module = compiled.module()
-    ours = torch.optim.AdamW(module.parameters(), lr=1e-2)
-    theirs = torch.optim.AdamW(whole.parameters(), lr=1e-2)
+    ours = torch.optim.AdamW(module.parameters(), lr=1e-3)
+    theirs = torch.optim.AdamW(whole.parameters(), lr=1e-3)
     for step in range(STEPS):
         torch.manual_seed(step)
         x = torch.randn(NETS[name][1], dtype=torch.float64)
@@ -92,6 +109,7 @@ JOBS = {
     "resnet_2x2": job("resnet", h=2, w=2),
     "unet_3": job("unet", w=3),
     "unet_2x2": job("unet", h=2, w=2),
+    "resnet50_3": job("resnet50", h=3),
     "volumes_2x2": job("volumes", d=2, w=2),
 }
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - the usual name
 
 from partitioner.backends.torch.operators.registry import gradient, operator
 from partitioner.backends.torch.operators.vocabulary import check_ids, local_places
@@ -103,6 +104,19 @@ def _times(rows: Tensor, factors: Tensor | None) -> Tensor:
     return rows if factors is None else rows * factors.unsqueeze(1)
 
 
+def _summed(table: Tensor, rows: Tensor, at: Tensor, factors: Tensor | None, bags: int) -> Tensor:
+    """Sums of rows of the table, each times its factor, by bag `at`; (bags, channels)."""
+    order = at.argsort(stable=True)
+    begins = torch.searchsorted(at[order], torch.arange(bags, device=at.device))
+    return F.embedding_bag(
+        rows[order],
+        table,
+        begins,
+        mode="sum",
+        per_sample_weights=None if factors is None else factors[order],
+    )
+
+
 @operator(
     f"embedding_bag(Tensor table, {_CALL}, {_SETTINGS}) -> Tensor",
     lambda table, *call: table.new_empty((sum(call[-1]), table.shape[1])),
@@ -111,12 +125,10 @@ def embedding_bag(table: Tensor, *call: Any) -> Tensor:
     """(bags, channels)."""
     bags = _Bags(*call)
     kept, rows, at = bags.chosen()
-    found = table.index_select(0, rows)
-    shape = (bags.local_bags, table.shape[1])
     if bags.mode != MAX:
-        out = table.new_zeros(shape)
-        return out.index_add_(0, at, _times(found, bags.factors(kept, at, table.dtype)))
-    out = table.new_full(shape, float("-inf"))
+        return _summed(table, rows, at, bags.factors(kept, at, table.dtype), bags.local_bags)
+    found = table.index_select(0, rows)
+    out = table.new_full((bags.local_bags, table.shape[1]), float("-inf"))
     out.scatter_reduce_(0, at.unsqueeze(1).expand_as(found), found, "amax")
     # A bag without an index is 0 on every device: all have all indices.
     filled = torch.zeros(bags.bags, dtype=torch.bool, device=table.device)

@@ -78,6 +78,29 @@ def test_a_program_is_read_as_it_was_saved(good: Path) -> None:
     assert read_extra(good, "note.txt") == "hello"
 
 
+class _Named(nn.Module):
+    """Values are called as fields of the format are."""
+
+    def forward(
+        self, target: torch.Tensor, in_spec: torch.Tensor, as_expr: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        expr_str = target + in_spec
+        return expr_str, (expr_str * as_expr).sum()
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_values_may_be_called_as_fields_are(tmp_path: Path, symbolic: bool) -> None:
+    example = torch.randn(4, 3), torch.randn(4, 3), torch.randn(4, 3)
+    batch = torch.export.Dim("batch")
+    shapes = {name: {0: batch} for name in ("target", "in_spec", "as_expr")} if symbolic else None
+    path = tmp_path / "named.pt2"
+    torch.export.save(torch.export.export(_Named(), example, dynamic_shapes=shapes), path)
+    for found, expected in zip(
+        read_program(path).module()(*example), _Named()(*example), strict=True
+    ):
+        torch.testing.assert_close(found, expected)
+
+
 def test_weights_without_contents_are_on_the_meta_device(tmp_path: Path) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -5,7 +5,8 @@
 
 Each model is profiled for 2 processes of this machine with 1 thread each, from an empty profile.
 Then it is planned with `--cluster local`: on one of the processes (`one`), by fixed kinds of plans,
-and freely (`auto`), and every plan runs in turns with the others. Printed are, for each plan, the
+and freely (`auto`), and every plan runs in turns with the others; kinds whose plans are equal share
+their runs. Printed are, for each plan, the
 predicted and the measured seconds of a request or step, the error, the error at the machine's speed
 while it was profiled (a reference product is timed beside every run: other tenants of a machine
 change its speed), and predicted and measured peak bytes of the rank that held most. Then: the
@@ -312,15 +313,19 @@ class Session:
                 for file in (self._profile(name), self._without(name))
             )
             speed_s, times, peaks = (self._read(name, what) for what in ("speed", "times", "peaks"))
-            for kind in _kinds(name):
-                plan = Plan.from_json((self.folder / f"{name}-{kind}.json").read_text())
+            plans = {
+                kind: Plan.from_json((self.folder / f"{name}-{kind}.json").read_text())
+                for kind in _kinds(name)
+            }
+            for kind, plan in plans.items():
                 if plan.graph_digest != graph.digest:  # it recomputes values
                     graph = self._compiled(name, kind, planned=True).graph
                 cost, foreign = (
                     evaluate(graph, plan, cluster, delivered) for cluster in (own, others)
                 )
                 shares = Sources.of(graph, resolve(graph, plan), own).shares()
-                measured_s, beside_s = _medians(times[kind])
+                same = [other for other in plans if plans[other].digest == plan.digest]
+                measured_s, beside_s = _medians([run for other in same for run in times[other]])
                 fullest = peaks[kind].index(max(peaks[kind]))
                 row = Row(
                     *(name, kind, cost.step_s, measured_s, beside_s / speed_s),

@@ -34,7 +34,7 @@ from partitioner.strategies.constraints import Constraints, Pin
 
 
 class Bags(nn.Module):
-    """Sums of rows of a table and a layer; returns the mean square of the difference to a target."""
+    """Sums of rows of a table, and a layer; returns the mean square of what a target differs by."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__()
@@ -104,27 +104,13 @@ def run(rank: int, args: argparse.Namespace) -> None:
     if rank == 0:
         print(programs[True], flush=True)
 
-    def forward(module: nn.Module) -> Tensor:
-        with torch.no_grad():
-            return module(*own)
-
-    def step(module: nn.Module) -> Tensor:
-        for parameter in module.parameters():
-            parameter.grad = None
-        loss = module(*own)
-        loss.backward()
-        if module is twin:
-            for parameter in twin.top.parameters():
-                dist.all_reduce(parameter.grad)
-        return loss.detach()
-
     modes: dict[str, Callable[[], Tensor]] = {
-        "forward rows": lambda: forward(ours[False]),
-        "forward twin": lambda: forward(twin),
-        "forward copies": lambda: forward(copies),
-        "step rows": lambda: step(ours[True]),
-        "step twin": lambda: step(twin),
-        "step copies": lambda: step(copies),
+        "forward rows": lambda: forward(ours[False], own),
+        "forward twin": lambda: forward(twin, own),
+        "forward copies": lambda: forward(copies, own),
+        "step rows": lambda: step(ours[True], own),
+        "step twin": lambda: step(twin, own),
+        "step copies": lambda: step(copies, own),
     }
     seconds: dict[str, list[float]] = {name: [] for name in modes}
     for _ in range(args.rounds + 1):
@@ -145,6 +131,23 @@ def run(rank: int, args: argparse.Namespace) -> None:
     if rank == 0:
         report(seconds)
     dist.destroy_process_group()
+
+
+def forward(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    with torch.no_grad():
+        loss: Tensor = module(*batch)
+    return loss
+
+
+def step(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    for parameter in module.parameters():
+        parameter.grad = None
+    loss: Tensor = module(*batch)
+    loss.backward()
+    if isinstance(module, Twin):
+        for parameter in module.top.parameters():
+            dist.all_reduce(parameter.grad)
+    return loss.detach()
 
 
 def compiled(

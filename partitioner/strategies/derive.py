@@ -371,12 +371,14 @@ def _follows(node: Node, rule: Rule) -> bool:
 
 
 def _is_valid(node: Node, cut: ClassCut) -> bool:
-    """Whether no part is empty and, of a stored value, whether a DTensor can express the cut."""
+    """Whether no device is left without elements and, if stored, a DTensor can express the cut.
+
+    Of factors that are cut together, some may have an empty part: one token joined to many.
+    """
     row = row_of(node)
     stored = row is not None and row.stored
-    return all(
-        min(layout.sizes()) > 0 and (not stored or layout.is_chunked) for layout in cut.values()
-    )
+    parts = zip(*(layout.sizes() for layout in cut.values()), strict=True)
+    return all(map(any, parts)) and all(not stored or at.is_chunked for at in cut.values())
 
 
 def _fineness(cut: ClassCut) -> int:

@@ -193,13 +193,19 @@ class _Walk:
 
     @cached_property
     def cuts_weights(self) -> bool:
-        """Whether a product reads a weight that is cut: the dim is one of features."""
+        """Whether a product reads a weight that is cut: the dim is one of features.
+
+        A weight as it is, or what is computed from weights alone.
+        """
+        weights = set(self.weights)
         for node in self.graph.nodes:
+            if node.reads and weights.issuperset(node.reads):
+                weights.update(node.writes)
             rule, cut = self.rules[node.name], self.factors.get(node.name)
             if not cut or not isinstance(rule, Rule) or not rule.is_product:
                 continue
             ins, _ = rule.shardings(cut, LINE)
-            if any(v in self.weights and at.axes for v, at in zip(node.inputs, ins, strict=True)):
+            if any(v in weights and at.axes for v, at in zip(node.inputs, ins, strict=True)):
                 return True
         return False
 

@@ -70,8 +70,9 @@ def sequence_of(graph: Graph) -> Followed:
     """The sequence of a graph: of dims beside the batch, the one whose cut leaves most as it is.
 
     It cuts no matrix of weights, if there is a dim that does not. It meets itself in attention,
-    whose keys it leaves to be gathered or passed round. It may be that of caches: those of equal
-    layers have it in common. Without inputs if there is none.
+    whose keys it leaves to be gathered or passed round; or it is that of the keys, over which
+    attention in parts takes a maximum. It may be a dim of caches: those of equal layers have it in
+    common. Without inputs if there is none.
     """
     rules, walks, batch = rules_of(graph), list[_Walk](), batch_of(graph)
     fed = (*graph.inputs, *_caches(graph))
@@ -84,7 +85,7 @@ def sequence_of(graph: Graph) -> Followed:
     walks = [walk for walk in walks if walk.score[0]]
     if not walks:
         return Followed({}, {})
-    best = max(walks, key=lambda walk: (not walk.cuts_weights, walk.score))
+    best = max(walks, key=lambda walk: (not walk.cuts_weights, walk.is_compared, walk.score))
     places = {(shapes[name], dim) for name, dim in best.inputs.items()}
     alike = (
         walk
@@ -206,6 +207,15 @@ class _Walk:
                 continue
             ins, _ = rule.shardings(cut, LINE)
             if any(v in weights and at.axes for v, at in zip(node.inputs, ins, strict=True)):
+                return True
+        return False
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether a maximum over the dim is taken of parts of it."""
+        for name, cut in self.factors.items():
+            rule = self.rules[name]
+            if isinstance(rule, Rule) and any(rule.factors[n].reduce == "max" for n in cut):
                 return True
         return False
 

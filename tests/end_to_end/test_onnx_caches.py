@@ -8,11 +8,12 @@ import numpy as np
 import onnx
 import onnx_models
 import pytest
+from decoders import are_cut_along_keys, writes
 from onnx import helper
 
 import partitioner
 from partitioner.compiled.base import Compiled
-from partitioner.ir.plan import PlacedNode, resolve
+from partitioner.ir.plan import resolve
 
 HEADS, KV, WIDTH = 4, 2, 6
 
@@ -21,20 +22,6 @@ def cut(model: onnx.ModelProto, devices: int, parallel: str = "cp", **more: Any)
     result = partitioner.compile(model, devices=devices, parallel=parallel, time_limit_s=3, **more)
     assert isinstance(result, Compiled)
     return result
-
-
-def products(result: Compiled) -> list[PlacedNode]:
-    """Products of the scores and of the values in parts, with the reductions over keys."""
-    ops = ("MatMul", "ReduceMax", "ReduceSum")
-    return [
-        p for p in resolve(result.graph, result.plan) if p.node.op in ops and "keys" in p.node.name
-    ]
-
-
-def are_cut(nodes: Sequence[PlacedNode]) -> bool:
-    return bool(nodes) and all(
-        any("cp" in layout.axes for layout in placed.layouts.values()) for placed in nodes
-    )
 
 
 def operator(
@@ -76,19 +63,19 @@ CASES: Sequence[tuple[dict[str, Any], int]] = (
 @pytest.mark.parametrize(("options", "devices"), CASES, ids=str)
 def test_attention_with_past_keys(options: dict[str, Any], devices: int) -> None:
     result = cut(operator(**{"attrs": {}, **options}), devices)
-    assert are_cut(products(result))
-    joins = [p for p in resolve(result.graph, result.plan) if p.node.op == "Concat"]
-    assert are_cut(joins)
+    assert are_cut_along_keys(result)
+    assert all({"a0", "a1"} == placed.layouts.keys() for placed in writes(result))
+    assert len(writes(result)) == 2
     verified = result.verify(seed=1)
     assert verified.equal, str(verified)
 
 
-def lines(rows: int, keys: int, opset: int) -> onnx.ModelProto:
+def lines(rows: int, keys: int, opset: int, width: int = WIDTH) -> onnx.ModelProto:
     """Attention as exporters write it: two products, a mask and a softmax."""
     inputs = {
-        "query": ("float32", [1, HEADS, rows, WIDTH]),
-        "key": ("float32", [1, HEADS, keys, WIDTH]),
-        "value": ("float32", [1, HEADS, keys, WIDTH]),
+        "query": ("float32", [1, HEADS, rows, width]),
+        "key": ("float32", [1, HEADS, keys, width]),
+        "value": ("float32", [1, HEADS, keys, width]),
         "mask": ("float32", [1, 1, rows, keys]),
     }
     nodes = [
@@ -99,49 +86,55 @@ def lines(rows: int, keys: int, opset: int) -> onnx.ModelProto:
         helper.make_node("Softmax", ["masked"], ["weights"], name="weights", axis=-1),
         helper.make_node("MatMul", ["weights", "value"], ["result"], name="result"),
     ]
-    outputs = {"result": ("float32", [1, HEADS, rows, WIDTH])}
-    scale = {"scale": np.array(WIDTH**-0.5, np.float32)}
+    outputs = {"result": ("float32", [1, HEADS, rows, width])}
+    scale = {"scale": np.array(width**-0.5, np.float32)}
     return onnx_models.model(nodes, inputs, outputs, scale, opset=opset)
 
 
 @pytest.mark.parametrize("opset", [13, 18])
 def test_attention_in_lines(opset: int, tmp_path: Path) -> None:
     result = cut(lines(rows=2, keys=13, opset=opset), 3)
-    names = ("scores", "result")
-    assert are_cut([p for p in resolve(result.graph, result.plan) if p.node.name in names])
-    assert are_cut(products(result))
+    cuts = result.plan.nodes
+    assert cuts["scores"].cuts.keys() == {"n"}
+    assert cuts["result"].cuts.keys() == {"k"}
+    assert are_cut_along_keys(result)
     assert result.verify(seed=1).equal
     result.save(tmp_path / "saved")
     assert partitioner.load(tmp_path / "saved").verify(seed=0).equal
 
 
 def test_a_long_cache_is_cut_without_being_asked_for() -> None:
-    result = partitioner.compile(lines(rows=1, keys=100_000, opset=18), devices=5)
-    assert any("/keys/" in name for name in result.plan.nodes)
+    result = partitioner.compile(
+        lines(rows=1, keys=100_000, opset=18, width=128), devices=5, mesh={"x": 5}
+    )
+    assert are_cut_along_keys(result, "x")
 
 
 @pytest.mark.parametrize("devices", [2, 3])
 @pytest.mark.parametrize("mask", ["", "bool"])
-def test_rows_of_causal_attention(mask: str, devices: int) -> None:
-    """Of as many rows as keys, without a cache and over one."""
-    for past in (0, 3):
-        model = operator({"is_causal": 1}, past=past, rows=7, mask=mask) if past else plain(mask)
-        result = cut(model, devices)
-        nodes = [p for p in resolve(result.graph, result.plan) if p.node.op == "Attention"]
-        assert nodes
-        assert all("q" in placed.layouts for placed in nodes)
-        verified = result.verify(seed=1)
-        assert verified.equal, str(verified)
-
-
-def plain(mask: str) -> onnx.ModelProto:
-    """Causal attention of seven rows."""
+@pytest.mark.parametrize("past", [0, 3])
+def test_rows_of_causal_attention(past: int, mask: str, devices: int) -> None:
+    """Seven rows of a batch of two: of as many keys, and over a short cache."""
     names = {"query": HEADS, "key": KV, "value": KV}
-    inputs: dict[str, tuple[str, list[int]]] = {
-        name: ("float32", [2, 7, heads * WIDTH]) for name, heads in names.items()
+    inputs: dict[str, tuple[str, list[int]]] = {"x": ("float32", [2, 7, 8])}
+    rng = np.random.default_rng(0)
+    weights = {
+        f"w_{name}": rng.normal(size=(8, n * WIDTH)).astype(np.float32) for name, n in names.items()
     }
+    nodes = [helper.make_node("MatMul", ["x", f"w_{name}"], [name], name=name) for name in names]
     if mask:
-        inputs["mask"] = (mask, [7, 7])
+        inputs["mask"] = (mask, [7, 7 + past])
+    operands, results = [*names, "mask" if mask else ""], ["result"]
+    if past:
+        operands += ["past_key", "past_value"]
+        inputs |= dict.fromkeys(operands[4:], ("float32", [2, KV, past, WIDTH]))
+        results += ["present_key", "present_value"]
     attrs = {"is_causal": 1, "q_num_heads": HEADS, "kv_num_heads": KV}
-    node = helper.make_node("Attention", list(inputs), ["result"], name="attention", **attrs)
-    return onnx_models.model([node], inputs, {"result": inputs["query"]}, opset=23)
+    nodes.append(helper.make_node("Attention", operands, results, name="attention", **attrs))
+    outputs = {"result": ("float32", [2, 7, HEADS * WIDTH])}
+    outputs |= dict.fromkeys(results[1:], ("float32", [2, KV, 7 + past, WIDTH]))
+    result = cut(onnx_models.model(nodes, inputs, outputs, weights, opset=23), devices)
+    (attention,) = (p for p in resolve(result.graph, result.plan) if p.node.op == "Attention")
+    assert attention.layouts.keys() == {"q"}
+    verified = result.verify(seed=1)
+    assert verified.equal, str(verified)

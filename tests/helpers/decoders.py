@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partitioner.compiled.module import ModuleProgram
+from partitioner.compiled.base import Compiled
 from partitioner.ir.plan import PlacedNode, resolve
 
 VOCABULARY = 31
@@ -128,9 +128,7 @@ class Keeping(nn.Module):
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
         for layer in range(self.layers):
-            q, k, v = (
-                f(x).unflatten(-1, (2, -1)).transpose(1, 2) for f in (self.q, self.k, self.v)
-            )
+            q, k, v = (f(x).unflatten(-1, (2, -1)).transpose(1, 2) for f in self.projections)
             keys, values = getattr(self, f"keys{layer}"), getattr(self, f"values{layer}")
             keys.index_copy_(2, position, k)
             values.index_copy_(2, position, v)
@@ -140,25 +138,30 @@ class Keeping(nn.Module):
         return x
 
 
-def over_keys(program: ModuleProgram) -> list[PlacedNode]:
-    """The nodes of attention in parts that lie on keys: all but those of results' size."""
+def over_keys(program: Compiled) -> list[PlacedNode]:
+    """The nodes of attention in parts that multiply or reduce along the keys."""
     nodes = (p for p in resolve(program.graph, program.plan) if "/keys/" in p.node.name)
-    return [p for p in nodes if p.rule is not None and (p.rule.is_product or _reduces(p))]
+    reducing = ("aten::amax", "aten::sum.dim_IntList", "ReduceMax", "ReduceSum")
+    return [p for p in nodes if p.rule and (p.rule.is_product or p.node.op in reducing)]
 
 
-def _reduces(placed: PlacedNode) -> bool:
-    return placed.node.op in ("aten::amax", "aten::sum.dim_IntList", "ReduceMax", "ReduceSum")
+def are_cut_along_keys(program: Compiled, axis: str = "cp") -> bool:
+    """Whether a plan has attention in parts, all of whose products and reductions lie in parts.
+
+    Scores are ``.. m n`` of ``.. m d, .. d n``; of reductions and the other product no result has
+    the keys.
+    """
+    nodes = over_keys(program)
+    cuts = [{n for n, at in p.layouts.items() if axis in at.axes} for p in nodes]
+    kinds = [
+        any(p.rule and (p.rule.factors[n].reduce or n == "n") for n in cut)
+        for p, cut in zip(nodes, cuts, strict=True)
+    ]
+    return bool(nodes) and all(kinds)
 
 
-def are_cut(nodes: Sequence[PlacedNode], axis: str = "cp") -> bool:
-    """Whether there are nodes, each cut over an axis along a loop that its result lacks or has."""
-    return bool(nodes) and all(
-        any(axis in layout.axes for layout in placed.layouts.values()) for placed in nodes
-    )
-
-
-def writes(program: ModuleProgram) -> list[PlacedNode]:
+def writes(program: Compiled) -> list[PlacedNode]:
     """The nodes that write to caches."""
-    ops = ("aten::index_copy", "aten::cat", "aten::index_put")
+    ops = ("aten::index_copy", "aten::cat", "aten::index_put", "Concat")
     nodes = resolve(program.graph, program.plan)
     return [p for p in nodes if p.node.op in ops and p.node.writes[0] in program.graph.outputs]

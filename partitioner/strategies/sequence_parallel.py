@@ -88,10 +88,12 @@ def _checked_sequence(graph: Graph, size: int) -> Followed:
         raise ConstraintError(
             f"parallel {SEQUENCE}: no input has a dim beside the batch that can be cut: {shapes}"
         )
-    if sequence.size(graph) < size:
+    # new keys beside those of a cache are a part of the sequence
+    longest = max(graph.types[value].shape[dim] for value, dim in sequence.inputs.items())
+    if longest < size:
         raise ConstraintError(
-            f"parallel {SEQUENCE}: the sequence ({_dims(sequence)}) has {sequence.size(graph)} "
-            f"elements, fewer than {size} devices"
+            f"parallel {SEQUENCE}: the sequence ({_dims(sequence)}) has {longest} elements, fewer "
+            f"than {size} devices"
         )
     return sequence
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from partitioner.ir.graph import Node
@@ -89,4 +90,4 @@ def _scale(writer: Writer, node: Node) -> float:
     scale = node.attrs.get("scale")
     if isinstance(scale, int | float):
         return float(scale)
-    return float(writer.type(node.inputs[0]).shape[-1]) ** -0.5
+    return 1 / math.sqrt(writer.type(node.inputs[0]).shape[-1])

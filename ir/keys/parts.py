@@ -30,16 +30,16 @@ _ONE_AXIS = 13
 
 def keys_in_parts(graph: Graph) -> Graph:
     """The graph with attention of few queries in parts; itself if it has none or is of training."""
-    names = {node.name: writer for node in graph.nodes if (writer := _writer(graph, node))}
-    if not names:
+    kinds = {node.name: kind for node in graph.nodes if (kind := _writer(graph, node))}
+    if not kinds:
         return graph
     nodes: list[Node] = []
     types, constants, modules = dict(graph.types), dict(graph.constants), dict(graph.modules)
     for node in graph.nodes:
-        if node.name not in names:
+        if node.name not in kinds:
             nodes.append(node)
             continue
-        writer = names[node.name](graph, node)
+        writer = kinds[node.name](graph, node)
         writer.replaced()
         nodes += writer.nodes
         types |= writer.types

@@ -262,6 +262,11 @@ class Rule:
         )
 
     @cached_property
+    def read(self) -> frozenset[str]:
+        """Factors of the operands' dims."""
+        return frozenset(_names(self.operands))
+
+    @cached_property
     def is_pointwise(self) -> bool:
         """Whether each result element depends on one element of each operand."""
         kinds = {factor.kind for factor in self.factors.values()}

@@ -281,8 +281,8 @@ def _plan_onnx(
         return plan_graph(graph, notes, cluster, own, clock, compiled=compiled, fuses=True)
 
     graph = onnx_model.graph
-    is_open = len(cluster) > 1 and request.constraints.plan is None
-    graphs = [form.graph for form in onnx_model.forms] if is_open else [graph]
+    known = _known(tuple(form.graph for form in onnx_model.forms), cluster, request)
+    graphs = forms(request.parallel, known, spaces.mesh, free=True)
     planned = _cheapest_form(graphs, plan_form, request.objective)
     if not isinstance(planned, Infeasible):
         return planned
@@ -467,6 +467,11 @@ def _cheapest_form(
     return min(plans, key=lambda plan: plan[0].evaluation.cost(objective))
 
 
+def _known(graphs: tuple[Graph, ...], cluster: Cluster, request: Request) -> tuple[Graph, ...]:
+    """The forms of a graph that may be planned: the first one alone on one device, or by a plan."""
+    return graphs if len(cluster) > 1 and request.constraints.plan is None else graphs[:1]
+
+
 def _compile_module(
     opened: ModuleInput, cluster: Cluster, request: Request, clock: Clock
 ) -> ModuleProgram:
@@ -493,9 +498,9 @@ def _compile_module(
 
     def search() -> tuple[Outcome, dict[str, Any]]:
         notes = profile_notes(cluster, _torch_backend, training=opened.training)
-        graphs = forms(
-            request.parallel, traced.graph, spaces.mesh, free=not request.constraints.bound
-        )
+        known = _known(traced.traced.forms, cluster, request)
+        free = not request.constraints.bound
+        graphs = forms(request.parallel, known, spaces.mesh, free=free)
 
         def plan_form(graph: Graph) -> tuple[Outcome, dict[str, Any]]:
             own, may = spaces.on(graph), offered if graph is traced.graph else None

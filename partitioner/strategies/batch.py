@@ -34,7 +34,8 @@ class Followed:
     """A dim of a model, such as its batch.
 
     Attributes:
-        inputs: Graph inputs that have it, and which of their dims it is.
+        inputs: Graph inputs that have it, of a sequence also caches that the graph keeps, and which
+            of their dims it is.
         factors: By name, the nodes that read or make values that have it, and the factors of each
             that stand for it; none where no factor does.
         values: All values that have it, as far as it was followed.
@@ -68,18 +69,38 @@ def batch_of(graph: Graph) -> Followed:
 def sequence_of(graph: Graph) -> Followed:
     """The sequence of a graph: of dims beside the batch, the one whose cut leaves most as it is.
 
-    It meets itself in attention, whose keys it leaves to be gathered or passed round. Without
-    inputs if there is none.
+    It cuts no matrix of weights, if there is a dim that does not. It meets itself in attention,
+    whose keys it leaves to be gathered or passed round; or it is that of the keys, over which
+    attention in parts takes a maximum. It may be a dim of caches: those of equal layers have it in
+    common. Without inputs if there is none.
     """
     rules, walks, batch = rules_of(graph), list[_Walk](), batch_of(graph)
-    shapes = {name: graph.types[name].shape for name in graph.inputs}
+    fed = (*graph.inputs, *_caches(graph))
+    shapes = {name: graph.types[name].shape for name in fed}
     for seed in ((name, dim) for name, shape in shapes.items() for dim in range(len(shape))):
         if shapes[seed[0]][seed[1]] < 2 or seed in batch.inputs.items():
             continue
         if not any(seed in walk.inputs.items() for walk in walks):
-            walks.append(_Walk(graph, rules).run([seed]))
-    best = max(walks, key=lambda walk: walk.score, default=None)
-    return Followed({}, {}) if best is None or not best.score[0] else best.followed
+            walks.append(_Walk(graph, rules, fed).run([seed]))
+    walks = [walk for walk in walks if walk.score[0]]
+    if not walks:
+        return Followed({}, {})
+    best = max(walks, key=lambda walk: (not walk.cuts_weights, walk.is_compared, walk.score))
+    places = {(shapes[name], dim) for name, dim in best.inputs.items()}
+    alike = (
+        walk
+        for walk in walks
+        if walk.score == best.score
+        and {(shapes[name], dim) for name, dim in walk.inputs.items()} == places
+    )
+    seeds = [seed for walk in alike for seed in walk.inputs.items()]
+    return _Walk(graph, rules, fed).run(seeds).followed
+
+
+def _caches(graph: Graph) -> tuple[str, ...]:
+    """Values that a call reads as the one before it has left them, parameters apart."""
+    rows = ((node, row_of(node)) for node in graph.nodes if node.attrs.get("role") == "next")
+    return tuple(n.inputs[row.in_place] for n, row in rows if row and row.in_place is not None)
 
 
 def follow(
@@ -112,10 +133,14 @@ def _candidates(graph: Graph) -> Iterator[Dim]:
 
 @dataclass
 class _Walk:
-    """Follows one dim: a layout of each value that has it, factors of each node."""
+    """Follows one dim: a layout of each value that has it, factors of each node.
+
+    It may be a dim of the values in `fed`, by default the graph's inputs.
+    """
 
     graph: Graph
     rules: Mapping[str, Rule | str]
+    fed: tuple[str, ...] | None = None
     layouts: dict[str, Sharding] = field(default_factory=dict)
     factors: dict[str, dict[str, DimLayout]] = field(default_factory=dict)
 
@@ -134,13 +159,13 @@ class _Walk:
     def weights(self) -> frozenset[str]:
         """Values that are kept from step to step, and constants."""
         stored = (n.outputs[0] for n in self.graph.nodes if (row := row_of(n)) and row.stored)
-        return frozenset((*stored, *self.graph.constants))
+        return frozenset((*stored, *self.graph.constants)).difference(self.fed or ())
 
     @property
     def inputs(self) -> Mapping[str, int]:
-        """The dim of each graph input that has it."""
+        """The dim of each fed value that has it."""
         dims = {}
-        for value in self.graph.inputs:
+        for value in self.graph.inputs if self.fed is None else self.fed:
             if value in self.layouts:
                 cut = [i for i, at in enumerate(self.layouts[value].dims) if at.axes]
                 dims[value] = cut[0]
@@ -166,6 +191,33 @@ class _Walk:
             if node.name not in self.graph.backward
             and any(value in self.layouts for value in node.reads)
         )
+
+    @cached_property
+    def cuts_weights(self) -> bool:
+        """Whether a product reads a weight that is cut: the dim is one of features.
+
+        A weight as it is, or what is computed from weights alone.
+        """
+        weights = set(self.weights)
+        for node in self.graph.nodes:
+            if node.reads and weights.issuperset(node.reads):
+                weights.update(node.writes)
+            rule, cut = self.rules[node.name], self.factors.get(node.name)
+            if not cut or not isinstance(rule, Rule) or not rule.is_product:
+                continue
+            ins, _ = rule.shardings(cut, LINE)
+            if any(v in weights and at.axes for v, at in zip(node.inputs, ins, strict=True)):
+                return True
+        return False
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether a maximum over the dim is taken of parts of it."""
+        for name, cut in self.factors.items():
+            rule = self.rules[name]
+            if isinstance(rule, Rule) and any(rule.factors[n].reduce == "max" for n in cut):
+                return True
+        return False
 
     @cached_property
     def score(self) -> tuple[float, int]:

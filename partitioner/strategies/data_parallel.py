@@ -124,6 +124,8 @@ def stored_pins(asked: Asked, batch: Followed, data: DataParallel) -> Iterator[P
             text = f"parallel {word}: weight {value!r}"
             yield Pin(text, tensor=value, axis=axis, replicate=True)
     for value, uses in parameter_uses(graph).items():
+        if value in batch.inputs:  # a cache
+            continue
         cut = data.at_rest and can_cut(graph, value, size)
         text = f"parallel {word}: parameter {value!r}"
         shape = graph.types[value].shape

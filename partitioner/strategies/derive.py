@@ -304,7 +304,7 @@ class _Propagation:
     def _add(self, node: Node, rule: Rule, axes: Axes, cut: ClassCut) -> bool:
         """Keep a cut of a node if it is new and possible; whether it was kept."""
         kept = self.cuts[node.name].setdefault(axes, [])
-        if cut in kept or not _is_valid(node, cut):
+        if cut in kept or not _is_valid(node, rule, cut):
             return False
         if not any(set(link) == set(cut) for link in rule.links):
             return False
@@ -370,12 +370,17 @@ def _follows(node: Node, rule: Rule) -> bool:
     return rule.flops_per_point == 0 or rule.is_pointwise
 
 
-def _is_valid(node: Node, cut: ClassCut) -> bool:
-    """Whether no part is empty and, of a stored value, whether a DTensor can express the cut."""
+def _is_valid(node: Node, rule: Rule, cut: ClassCut) -> bool:
+    """Whether no part is empty and, of a stored value, whether a DTensor can express the cut.
+
+    What a device adds to a part of the result, of no operand's dim, may be nothing.
+    """
     row = row_of(node)
     stored = row is not None and row.stored
     return all(
-        min(layout.sizes()) > 0 and (not stored or layout.is_chunked) for layout in cut.values()
+        (min(layout.sizes()) > 0 or (len(cut) > 1 and name not in rule.read))
+        and (not stored or layout.is_chunked)
+        for name, layout in cut.items()
     )
 
 

@@ -29,6 +29,7 @@ from partitioner.frontends.torch.options import AtRest
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError, did_you_mean
 from partitioner.ir.graph import Graph
+from partitioner.ir.keys import has_few_queries
 from partitioner.ir.plan import Plan
 from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.data_parallel import DataParallel
@@ -222,24 +223,35 @@ def parallel_constraints(text: str, graph: Graph, mesh: Mapping[str, int]) -> Co
 
 
 def forms(
-    text: str | None, graph: Graph, mesh: Mapping[str, int] | None, *, free: bool
+    text: str | None, known: tuple[Graph, ...], mesh: Mapping[str, int] | None, *, free: bool
 ) -> tuple[Graph, ...]:
-    """The graphs to be planned: the graph and, if that is `free`, other forms of its attention.
+    """The graphs to be planned: the first and, if that is `free`, other forms of its attention.
 
-    A user's constraints are on the graph as it is.
+    A user's constraints are on the graph as it is. Where few queries meet a cache, a sequence is
+    that of the cache, which is cut in the form whose keys are in parts alone.
+
+    Args:
+        text: The kinds that are asked for.
+        known: The graph as read and, if there is one, its form in parts.
+        mesh: The mesh that is asked for.
+        free: Whether other forms may be planned than the first.
 
     Raises:
         ConstraintError: A form is asked for that the graph cannot have.
         SearchError: The mesh has no axis of a form.
     """
-    asked_kinds = kinds(text)
-    if text is None or mesh is None or {kind.word for kind in asked_kinds}.isdisjoint(FORMS):
-        return (graph,)
+    asked_kinds, graph = kinds(text), known[0]
+    words = {kind.word for kind in asked_kinds}
+    if SEQUENCE in words and has_few_queries(graph):
+        return known[1:] or known
+    if text is None or mesh is None or words.isdisjoint(FORMS):
+        return known if free else (graph,)
     usual = {axis for kind in asked_kinds for axis in kind.axes}
     own = {axis: size for axis, size in mesh.items() if axis in usual} or mesh
     for kind, asked in _asked(text, graph, parallel_mesh(text, 0, own)):
         if kind.word in FORMS:
-            return ring_forms(graph, asked.size, only=kind.word == RING, free=free)
+            rounds = ring_forms(graph, asked.size, only=kind.word == RING, free=free)
+            return (*rounds, *known[1:]) if free and kind.word == SEQUENCE else rounds
     return (graph,)
 
 

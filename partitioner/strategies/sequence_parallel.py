@@ -3,12 +3,13 @@
 The sequence is a dim of inputs, followed through the graph as the batch is. Nodes that take it as
 it lies are cut along it. Attention does not: it may be cut along its rows, with keys and values
 gathered, or along its heads, to which and from which an all-to-all leads. That is left to the
-search, as is everything that the sequence does not reach.
+search, as is everything that the sequence does not reach. Attention of few queries over a cache is
+in parts (`ir.keys`): the sequence is the cache's, and these are cut along it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of, rule_of
@@ -53,7 +54,9 @@ def sequence_constraints(asked: Asked) -> Constraints:
         ConstraintError: There is no sequence, or it has too few elements.
     """
     sequence = _checked_sequence(asked.graph, asked.size)
-    nodes = {**_factors(asked.graph, sequence, depending(asked.graph, sequence))}
+    reached = (n for n in depending(asked.graph, sequence) if n in sequence.factors)
+    kept = (asked.graph.producers[n].name for n in sequence.inputs if n in asked.graph.producers)
+    nodes = {**_factors(asked.graph, sequence, (*reached, *kept))}
     for node in asked.graph.nodes:  # what is sent round a ring lies in parts, as an alias too
         row, maker = row_of(node), asked.graph.producers.get(node.reads[0]) if node.reads else None
         if row is not None and row.ahead and maker is not None and maker.name not in nodes:
@@ -85,16 +88,18 @@ def _checked_sequence(graph: Graph, size: int) -> Followed:
         raise ConstraintError(
             f"parallel {SEQUENCE}: no input has a dim beside the batch that can be cut: {shapes}"
         )
-    if sequence.size(graph) < size:
+    # new keys beside those of a cache are a part of the sequence
+    longest = max(graph.types[value].shape[dim] for value, dim in sequence.inputs.items())
+    if longest < size:
         raise ConstraintError(
-            f"parallel {SEQUENCE}: the sequence ({_dims(sequence)}) has {sequence.size(graph)} "
-            f"elements, fewer than {size} devices"
+            f"parallel {SEQUENCE}: the sequence ({_dims(sequence)}) has {longest} elements, fewer "
+            f"than {size} devices"
         )
     return sequence
 
 
 def _factors(
-    graph: Graph, sequence: Followed, nodes: Iterator[str]
+    graph: Graph, sequence: Followed, nodes: Iterable[str]
 ) -> Mapping[str, frozenset[str]]:
     """Factors to be cut of each of these nodes; none, which are any, where the sequence breaks.
 
@@ -130,7 +135,7 @@ def sequence_notes(asked: Asked, plan: Plan) -> tuple[str, ...]:
         f"{node.name} ({node.op.rpartition('::')[2]})"
         for node in graph.nodes
         if node.name in sequence.factors and node.name not in graph.backward
-        if (row := row_of(node)) is None or not row.stored
+        if (row := row_of(node)) is None or not (row.stored or row.in_place is not None)
         if axis in plan.groups[plan.nodes[node.name].group].names
         if not any(axis in cut.axes for cut in plan.nodes[node.name].cuts.values())
     ]

@@ -195,7 +195,7 @@ def enumerate_cuts(rule: Rule, mesh: DeviceMesh) -> Iterator[Cuts]:
             if link is not None:
                 axes[link] = (*axes.get(link, ()), name)
         fits = all(
-            rule.factors[factor].size >= mesh.size(names)
+            rule.factors[factor].size >= mesh.size(names) or _may_be_empty(rule, factor, link)
             for link, names in axes.items()
             for factor in link
         )
@@ -203,6 +203,11 @@ def enumerate_cuts(rule: Rule, mesh: DeviceMesh) -> Iterator[Cuts]:
             yield {factor: Cut(names) for link, names in axes.items() for factor in link}
     if len(mesh.axes) == 1:
         yield from _odd_cuts(rule, mesh)
+
+
+def _may_be_empty(rule: Rule, factor: str, link: tuple[str, ...]) -> bool:
+    """Whether a device may have nothing of a factor: it is a part of a result's dim alone."""
+    return len(link) > 1 and factor not in rule.read
 
 
 def _odd_cuts(rule: Rule, mesh: DeviceMesh) -> Iterator[Cuts]:

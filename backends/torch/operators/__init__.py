@@ -3,6 +3,7 @@
 from partitioner.backends.torch.operators import (  # noqa: F401 - imported to be registered
     attention,
     bags,
+    caches,
     convolution,
     dropout,
     experts,

@@ -1,19 +1,23 @@
 """Elements found by index: gather, scatter and their relatives; sorting.
 
 Indexed dims are whole, all others are cut. Where elements are added up, the dims of the indices
-are cut too: each device adds its part to a partial result.
+are cut too: each device adds its part to a partial result. A dim that is written at positions that
+one vector holds is cut: each device writes what lies in its part, as to a cache of a decoder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
+from partitioner.ir.graph import Attr
+from partitioner.ir.ops.local import interval_attrs
 from partitioner.ir.ops.rules.dims import broadcast, names, replaced
 from partitioner.ir.ops.rules.indexing import gather_elements, moved_rows, scatter_elements
 from partitioner.ir.ops.rules.reduction import top_k
 from partitioner.ir.ops.signature import OpaqueError
-from partitioner.ir.ops.table import OpRow, OpView
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 
 
@@ -57,16 +61,50 @@ def _index_put(view: OpView) -> Rule:
     data, indices, common, written = _index_dims(view)
     adds, last = bool(view.attr("accumulate")), len(view.types) - 1
     whole = [name for name in data if name.startswith("v")]
+    if not adds:
+        whole = common if _written_dim(view) is not None else [*whole, *common]
     return view.rule(
         [data, *indices, broadcast(view.shape(last), written)],
         [data],
-        whole=whole if adds else [*whole, *common],
+        whole=whole,
         reduce=common,
         addends={0} if adds else (),
         points=[name for name in written if name != "1"],
         flops=1 if adds else 0,
         sums=[0, last],
     )
+
+
+def _written_dim(view: OpView) -> int | None:
+    """The only dim that is written, at positions that one vector holds; None otherwise."""
+    indices = [view.type(1 + i) for i in range(view.int_attr("indices", 0))]
+    dims = [dim for dim, index in enumerate(indices) if index is not None]
+    index = indices[dims[0]] if len(dims) == 1 else None
+    return dims[0] if index is not None and index.rank == 1 and index.dtype != "bool" else None
+
+
+def _local_put(view: OpView, local: LocalView) -> LocalOp:
+    dim = None if view.attr("accumulate") else _written_dim(view)
+    if dim is None:
+        return LocalOp((view.node,))
+    return _write_part(view, local, dim, (0, 1 + dim, len(view.types) - 1))
+
+
+def _local_copy(view: OpView, local: LocalView) -> LocalOp:
+    return _write_part(view, local, view.dim("dim", 0), (0, 1, 2))
+
+
+def _write_part(
+    view: OpView, local: LocalView, dim: int, operands: tuple[int, int, int]
+) -> LocalOp:
+    """A device that has a part of the written dim is told which; of data, index and source."""
+    size = view.shape()[dim]
+    if local.shapes[0][dim] == size:
+        return LocalOp((view.node,))
+    attrs: dict[str, Attr] = {"dim": dim, "size": size, **interval_attrs(local.regions[0][dim])}
+    inputs = tuple(view.node.inputs[index] for index in operands)
+    op = "partitioner::index_write_part"
+    return LocalOp((replace(view.node, op=op, inputs=inputs, attrs=attrs),))
 
 
 def _check_dims(view: OpView) -> None:
@@ -84,14 +122,14 @@ def _index_select(view: OpView) -> Rule:
 
 
 def _index_write(view: OpView, *, adds: bool) -> Rule:
-    """``d0 v d2, i, d0 i d2 -> d0 v d2``: each device adds its part of i, or writes all of it."""
+    """``d0 v d2, i, d0 i d2 -> d0 v d2``: each device adds its part of i, or writes to its of v."""
     _check_dims(view)
     dims, dim = names("d", view.rank()), view.dim("dim", 0)
     data, source = replaced(dims, dim, "v"), replaced(dims, dim, "i")
     return view.rule(
         [data, "i", source],
         [data],
-        whole={"v"} if adds else {"v", "i"},
+        whole={"v" if adds else "i"},
         reduce="i",
         addends={0} if adds else (),
         points=source,
@@ -126,11 +164,14 @@ def _sort(view: OpView) -> Rule:
 
 ROWS: Mapping[str, OpRow] = {
     **{f"aten::{op}.Tensor": OpRow(_index, moved=moved_rows) for op in ("_unsafe_index", "index")},
-    **{f"aten::{op}": OpRow(_index_put) for op in ("_unsafe_index_put", "index_put")},
+    **{
+        f"aten::{op}": OpRow(_index_put, _local_put, where=True)
+        for op in ("_unsafe_index_put", "index_put")
+    },
     **{f"aten::{op}": OpRow(_sort) for op in ("sort", "sort.stable", "topk")},
     "aten::gather": OpRow(_gather, moved=moved_rows),
     "aten::index_add": OpRow(partial(_index_write, adds=True)),
-    "aten::index_copy": OpRow(partial(_index_write, adds=False)),
+    "aten::index_copy": OpRow(partial(_index_write, adds=False), _local_copy, where=True),
     "aten::index_select": OpRow(_index_select, moved=moved_rows),
     "aten::scatter.src": OpRow(_scatter),
     "aten::scatter.value": OpRow(_scatter_value),

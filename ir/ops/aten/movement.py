@@ -12,7 +12,7 @@ from functools import partial
 from partitioner.ir.graph import Attr
 from partitioner.ir.ops.local import local_shape, same_node
 from partitioner.ir.ops.rules.dims import joined, names, replaced
-from partitioner.ir.ops.rules.joining import concat, run_of, slices, split
+from partitioner.ir.ops.rules.joining import concat, local_concat, run_of, slices, split
 from partitioner.ir.ops.rules.reduction import along
 from partitioner.ir.ops.rules.reshape import (
     expand,
@@ -261,7 +261,7 @@ ROWS: Mapping[str, OpRow] = {
         f"aten::{op}": OpRow(_split, _local_split, view=True)
         for op in ("split.Tensor", "split_with_sizes")
     },
-    "aten::cat": OpRow(_cat),
+    "aten::cat": OpRow(_cat, local_concat),
     "aten::constant_pad_nd": OpRow(_pad, _local_pad),
     "aten::diagonal": OpRow(_diagonal, view=True),
     "aten::diagonal_backward": OpRow(partial(_diagonal, backward=True), local_shape("input_sizes")),

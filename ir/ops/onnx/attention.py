@@ -1,16 +1,27 @@
-"""Attention and rotary embeddings of ONNX and of ONNX Runtime."""
+"""Attention and rotary embeddings of ONNX and of ONNX Runtime.
+
+A causal mask starts at the first query. A device with some of the rows of a causal Attention gets
+the part of the mask that is theirs, as an operand.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from partitioner.ir.graph import Attr
+import numpy as np
+
+from partitioner.ir.graph import Attr, Node
 from partitioner.ir.ops.local import same_node
 from partitioner.ir.ops.rules.attention import Attention, group_of
 from partitioner.ir.ops.rules.dims import compound
 from partitioner.ir.ops.signature import Dims, OpaqueError
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
+from partitioner.ir.types import TensorType, numpy_dtype
+
+#: Operands of Attention.
+MASK, PAST_KEY, LENGTHS = 3, 4, 6
 
 
 def _attention(view: OpView) -> Rule:
@@ -31,16 +42,55 @@ def _attention(view: OpView) -> Rule:
         queries=query[1] if packed else query[2],
         channels=query[2] // heads if packed else query[3],
         keys=keys,
-        total=keys + _past_keys(view, 4),
+        total=keys + _past_keys(view, PAST_KEY),
         values=value[2] // kv if packed else value[3],
-        ordered=bool(view.int_attr("is_causal", 0)),
+        ordered=_has_order(view),
     )
     dims = {**node.split, **node.packed} if packed else node.split
     operands: list[Dims] = [
-        *(dims["query"], dims["key"], dims["value"], node.mask(view.type(3))),
+        *(dims["query"], dims["key"], dims["value"], node.mask(view.type(MASK))),
         *(dims["past_key"], dims["past_value"], "b"),
     ]
     return _rule(view, node, operands, dims["result"])
+
+
+def _has_order(view: OpView) -> bool:
+    """Whether the places of queries matter in a way that no mask says: windows, lengths, scores."""
+    if any(view.int_attr(f"{side}_window_size", -1) >= 0 for side in ("left", "right")):
+        return True
+    is_apart = view.type(LENGTHS) is not None or any(view.node.outputs[3:])
+    return bool(view.int_attr("is_causal", 0)) and is_apart
+
+
+def _local_attention(view: OpView, local: LocalView) -> LocalOp:
+    """Of some rows of a causal attention, the attention with the rows of its mask."""
+    (node,) = _local_heads(view, local).nodes
+    dim, past = view.rank() - 2, _past_keys(view, PAST_KEY)
+    rows = local.regions[0][dim]
+    if not view.int_attr("is_causal", 0) or rows == ((0, view.shape()[dim]),):
+        return LocalOp((node,))
+    total = past + local.shapes[1][dim]
+    last, key, seen, mask = (f"{node.name}.{x}" for x in ("last", "key", "seen", "mask"))
+    places = [past + start + i for start, size in rows for i in range(size)]
+    constants = {last: np.array(places, np.int64)[:, None], key: np.arange(total)[None]}
+    shape = (len(places), total)
+    nodes = [Node(seen, "LessOrEqual", (key, last), (seen,))]
+    types = {seen: TensorType.of("bool", shape)}
+    given = view.type(MASK)
+    if given is None:
+        mask = seen
+    else:
+        shape = np.broadcast_shapes(local.shapes[MASK], shape)
+        types[mask] = TensorType.of(given.dtype, shape)
+        if given.dtype == "bool":
+            nodes.append(Node(mask, "And", (node.inputs[MASK], seen), (mask,)))
+        else:
+            hidden = f"{node.name}.hidden"
+            constants[hidden] = np.array(-np.inf, numpy_dtype(given.dtype))
+            nodes.append(Node(mask, "Where", (seen, node.inputs[MASK], hidden), (mask,)))
+    inputs = (*node.inputs[:MASK], mask, *node.inputs[MASK + 1 :])
+    attrs = {name: value for name, value in node.attrs.items() if name != "is_causal"}
+    return LocalOp((*nodes, replace(node, inputs=inputs, attrs=attrs)), constants, types)
 
 
 def _multi_head(view: OpView) -> Rule:
@@ -175,7 +225,7 @@ def _rotated(view: OpView, heads: int, others: list[Dims], *, ordered: bool = Fa
 
 
 ROWS: Mapping[str, OpRow] = {
-    "Attention": OpRow(_attention, _local_heads, attention=True),
+    "Attention": OpRow(_attention, _local_attention, attention=True, where=True),
     "RotaryEmbedding": OpRow(_rotary, _local_heads),
     "com.microsoft::GroupQueryAttention": OpRow(_group_query, _local_heads, attention=True),
     "com.microsoft::MultiHeadAttention": OpRow(_multi_head, _local_heads, attention=True),

@@ -10,7 +10,7 @@ import numpy as np
 from partitioner.ir.errors import IRError
 from partitioner.ir.ops.local import local_shape_operand, same_node, with_constant
 from partitioner.ir.ops.rules.dims import names
-from partitioner.ir.ops.rules.joining import Run, concat, run_of, slices, split
+from partitioner.ir.ops.rules.joining import Run, concat, local_concat, run_of, slices, split
 from partitioner.ir.ops.rules.reduction import along
 from partitioner.ir.ops.rules.reshape import (
     changed_dims,
@@ -233,7 +233,7 @@ def _local_slice(view: OpView, local: LocalView) -> LocalOp:
 
 ROWS: Mapping[str, OpRow] = {
     "CenterCropPad": OpRow(_center_crop_pad, _local_center_crop_pad),
-    "Concat": OpRow(_concat),
+    "Concat": OpRow(_concat, local_concat),
     "DepthToSpace": OpRow(_depth_to_space),
     "Expand": OpRow(expand, local_shape_operand(1)),
     "Flatten": OpRow(_flatten, view=True),

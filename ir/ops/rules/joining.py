@@ -8,26 +8,50 @@ so the local op is the same op with local sizes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from partitioner.ir.ops.rules.dims import joined, names, replaced
 from partitioner.ir.ops.signature import Options, Signature
+from partitioner.ir.ops.table import LocalOp, LocalView, OpView
 from partitioner.ir.rule import Rule
 
 Run = tuple[int, int, int]  #: Sizes of three parts of a dim: before a slice, the slice, after it.
 
 
 def concat(signature: Signature, dim: int, sums: Iterable[int] = ()) -> Rule:
-    """``d0 a0, d0 a1 -> d0 a0 + a1``; an empty vector may stand for a tensor of any rank."""
+    """``d0 a0, d0 a1 -> d0 a0 + a1``; an empty vector may stand for a tensor of any rank.
+
+    An element that is joined to more, as a token to a cache, is whole on each device, and one of
+    them puts it into its part: ``d0 a0, d0 e1 -> d0 a0 + a1``.
+    """
     rank = len(signature.out_shape)
     dims, parts = names("d", rank), names("a", len(signature.types))
     shapes = {name: signature.shape(i) for i, name in enumerate(parts)}
     sizes = {name: shape[dim] if len(shape) == rank else 0 for name, shape in shapes.items()}
+    single = {
+        n: n.replace("a", "e") for n, size in sizes.items() if 1 == size < max(sizes.values())
+    }
     return signature.rule(
-        [replaced(dims, dim, n) if len(s) == rank else [n] for n, s in shapes.items()],
+        [
+            replaced(dims, dim, single.get(n, n)) if len(s) == rank else [n]
+            for n, s in shapes.items()
+        ],
         [replaced(dims, dim, joined(sizes))],
-        whole=[name for name, size in sizes.items() if size == 0],
+        sizes=dict.fromkeys(single, 1),
+        whole=[*(name for name, size in sizes.items() if size == 0), *single.values()],
         sums=sums,
     )
+
+
+def local_concat(view: OpView, local: LocalView) -> LocalOp:
+    """The node without those elements that other devices put into their parts."""
+    node = view.node
+    others = {
+        i for i in range(len(node.inputs)) if f"e{i}" in local.sizes and not local.sizes[f"a{i}"]
+    }
+    inputs = tuple(value for i, value in enumerate(node.inputs) if i not in others)
+    attrs = {**node.attrs, "tensors": len(inputs)} if "tensors" in node.attrs else node.attrs
+    return LocalOp((replace(node, inputs=inputs, attrs=attrs),))
 
 
 def split(signature: Signature, dim: int, sizes: Sequence[int], sums: Iterable[int] = ()) -> Rule:

@@ -26,6 +26,7 @@ from partitioner.frontends.onnx.norms import GROUP, WITH_KERNELS, norms_in_parts
 from partitioner.frontends.onnx.read import Source, name_of, read_source
 from partitioner.frontends.onnx.shapes import make_static
 from partitioner.ir.graph import Graph, Opaque
+from partitioner.ir.keys import keys_in_parts
 
 _NO_DIMS: Mapping[str, int] = MappingProxyType({})
 _NO_SHAPES: Mapping[str, tuple[int, ...]] = MappingProxyType({})
@@ -54,7 +55,7 @@ class Traced:
     @property
     def forms(self) -> tuple[Traced, ...]:
         """The model, and with the same results in nodes that can be cut along more dims."""
-        divided = norms_in_parts(self.graph, WITH_KERNELS)
+        divided = keys_in_parts(norms_in_parts(self.graph, WITH_KERNELS))
         return (self,) if divided is self.graph else (self, replace(self, graph=divided))
 
 

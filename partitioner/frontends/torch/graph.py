@@ -45,6 +45,7 @@ from partitioner.frontends.torch.passes import (
 from partitioner.frontends.torch.recompute import backward_with_offers
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Attr, Constant, Graph, Node, needed
+from partitioner.ir.keys import keys_in_parts
 from partitioner.ir.offers import chosen
 from partitioner.ir.ring import ring_of
 from partitioner.ir.types import TensorType
@@ -91,8 +92,17 @@ class ModuleGraph:
         """The graph that offers to compute again what the backward pass reads (see `ir.offers`)."""
         return self.graph if self.offer is None else self.offer()
 
+    @property
+    def forms(self) -> tuple[Graph, ...]:
+        """The graph, and with the same results in nodes that can be cut along more dims."""
+        divided = keys_in_parts(self.graph)
+        return (self.graph,) if divided is self.graph else (self.graph, divided)
+
     def of(self, names: Container[str]) -> ModuleGraph:
         """With the graph that has nodes of these names alone; as it is if there is none."""
+        for form in self.forms[1:]:
+            if any(n.name in names for n in form.nodes if n.name not in self.graph.by_name):
+                return replace(self, graph=form)
         rounds = ring_of(self.graph if self.kept is None else self.kept, names)
         if rounds is not (self.graph if self.kept is None else self.kept):
             return replace(self, graph=rounds)

@@ -25,7 +25,22 @@ CASES = [
     aten(
         "index_put",
         *(f32(4, 6, 5), [None, vec(1, 4, 0)], f32(4, 3, 5)),
-        options={"min_cuts": 3},
+        options={"min_cuts": 3, "exact": True},
+    ),
+    aten(
+        "index_put",
+        *(f32(4, 6, 5), [None, vec(-1, 4, 0)], f32(3, 1)),
+        options={"min_cuts": 3, "exact": True},
+    ),
+    aten(
+        "_unsafe_index_put",
+        *(f32(4, 3, 7), [None, None, vec(5, 2, dtype="int32")], f32(4, 3, 2)),
+        options={"min_cuts": 3, "exact": True},
+    ),
+    aten(
+        "index_put",
+        *(f32(4, 6, 5), [vec(1, 3, 0), vec(1, 4, 0)], f32(3, 5)),
+        options={"min_cuts": 1, "exact": True},
     ),
     aten(
         "index_put",
@@ -51,6 +66,12 @@ CASES = [
         alpha=2,
     ),
     aten("index_copy", f32(4, 6), 1, vec(5, 0, 2), f32(4, 3), options={"min_cuts": 2}),
+    aten(
+        "index_copy",
+        *(f32(2, 3, 7, 4), 2, vec(5), f32(2, 3, 1, 4)),
+        options={"min_cuts": 4, "exact": True},
+    ),
+    aten("index_copy", f32(7), 0, vec(1, 0), f32(2), options={"min_cuts": 1, "exact": True}),
     aten("gather", f32(4, 6), 1, ints(4, 7, low=0, high=5), options={"min_cuts": 2}),
     aten("gather", f32(6, 6), 1, ints(4, 7, low=0, high=5), options={"min_cuts": 1}),
     aten("gather", f32(4, 6, 5), 0, ints(3, 6, 5, low=0, high=3), options={"min_cuts": 3}),

@@ -1,7 +1,7 @@
 """Rows of attention and rotary embeddings."""
 
 import pytest
-from rows import Case, Draw, case, check_opaque, check_row, f32, ints, vec
+from rows import Case, Draw, case, check_opaque, check_row, f32, flags, ints, vec
 
 from partitioner.ir.graph import Attr
 
@@ -32,19 +32,27 @@ PAST = (f32(2, 3, 2, 4), f32(2, 3, 2, 4))
 ATTENTION_CASES = (
     attention(*split(3, 3), min_cuts=3),
     attention(*split(6, 3), min_cuts=4),
-    attention(*split(6, 3), attrs={"is_causal": 1}, min_cuts=3),
+    attention(*split(6, 3), attrs={"is_causal": 1}, min_cuts=4),
+    attention(*split(6, 3), flags(5, 4), attrs={"is_causal": 1}, min_cuts=4),
+    attention(*split(6, 3), f32(2, 1, 5, 4), attrs={"is_causal": 1}, min_cuts=4),
     attention(f32(2, 3, 5, 4), f32(2, 3, 4, 4), f32(2, 3, 4, 7), min_cuts=3),
     attention(*split(6, 1), attrs={"scale": 0.3, "softcap": 2.0}, min_cuts=3, opset=24),
     attention(*packed(3, 3), attrs=counts(3, 3), min_cuts=3),
     attention(*packed(15, 5), attrs=counts(15, 5), min_cuts=4),
-    attention(*packed(6, 3), attrs=counts(6, 3, is_causal=1), min_cuts=3),
+    attention(*packed(6, 3), attrs=counts(6, 3, is_causal=1), min_cuts=4),
     attention(*split(6, 3), f32(5, 4), min_cuts=4),
     attention(*split(6, 3), f32(1, 1, 5, 4), min_cuts=4),
     attention(*split(6, 3), f32(2, 6, 5, 4), min_cuts=4),
     attention(*packed(6, 3), f32(6, 5, 4), attrs=counts(6, 3), min_cuts=4),
     attention(*split(6, 3), None, *PAST, outputs=3, min_cuts=4),
     attention(*split(6, 3), f32(2, 1, 5, 6), *PAST, outputs=4, min_cuts=4),
-    attention(*packed(6, 3), None, *PAST, attrs=counts(6, 3, is_causal=1), outputs=3, min_cuts=3),
+    attention(*packed(6, 3), None, *PAST, attrs=counts(6, 3, is_causal=1), outputs=3, min_cuts=4),
+    attention(
+        *(*split(6, 3), f32(5, 6), *PAST),
+        attrs={"is_causal": 1},
+        outputs=4,
+        min_cuts=3,
+    ),
     attention(*split(3, 3), None, None, None, ints(2, low=2, high=4), opset=24, min_cuts=3),
 )
 

@@ -112,7 +112,8 @@ JOINS = (
     case("Concat", f32(2, 3, 2), f32(5, 3, 2), f32(4, 3, 2), attrs={"axis": -3}, min_cuts=5),
     case("Concat", f32(4, 3), attrs={"axis": 0}, min_cuts=2),
     case("Concat", f32(2, 0, 3), f32(2, 4, 3), attrs={"axis": 1}, min_cuts=3),
-    case("Concat", f32(2, 1, 3), f32(2, 4, 3), attrs={"axis": 1}, min_cuts=2, opset=11),
+    case("Concat", f32(2, 1, 3), f32(2, 4, 3), attrs={"axis": 1}, min_cuts=4, opset=11),
+    case("Concat", f32(2, 7, 3), f32(2, 1, 3), f32(2, 4, 3), attrs={"axis": 1}, min_cuts=5),
     case(
         "Split", f32(3, 9), attrs={"axis": 1, "split": (2, 4, 3)}, outputs=3, min_cuts=4, opset=11
     ),

@@ -1,0 +1,55 @@
+"""Writes of rows to a part of a tensor, as of new keys and values to a cache that is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from partitioner.backends.torch.operators.registry import operator
+from partitioner.backends.torch.operators.vocabulary import check_ids, local_places
+
+
+@operator(
+    "index_write_part(Tensor data, Tensor index, Tensor source, int dim, int size, int[] starts, "
+    "int[] lengths) -> Tensor",
+    lambda data, *_: torch.empty_like(data),
+)
+def index_write_part(
+    data: Tensor,
+    index: Tensor,
+    source: Tensor,
+    dim: int,
+    size: int,
+    starts: Sequence[int],
+    lengths: Sequence[int],
+) -> Tensor:
+    """The part with rows of the source at those positions that lie in it.
+
+    No position waits for the device: one outside the part writes again what the last one inside
+    writes or, if none is inside, what is there.
+
+    Args:
+        data: The part.
+        index: Positions in the whole dim, which may count from its end.
+        source: The rows; they broadcast to one for each position.
+        dim: The dim that is written.
+        size: Size of the whole dim.
+        starts: First position of each piece of the part.
+        lengths: Positions of each piece.
+    """
+    wanted = torch.where(index < 0, index + size, index).long()
+    check_ids(wanted, size, "index of a write")
+    shape = [*data.shape]
+    if not shape[dim] or not index.numel():
+        return data.clone()
+    shape[dim] = index.numel()
+    places, inside = local_places(wanted, starts, lengths)
+    order = torch.arange(index.numel(), device=index.device)
+    last = torch.where(inside, order, 0).amax()
+    chosen = torch.where(inside, order, last)
+    places = places[chosen]
+    rows = source.expand(shape).index_select(dim, chosen)
+    rows = torch.where(inside.any(), rows, data.index_select(dim, places))
+    return data.index_copy(dim, places, rows)

@@ -1,0 +1,145 @@
+"""ONNX decoders: keys of a cache and rows of causal attention are cut, against ONNX Runtime."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_models
+import pytest
+from decoders import are_cut_along_keys, writes
+from onnx import helper
+
+import partitioner
+from partitioner.compiled.base import Compiled
+from partitioner.ir.plan import resolve
+
+HEADS, KV, WIDTH = 4, 2, 6
+
+
+def cut(model: onnx.ModelProto, devices: int, parallel: str = "cp", **more: Any) -> Compiled:
+    result = partitioner.compile(model, devices=devices, parallel=parallel, time_limit_s=3, **more)
+    assert isinstance(result, Compiled)
+    return result
+
+
+def operator(
+    attrs: Mapping[str, Any], *, packed: bool = False, past: int = 12, rows: int = 1, mask: str = ""
+) -> onnx.ModelProto:
+    """Attention over past keys and those of some rows, with present keys as results."""
+    sizes = {"query": HEADS, "key": KV, "value": KV}
+    inputs: dict[str, tuple[str, list[int]]] = {
+        name: ("float32", [2, rows, heads * WIDTH] if packed else [2, heads, rows, WIDTH])
+        for name, heads in sizes.items()
+    }
+    total = past + rows
+    if mask:
+        inputs["mask"] = (mask, [1, 1, rows, total])
+    for name in ("past_key", "past_value"):
+        inputs[name] = ("float32", [2, KV, past, WIDTH])
+    if packed:
+        attrs = {**attrs, "q_num_heads": HEADS, "kv_num_heads": KV}
+    operands = ["query", "key", "value", "mask" if mask else "", "past_key", "past_value"]
+    results = ["result", "present_key", "present_value"]
+    outputs = {
+        "result": ("float32", inputs["query"][1]),
+        **{name: ("float32", [2, KV, total, WIDTH]) for name in results[1:]},
+    }
+    node = helper.make_node("Attention", operands, results, name="attention", **attrs)
+    return onnx_models.model([node], inputs, outputs, opset=23)
+
+
+CASES: Sequence[tuple[dict[str, Any], int]] = (
+    ({}, 2),
+    ({"packed": True}, 3),
+    ({"mask": "bool", "rows": 3}, 3),
+    ({"mask": "float32", "rows": 2, "attrs": {"is_causal": 1}}, 2),
+    ({"rows": 3, "attrs": {"is_causal": 1, "scale": 0.3}, "past": 14}, 5),
+    ({"mask": "bool", "rows": 2, "attrs": {"is_causal": 1}, "packed": True}, 2),
+)
+
+
+@pytest.mark.parametrize(("options", "devices"), CASES, ids=str)
+def test_attention_with_past_keys(options: dict[str, Any], devices: int) -> None:
+    result = cut(operator(**{"attrs": {}, **options}), devices)
+    assert are_cut_along_keys(result)
+    assert len(writes(result)) == 2
+    if options.get("rows", 1) == 1:
+        assert all({"a0", "a1"} == placed.layouts.keys() for placed in writes(result))
+    verified = result.verify(seed=1)
+    assert verified.equal, str(verified)
+
+
+def lines(rows: int, keys: int, opset: int, width: int = WIDTH) -> onnx.ModelProto:
+    """Attention as exporters write it: two products, a mask and a softmax."""
+    inputs = {
+        "query": ("float32", [1, HEADS, rows, width]),
+        "key": ("float32", [1, HEADS, keys, width]),
+        "value": ("float32", [1, HEADS, keys, width]),
+        "mask": ("float32", [1, 1, rows, keys]),
+    }
+    nodes = [
+        helper.make_node("Transpose", ["key"], ["kt"], name="kt", perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["query", "kt"], ["scores"], name="scores"),
+        helper.make_node("Mul", ["scores", "scale"], ["scaled"], name="scaled"),
+        helper.make_node("Add", ["scaled", "mask"], ["masked"], name="masked"),
+        helper.make_node("Softmax", ["masked"], ["weights"], name="weights", axis=-1),
+        helper.make_node("MatMul", ["weights", "value"], ["result"], name="result"),
+    ]
+    outputs = {"result": ("float32", [1, HEADS, rows, width])}
+    scale = {"scale": np.array(width**-0.5, np.float32)}
+    return onnx_models.model(nodes, inputs, outputs, scale, opset=opset)
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+def test_attention_in_lines(opset: int, tmp_path: Path) -> None:
+    result = cut(lines(rows=2, keys=13, opset=opset), 3)
+    cuts = result.plan.nodes
+    assert cuts["scores"].cuts.keys() == {"n"}
+    assert cuts["result"].cuts.keys() == {"k"}
+    assert are_cut_along_keys(result)
+    assert result.verify(seed=1).equal
+    result.save(tmp_path / "saved")
+    assert partitioner.load(tmp_path / "saved").verify(seed=0).equal
+
+
+def test_a_long_cache_is_cut_without_being_asked_for() -> None:
+    """Each of five devices has a part of the keys."""
+    result = partitioner.compile(
+        lines(rows=1, keys=100_000, opset=18, width=128), devices=5, mesh={"x": 5}
+    )
+    print(
+        result, [(n, {k: str(v) for k, v in p.cuts.items()}) for n, p in result.plan.nodes.items()]
+    )
+    assert result.plan.nodes["scores"].cuts.keys() == {"n"}
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("mask", ["", "bool"])
+@pytest.mark.parametrize("past", [0, 3])
+def test_rows_of_causal_attention(past: int, mask: str, devices: int) -> None:
+    """Seven rows of a batch of two: of as many keys, and over a short cache."""
+    names = {"query": HEADS, "key": KV, "value": KV}
+    inputs: dict[str, tuple[str, list[int]]] = {"x": ("float32", [2, 7, 8])}
+    rng = np.random.default_rng(0)
+    weights = {
+        f"w_{name}": rng.normal(size=(8, n * WIDTH)).astype(np.float32) for name, n in names.items()
+    }
+    nodes = [helper.make_node("MatMul", ["x", f"w_{name}"], [name], name=name) for name in names]
+    if mask:
+        inputs["mask"] = (mask, [7, 7 + past])
+    operands, results = [*names, "mask" if mask else ""], ["result"]
+    if past:
+        operands += ["past_key", "past_value"]
+        inputs |= dict.fromkeys(operands[4:], ("float32", [2, KV, past, WIDTH]))
+        results += ["present_key", "present_value"]
+    attrs = {"is_causal": 1, "q_num_heads": HEADS, "kv_num_heads": KV}
+    nodes.append(helper.make_node("Attention", operands, results, name="attention", **attrs))
+    outputs = {"result": ("float32", [2, 7, HEADS * WIDTH])}
+    outputs |= dict.fromkeys(results[1:], ("float32", [2, KV, 7 + past, WIDTH]))
+    result = cut(onnx_models.model(nodes, inputs, outputs, weights, opset=23), devices)
+    (attention,) = (p for p in resolve(result.graph, result.plan) if p.node.op == "Attention")
+    assert attention.layouts.keys() == {"q"}
+    verified = result.verify(seed=1)
+    assert verified.equal, str(verified)

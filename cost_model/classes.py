@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.dispatch import dispatch_comms
 from partitioner.cost_model.reshard import Hop, Resharder
 from partitioner.cost_model.traffic import sent_numel
 from partitioner.ir.graph import Graph
@@ -68,6 +69,10 @@ def _local_sizes(placed: Sequence[PlacedNode]) -> Iterator[Mapping[int, Hashable
                     cuts.setdefault((at.mesh, dim))
     for mesh, layout in cuts:
         yield {device: layout.local_size(mesh, point) for device, point in mesh.coords()}
+    for node in placed:
+        comms = [*dispatch_comms(node)]
+        for comm in comms:
+            yield {device: numel for device, numel in sent_numel(comm.transfers).items()}
     for mesh, layout in rising:
         parts = {device: layout.pieces(mesh, point) for device, point in mesh.coords()}
         yield {

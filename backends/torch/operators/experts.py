@@ -281,7 +281,7 @@ def _empty_sent(x: Tensor, ids: Tensor, _: Tensor, up: Tensor, *call: Any) -> tu
 )
 def experts_sent(*call: Any) -> Steps:
     """`experts` of this rank's tokens; the first products are those of its experts."""
-    layer, group, tokens = _Layer(*call[:11]), _Group(*call[11:16]), call[16]
+    layer, group = _Layer(*call[:11]), _Group(*call[11:16])
     kept = _empty_sent(*call)[1].zero_()
     here, _, leaving, arriving = yield from group.sent(layer, [])
     (out,) = yield from group.returned([here.results(kept)], leaving, arriving, layer.x.shape[0])

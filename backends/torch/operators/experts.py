@@ -83,7 +83,7 @@ class _Layer:
     def results(self, kept: Tensor) -> Tensor:
         """The sum of the results of the shard's experts; first products are put into `kept`."""
         out = self.x.new_zeros((self.x.shape[0], self.down.shape[1]))
-        weights, rows = self.weights.reshape(-1), kept.view(-1, kept.shape[-1])
+        weights, rows = self.weights.reshape(-1), kept.flatten(0, 1)
         for place, tokens, choices in self.routed():
             before = self.x.index_select(0, tokens) @ self.up[place].T
             if self.keep:
@@ -96,7 +96,7 @@ class _Layer:
         """Gradients of tokens, weights, `up` and `down`."""
         operands = (self.x, self.weights, self.up, self.down)
         of_x, of_weights, of_up, of_down = (x.new_zeros(x.shape) for x in operands)
-        weights, products = self.weights.reshape(-1), kept.reshape(-1, kept.shape[-1])
+        weights, products = self.weights.reshape(-1), kept.flatten(0, 1)
         for place, tokens, choices in self.routed():
             rows, of_rows = self.x.index_select(0, tokens), grad.index_select(0, tokens)
             held = products.index_select(0, self.kept_at(choices))
@@ -225,7 +225,7 @@ class _Group:
         awaited = [0 if i == self.member else n * width for i, n in enumerate(arriving)]
         others = [part.reshape(-1) for i, part in enumerate(rows) if i != self.member]
         flat = yield torch.cat(others), awaited, leaving, group_name(self.ranks)
-        got = [part.view(-1, width) for part in flat.split(awaited)]
+        got = [part.view(-1, width) for part in torch.split(flat, awaited)]
         return [own if i == self.member else part for i, part in enumerate(got)]
 
     def sent(
@@ -260,7 +260,7 @@ class _Group:
         tokens: int,
     ) -> Generator[Exchange, Tensor, list[Tensor]]:
         """The sums, for this rank's tokens, of what all ranks have computed for them."""
-        rows = packed(results).split(list(arriving))
+        rows = torch.split(packed(results), list(arriving))
         got = yield from self.passed(rows, [len(part) for part in leaving])
         like = [(part.dtype, part.shape[1]) for part in results]
         sums = [part.new_zeros((tokens, part.shape[1])) for part in results]

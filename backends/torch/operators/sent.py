@@ -59,5 +59,5 @@ def unpacked(rows: Tensor, like: Sequence[tuple[torch.dtype, int]]) -> list[Tens
     widths = [dtype.itemsize * columns for dtype, columns in like]
     return [
         part.contiguous().view(dtype)
-        for part, (dtype, _) in zip(rows.split(widths, 1), like, strict=True)
+        for part, (dtype, _) in zip(torch.split(rows, widths, 1), like, strict=True)
     ]

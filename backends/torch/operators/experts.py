@@ -223,7 +223,7 @@ class _Group:
         width, own = rows[0].shape[1], rows[self.member]
         leaving = [0 if i == self.member else part.numel() for i, part in enumerate(rows)]
         awaited = [0 if i == self.member else n * width for i, n in enumerate(arriving)]
-        others = [part.reshape(-1) for i, part in enumerate(rows) if i != self.member]
+        others = [(own[:0] if part is own else part).reshape(-1) for part in rows]
         flat = yield torch.cat(others), awaited, leaving, group_name(self.ranks)
         got = [part.view(-1, width) for part in torch.split(flat, awaited)]
         return [own if i == self.member else part for i, part in enumerate(got)]

@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.dispatch import dispatch_comms, dispatch_seconds
 from partitioner.cost_model.reshard import Hop, Resharder
 from partitioner.cost_model.traffic import sent_numel
 from partitioner.ir.graph import Graph
@@ -30,7 +31,8 @@ def representatives(
     """
     hops = _hops(graph, placed, resharder)
     classes = [0] * len(cluster)
-    for labels in (dict(enumerate(cluster.devices)), *_local_sizes(placed), *map(_roles, hops)):
+    sizes, inside = _local_sizes(placed), _dispatches(placed, cluster)
+    for labels in (dict(enumerate(cluster.devices)), *sizes, *inside, *map(_roles, hops)):
         _refine(classes, labels)
     count = 0
     while len(set(classes)) != count:
@@ -74,6 +76,14 @@ def _local_sizes(placed: Sequence[PlacedNode]) -> Iterator[Mapping[int, Hashable
             device: sum(length * (2 * start + length) for start, length in pieces)
             for device, pieces in parts.items()
         }
+
+
+def _dispatches(placed: Sequence[PlacedNode], cluster: Cluster) -> Iterator[Mapping[int, Hashable]]:
+    """What each device sends inside of nodes, and the seconds that it takes."""
+    for node in placed:
+        if node.sent:
+            yield dispatch_seconds(node, cluster)
+            yield from (sent_numel(comm.transfers) for comm in dispatch_comms(node))
 
 
 def _hops(graph: Graph, placed: Sequence[PlacedNode], resharder: Resharder) -> Sequence[Hop]:

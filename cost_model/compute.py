@@ -14,10 +14,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from partitioner.cost_model.cluster import Cluster, DeviceSpec
+from partitioner.cost_model.dispatch import dispatch_seconds
 from partitioner.cost_model.entries import Estimate
 from partitioner.cost_model.forms import LocalShape, form_of, stores_parts, trains
 from partitioner.ir.graph import Graph, Node
@@ -59,7 +60,14 @@ def node_estimates(
     *,
     in_parts: bool | None = None,
 ) -> Mapping[int, Estimate]:
-    """`node_seconds`, with where each device's come from."""
+    """`node_seconds`, with where each device's come from.
+
+    Where devices send each other iterations inside of the node, the seconds of that are among them.
+    """
+    if placed.sent:
+        sent_s = dispatch_seconds(placed, cluster)
+        inside = node_estimates(graph, placed.inside(graph), cluster, devices, in_parts=in_parts)
+        return {d: replace(one, seconds=one.seconds + sent_s[d]) for d, one in inside.items()}
     if is_free(placed):
         return dict.fromkeys(placed.mesh.devices if devices is None else devices, _FREE)
     known: dict[tuple[tuple[int, ...], DeviceSpec, float], Estimate] = {}

@@ -25,6 +25,7 @@ import numpy as np
 from partitioner.cost_model.cluster import Cluster, LinkLevel
 from partitioner.cost_model.collectives import collective, joined_seconds, tabled
 from partitioner.cost_model.compute import is_free, kernel_estimate, moved_bytes
+from partitioner.cost_model.dispatch import COUNT_BYTES, dispatch_s
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.reshard import Hop, PricedComm, Reshard, Resharder, overlap_share
 from partitioner.ir.exchange import intersect
@@ -94,6 +95,9 @@ class EvenMesh:
 
     def node_seconds(self, graph: Graph, placed: PlacedNode) -> float:
         """Seconds that each device spends on its part; see `compute.node_seconds`."""
+        if placed.sent:
+            inside_s = self.node_seconds(graph, placed.inside(graph))
+            return inside_s + self._dispatch_seconds(placed)
         if is_free(placed):
             return 0.0
         rule = placed.rule
@@ -109,6 +113,20 @@ class EvenMesh:
         moved = moved_bytes(graph, placed, self.local_bytes)
         spec = self.cluster.devices[self.device]
         return kernel_estimate(graph, placed, spec, flops, moved, self._local_shape).seconds
+
+    def _dispatch_seconds(self, placed: PlacedNode) -> float:
+        """Seconds of what the device sends inside of a node; see `dispatch.dispatch_seconds`."""
+        assert placed.rule is not None
+        dispatch = placed.rule.dispatch
+        assert dispatch is not None
+        rows, owners = placed.layouts[dispatch.rows], placed.layouts[dispatch.owners]
+        share = dispatch.share(self.local_size(owners), owners.size)
+        moved = self.local_size(rows) * share
+        sizes = moved * dispatch.there_bytes, moved * dispatch.back_bytes
+        ranks = self.line(frozenset(placed.sent))
+        return sum(
+            dispatch_s(ranks, nbytes, self.cluster)[self.device] for nbytes in (COUNT_BYTES, *sizes)
+        )
 
     def _local_shape(self, at: Placement) -> tuple[int, ...]:
         if not at.mesh.axes:

@@ -63,6 +63,11 @@ class Task:
         return "comm" if self.comm is not None or self.placed is None else "compute"
 
     @property
+    def waits(self) -> bool:
+        """Whether its devices wait for each other: those of a node, if it sends inside of it."""
+        return self.kind == "comm" or (self.placed is not None and bool(self.placed.sent))
+
+    @property
     def longest_s(self) -> float:
         """Seconds on the device that it occupies longest."""
         return max(self.devices.values(), default=0.0)

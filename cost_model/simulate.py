@@ -227,7 +227,7 @@ class _LanePhase:
         for _, task in self.inside:
             rows = [row[device] for device in task.devices]
             seconds = np.fromiter(task.devices.values(), np.float64, len(rows))
-            if task.kind == "compute" or len(rows) < 2:
+            if not task.waits or len(rows) < 2:
                 later[rows] += seconds[:, None]
             else:
                 later[rows] = later[rows].max(axis=0) + seconds[:, None]
@@ -283,7 +283,7 @@ class _Clock:
         """Run a node, or a communication that needs all its devices at once."""
         ready = max((self.free[device] for device in task.devices), default=0.0)
         for device, seconds in task.devices.items():
-            start = self.free[device] if task.kind == "compute" else ready
+            start = ready if task.waits else self.free[device]
             self._run(index, task, request, device, start, start + seconds)
 
     def send(self, index: int, task: Task, request: int) -> None:

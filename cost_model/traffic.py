@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
+from partitioner.cost_model.dispatch import dispatch_comms
 from partitioner.cost_model.schedule import Schedule, Task
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.program import CommKind
@@ -16,9 +17,15 @@ from partitioner.ir.types import item_bytes
 
 
 def moves(task: Task) -> Iterator[tuple[int, int, float]]:
-    """(source, target, bytes) between different devices; none for a task that is a node."""
+    """(source, target, bytes) between different devices; for a node, those sent inside of it.
+
+    Of these they are the expected ones.
+    """
     comm = task.comm
     if comm is None:
+        for inside in dispatch_comms(task.placed) if task.placed is not None else ():
+            for transfer in inside.transfers:
+                yield transfer.source, transfer.target, float(transfer.numel)
         return
     if comm.kind is CommKind.ALL_REDUCE:
         count = len(comm.ranks)

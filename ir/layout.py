@@ -194,6 +194,32 @@ class DimLayout:
             return tuple(length for _, length in self.windows)
         return tuple(map(sum, zip(*self.segments, strict=True)))
 
+    def without(self, axes: Iterable[str], mesh: DeviceMesh) -> DimLayout:
+        """The layout in which the devices along these axes have all that any of them has.
+
+        Raises:
+            LayoutError: The parts are windows, or there are too many segments.
+        """
+        dropped = frozenset(axes) & frozenset(self.axes)
+        if not dropped:
+            return self
+        if self.windows:
+            raise LayoutError(f"windows {self} are not joined over {', '.join(sorted(dropped))}")
+        kept = tuple(axis for axis in self.axes if axis not in dropped)
+        if not kept:
+            return DimLayout.whole(self.size)
+        points = itertools.product(*(range(mesh.size((axis,))) for axis in self.axes))
+        owners = [mesh.linear(kept, dict(zip(self.axes, point, strict=True))) for point in points]
+        width = mesh.size(kept)
+        return DimLayout.cut(
+            kept,
+            [
+                tuple(size if owner == index else 0 for index in range(width))
+                for cuts in self.segments
+                for owner, size in zip(owners, cuts, strict=True)
+            ],
+        )
+
     def scaled(self, minor: int) -> DimLayout:
         """The layout of the compound dim (this, minor) with `minor` not cut."""
         if self.windows:

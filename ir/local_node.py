@@ -33,7 +33,12 @@ def local_op(graph: Graph, placed: PlacedNode, point: Mapping[str, int]) -> Loca
         for side in (placed.ins, placed.outs)
     )
     sizes = placed.rule.local_sizes(placed.layouts, placed.mesh, point)
-    view = LocalView(sizes, shapes, out_shapes, regions, out_regions)
+    group = placed.group(point)
+    held = tuple(
+        tuple(() if at is None else at.region(placed.mesh.coord(device)) for at in placed.ins)
+        for device in group
+    )
+    view = LocalView(sizes, shapes, out_shapes, regions, out_regions, group, held)
     node = placed.node
     what = f"model {graph.name!r}: node {node.name!r} ({node.op}) on one device"
     with naming(what, ProgramError):

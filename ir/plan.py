@@ -303,6 +303,28 @@ class PlacedNode:
         """The cut factors and their layouts: ``"n/tp"``; ``""`` if none is cut."""
         return " ".join(f"{name}/{layout}" for name, layout in self.layouts.items())
 
+    @property
+    def sent(self) -> tuple[str, ...]:
+        """The axes along which devices send each other iterations inside of the node."""
+        return () if self.rule is None else self.rule.dispatched(self.layouts)
+
+    def group(self, point: Mapping[str, int]) -> tuple[int, ...]:
+        """The devices that send each other iterations with the one at a mesh coordinate, or ()."""
+        sent = self.sent
+        if not sent:
+            return ()
+        fixed = {axis: at for axis, at in point.items() if axis not in sent}
+        return tuple(
+            device for device, other in self.mesh.coords() if fixed.items() <= other.items()
+        )
+
+    def inside(self, graph: Graph) -> PlacedNode:
+        """The node as its devices compute it, after iterations were sent: see `Rule.inside`."""
+        if not self.sent or self.rule is None:
+            return self
+        inside = self.rule.inside(self.layouts, self.mesh)
+        return place(graph, self.node, self.mesh, inside, self.rule)
+
     def operands(self) -> tuple[tuple[str, Placement], ...]:
         """(value, required placement) of every operand and capture that is present."""
         return self._ends[0]

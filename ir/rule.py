@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property, lru_cache
 
+from partitioner.ir.dispatch import Dispatch
 from partitioner.ir.errors import IRError
 from partitioner.ir.layout import (
     DimLayout,
@@ -125,6 +126,9 @@ class Rule:
     #: Factor along which the FLOPs of an iteration grow evenly from the first, as of the rows of a
     #: causal mask; "" if they are the same throughout.
     rising: str = ""
+    #: The two factors that one axis may cut both: iterations are sent to their device inside of the
+    #: node; None without such.
+    dispatch: Dispatch | None = None
     _cuts: dict[object, Shardings] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -148,6 +152,7 @@ class Rule:
         linear: Iterable[int] = (),
         points: Iterable[str] | None = None,
         flops: float = 0.0,
+        dispatch: Dispatch | None = None,
     ) -> Rule:
         """Build and check a rule.
 
@@ -156,8 +161,8 @@ class Rule:
         those of factors that are no dim by themselves, `reduce` the reductions of factors in no
         result. Factors in `whole` may not be cut; those in `dropped`, of elements that no result
         depends on, may be. Factors in `summed` are loops of some results, and those that lack them
-        are sums over them. For `rising` and `windows`, see `Rule`; factors of windows have the size
-        of another dim.
+        are sums over them. For `rising`, `dispatch` and `windows`, see `Rule`; factors of windows
+        have the size of another dim.
 
         Raises:
             IRError: A size does not fit, a factor has no size, or a factor in no result has no
@@ -207,6 +212,7 @@ class Rule:
             tuple(points) if points is not None else default_points,
             flops,
             rising,
+            dispatch,
         )
         rule._check()
         return rule
@@ -316,8 +322,29 @@ class Rule:
             for name, factor in self.factors.items()
         }
 
+    def dispatched(self, layouts: Layouts) -> tuple[str, ...]:
+        """The axes along which devices send each other iterations, in the order of the mesh."""
+        if self.dispatch is None or not {self.dispatch.rows, self.dispatch.owners} <= set(layouts):
+            return ()
+        rows, owners = layouts[self.dispatch.rows], layouts[self.dispatch.owners]
+        return tuple(axis for axis in rows.axes if axis in owners.axes)
+
+    def inside(self, layouts: Layouts, mesh: DeviceMesh) -> Layouts:
+        """The cut under which devices compute: of rows that were sent, all count on a device.
+
+        A device gets those that chose what it has, which is, as of any cut of the owners, its share
+        of the work.
+        """
+        axes = self.dispatched(layouts)
+        if not axes or self.dispatch is None:
+            return layouts
+        rows = layouts[self.dispatch.rows].without(axes, mesh)
+        others = {name: at for name, at in layouts.items() if name != self.dispatch.rows}
+        return {**others, self.dispatch.rows: rows} if rows.axes else others
+
     def local_flops(self, layouts: Layouts, mesh: DeviceMesh, point: Mapping[str, int]) -> float:
         """FLOPs at a mesh coordinate."""
+        layouts = self.inside(layouts, mesh)
         local = self.local_sizes(layouts, mesh, point)
         flops = self.flops_per_point * math.prod(local[name] for name in self.points)
         if self.rising in layouts:
@@ -345,8 +372,10 @@ class Rule:
     def _shardings(self, layouts: Layouts, mesh: DeviceMesh) -> Shardings:
         cut = [[name for name in link if name in layouts] for link in self.links]
         used = [axis for names in cut if names for axis in layouts[names[0]].axes]
-        if len(used) != len(set(used)):
+        sent = self.dispatched(layouts)
+        if len(used) - len(sent) != len(set(used)):
             raise LayoutError(f"an axis cuts two factors: {dict(layouts)}")
+        inside = self.inside(layouts, mesh)
         for name, layout in layouts.items():
             if self.factors[name].kind not in _CUTTABLE:
                 raise LayoutError(f"factor {name!r} is {self.factors[name].kind} and cannot be cut")
@@ -354,29 +383,38 @@ class Rule:
                 raise LayoutError(f"factor {name!r} is reduced: its parts cannot overlap")
             if not layout.is_complete:
                 raise LayoutError(f"no part of factor {name!r} has all of {layout}")
-        pending = {
+        pending = self._pending(inside, mesh)
+        passed = tuple((a, f.reduce) for a, f in pending.items() if f.kind is FactorKind.LINEAR)
+        home = {axis: factor for axis, factor in pending.items() if axis not in sent}
+
+        def of_tensor(index: int) -> tuple[Layouts, Mapping[str, Factor]]:
+            """Cuts and pending sums of an operand, or of a result behind them."""
+            is_inside = self.dispatch is not None and index in self.dispatch.inside
+            return (inside, pending) if is_inside else (layouts, home)
+
+        ins: list[Sharding] = []
+        operands = zip(self.operands, self.operand_shapes, strict=True)
+        for index, (dims, shape) in enumerate(operands):
+            cuts, sums_over = of_tensor(index)
+            sums = passed if index in self.linear else ()
+            sums = _lacking(dims, sums_over) if index in self.addends else sums
+            ins.append(Sharding(self._dims(dims, shape, cuts, mesh, index), sums))
+        outs: list[Sharding] = []
+        results = zip(self.results, self.result_shapes, strict=True)
+        for index, (dims, shape) in enumerate(results, len(self.operands)):
+            cuts, sums_over = of_tensor(index)
+            of_dims = self._dims(dims, shape, cuts, mesh, index)
+            outs.append(Sharding(of_dims, _lacking(dims, sums_over)))
+        return tuple(ins), tuple(outs)
+
+    def _pending(self, layouts: Layouts, mesh: DeviceMesh) -> dict[str, Factor]:
+        """The factor over which results that lack it are sums, by axis."""
+        return {
             axis: self.factors[name]
             for axis in mesh.names
             for name, layout in layouts.items()
             if axis in layout.axes and self.factors[name].reduce
         }
-        passed = tuple((a, f.reduce) for a, f in pending.items() if f.kind is FactorKind.LINEAR)
-        ins: list[Sharding] = []
-        operands = zip(self.operands, self.operand_shapes, strict=True)
-        for index, (dims, shape) in enumerate(operands):
-            sums = passed if index in self.linear else ()
-            sums = _lacking(dims, pending) if index in self.addends else sums
-            ins.append(Sharding(self._dims(dims, shape, layouts, mesh, index), sums))
-        outs = tuple(
-            Sharding(
-                self._dims(dims, shape, layouts, mesh, len(self.operands) + index),
-                _lacking(dims, pending),
-            )
-            for index, (dims, shape) in enumerate(
-                zip(self.results, self.result_shapes, strict=True)
-            )
-        )
-        return tuple(ins), outs
 
     def factor_layouts(
         self,

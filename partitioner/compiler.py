@@ -128,9 +128,9 @@ def compile(  # noqa: A001 - the public name
             "tp" (tensor), "cp" (context: sequences are cut), "ep" (experts), "spatial" (mesh axes
             "h", "w" and "d" cut height, width and depth of images), "pp" (a pipeline of stages, of
             one device each or, joined with another kind, of as many as the mesh leaves); for a
-            module also "ring" and "zero3", in training also "zero1" and "zero2". Join several by
-            "+" and give their `mesh`. The batch is the dim of the inputs that can be followed
-            furthest through the model; a note says where it is not dim 0 of all inputs.
+            module also "ring", "dispatch" and "zero3", in training also "zero1" and "zero2". Join
+            several by "+" and give their `mesh`. The batch is the dim of the inputs that can be
+            followed furthest through the model; a note says where it is not dim 0 of all inputs.
 
             schedule: Run in micro-batches, through stages in the order of this schedule, "gpipe",
             "1f1b", "interleaved", "zb1", "zbv", "dualpipev" or, for inference, "forward", or the

@@ -16,7 +16,7 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.group_lifetime import free_default_arguments
 from partitioner.backends.torch.comms import group_name
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.program import CommKind, Programs
+from partitioner.ir.program import Comm, CommKind, Compute, Programs
 
 
 def check_world(ranks: int) -> int:
@@ -37,13 +37,17 @@ def check_world(ranks: int) -> int:
 def group_ranks(programs: Programs) -> list[tuple[int, ...]]:
     """The sets of ranks that communicate in any rank's program, in order."""
     return sorted(
-        {
-            comm.ranks
-            for program in programs.ranks
-            for comm in program.comms
-            if comm.kind is not CommKind.SLICE
-        }
+        {ranks for program in programs.ranks for step in program.steps if (ranks := _group(step))}
     )
+
+
+def _group(step: Compute | Comm) -> tuple[int, ...]:
+    """The ranks that communicate in a step; () of most nodes."""
+    if isinstance(step, Comm):
+        return () if step.kind is CommKind.SLICE else step.ranks
+    ranks = step.node.attrs.get("ranks", ())
+    assert isinstance(ranks, tuple)
+    return tuple(map(int, ranks))
 
 
 #: Names of the groups that were made, by the group of all ranks.

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypedDict, Unpack
 
+from partitioner.ir.dispatch import Dispatch
 from partitioner.ir.errors import IRError
 from partitioner.ir.parts import Parts
 from partitioner.ir.rule import Rule
@@ -42,6 +43,7 @@ class Options(TypedDict, total=False):
     sums: Iterable[int]
     points: Names | None
     flops: float
+    dispatch: Dispatch
 
 
 class Signature(ABC):
@@ -150,6 +152,7 @@ class Signature(ABC):
             linear=(*options.get("linear", ()), *self.sums(options.get("sums", ()))),
             points=None if points is None else expanded(points),
             flops=options.get("flops", 0.0),
+            dispatch=options.get("dispatch"),
         )
 
 

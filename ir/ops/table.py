@@ -116,6 +116,8 @@ class LocalView:
         regions: The part of each whole operand that the device has; () unless the row says `where`
             or the loop of a sliding window is cut.
         out_regions: The same of the results.
+        group: The devices that send each other iterations inside of the node; () if none do.
+        held: The operands' `regions` of each of them.
     """
 
     sizes: Mapping[str, int]
@@ -123,6 +125,8 @@ class LocalView:
     out_shapes: tuple[Shape, ...]
     regions: tuple[Region, ...] = ()
     out_regions: tuple[Region, ...] = ()
+    group: tuple[int, ...] = ()
+    held: tuple[tuple[Region, ...], ...] = ()
 
 
 @dataclass(frozen=True)

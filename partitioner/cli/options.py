@@ -300,7 +300,7 @@ Parallel = Annotated[
         None,
         "KIND",
         "Kind of parallelism, in place of the cheapest: dp (data), tp (tensor), cp (sequences), ep "
-        "(experts), spatial (images), pp (stages); for modules also ring and zero3, with "
+        "(experts), spatial (images), pp (stages); for modules also ring, dispatch and zero3, with "
         "--training also zero1 and zero2. Join several by + and give --mesh.",
         panel=TRAINING,
     ),

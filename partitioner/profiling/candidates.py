@@ -123,8 +123,8 @@ def _placed_chain(
 def _of_strategy(
     graph: Graph, placed: PlacedNode, behind: tuple[PlacedNode, ...], cluster: Cluster
 ) -> Iterator[Candidate]:
-    """The forms of a placed node's parts."""
-    if is_free(placed):
+    """The forms of a placed node's parts; of rows that devices send each other, no other forms."""
+    if is_free(placed) or placed.sent:
         return
     seconds = node_seconds(graph, placed, cluster)
     # of a plan that stores all parameters whole, and of one that stores parts

@@ -116,7 +116,7 @@ def _placed(
     cuts: Mapping[Axes, Sequence[ClassCut]],
 ) -> Iterator[PlacedNode]:
     seen = set()
-    for layouts in _assignments(mesh, cuts):
+    for layouts in itertools.chain(_assignments(mesh, cuts), _dispatches(rule, mesh, cuts)):
         try:
             placed = place(graph, node, mesh, layouts, rule)
         except LayoutError:
@@ -141,6 +141,25 @@ def _assignments(
                 names = [name for cut in chosen for name in cut]
                 if len(names) == len(set(names)):
                     yield {name: layout for cut in chosen for name, layout in cut.items()}
+
+
+def _dispatches(
+    rule: Rule, mesh: DeviceMesh, cuts: Mapping[Axes, Sequence[ClassCut]]
+) -> Iterator[dict[str, DimLayout]]:
+    """The assignments in which devices send each other rows along the axes of the owners."""
+    if rule.dispatch is None:
+        return
+    rows, owners = rule.dispatch.rows, rule.dispatch.owners
+    others: dict[Axes, list[ClassCut]] = {
+        axes: [cut for cut in some if not {rows, owners} & cut.keys()]
+        for axes, some in cuts.items()
+    }
+    lying = [(axes, c) for axes, some in cuts.items() for c in some if set(c) == {rows}]
+    for axes, cut in lying:
+        left = {more: some for more, some in others.items() if not set(axes) & set(more)}
+        for inner, some in cuts.items():
+            for owned in (c for c in some if set(c) == {owners} and set(inner) <= set(axes)):
+                yield from ({**cut, **owned, **rest} for rest in _assignments(mesh, left))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
 from partitioner.strategies.data_parallel import DataParallel
 from partitioner.strategies.kind import Asked
 
+#: The kind whose tokens are sent to the devices of their experts alone.
+DISPATCH = "dispatch"
 #: The kind that cuts all but the experts.
 DATA = DataParallel("ep", at_rest=False, until_use=False)
 
@@ -52,6 +54,26 @@ def expert_constraints(asked: Asked) -> Constraints:
         for over, nodes in data.busy.items()
     }
     return replace(data, pins=tuple(pins), busy=busy)
+
+
+def dispatch_constraints(asked: Asked) -> Constraints:
+    """Those of experts, with tokens cut over the axis in each layer, as the experts are.
+
+    Raises:
+        ConstraintError: No layer of experts is one node that sends tokens, or as of experts.
+    """
+    constraints, rules = expert_constraints(asked), rules_of(asked.graph)
+    rows = {
+        name: frozenset({rule.dispatch.rows})
+        for name, rule in rules.items()
+        if isinstance(rule, Rule) and rule.dispatch is not None
+    }
+    if not rows:
+        raise ConstraintError(
+            f"parallel {DISPATCH}: no layer of experts is one node that can send tokens: give ep"
+        )
+    busy = {over: {**nodes, **rows} for over, nodes in constraints.busy.items()}
+    return replace(constraints, busy={asked.axis: rows, **busy})
 
 
 def expert_values(graph: Graph) -> Mapping[str, str]:

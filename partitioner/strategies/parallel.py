@@ -8,6 +8,7 @@
             each pass and freed after their use
     tp      tensor parallel: the batch is whole, every weight matrix is stored and used cut
     ep      expert parallel: dp, but weights of experts are stored and used cut
+    dispatch ep whose tokens are sent to the devices of their experts alone
     cp      context parallel: the sequence is cut, parameters are stored and used whole
     ring    cp whose attention passes keys and values round
     spatial what works on images is cut along height, width or depth, each over its axis
@@ -34,7 +35,11 @@ from partitioner.ir.plan import Plan
 from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.data_parallel import DataParallel
 from partitioner.strategies.expert_parallel import DATA as EXPERT_DATA
-from partitioner.strategies.expert_parallel import expert_constraints
+from partitioner.strategies.expert_parallel import (
+    DISPATCH,
+    dispatch_constraints,
+    expert_constraints,
+)
 from partitioner.strategies.kind import Asked, Kind, ModelKind
 from partitioner.strategies.sequence_parallel import (
     RING,
@@ -92,6 +97,14 @@ KINDS: Mapping[str, Kind] = {
         ),
         Kind("tp", ("tp",), tensor_constraints),
         Kind("ep", ("ep",), expert_constraints, EXPERT_DATA.notes, cuts_batch=True),
+        Kind(
+            DISPATCH,
+            ("ep",),
+            dispatch_constraints,
+            EXPERT_DATA.notes,
+            lacks={"onnx": "its layers of experts are not one node: give ep"},
+            cuts_batch=True,
+        ),
         Kind(SEQUENCE, ("cp",), sequence_constraints, sequence_notes),
         Kind(
             RING,

@@ -1,7 +1,7 @@
-"""A layer of experts on two processes: ours by parallel="ep" against one by all_to_all_single.
+"""A layer of experts on two processes: ours by parallel= against one by all_to_all_single.
 
     OMP_NUM_THREADS=1 python tests/benchmarks/experts.py [--ranks 2] [--rounds 15] [--tokens 2048]
-        [--width 512] [--inner 1024] [--experts 8] [--chosen 2]
+        [--width 512] [--inner 1024] [--experts 8] [--chosen 2] [--parallel ep|dispatch]
 
 The twin is written as such layers are by hand: rows are sorted by expert, the ranks exchange how
 many each sends to each expert, rows go to their experts by `all_to_all_single` and come back by
@@ -181,10 +181,15 @@ def compiled(
     """The layer, expert-parallel, as this rank's module."""
     torch.manual_seed(1)
     program = partitioner.compile(
-        *(Layer(args), example, args.ranks), training=training, parallel="ep", cluster="local"
+        *(Layer(args), example, args.ranks),
+        training=training,
+        parallel=args.parallel,
+        cluster="local",
     )
     if rank == 0:
         print(program, flush=True)
+        layers = [n.cuts for name, n in program.plan.nodes.items() if "experts" in name]
+        print("layers:", [{k: str(cut) for k, cut in cuts.items()} for cuts in layers], flush=True)
     return program.module(inputs="local", check_inputs=0)
 
 
@@ -215,6 +220,7 @@ def main() -> None:
         *(("experts", 8), ("chosen", 2), ("port", 29541)),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--parallel", default="ep")
     args = parser.parse_args()
     mp.spawn(run, (args,), nprocs=args.ranks)
 

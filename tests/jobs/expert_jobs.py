@@ -24,6 +24,7 @@ class Training:
     name: str
     devices: int
     experts: int
+    kind: str = "ep"
 
     def prepare(self) -> None:
         """Compile before the ranks are forked: once for all of them."""
@@ -58,7 +59,7 @@ def program(training: Training) -> ModuleProgram:
         whole.module,
         dict(whole.inputs),
         devices=training.devices,
-        parallel="ep",
+        parallel=training.kind,
         training=True,
         time_limit_s=10,
     )
@@ -83,6 +84,8 @@ TRAININGS = {
     "mixtral_on_2": Training("mixtral", 2, 4),
     "deepseek_on_3": Training("deepseek", 3, 5),
     "qwen_on_4": Training("qwen", 4, 4),
+    "mixtral_sent_on_3": Training("mixtral", 3, 5, "dispatch"),
+    "qwen_sent_on_2": Training("qwen", 2, 4, "dispatch"),
 }
 JOBS = {
     name: Job(training.devices, training.run, [training.prepare], limit_s=200, slow=True)

@@ -10,19 +10,31 @@ tokens of other experts add nothing, so that the sum over the devices is the who
 
 The first products of all choices, (tokens, chosen, columns), are a second result for the gradients,
 with zeros for experts elsewhere. Rows that are missing there are computed again.
+
+In the forms that end in ``_sent`` the ranks of a group have tokens of their own, and send each to
+the ranks that have some of its experts; the results for it are sent back and added up. There the
+first products are (tokens of all ranks, chosen, columns).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from partitioner.backends.torch.comms import group_name
 from partitioner.backends.torch.operators.registry import gradient, operator
+from partitioner.backends.torch.operators.sent import (
+    Exchange,
+    Steps,
+    packed,
+    sending,
+    unpacked,
+)
 from partitioner.backends.torch.operators.vocabulary import check_ids, local_places
 
 _aten = torch.ops.aten
@@ -57,6 +69,47 @@ class _Layer:
     size: int
     starts: Sequence[int]
     lengths: Sequence[int]
+    #: Place of each token among those whose first products are kept; None if it is the same.
+    places: Tensor | None = None
+
+    def kept_at(self, choices: Tensor) -> Tensor:
+        """Places of choices among the first products."""
+        if self.places is None:
+            return choices
+        chosen = self.ids.shape[1]
+        tokens = choices.div(chosen, rounding_mode="floor")
+        return self.places[tokens].mul_(chosen).add_(choices.remainder(chosen))
+
+    def results(self, kept: Tensor) -> Tensor:
+        """The sum of the results of the shard's experts; first products are put into `kept`."""
+        out = self.x.new_zeros((self.x.shape[0], self.down.shape[1]))
+        weights, rows = self.weights.reshape(-1), kept.flatten(0, 1)
+        for place, tokens, choices in self.routed():
+            before = self.x.index_select(0, tokens) @ self.up[place].T
+            if self.keep:
+                rows.index_copy_(0, self.kept_at(choices), before)
+            result = self.inner(before) @ self.down[place].T
+            out.index_add_(0, tokens, result.mul_(weights[choices].unsqueeze(-1)))
+        return out
+
+    def gradients(self, grad: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of tokens, weights, `up` and `down`."""
+        operands = (self.x, self.weights, self.up, self.down)
+        of_x, of_weights, of_up, of_down = (x.new_zeros(x.shape) for x in operands)
+        weights, products = self.weights.reshape(-1), kept.flatten(0, 1)
+        for place, tokens, choices in self.routed():
+            rows, of_rows = self.x.index_select(0, tokens), grad.index_select(0, tokens)
+            held = products.index_select(0, self.kept_at(choices))
+            before = self.first_products(place, rows, held)
+            inner = self.inner(before)
+            of_inner = of_rows @ self.down[place]
+            of_weights.view(-1)[choices] = (of_inner * inner).sum(-1)
+            factors = weights[choices].unsqueeze(-1)
+            torch.mm(of_rows.mul_(factors).T, inner, out=of_down[place])
+            of_before = self.inner_gradient(of_inner.mul_(factors), before)
+            torch.mm(of_before.T, rows, out=of_up[place])
+            of_x.index_add_(0, tokens, of_before @ self.up[place])
+        return of_x, of_weights, of_up, of_down
 
     def routed(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """By expert of the shard that any token chose: its place, its tokens, their choices.
@@ -111,16 +164,8 @@ def _empty_results(
 @operator(f"experts({_OPERANDS}, {_SETTINGS}) -> (Tensor, Tensor)", _empty_results)
 def experts(*call: Any) -> tuple[Tensor, Tensor]:
     """((tokens, channels), first products of each choice: without columns unless they are kept)."""
-    layer = _Layer(*call)
-    out, kept = (result.zero_() for result in _empty_results(*call))
-    weights, rows = layer.weights.reshape(-1), kept.view(layer.ids.numel(), kept.shape[2])
-    for place, tokens, choices in layer.routed():
-        before = layer.x.index_select(0, tokens) @ layer.up[place].T
-        if layer.keep:
-            rows.index_copy_(0, choices, before)
-        result = layer.inner(before) @ layer.down[place].T
-        out.index_add_(0, tokens, result.mul_(weights[choices].unsqueeze(-1)))
-    return out, kept
+    kept = _empty_results(*call)[1].zero_()
+    return _Layer(*call).results(kept), kept
 
 
 def _empty_gradients(_grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
@@ -136,22 +181,127 @@ def _empty_gradients(_grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
 def experts_backward(grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
     """Gradients of tokens, weights, `up` and `down`."""
     *operands, kept = call[:6]
-    layer = _Layer(*operands, *call[6:])
-    results = tuple(tensor.zero_() for tensor in _empty_gradients(grad, *operands))
-    of_x, of_weights, of_up, of_down = results
-    weights, products = layer.weights.reshape(-1), kept.reshape(layer.ids.numel(), kept.shape[2])
-    for place, tokens, choices in layer.routed():
-        rows, of_rows = layer.x.index_select(0, tokens), grad.index_select(0, tokens)
-        before = layer.first_products(place, rows, products.index_select(0, choices))
-        inner = layer.inner(before)
-        of_inner = of_rows @ layer.down[place]
-        of_weights.view(-1)[choices] = (of_inner * inner).sum(-1)
-        factors = weights[choices].unsqueeze(-1)
-        torch.mm(of_rows.mul_(factors).T, inner, out=of_down[place])
-        of_before = layer.inner_gradient(of_inner.mul_(factors), before)
-        torch.mm(of_before.T, rows, out=of_up[place])
-        of_x.index_add_(0, tokens, of_before @ layer.up[place])
-    return results
+    return _Layer(*operands, *call[6:]).gradients(grad, kept)
+
+
+# Tokens that are sent to their experts -----------------------------------------------------------
+
+_SENT = "int[] ranks, int member, int[] owners, int[] token_starts, int[] token_lengths"
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The ranks among which tokens are sent, and where the tokens of this one lie.
+
+    Attributes:
+        ranks: The group.
+        member: The place of this rank in it.
+        owners: By expert, the place of the rank that has it; -1 if none has.
+        starts, lengths: Pieces of this rank's tokens, among those of all ranks of the group.
+    """
+
+    ranks: Sequence[int]
+    member: int
+    owners: Sequence[int]
+    starts: Sequence[int]
+    lengths: Sequence[int]
+
+    def places(self, device: torch.device) -> Tensor:
+        """The places of this rank's tokens among those of the group."""
+        pieces = zip(self.starts, self.lengths, strict=True)
+        return torch.cat([torch.arange(at, at + size, device=device) for at, size in pieces])
+
+    def leaving(self, ids: Tensor) -> list[Tensor]:
+        """By rank, the tokens of which it has some experts."""
+        owners = torch.tensor(self.owners, device=ids.device)[ids]
+        return [(owners == rank).any(1).nonzero().squeeze(1) for rank in range(len(self.ranks))]
+
+    def passed(
+        self, rows: Sequence[Tensor], arriving: Sequence[int]
+    ) -> Generator[Exchange, Tensor, list[Tensor]]:
+        """The rows of bytes that each rank has for this one; its own stay where they are."""
+        width, own = rows[0].shape[1], rows[self.member]
+        leaving = [0 if i == self.member else part.numel() for i, part in enumerate(rows)]
+        awaited = [0 if i == self.member else n * width for i, n in enumerate(arriving)]
+        others = [(own[:0] if part is own else part).reshape(-1) for part in rows]
+        flat = yield torch.cat(others), awaited, leaving, group_name(self.ranks)
+        got = [part.view(-1, width) for part in torch.split(flat, awaited)]
+        return [own if i == self.member else part for i, part in enumerate(got)]
+
+    def sent(
+        self, layer: _Layer, grads: Sequence[Tensor]
+    ) -> Generator[Exchange, Tensor, tuple[_Layer, list[Tensor], list[Tensor], list[int]]]:
+        """Send tokens, and gradients of their results, to the ranks that have their experts.
+
+        Returns the layer on the tokens that this rank gets, their gradients, this rank's tokens
+        that went to each, and how many came from each.
+        """
+        check_ids(layer.ids, layer.size, "expert")
+        device, count = layer.x.device, len(self.ranks)
+        places = self.places(device).to(torch.int32).unsqueeze(1)
+        columns = [layer.x, *grads, layer.weights, layer.ids.to(torch.int32), places]
+        leaving = self.leaving(layer.ids)
+        numbers = torch.tensor([len(tokens) for tokens in leaving], device=device)
+        counts = yield numbers, [1] * count, [1] * count, group_name(self.ranks)
+        arriving = counts.tolist()
+        whole = packed(columns)
+        rows = [whole.index_select(0, tokens) for tokens in leaving]
+        got = torch.cat((yield from self.passed(rows, arriving)))
+        x, *others = unpacked(got, [(part.dtype, part.shape[1]) for part in columns])
+        *of_results, weights, ids, at = others
+        here = replace(layer, x=x, weights=weights, ids=ids.long(), places=at[:, 0].long())
+        return here, of_results, leaving, arriving
+
+    def returned(
+        self,
+        results: Sequence[Tensor],
+        leaving: Sequence[Tensor],
+        arriving: Sequence[int],
+        tokens: int,
+    ) -> Generator[Exchange, Tensor, list[Tensor]]:
+        """The sums, for this rank's tokens, of what all ranks have computed for them."""
+        rows = torch.split(packed(results), list(arriving))
+        got = yield from self.passed(rows, [len(part) for part in leaving])
+        like = [(part.dtype, part.shape[1]) for part in results]
+        sums = [part.new_zeros((tokens, part.shape[1])) for part in results]
+        for part, sent in zip(got, leaving, strict=True):
+            for total, addend in zip(sums, unpacked(part, like), strict=True):
+                total.index_add_(0, sent, addend)
+        return sums
+
+
+def _empty_sent(x: Tensor, ids: Tensor, _: Tensor, up: Tensor, *call: Any) -> tuple[Tensor, ...]:
+    rows, columns = call[-1], up.shape[1] if call[3] else 0
+    return torch.empty_like(x), x.new_empty((rows, ids.shape[1], columns))
+
+
+@sending(
+    f"experts_sent({_OPERANDS}, {_SETTINGS}, {_SENT}, int all_tokens) -> (Tensor, Tensor)",
+    _empty_sent,
+)
+def experts_sent(*call: Any) -> Steps:
+    """`experts` of this rank's tokens; the first products are those of its experts."""
+    layer, group = _Layer(*call[:11]), _Group(*call[11:16])
+    kept = _empty_sent(*call)[1].zero_()
+    here, _, leaving, arriving = yield from group.sent(layer, [])
+    (out,) = yield from group.returned([here.results(kept)], leaving, arriving, layer.x.shape[0])
+    return out, kept
+
+
+@sending(
+    f"experts_backward_sent(Tensor grad, {_OPERANDS}, Tensor kept, {_SETTINGS}, {_SENT},"
+    " int all_tokens) -> (Tensor, Tensor, Tensor, Tensor)",
+    _empty_gradients,
+)
+def experts_backward_sent(grad: Tensor, *call: Any) -> Steps:
+    """`experts_backward` of this rank's tokens, and of its experts for the tokens of all ranks."""
+    layer, kept, group = _Layer(*call[:5], *call[6:12]), call[5], _Group(*call[12:17])
+    here, (of_results,), leaving, arriving = yield from group.sent(layer, [grad])
+    of_x, of_weights, of_up, of_down = here.gradients(of_results, kept)
+    of_x, of_weights = yield from group.returned(
+        [of_x, of_weights], leaving, arriving, layer.x.shape[0]
+    )
+    return of_x, of_weights, of_up, of_down
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

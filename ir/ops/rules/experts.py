@@ -4,14 +4,20 @@ Loops are tokens t, choices k a token, experts e, channels h and, in each expert
 is 2 if the layer is gated. A device that lacks experts adds nothing for their tokens, so that
 results without experts are sums over e, and over i. FLOPs are those of balanced experts: each token
 meets k of them.
+
+Tokens and experts may be cut over the same axis: tokens, with their ids and weights, are sent to
+the devices that have some of their experts, and partial results are sent back. The first products
+stay where they were computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from partitioner.ir.dispatch import Dispatch
 from partitioner.ir.ops.signature import Signature
 from partitioner.ir.rule import Rule
+from partitioner.ir.types import item_bytes
 
 TOKENS, CHOICES, BEFORE = "t h", "t k", ["t", "k", "(u i)"]
 UP, DOWN = ("e", "(u i)", "h"), ("e", "h", "i")
@@ -29,6 +35,7 @@ def experts(signature: Signature) -> Rule:
         whole="k h u",
         points="t k e h i",
         flops=2 * (gates["u"] + 1) / max(signature.shape(3)[0], 1),
+        dispatch=_dispatch(signature, 0, tokens=1, inside=6),
     )
 
 
@@ -48,7 +55,24 @@ def experts_backward(signature: Signature, sums: Iterable[int] = ()) -> Rule:
         points="t k e h i",
         flops=2 * (2 * gates["u"] + 2) / max(signature.shape(4)[0], 1),
         sums=sums,
+        dispatch=_dispatch(signature, 1, tokens=2, inside=6),
     )
+
+
+def _dispatch(signature: Signature, first: int, tokens: int, inside: int) -> Dispatch:
+    """What is sent of a token: so many rows of channels, ids, weights and its place.
+
+    Back come a row of channels and, of gradients, those of the weights. Ids and places are int32.
+    """
+    rows, weights = signature.type(first), signature.type(first + 2)
+    assert rows is not None
+    assert weights is not None
+    row = rows.shape[1] * item_bytes(rows.dtype)
+    chosen = weights.shape[1]
+    scales = chosen * item_bytes(weights.dtype)
+    there = tokens * row + scales + 4 * (chosen + 1)
+    back = row + (scales if tokens > 1 else 0)
+    return Dispatch("t", "e", chosen, there, back, frozenset({inside}))
 
 
 def _gates(signature: Signature, first: int) -> dict[str, int]:

@@ -81,8 +81,8 @@ class Schedule:
     zeros: frozenset[LocalKey] = frozenset()
     #: The residents that are held for some blocks alone (`Graph.blocks`), and these blocks.
     loads: Mapping[LocalKey, frozenset[int]] = field(default_factory=dict)
-    #: Positions of the first and the last task of each block.
-    blocks: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    #: Positions of the first and the last task of each block on each device, by (device, block).
+    blocks: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     #: The order of phases and micro-batches; None for a plan without stages. Then the phase of a
     #: task is of `ir.phases`, its tasks are of one micro-batch, and the global order is that of
     #: the tasks of each phase.
@@ -211,13 +211,14 @@ def _alike(tasks: Sequence[Task]) -> bool:
     return True
 
 
-def _blocks(graph: Graph, tasks: Sequence[Task]) -> Mapping[int, tuple[int, int]]:
-    """Positions of the first and the last task of each block."""
-    spans: dict[int, tuple[int, int]] = {}
+def _blocks(graph: Graph, tasks: Sequence[Task]) -> Mapping[tuple[int, int], tuple[int, int]]:
+    """Positions of the first and the last task of each block on each device."""
+    spans: dict[tuple[int, int], tuple[int, int]] = {}
     for position, task in enumerate(tasks) if graph.blocks else ():
         block = None if task.placed is None else graph.blocks.get(task.name)
-        if block is not None:
-            spans[block] = spans.get(block, (position,))[0], position
+        for device in task.devices if block is not None else ():
+            key = device, block
+            spans[key] = spans.get(key, (position,))[0], position
     return spans
 
 
@@ -299,13 +300,14 @@ class _Builder:
         self,
         tasks: Sequence[Task],
         loads: Mapping[LocalKey, frozenset[int]],
-        blocks: Mapping[int, tuple[int, int]],
+        blocks: Mapping[tuple[int, int], tuple[int, int]],
     ) -> list[Task]:
-        """The tasks; the first one of a block takes the seconds of loading its constants too."""
+        """The tasks; the first of a block on a device has the seconds of loading its constants."""
         loading: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         for key, of in loads.items():
             for block in of:
-                loading[blocks[block][0]][key[0]] += self.residents[key] / LOAD_BYTES_PER_S
+                first, _ = blocks[key[0], block]
+                loading[first][key[0]] += self.residents[key] / LOAD_BYTES_PER_S
         timed = list(tasks)
         for position, seconds in loading.items():
             devices = dict(timed[position].devices)

@@ -38,6 +38,7 @@ from partitioner.cost_model.compute import stored_bytes
 from partitioner.cost_model.schedule import Key, LocalKey, Schedule, Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
+from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.ir.phases import Part, StepOrder
 from partitioner.ir.pipeline import ActionKind
 from partitioner.ir.program import CommKind
@@ -84,7 +85,7 @@ class MemoryPeak:
 
 def kept_bytes(graph: Graph) -> int:
     """Bytes of constants and stored values, which the devices of any plan keep together."""
-    if graph.blocks:  # which load their constants one after the other
+    if graph.blocks and not is_of_torch(graph):  # which load their constants one after the other
         return 0
     types = graph.types
     read = {value for node in graph.nodes for value in node.reads}

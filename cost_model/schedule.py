@@ -24,6 +24,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
+from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.ir.phases import Part, PhaseError, StepOrder, step_order
 from partitioner.ir.plan import Pipeline, PlacedNode
 from partitioner.ir.program import Comm, CommKind
@@ -288,6 +289,11 @@ class _Builder:
             buckets,
         )
 
+    @cached_property
+    def _loads_constants(self) -> bool:
+        """Whether blocks load their constants: a PyTorch module holds them anyway."""
+        return not is_of_torch(self.graph)
+
     def _loads(self) -> Mapping[LocalKey, frozenset[int]]:
         """The blocks that hold each constant that only blocks read."""
         return {
@@ -415,7 +421,7 @@ class _Builder:
         """
         key, dtype = (value, at), self.graph.types[value].dtype
         if value in self.graph.constants:
-            self._reside(key, self.graph.blocks.get(why))
+            self._reside(key, self.graph.blocks.get(why) if self._loads_constants else None)
         elif value in self.home:
             before = (value, self.home[value])
             if self.order is not None and key not in self.origin and self._leaves(key):

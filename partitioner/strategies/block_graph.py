@@ -22,7 +22,7 @@ from partitioner.ir.layout import Interval, Placement, Sharding
 from partitioner.ir.local_node import local_op, renamed
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import LocalOp
-from partitioner.ir.ops.pieces import added, is_of_torch, joined, part_of
+from partitioner.ir.ops.pieces import added, joined, part_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.types import TensorType, numpy_dtype
 from partitioner.strategies.stretch_layout import BlockError, StretchLayout, lay_out, span_of
@@ -132,10 +132,9 @@ class _Writer:
                 joins[value].put(part)
 
     def _end_block(self, start: int) -> None:
-        """Note that the nodes from here on are a block, if the backend loads constants."""
-        if not is_of_torch(self.whole):
-            self.block_of.update((node.name, self.count) for node in self.nodes[start:])
-            self.count += 1
+        """Note that the nodes from here on are a block."""
+        self.block_of.update((node.name, self.count) for node in self.nodes[start:])
+        self.count += 1
 
     def _block(self, layout: StretchLayout, index: int, point: Mapping[str, int]) -> dict[str, str]:
         """Add the nodes of a block; returns the names of what it makes."""

@@ -118,20 +118,10 @@ SOLVER = "paths over runs of nodes in blocks"
 
 
 def may_run_in_blocks(cluster: Cluster, request: Request) -> bool:
-    """Whether a model that fits no plan may run in blocks."""
-    return not refused_in_blocks(cluster, request)
-
-
-def refused_in_blocks(cluster: Cluster, request: Request) -> str:
-    """The part of a request for which blocks are not searched; "" if they are."""
-    if request.constraints.bound:
-        return "constraints"
-    for name in ("parallel", "mesh", "tune"):
-        if getattr(request, name):
-            return name
-    if request.strategy == "intra" or (request.strategy == "inter" and len(cluster) == 1):
-        return f"strategy {request.strategy}"
-    return f"more than {MOST_DEVICES} devices" if len(cluster) > MOST_DEVICES else ""
+    """Whether a model that fits no plan may run in blocks: where the request leaves it open."""
+    asked = request.constraints.bound or request.parallel or request.mesh or request.tune
+    strategies = ("auto",) if len(cluster) == 1 else ("auto", "inter")
+    return len(cluster) <= MOST_DEVICES and request.strategy in strategies and not asked
 
 
 def plan_in_blocks(

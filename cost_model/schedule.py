@@ -217,9 +217,11 @@ def _blocks(graph: Graph, tasks: Sequence[Task]) -> Mapping[tuple[int, int], tup
     spans: dict[tuple[int, int], tuple[int, int]] = {}
     for position, task in enumerate(tasks) if graph.blocks else ():
         block = None if task.placed is None else graph.blocks.get(task.name)
-        for device in task.devices if block is not None else ():
-            key = device, block
-            spans[key] = spans.get(key, (position,))[0], position
+        if block is None:
+            continue
+        for device in task.devices:
+            first, _ = spans.get((device, block), (position, position))
+            spans[device, block] = first, position
     return spans
 
 

@@ -38,6 +38,7 @@ from partitioner.cost_model.compute import stored_bytes
 from partitioner.cost_model.schedule import Key, LocalKey, Schedule, Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
+from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.ir.phases import Part, StepOrder
 from partitioner.ir.pipeline import ActionKind
 from partitioner.ir.program import CommKind
@@ -84,7 +85,7 @@ class MemoryPeak:
 
 def kept_bytes(graph: Graph) -> int:
     """Bytes of constants and stored values, which the devices of any plan keep together."""
-    if graph.blocks:  # which load their constants one after the other
+    if graph.blocks and not is_of_torch(graph):  # which load their constants one after the other
         return 0
     types = graph.types
     read = {value for node in graph.nodes for value in node.reads}
@@ -106,15 +107,17 @@ def peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
 def loaded_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
     """Of the constants that are held for blocks alone.
 
-    While a block runs, the constants of the next one are loaded.
+    While a block runs, a device loads the constants of the next one that it runs.
     """
-    before = dict(itertools.pairwise(sorted(schedule.blocks)))
-    first = {block: span[0] for block, span in schedule.blocks.items()}
-    first |= {then: schedule.blocks[block][0] for block, then in before.items()}
+    first = {key: span[0] for key, span in schedule.blocks.items()}
+    for (device, block), (of, then) in itertools.pairwise(sorted(schedule.blocks)):
+        if device == of:
+            first[of, then] = schedule.blocks[device, block][0]
     for (device, (value, at)), blocks in schedule.loads.items():
         nbytes = schedule.residents[device, (value, at)]
         for block in sorted(blocks):  # two in a row hold a constant twice, once as it is loaded
-            yield Lifetime(device, value, nbytes, first[block], schedule.blocks[block][1])
+            last = schedule.blocks[device, block][1]
+            yield Lifetime(device, value, nbytes, first[device, block], last)
 
 
 def loaded_among_activations(schedule: Schedule) -> Mapping[Lifetime, int]:

@@ -24,6 +24,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
+from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.ir.phases import Part, PhaseError, StepOrder, step_order
 from partitioner.ir.plan import Pipeline, PlacedNode
 from partitioner.ir.program import Comm, CommKind
@@ -86,8 +87,8 @@ class Schedule:
     zeros: frozenset[LocalKey] = frozenset()
     #: The residents that are held for some blocks alone (`Graph.blocks`), and these blocks.
     loads: Mapping[LocalKey, frozenset[int]] = field(default_factory=dict)
-    #: Positions of the first and the last task of each block.
-    blocks: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    #: Positions of the first and the last task of each block on each device, by (device, block).
+    blocks: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     #: The order of phases and micro-batches; None for a plan without stages. Then the phase of a
     #: task is of `ir.phases`, its tasks are of one micro-batch, and the global order is that of
     #: the tasks of each phase.
@@ -216,13 +217,16 @@ def _alike(tasks: Sequence[Task]) -> bool:
     return True
 
 
-def _blocks(graph: Graph, tasks: Sequence[Task]) -> Mapping[int, tuple[int, int]]:
-    """Positions of the first and the last task of each block."""
-    spans: dict[int, tuple[int, int]] = {}
+def _blocks(graph: Graph, tasks: Sequence[Task]) -> Mapping[tuple[int, int], tuple[int, int]]:
+    """Positions of the first and the last task of each block on each device."""
+    spans: dict[tuple[int, int], tuple[int, int]] = {}
     for position, task in enumerate(tasks) if graph.blocks else ():
         block = None if task.placed is None else graph.blocks.get(task.name)
-        if block is not None:
-            spans[block] = spans.get(block, (position,))[0], position
+        if block is None:
+            continue
+        for device in task.devices:
+            first, _ = spans.get((device, block), (position, position))
+            spans[device, block] = first, position
     return spans
 
 
@@ -292,6 +296,11 @@ class _Builder:
             buckets,
         )
 
+    @cached_property
+    def _loads_constants(self) -> bool:
+        """Whether blocks load their constants: a PyTorch module holds them anyway."""
+        return not is_of_torch(self.graph)
+
     def _loads(self) -> Mapping[LocalKey, frozenset[int]]:
         """The blocks that hold each constant that only blocks read."""
         return {
@@ -304,13 +313,14 @@ class _Builder:
         self,
         tasks: Sequence[Task],
         loads: Mapping[LocalKey, frozenset[int]],
-        blocks: Mapping[int, tuple[int, int]],
+        blocks: Mapping[tuple[int, int], tuple[int, int]],
     ) -> list[Task]:
-        """The tasks; the first one of a block takes the seconds of loading its constants too."""
+        """The tasks; the first of a block on a device has the seconds of loading its constants."""
         loading: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         for key, of in loads.items():
             for block in of:
-                loading[blocks[block][0]][key[0]] += self.residents[key] / LOAD_BYTES_PER_S
+                first, _ = blocks[key[0], block]
+                loading[first][key[0]] += self.residents[key] / LOAD_BYTES_PER_S
         timed = list(tasks)
         for position, seconds in loading.items():
             devices = dict(timed[position].devices)
@@ -418,7 +428,7 @@ class _Builder:
         """
         key, dtype = (value, at), self.graph.types[value].dtype
         if value in self.graph.constants:
-            self._reside(key, self.graph.blocks.get(why))
+            self._reside(key, self.graph.blocks.get(why) if self._loads_constants else None)
         elif value in self.home:
             before = (value, self.home[value])
             if self.order is not None and key not in self.origin and self._leaves(key):

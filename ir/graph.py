@@ -119,7 +119,8 @@ class Graph:
     #: from names. For people alone; no part of the digest.
     modules: Mapping[str, str] = field(default_factory=dict)
     #: Block of a node that runs in one, by its name; blocks follow each other in ascending order. A
-    #: backend that loads constants from a file loads a block's when it runs, and drops them after.
+    #: backend that loads constants from a file (ONNX's) loads a block's when it runs, and drops
+    #: them after.
     blocks: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -303,7 +303,7 @@ def _plan_in_blocks(
     *,
     fuses: bool,
 ) -> tuple[Outcome, dict[str, Any]] | str:
-    """The best plan of a graph on one device, on which it does not fit as a whole, in blocks.
+    """The best plan in blocks of a graph that fits no plan as a whole.
 
     Returns:
         The outcome and its facts, or the change of the request under which one is known; "" if

@@ -17,6 +17,7 @@ from partitioner.report.ranges import ranges
 from partitioner.report.stages import bubble_share, schedule_name, step_sentence
 
 if TYPE_CHECKING:
+    from partitioner.ir.graph import Graph
     from partitioner.search.outcome import Outcome
     from partitioner.strategies.constraints import Constraints
 
@@ -75,7 +76,7 @@ def facts(
         "devices_used": figures.devices_used,
         "sharded_flops_share": figures.sharded_flops_share,
         **_step(plan, figures),
-        **({"blocks": plan.blocks.to_data()} if plan.blocks else {}),
+        **({"blocks": stretch_rows(outcome.graph, plan)} if plan.blocks else {}),
         **split.facts(plan),
         **split.kept_whole(outcome.graph, rules),
         "cost_sources": dict(sources.shares()),
@@ -158,7 +159,10 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
         + "devices: "
         + _certified(objective, *(summary[key] for key in ("cost", "bound", "gap", "status"))),
         *_stages(summary),
-        *(f"  blocks      {line}" for line in block_lines(summary.get("blocks", ()))),
+        *(
+            f"  blocks      {line}"
+            for line in block_lines(summary.get("blocks", ()), devices=summary["devices"])
+        ),
         f"  latency     {units.seconds(summary['latency_s'])} ({alone_s})",
         f"  throughput  {units.per_second(summary['throughput_per_s'])} ({alone_per_s})",
         f"  peak memory {_peaks(summary)} (one device: {units.size(single.held_bytes)})",
@@ -190,23 +194,53 @@ def _stages(summary: Mapping[str, Any]) -> list[str]:
     return [f"  step        {step_sentence(*(summary[key] for key in keys))}"]
 
 
-def block_lines(stretches: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The stretches of a plan that run in blocks, one line each; those not cut in one line."""
-    lines, in_turn = [], 0
+def stretch_rows(graph: Graph, plan: Plan) -> list[dict[str, Any]]:
+    """The stretches of a plan that run in blocks, as data, with the devices that run their blocks.
+
+    Args:
+        graph: The graph of all blocks.
+        plan: The plan.
+    """
+    devices: dict[int, dict[int, None]] = {}
+    for name, block in graph.blocks.items():
+        group = plan.groups[plan.nodes[name].group]
+        devices.setdefault(block, {}).update(dict.fromkeys(group.devices))
+    rows, first = [], 0
+    for stretch, data in zip(plan.blocks.stretches, plan.blocks.to_data(), strict=True):
+        blocks = range(first, first + stretch.blocks)
+        rows.append(
+            {**data, "devices": list({d: None for b in blocks for d in devices.get(b, ())})}
+        )
+        first = blocks.stop
+    return rows
+
+
+def block_lines(stretches: Sequence[Mapping[str, Any]], *, devices: int) -> list[str]:
+    """The stretches of a plan that run in blocks, one line each; those not cut in one line.
+
+    With several devices, each line says which of them run the blocks.
+    """
+    lines: list[str] = []
+    in_turn: dict[str, int] = {}
     for stretch in stretches:
         chunks = stretch["chunks"]
+        on = f"on {_devices_text(stretch['devices'])}" if devices > 1 else ""
         if not chunks:
-            in_turn += 1
+            in_turn[on] = in_turn.get(on, 0) + 1
             continue
         first, last = stretch["first"], stretch["last"]
         nodes = f"{first} to {last}" if first != last else first
         counts = " x ".join(str(chunk["parts"]) for chunk in chunks)
         dims = " and ".join(f"dim {chunk['dim']} of {chunk['value']}" for chunk in chunks)
-        lines.append(f"{nodes}: {counts} blocks of {dims}")
-    if in_turn:
-        runs = "runs of layers load their" if in_turn > 1 else "run of layers loads its"
-        lines.append(f"{in_turn} {runs} constants in turn")
+        lines.append(f"{nodes}: {counts} blocks of {dims} {on}".rstrip())
+    for on, count in in_turn.items():
+        runs = "runs of layers load their" if count > 1 else "run of layers loads its"
+        lines.append(f"{count} {runs} constants in turn {on}".rstrip())
     return lines
+
+
+def _devices_text(devices: Sequence[int]) -> str:
+    return f"device{'s' if len(devices) > 1 else ''} {', '.join(map(str, devices))}"
 
 
 def trial_lines(trials: Sequence[Trial]) -> list[str]:

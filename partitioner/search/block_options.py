@@ -132,6 +132,12 @@ class Runs:
             int(nbytes[there & (last >= stop)].sum()),
         )
 
+    def largest_at(self, start: int) -> int:
+        """Bytes of the largest tensor that lives across a position."""
+        first, last, nbytes, _ = self._lives
+        across = (first < start) & (last >= start)
+        return int(nbytes[across].max(initial=0))
+
     def handed_bytes(self, start: int, stop: int) -> int:
         """Bytes that a run makes and that are read behind it."""
         first, last, nbytes, fed = self._lives

@@ -1,19 +1,22 @@
-"""The cheapest way to run a graph on one device within its memory, some of it in blocks.
+"""The cheapest way to run a graph within the memory of its devices, some of it in blocks.
 
-A way is a path over the graph's order: each node runs as it is, its constants held throughout, or
-is in a stretch that runs in blocks. What lives at the border of a stretch is whole, so the bytes of
-a stretch depend on it alone, and the cheapest path is found by going along the order once, for each
+A path goes over the graph's order: each node runs as it is, its constants held throughout, or is in
+a stretch that runs in blocks. What lives at the border of a stretch is whole, so the bytes of a
+stretch depend on it alone, and the cheapest path is found by going along the order once, for each
 share of the memory that is set apart: for constants that stay, and for the constants of the block
 that is loaded next.
+
+Over several devices a path is cut into stages, each within the memory of its device, or the blocks
+of each stretch run on all devices, or both.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster import Cluster, DeviceSpec
 from partitioner.cost_model.evaluate import evaluate, one_device
 from partitioner.cost_model.memory import with_headroom
 from partitioner.ir.blocks import Blocks
@@ -25,18 +28,26 @@ from partitioner.problem.decode import planned_on
 from partitioner.search.block_options import Option, Runs
 from partitioner.search.outcome import Candidate, Outcome, SpaceResult, winner
 from partitioner.search.request import Budget, Request
-from partitioner.solver import Solution
-from partitioner.strategies.block_graph import block_graph
+from partitioner.solver import Objective, Solution
+from partitioner.strategies.block_graph import BlockGraph, traced_blocks
 from partitioner.strategies.spaces import Family
 
 #: Shares of the constants that may stay, and of the memory for those of the next block.
 STAYING = (1.0, 0.5, 0.25, 0.125, 0.0)
 NEXT = (0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.0)
-#: Shares of the memory that ways may fill: bytes inside blocks are counted as if their parts were
-#: equal, and the referee may refuse a way that fills all.
+#: Shares of the constants of a module that a stage may have, all of which stay.
+STAGE_SHARES = (1.0, 0.8, 0.65, 0.5, 0.4, 0.3, 0.2, 0.1)
+#: Shares of the memory that paths may fill: bytes inside blocks are counted as if their parts were
+#: equal, and the referee may refuse a path that fills all.
 MARGINS = (1.0, 0.95, 0.88)
+#: As `MARGINS`, of stages, which also hold what they send and receive.
+STAGE_MARGINS = (*MARGINS, 0.75)
 #: Most positions at which a stretch may begin or end; of longer graphs those where least lives.
 MOST_BORDERS = 96
+#: Most positions at which a stage may begin: of as many equal runs of nodes, where least lives.
+MOST_STARTS = 16
+#: Most devices over which blocks are searched.
+MOST_DEVICES = 8
 
 
 @dataclass(frozen=True)
@@ -49,16 +60,52 @@ class _Path:
 
 
 @dataclass(frozen=True)
+class Way:
+    """A way to run a graph in blocks.
+
+    Attributes:
+        blocks: The stretches.
+        stages: Position at which each stage begins, with its device; ascending, the first is 0.
+        is_spread: Whether the blocks of a stretch that is cut run on all devices, on that of its
+            stage first.
+    """
+
+    blocks: Blocks
+    stages: tuple[tuple[int, int], ...]
+    is_spread: bool = False
+
+    def devices(self, graph: Graph, cut: BlockGraph, count: int) -> Mapping[str, int]:
+        """The device of each node of the graph of all blocks.
+
+        Args:
+            graph: The whole graph.
+            cut: The graph of all blocks.
+            count: Number of devices.
+        """
+        blocks = {graph.order[s.first]: s.blocks for s in self.blocks.stretches if s.chunks}
+        devices = {}
+        for node in cut.graph.nodes:
+            position = cut.positions[node.name]
+            device = max((begin, device) for begin, device in self.stages if begin <= position)[1]
+            if self.is_spread and node.name in cut.numbers:
+                of = blocks[position]
+                turn = cut.numbers[node.name] * min(count, of) // of
+                device = (device + turn) % count
+            devices[node.name] = device
+        return devices
+
+
+@dataclass(frozen=True)
 class Found:
     """The cheapest ways that the cost model expects to fit.
 
     Attributes:
-        ways: The stretches of each, the cheapest first.
+        ways: The ways, the cheapest first.
         runs: Number of runs in blocks that were priced.
         complete: Whether all were priced within the budget.
     """
 
-    ways: tuple[Blocks, ...]
+    ways: tuple[Way, ...]
     runs: int
     complete: bool
 
@@ -71,9 +118,10 @@ SOLVER = "paths over runs of nodes in blocks"
 
 
 def may_run_in_blocks(cluster: Cluster, request: Request) -> bool:
-    """Whether a model that fits no plan may run in blocks: on one device, as it likes."""
+    """Whether a model that fits no plan may run in blocks: where the request leaves it open."""
     asked = request.constraints.bound or request.parallel or request.mesh or request.tune
-    return len(cluster) == 1 and request.strategy == "auto" and not asked
+    strategies = ("auto",) if len(cluster) == 1 else ("auto", "inter")
+    return len(cluster) <= MOST_DEVICES and request.strategy in strategies and not asked
 
 
 def plan_in_blocks(
@@ -81,33 +129,50 @@ def plan_in_blocks(
 ) -> Outcome | None:
     """The cheapest known plan that runs stretches of a graph in blocks; None if none fits.
 
-    Its bound is the price of the whole graph on the device: blocks compute no less.
+    Its bound is the price of the whole graph on the fastest device, or the share of one device in
+    it if there are several: blocks compute no less.
     """
     if graph.backward or len(graph.nodes) < 1:
         return None
-    found = find_blocks(graph, Runs(graph, cluster), budget)
-    mesh = (DeviceMesh.single(0),)
-    family = Family("single", mesh, mesh, symmetric=False)
+    found = find_blocks(graph, cluster, budget, request.objective)
+    groups = tuple(DeviceMesh.single(device) for device in range(len(cluster)))
+    name = "inter" if len(cluster) > 1 else "single"
+    family = Family(name, groups, groups, symmetric=False)
     objective = request.objective
     best: Candidate | None = None
+    graphs: dict[Blocks, BlockGraph] = {}
     for priced, way in enumerate(found.ways, 1):
-        cut = block_graph(graph, way)
-        decided = {node.name: NodePlan(0, {}) for node in cut.nodes}
-        _, plan = planned_on(cut, cluster, mesh, decided)
-        plan = replace(plan, blocks=way)
-        evaluation = evaluate(cut, plan, cluster)
+        if way.blocks not in graphs:
+            graphs[way.blocks] = traced_blocks(graph, way.blocks)
+        cut = graphs[way.blocks]
+        devices = way.devices(graph, cut, len(cluster))
+        decided = {name: NodePlan(device, {}) for name, device in devices.items()}
+        _, plan = planned_on(cut.graph, cluster, groups, decided)
+        plan = replace(plan, blocks=way.blocks)
+        evaluation = evaluate(cut.graph, plan, cluster)
         cost = evaluation.cost(objective)
-        if evaluation.fits and (best is None or cost < best.cost(objective)):
-            least = 0.0 if objective == "memory" else one_device(graph, cluster).cost(objective)
-            solution = Solution((), cost, min(cost, least), "feasible", None, SOLVER)
-            best = Candidate(family, cut, plan, evaluation, solution)
+        if evaluation.fits_exactly and (best is None or cost < best.cost(objective)):
+            least = min(cost, _least(graph, cluster, objective))
+            solution = Solution((), cost, least, "feasible", None, SOLVER)
+            best = Candidate(family, cut.graph, plan, evaluation, solution)
         if best is not None and priced >= MOST_PRICED:
             break
     if best is None:
         return None
-    searched = f"one device, with {found.runs} runs of nodes in blocks"
+    one = "one device" if len(cluster) == 1 else f"stages of {len(cluster)} devices in their order"
+    spread = "" if len(cluster) == 1 else ", which may be spread over all devices"
+    searched = f"{one}, with {found.runs} runs of nodes in blocks{spread}"
     result = SpaceResult((best,), searched)
     return winner([result], request, cluster, stopped=not found.complete)
+
+
+def _least(graph: Graph, cluster: Cluster, objective: Objective) -> float:
+    """No plan in blocks costs less."""
+    if objective == "memory":
+        return 0.0
+    first = cluster.first_of_spec.values()
+    alone = (one_device(graph, cluster, device).cost(objective) for device in first)
+    return min(alone) / len(cluster)
 
 
 def least_limit(graph: Graph, cluster: Cluster, request: Request, budget: Budget) -> int | None:
@@ -121,31 +186,181 @@ def least_limit(graph: Graph, cluster: Cluster, request: Request, budget: Budget
     return None
 
 
-def find_blocks(graph: Graph, runs: Runs, budget: Budget) -> Found:
-    """Look for stretches that bring a graph within the memory of one device."""
-    limit = runs.cluster.devices[0].memory_bytes
-    options, complete = _options(graph, runs, limit, budget)
-    ways: dict[Blocks, float] = {}
-    total = runs.constant_bytes(0, len(graph.nodes))
-    streams = not is_of_torch(graph)
-    for margin, share, ahead in itertools.product(
-        MARGINS, STAYING if streams else STAYING[:1], NEXT if streams else NEXT[-1:]
-    ):
-        room = int(limit * margin)
-        path = _cheapest(graph, runs, options, room, int(share * total), int(ahead * limit))
-        if path is not None:
-            blocks = Blocks(tuple(option.stretch(graph) for option in path.options))
-            ways[blocks] = min(path.seconds, ways.get(blocks, path.seconds))
-    ordered = sorted(ways, key=lambda blocks: (ways[blocks], len(blocks.stretches)))
-    return Found(tuple(ordered), len(options), complete)
+def find_blocks(graph: Graph, cluster: Cluster, budget: Budget, objective: Objective) -> Found:
+    """Look for stretches and stages that bring a graph within the memory of its devices."""
+    searches: dict[DeviceSpec, _Search] = {}
+    for spec in cluster.first_of_spec:
+        level = replace(cluster.levels[0], size=1)
+        runs = Runs(graph, replace(cluster, devices=(spec,), levels=(level,)))
+        searches[spec] = _Search.of(graph, runs, len(cluster), budget)
+    ways: dict[Way, tuple[float, int]] = {}
+    for spec, device in cluster.first_of_spec.items():
+        for path in searches[spec].paths_of_all():
+            blocks = _blocks(graph, path.options)
+            for is_spread in (False, True)[: len(cluster)]:
+                way = Way(blocks, ((0, device),), is_spread)
+                seconds = path.seconds / (len(cluster) if is_spread else 1)
+                ways.setdefault(way, (seconds, len(blocks.stretches)))
+    for margin in STAGE_MARGINS if len(cluster) > 1 else ():
+        if (chain := _staged(cluster, searches, margin, objective)) is not None:
+            blocks = _blocks(graph, chain.options)
+            for is_spread in (False, True):
+                ways.setdefault(
+                    Way(blocks, chain.stages, is_spread), (chain.longest_s, len(blocks.stretches))
+                )
+    return Found(
+        tuple(sorted(ways, key=ways.__getitem__)),
+        sum(len(search.options) for search in searches.values()),
+        all(search.complete for search in searches.values()),
+    )
 
 
-def _options(graph: Graph, runs: Runs, limit: int, budget: Budget) -> tuple[list[Option], bool]:
-    """The runs in blocks that may fit, by where they end."""
-    count = len(graph.nodes)
+def _blocks(graph: Graph, options: Sequence[Option]) -> Blocks:
+    return Blocks(tuple(option.stretch(graph) for option in options))
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """Stages from the first node to a position."""
+
+    longest_s: float = 0.0
+    sum_s: float = 0.0
+    stages: tuple[tuple[int, int], ...] = ()
+    options: tuple[Option, ...] = ()
+
+    def rank(self, objective: Objective) -> tuple[float, ...]:
+        both = self.longest_s, self.sum_s
+        return both[::-1] if objective == "latency" else both
+
+
+def _staged(
+    cluster: Cluster, searches: Mapping[DeviceSpec, _Search], margin: float, objective: Objective
+) -> _Chain | None:
+    """The best stages over the devices in their order, some of which may be left out."""
+    any_search = next(iter(searches.values()))
+    count = len(any_search.graph.nodes)
+    starts = any_search.starts
+    best: dict[int, _Chain] = {0: _Chain()}
+    for device, spec in enumerate(cluster.devices):
+        search, after = searches[spec], dict(best)
+        for begin in starts:
+            for stop, path in search.paths_from(begin, margin).items() if begin in best else ():
+                chain = best[begin]
+                seconds = path.seconds + _arriving_s(any_search.runs, cluster, begin, chain, device)
+                longer = _Chain(
+                    max(chain.longest_s, seconds),
+                    chain.sum_s + seconds,
+                    (*chain.stages, (begin, device)),
+                    (*chain.options, *path.options),
+                )
+                known = after.get(stop)
+                if known is None or longer.rank(objective) < known.rank(objective):
+                    after[stop] = longer
+        best = after
+    return best.get(count)
+
+
+def _arriving_s(runs: Runs, cluster: Cluster, begin: int, chain: _Chain, device: int) -> float:
+    """Seconds of sending a stage what lives where it begins."""
+    if not chain.stages:
+        return 0.0
+    level = cluster.level((chain.stages[-1][1], device))
+    return level.message_s + level.transfer_s(runs.around(begin, begin)[1])
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The paths of a graph on devices of one kind.
+
+    Attributes:
+        graph: The graph.
+        runs: Its runs on one such device.
+        devices: Number of all devices.
+        options: The runs in blocks that may fit.
+        complete: Whether all were priced within the budget.
+        starts: Positions at which stages may begin, ascending, the first 0.
+    """
+
+    graph: Graph
+    runs: Runs
+    devices: int
+    options: Sequence[Option]
+    complete: bool
+    starts: Sequence[int]
+
+    @classmethod
+    def of(cls, graph: Graph, runs: Runs, devices: int, budget: Budget) -> _Search:
+        """Price the runs in blocks."""
+        options, complete = _options(graph, runs, devices, budget)
+        starts = _starts(runs, len(graph.nodes)) if devices > 1 else (0,)
+        return cls(graph, runs, devices, options, complete, starts)
+
+    @property
+    def limit(self) -> int:
+        """Bytes of memory of a device."""
+        return self.runs.cluster.devices[0].memory_bytes
+
+    def _shares(self) -> Iterator[tuple[float, float]]:
+        """Shares of the constants that stay, and of the memory for those of the next block."""
+        if not is_of_torch(self.graph):
+            return itertools.product(STAYING, NEXT)
+        return ((share, 0.0) for share in (STAGE_SHARES if self.devices > 1 else STAYING[:1]))
+
+    def paths_of_all(self) -> Iterator[_Path]:
+        """Paths over the whole graph."""
+        count = len(self.graph.nodes)
+        for margin in MARGINS:
+            for share, ahead in self._shares():
+                paths = self._paths(0, margin, share, ahead, (count,))
+                if count in paths:
+                    yield paths[count]
+
+    def paths_from(self, begin: int, margin: float) -> Mapping[int, _Path]:
+        """The cheapest path from a position to each at which a stage may end."""
+        best: dict[int, _Path] = {}
+        stops = (*(stop for stop in self.starts if stop > begin), len(self.graph.nodes))
+        for share, ahead in self._shares():
+            for stop, path in self._paths(begin, margin, share, ahead, stops).items():
+                if stop not in best or path.seconds < best[stop].seconds:
+                    best[stop] = path
+        return best
+
+    def _paths(
+        self, begin: int, margin: float, share: float, ahead: float, stops: Sequence[int]
+    ) -> Mapping[int, _Path]:
+        total = self.runs.constant_bytes(0, len(self.graph.nodes))
+        room, staying, next_bytes = (
+            int(self.limit * margin),
+            int(share * total),
+            int(ahead * self.limit),
+        )
+        if begin and with_headroom(_arriving_bytes(self.runs, begin)) > room:
+            return {}
+        return _cheapest(
+            self.graph, self.runs, self.options, room, staying, next_bytes, begin, stops
+        )
+
+
+def _starts(runs: Runs, count: int) -> Sequence[int]:
+    """Positions at which stages may begin, ascending."""
+    runs_of = [
+        range(1 + i * (count - 1) // MOST_STARTS, 1 + (i + 1) * (count - 1) // MOST_STARTS)
+        for i in range(MOST_STARTS)
+    ]
+    return (0, *(min(some, key=lambda at: runs.around(at, at)[1]) for some in runs_of if some))
+
+
+def _arriving_bytes(runs: Runs, begin: int) -> int:
+    """Bytes of what a stage receives, the largest of which lies there twice as it arrives."""
+    return runs.around(begin, begin)[1] + runs.largest_at(begin)
+
+
+def _options(graph: Graph, runs: Runs, devices: int, budget: Budget) -> tuple[list[Option], bool]:
+    """The runs in blocks that may fit one of so many devices."""
+    count, limit = len(graph.nodes), runs.cluster.devices[0].memory_bytes
     total = runs.constant_bytes(0, count)
     streams = not is_of_torch(graph)
-    room = limit if streams else limit - total
+    room = limit if streams else limit - total // devices
     needs = [
         with_headroom(int(runs.activation_bytes[at]))
         + (2 * runs.constant_bytes(at, at + 1) if streams else 0)
@@ -189,35 +404,66 @@ def _without_headroom(nbytes: int) -> int:
 
 
 def _cheapest(
-    graph: Graph, runs: Runs, options: Sequence[Option], limit: int, staying: int, ahead: int
-) -> _Path | None:
-    """The cheapest path that holds so many bytes of constants, and so many of the next block."""
-    count, room = len(graph.nodes), limit - staying
+    graph: Graph,
+    runs: Runs,
+    options: Sequence[Option],
+    limit: int,
+    staying: int,
+    ahead: int,
+    begin: int,
+    stops: Sequence[int],
+) -> Mapping[int, _Path]:
+    """The cheapest path from a position to each stop that has one.
+
+    It holds so many bytes of constants, and `ahead` of those of the next block.
+    """
+    count, room = stops[-1], limit - staying
     streams = not is_of_torch(graph)
-    by_start: dict[int, list[Option]] = {}
-    for option in options:
-        constants = option.constant_bytes if streams else 0
-        held = with_headroom(option.activation_bytes) + constants + (ahead if streams else 0)
-        if held <= room and (constants <= ahead or not streams):
-            by_start.setdefault(option.start, []).append(option)
-    paths: list[list[_Path]] = [[] for _ in range(count + 1)]
-    paths[0] = [_Path(0.0, 0, ())]
-    for at in range(count):
-        is_plain = (
-            with_headroom(int(runs.activation_bytes[at])) + (ahead if streams and at else 0) <= room
+    # Where all constants of a module stay, they are not counted one by one: layers may share them.
+    counts = streams or staying < runs.constant_bytes(0, len(graph.nodes))
+    fitting = (
+        option
+        for option in options
+        if begin <= option.start and option.stop <= count and _fits(option, room, ahead, streams)
+    )
+    by_start: dict[int, list[tuple[Option, int]]] = {}
+    for option in fitting:
+        stay = (
+            option.staying_bytes
+            if streams or not counts
+            else runs.constant_bytes(option.start, option.stop)
         )
-        own = sum(graph.types[name].nbytes for name in runs.constants[at]) if streams else 0
-        for path in _best(paths[at]):
+        by_start.setdefault(option.start, []).append((option, stay if counts else 0))
+    paths: dict[int, list[_Path]] = {begin: [_Path(0.0, 0, ())]}
+    found = {}
+    for at in range(begin, count + 1):
+        here = list(_best(paths.pop(at, ())))
+        if here and at in stops:
+            found[at] = here[0]
+        if at == count or not here:
+            continue
+        more = ahead if streams and at > begin else 0
+        is_plain = with_headroom(int(runs.activation_bytes[at])) + more <= room
+        own = runs.constant_bytes(at, at + 1) if counts else 0
+        for path in here:
             if is_plain and path.staying_bytes + own <= staying:
                 seconds = path.seconds + runs.seconds[at]
-                paths[at + 1].append(_Path(seconds, path.staying_bytes + own, path.options))
-            for option in by_start.get(at, ()):
-                held = path.staying_bytes + (option.staying_bytes if streams else 0)
-                if held <= staying:
+                longer = _Path(seconds, path.staying_bytes + own, path.options)
+                paths.setdefault(at + 1, []).append(longer)
+            for option, stay in by_start.get(at, ()):
+                if (held := path.staying_bytes + stay) <= staying:
                     seconds = path.seconds + option.seconds
-                    paths[option.stop].append(_Path(seconds, held, (*path.options, option)))
-        paths[at] = []
-    return next(iter(_best(paths[count])), None)
+                    longer = _Path(seconds, held, (*path.options, option))
+                    paths.setdefault(option.stop, []).append(longer)
+    return found
+
+
+def _fits(option: Option, room: int, ahead: int, streams: bool) -> bool:
+    """Whether a run in blocks fits, with `ahead` bytes of constants of the next block."""
+    held = with_headroom(option.activation_bytes)
+    if not streams:
+        return held <= room
+    return held + option.constant_bytes + ahead <= room and option.constant_bytes <= ahead
 
 
 def _best(paths: Sequence[_Path]) -> Iterator[_Path]:

@@ -22,12 +22,28 @@ from partitioner.ir.layout import Interval, Placement, Sharding
 from partitioner.ir.local_node import local_op, renamed
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import LocalOp
-from partitioner.ir.ops.pieces import added, is_of_torch, joined, part_of
+from partitioner.ir.ops.pieces import added, joined, part_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.types import TensorType, numpy_dtype
 from partitioner.strategies.stretch_layout import BlockError, StretchLayout, lay_out, span_of
 
 _Box = tuple[Interval, ...]  # one interval of each dim
+
+
+@dataclass(frozen=True)
+class BlockGraph:
+    """A graph in which stretches run in blocks.
+
+    Attributes:
+        graph: The graph.
+        positions: Position in the whole graph of each node or, of those of a stretch that is cut,
+            of its first node; by name.
+        numbers: Number of the block in its stretch, of the nodes of the blocks of cut stretches.
+    """
+
+    graph: Graph
+    positions: Mapping[str, int]
+    numbers: Mapping[str, int]
 
 
 def block_graph(graph: Graph, blocks: Blocks) -> Graph:
@@ -36,7 +52,17 @@ def block_graph(graph: Graph, blocks: Blocks) -> Graph:
     Raises:
         BlockError: A stretch cannot run so, or two overlap.
     """
-    return _Writer(graph, blocks).run()
+    return traced_blocks(graph, blocks).graph
+
+
+def traced_blocks(graph: Graph, blocks: Blocks) -> BlockGraph:
+    """The graph in which stretches run in blocks, and where its nodes are from.
+
+    Raises:
+        BlockError: As `block_graph`.
+    """
+    writer = _Writer(graph, blocks)
+    return BlockGraph(writer.run(), writer.positions, writer.numbers)
 
 
 @dataclass
@@ -49,6 +75,8 @@ class _Writer:
     cut_constants: dict[tuple[str, Region], str] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
     block_of: dict[str, int] = field(default_factory=dict)
+    positions: dict[str, int] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)  # in their stretch
     count: int = 0  # of blocks so far
 
     def run(self) -> Graph:
@@ -58,6 +86,7 @@ class _Writer:
         self.types.update(whole.types)
         self.constants.update(whole.constants)
         self.taken = {*whole.types, *whole.by_name}
+        self.positions.update(whole.order)
         at = 0
         for stretch in self.blocks.stretches:
             first, last = span_of(whole, stretch)
@@ -65,9 +94,10 @@ class _Writer:
                 raise BlockError(f"blocks: {stretch.first!r} is in two stretches")
             self.nodes += whole.nodes[at:first]
             if stretch.chunks:
-                layout = lay_out(whole, stretch)
+                layout, begin = lay_out(whole, stretch), len(self.nodes)
                 self.nodes += layout.once
                 self._stretch(layout)
+                self.positions.update((node.name, first) for node in self.nodes[begin:])
             else:
                 self.nodes += whole.nodes[first : last + 1]
                 self._end_block(first - last - 1)
@@ -96,15 +126,15 @@ class _Writer:
                 wanted = _box(at, layout.mesh, point)
                 held = _box(layout.made[value], layout.mesh, point)
                 handed[value] = self._piece(names[value], held, wanted, {})
+            self.numbers.update((node.name, index) for node in self.nodes[start:])
             self._end_block(start)
             for value, part in handed.items():
                 joins[value].put(part)
 
     def _end_block(self, start: int) -> None:
-        """Note that the nodes from here on are a block, if the backend loads constants."""
-        if not is_of_torch(self.whole):
-            self.block_of.update((node.name, self.count) for node in self.nodes[start:])
-            self.count += 1
+        """Note that the nodes from here on are a block."""
+        self.block_of.update((node.name, self.count) for node in self.nodes[start:])
+        self.count += 1
 
     def _block(self, layout: StretchLayout, index: int, point: Mapping[str, int]) -> dict[str, str]:
         """Add the nodes of a block; returns the names of what it makes."""

@@ -44,7 +44,7 @@ def test_two_parts_do_not_fit_and_the_refusal_says_by_how_much(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(Infeasible) as refusal:
-        partitioner.compile(model, devices=2, memory="12MiB", time_limit_s=10)
+        partitioner.compile(model, devices=2, memory="12MiB", strategy="intra", time_limit_s=10)
     error = refusal.value
     assert error.bytes_short > 0
     memory, devices = error.relaxations
@@ -54,7 +54,8 @@ def test_two_parts_do_not_fit_and_the_refusal_says_by_how_much(
     assert devices == "on 3 devices"
     assert partitioner.compile(model, devices=3, memory="12MiB", time_limit_s=10).evaluation.fits
     target = model.parent / "two"
-    code = main([str(model), "--devices", "2", "--memory", "12MiB", "-q", "-o", str(target)])
+    where = ["--devices", "2", "--memory", "12MiB", "--strategy", "intra"]  # blocks are for others
+    code = main([str(model), *where, "-q", "-o", str(target)])
     assert code == 3
     said = capsys.readouterr().err
     assert "bytes are short on device" in said

@@ -17,7 +17,7 @@ from partitioner.report.lanes import lanes
 from partitioner.report.planned import Planned
 from partitioner.report.stages import plan_sentence, stages
 from partitioner.report.steps import comm_bytes, pass_name
-from partitioner.report.summary import block_lines, certificate_line, trial_lines
+from partitioner.report.summary import block_lines, certificate_line, stretch_rows, trial_lines
 from partitioner.report.text.tables import table
 from partitioner.report.text.timeline import step_text
 
@@ -75,7 +75,8 @@ def _head(result: Planned) -> list[str]:
     if plan.certificate is not None:
         lines.append(certificate_line(plan.certificate, result.search_s))
         lines += trial_lines(plan.certificate.trials)
-    lines += [f"in blocks: {line}" for line in block_lines(plan.blocks.to_data())]
+    stretches = stretch_rows(graph, plan)
+    lines += [f"in blocks: {line}" for line in block_lines(stretches, devices=len(cluster))]
     if plan.pipeline is not None:
         sentence = plan_sentence(plan, result.evaluation)
         lines.append(f"{sentence}: {units.seconds(result.evaluation.step_s)} a step")

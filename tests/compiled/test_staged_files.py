@@ -52,14 +52,41 @@ def test_a_saved_program_is_loaded_and_verified(tmp_path: Path) -> None:
     program.save(folder, force=True)  # knows its own files
 
 
-def test_profiles_and_local_runs_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_what_is_not_run_here_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    last = UNet.batch(0, 10)
+    with pytest.raises(
+        BackendError, match=r"profile\(\) does not serve a last micro-batch that is"
+    ):
+        staged(seeded(UNet), last, TWO, "zb1", 4).profile(*last)
     batch = Plain.batch(0)
     program = staged(seeded(Plain).eval(), batch, TWO, "forward", 4, training=False)
-    with pytest.raises(BackendError, match=r"profile\(\) does not serve plans in micro-batches: "):
-        program.profile(*batch)
     with pytest.raises(BackendError, match="does not serve plans in micro-batches"):
         program.ranks.run_seconds(tmp_path, 1)
     assert not list(tmp_path.iterdir())
     program.ranks.write(tmp_path)
     with pytest.raises(BackendError, match="is of a plan in micro-batches: run it under torchrun"):
         run_module_files(tmp_path, {})
+
+
+@pytest.mark.parametrize("schedule", ["zb1", "forward"])
+def test_every_task_and_message_of_a_step_in_stages_is_recorded(schedule: str) -> None:
+    training, batch = schedule != "forward", Plain.batch(0)
+    program = staged(seeded(Plain), batch, TWO, schedule, 4, training=training)
+    run = program.profile(*batch, steps=2)
+    comparison = run.result.comparison
+    assert comparison is not None
+    for rank, measured in enumerate(comparison.measured.ranks):
+        tasks = [task for task in comparison.schedule.tasks if rank in task.devices]
+        assert {task.name for task in tasks if task.placed is not None} <= {
+            name for task in measured.tasks for name in task.nodes
+        }
+        comms = {task.comm.seq for task in tasks if task.comm is not None}
+        assert comms == {seq for task in measured.tasks for seq in task.comms}
+        assert comms
+        assert measured.peak_bytes is not None
+        assert measured.peak_bytes > program.evaluation.exact_peak[rank].resident_bytes
+    assert comparison.totals[1].waited_s > 0, "the second stage waits for the first"
+    by_name = {task.name: task for task in comparison.schedule.tasks}
+    (row,) = (row for row in comparison.rows if row.nodes == ("/last/linear",) and row.rank == 1)
+    assert row.predicted_s == 4 * by_name["/last/linear"].devices[1]
+    assert "rank" in str(run)

@@ -669,6 +669,10 @@ def _or_in_stages(
         except (Infeasible, NoCheaper, ConstraintError) as error:
             note = f"not in stages: {error}"
             return outcome, {**summary, "notes": [*summary["notes"], note]}
+        staged_s = staged.evaluation.step_s
+        if staged_s >= known_s:  # what is estimated to be as fast may turn out to be slower
+            note = f"not in stages: the best plan found takes {units.seconds(staged_s)} a step"
+            return outcome, {**summary, "notes": [*summary["notes"], note]}
         changes = _changes(whole, parts, staged.plan)
     if changes.reasons and request.micro_batches != "auto":
         note = f"faster {_fitting(staged)}, which changes the results: {changes.reasons[0]}"

@@ -73,10 +73,15 @@ class PhaseRecorder:
         }
         spans = {phase: self._of_messages(phase, of) for phase, (_, of) in marking.items()}
         modules = {phase: module for phase, (module, _) in marking.items()}
-        return recorded(
-            *(lambda: self._run(self._plain), lambda: self._marks(modules, spans, clock)),
-            *(clock, self._held, self.device, steps, threads, group),
-        )
+
+        def marks() -> list[Span | None]:
+            return self._marks(modules, spans, clock)
+
+        def plain() -> None:
+            self._run(self._plain)
+
+        held = self._held
+        return recorded(plain, marks, clock, held, self.device, steps, threads, group)
 
     @cached_property
     def _plain(self) -> Mapping[int, fx.GraphModule]:
@@ -206,10 +211,18 @@ def read_phases(data: Mapping[str, Any], directory: Path, rank: int) -> RankPhas
     """
     messages = {int(phase): of for phase, of in data["messages"].items()}
     numbers = Phases(data["stages"], data["splits"])
+    outputs = tuple(Output(value, value, None) for value in data["outputs"])
     empty = RankPhases(
-        *(rank, {}, tuple(data["stored"]), {}),
-        tuple(Output(value, value, None) for value in data["outputs"]),
-        *({}, data["reads"], frozenset(data["once"]), frozenset(data["summed"]), numbers),
+        rank=rank,
+        graphs={},
+        stored=tuple(data["stored"]),
+        inputs={},
+        outputs=outputs,
+        types={},
+        reads=data["reads"],
+        once=frozenset(data["once"]),
+        summed=frozenset(data["summed"]),
+        numbers=numbers,
     )
     graphs = {}
     for phase, (received, sent) in messages.items():

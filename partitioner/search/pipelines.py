@@ -126,7 +126,8 @@ def find_pipeline(
         ways = Ways(micro_batches, _schedules(request, len({*groups}), graph), groups)
         result = _of_pinned_sizes(graph, cluster, request, budget, ways)
         return winner([result], request, cluster, stopped=budget.work.stopped)
-    sizes = (len(groups[0]),) if groups else sizes or request.stage_sizes(len(cluster))
+    sizes = sizes or request.stage_sizes(len(cluster))
+    sizes = (len(groups[0]),) if groups else _even(sizes, cluster)
     for index, size in enumerate(sizes):
         share = _beating(results, budget.share(len(sizes) - index))
         ways = Ways(micro_batches, _schedules(request, len(cluster) // size, graph), groups)
@@ -151,6 +152,13 @@ def find_pipeline(
         bound = min(result.bound for result in results)
         raise NoCheaper(f"no plan of {micro_batches} micro-batches was found to be faster", bound)
     return winner(results, request, cluster, stopped=budget.work.stopped)
+
+
+def _even(sizes: tuple[int, ...], cluster: Cluster) -> tuple[int, ...]:
+    """The sizes that divide the nodes of a cluster or consist of some; all if none does."""
+    levels = [level.size for level in cluster.levels]
+    even = (s for s in sizes if all(s % level == 0 or level % s == 0 for level in levels))
+    return tuple(even) or sizes
 
 
 def _beating(results: Sequence[SpaceResult], budget: Budget) -> Budget:

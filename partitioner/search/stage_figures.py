@@ -362,8 +362,8 @@ class StageFigures:
 
     @cached_property
     def crossing(self) -> Floats:
-        """Bytes that pass each position in the forward pass."""
-        graph, count = self.sharding.graph, len(self.units)
+        """Bytes that a device sends over each position in the forward pass, as values lie."""
+        graph, count, made_bytes = self.sharding.graph, len(self.units), self.made_bytes
         changes = np.zeros(count + 2)
         for value, node in graph.producers.items():
             row = row_of(node)
@@ -373,7 +373,7 @@ class StageFigures:
             readers = (r.name for r in graph.consumers[value] if r.name not in graph.backward)
             last = max((self.unit_of[name] for name in readers), default=made)
             if last > made:
-                nbytes = graph.types[value].nbytes / self.sharding.size
+                nbytes = made_bytes.get(value, 0)
                 changes[made + 1] += nbytes
                 changes[last + 1] -= nbytes
         return np.cumsum(changes)[: count + 1]

@@ -84,20 +84,17 @@ def test_a_search_ends_early_where_a_known_plan_is_not_beaten() -> None:
 
 
 def test_on_several_nodes_stages_are_weighed_against_one_mesh() -> None:
-    """Weights of 8 GiB and few rows: gradients are dear to add up over the nodes."""
+    """Over a slow network, gradients and the sums of tensor parallelism are dear."""
+    cluster = resolve_cluster("3x8xh100")
+    slow = replace(cluster.levels[1], bandwidth_bytes_per_s=2e9)
+    cluster = replace(cluster, levels=(cluster.levels[0], slow))
     with torch.device("meta"):
-        module = Stack(8, 16_384)
-    batch = torch.zeros((64, 16_384), device="meta")
-
-    def planned(parallel: str | None, mesh: Mapping[str, int] | None = None) -> ModuleProgram:
-        options = {"parallel": parallel, "mesh": mesh, "training": True, "time_limit_s": 10}
-        program = partitioner.compile(module, batch, cluster="3x8xh100", **options)
-        assert isinstance(program, ModuleProgram)
-        return program
-
-    free, whole = planned(None), planned("tp")
+        module = Stack(6, 4096)
+    batch = torch.zeros((6144, 4096), device="meta")
+    options = {"training": True, "time_limit_s": 10}
+    free = partitioner.compile(module, batch, cluster=cluster, **options)
+    assert isinstance(free, ModuleProgram)
     assert free.plan.pipeline is not None
-    assert free.evaluation.step_s < whole.evaluation.step_s
     assert free.plan.certificate is not None
     assert free.plan.certificate.bound <= free.plan.certificate.cost
     (note,) = (note for note in free.summary["notes"] if "on one mesh a step takes" in note)

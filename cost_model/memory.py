@@ -11,10 +11,11 @@ executors take (`with_headroom`). A node that takes either of two operands is no
 are held for it alone after the last other use, and its result is a value of its own.
 
 *Exact* is liveness, without head-room: a local tensor is held from the task that writes it to the
-last one that reads it on its device. Of collectives that travel together (`cost_model.buckets`) it
-has the tensors that join them: the operands from the start to the first result that is read, and
-the results until the last of them is free; gathered parts are copied out of them. Where there are
-none, exact never exceeds safe. Neither counts what a kernel or a collective allocates for itself.
+last one that reads it on its device; operands of a communication until it is waited for. Of
+collectives that travel together (`cost_model.buckets`) it has the tensors that join them: the
+operands from the start to the first result that is read, and the results until the last of them is
+free; gathered parts are copied out of them. Where there are none, exact never exceeds safe. Neither
+counts what a kernel or a collective allocates for itself.
 
 In a plan with stages, a tensor that a later phase reads is held, once for each micro-batch in
 flight, from the end of the phase that makes it to the end of the last one that reads it, in the
@@ -403,10 +404,11 @@ def exact_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
             last[root] = position
     for key in schedule.outputs:
         last[roots.get(key, key)] = len(schedule.tasks) - 1
+    for key, position in _in_flight(schedule, roots):
+        last[key] = max(last[key], position)
     buckets = schedule.buckets
-    summed = frozenset[LocalKey]()
-    if buckets and schedule.order is not None:
-        summed = _summed(schedule, roots)
+    is_summed = bool(buckets) and schedule.order is not None
+    summed = _summed(schedule, roots) if is_summed else frozenset[LocalKey]()
     members = {member.position: bucket for bucket in buckets for member in bucket.members}
     for position, bucket in members.items():
         for key in schedule.tasks[position].reads:  # copied into the bucket
@@ -420,6 +422,36 @@ def exact_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
         yield Lifetime(*key, nbytes, begin, end, is_buffer)
     for bucket in buckets:
         yield from _in_bucket(schedule, bucket, last, summed)
+
+
+def _in_flight(
+    schedule: Schedule, roots: Mapping[LocalKey, LocalKey]
+) -> Iterator[tuple[LocalKey, int]]:
+    """The operands of communications within a phase, and until when each of them is held.
+
+    That is until a node reads the result, or the end of the phase: nothing waits earlier for what
+    is on its way, and parts of it are taken then, too.
+    """
+    read: dict[LocalKey, int] = {}
+    end_of: dict[int, int] = {}
+    for position, task in enumerate(schedule.tasks):
+        end_of[0 if schedule.order is None else task.phase] = position
+        if task.placed is not None and not _is_named(task):
+            for key in task.reads:
+                read.setdefault(roots.get(key, key), position)
+    brought: set[LocalKey] = set()
+    for task in schedule.tasks:
+        if task.comm is None or task.phase != task.target_phase:
+            continue
+        end = end_of[0 if schedule.order is None else task.phase]
+        results = {device: (device, key) for device, key, _ in task.writes}
+        is_part = task.comm.kind is CommKind.SLICE
+        for device, key in task.reads:
+            local = device, key
+            if device in results and (local in brought or not is_part):
+                yield roots.get(local, local), min(end, read.get(results[device], end))
+        if not is_part:
+            brought.update(results.values())
 
 
 def _in_bucket(
@@ -507,6 +539,12 @@ def _roots(schedule: Schedule) -> Mapping[LocalKey, LocalKey]:
 def _is_view(task: Task) -> bool:
     row = row_of(task.placed.node) if task.placed is not None else None
     return row is not None and row.view
+
+
+def _is_named(task: Task) -> bool:
+    """Whether a node's result is its first operand itself, or a view of it."""
+    row = row_of(task.placed.node) if task.placed is not None else None
+    return row is not None and (row.view or row.again or row.either or row.in_place is not None)
 
 
 def _is_either(task: Task) -> bool:

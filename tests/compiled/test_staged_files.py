@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 from staged import Devices, staged
-from staged_models import Halved, Model, Plain, Tied, UNet, seeded
+from staged_models import Halved, Model, Plain, Tied, UNet, Wide, seeded
 
 import partitioner
 from partitioner.backends.errors import BackendError
@@ -89,3 +90,16 @@ def test_every_task_and_message_of_a_step_in_stages_is_recorded(
     assert row.predicted_s == sum(4 * tasks[name].devices[row.rank] for name in row.nodes)
     page = run.result.report(tmp_path / "plan.html")
     assert '"measured":{"backend":"torch' in page.read_text()
+
+
+@pytest.mark.parametrize("parallel", ["dp", pytest.param("zero3", marks=pytest.mark.slow)])
+def test_ranks_hold_no_more_than_is_reserved_for_them_and_not_much_less(parallel: str) -> None:
+    """Weights, their sums of gradients, and those that are on their way to the other rank."""
+    batch = [x.float() for x in Wide.batch(0, 16)]
+    module = seeded(Wide, torch.float32)
+    program = staged(module, batch, [(0, 1), (2, 3)], "1f1b", 4, parallel=parallel)
+    run = program.profile(*batch, steps=1)
+    for rank, measured in enumerate(run.measured.ranks):
+        reserved = program.evaluation.exact_bytes[rank]
+        assert measured.peak_bytes is not None
+        assert 0.75 * reserved <= measured.peak_bytes <= reserved

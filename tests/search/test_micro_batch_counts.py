@@ -81,22 +81,3 @@ def test_a_search_ends_early_where_a_known_plan_is_not_beaten() -> None:
         assert 0 < caught.value.bound <= certificate.cost
     budget = replace(Budget.of(request), best_s=math.nextafter(certificate.cost, math.inf))
     assert find_pipeline(graph, cluster, request, budget, 4).evaluation.step_s <= certificate.cost
-
-
-def test_on_several_nodes_stages_are_weighed_against_one_mesh() -> None:
-    """Over a slow network, gradients and the sums of tensor parallelism are dear."""
-    cluster = resolve_cluster("3x8xh100")
-    slow = replace(cluster.levels[1], bandwidth_bytes_per_s=2e9)
-    cluster = replace(cluster, levels=(cluster.levels[0], slow))
-    with torch.device("meta"):
-        module = Stack(6, 4096)
-    batch = torch.zeros((6144, 4096), device="meta")
-    options = {"training": True, "time_limit_s": 10}
-    free = partitioner.compile(module, batch, cluster=cluster, **options)
-    assert isinstance(free, ModuleProgram)
-    assert free.plan.pipeline is not None
-    assert free.plan.certificate is not None
-    assert free.plan.certificate.bound <= free.plan.certificate.cost
-    (note,) = (note for note in free.summary["notes"] if "on one mesh a step takes" in note)
-    assert f"it runs in {free.plan.pipeline.micro_batches} micro-batches through" in note
-    assert "results are those of the whole batch" in note

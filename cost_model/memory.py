@@ -430,18 +430,20 @@ def _in_flight(
     """The operands of communications within a phase, and until when each of them is held.
 
     That is until a node reads the result, or the end of the phase: nothing waits earlier for what
-    is on its way, and parts of it are taken then, too.
+    is on its way, and parts of it are taken then, too. Operands that are copied into buckets are
+    left out.
     """
     read: dict[LocalKey, int] = {}
     end_of: dict[int, int] = {}
     for position, task in enumerate(schedule.tasks):
         end_of[0 if schedule.order is None else task.phase] = position
         if task.placed is not None and not _is_named(task):
-            for key in task.reads:
-                read.setdefault(roots.get(key, key), position)
+            for local in task.reads:
+                read.setdefault(roots.get(local, local), position)
     brought: set[LocalKey] = set()
-    for task in schedule.tasks:
-        if task.comm is None or task.phase != task.target_phase:
+    joined = {member.position for bucket in schedule.buckets for member in bucket.members}
+    for position, task in enumerate(schedule.tasks):
+        if task.comm is None or task.phase != task.target_phase or position in joined:
             continue
         end = end_of[0 if schedule.order is None else task.phase]
         results = {device: (device, key) for device, key, _ in task.writes}

@@ -72,9 +72,6 @@ if TYPE_CHECKING:
 #: With offers, the search of the graph without them may take one such part of the steps, and that
 #: with them one such part of the rest: what is left is for going on with the first.
 FIRST_PART, OFFERS_PART = 1.5, 2
-#: On several nodes of devices, stages are searched where the gap of the best plan on one mesh is
-#: larger: with less to gain, the time that a pipeline takes to fill eats it up.
-WORTH = 0.25
 #: Seconds to look for the memory in which a model fits in blocks; never more than the request's.
 MORE_S = 8.0
 #: Gives a graph that offers to compute values of the forward pass again, with the request for
@@ -653,12 +650,9 @@ def _or_in_stages(
     request: Request,
     clock: Clock,
 ) -> tuple[Outcome, dict[str, Any]]:
-    """The plan of a step on one mesh or, on several nodes, a faster one in stages.
-
-    It must compute the same, or the request allow what it computes otherwise.
-    """
+    """The plan of a step on one mesh or, with "auto" micro-batches on several nodes, in stages."""
     outcome, summary = planned
-    if not _weighs_stages(outcome, parts.opened, cluster, request):
+    if not _weighs_stages(parts.opened, cluster, request):
         return planned
     with clock("searching stages"):
         trials = usual_trials(parts.opened.batch_size(), cluster, request)
@@ -674,9 +668,6 @@ def _or_in_stages(
             note = f"not in stages: the best plan found takes {units.seconds(staged_s)} a step"
             return outcome, {**summary, "notes": [*summary["notes"], note]}
         changes = _changes(whole, parts, staged.plan)
-    if changes.reasons and request.micro_batches != "auto":
-        note = f"faster {_fitting(staged)}, which changes the results: {changes.reasons[0]}"
-        return outcome, {**summary, "notes": [*summary["notes"], note]}
     count = staged.plan.micro_batches
     assert count is not None
     staged = over_counts({0: outcome, count: staged}, count, request.gap)
@@ -687,20 +678,18 @@ def _or_in_stages(
     return staged, _facts_in_parts(staged, (note, *notes), parts.graphs, cluster, request)
 
 
-def _weighs_stages(
-    outcome: Outcome, opened: ModuleInput, cluster: Cluster, request: Request
-) -> bool:
-    """Whether stages may be faster than the best plan on one mesh: of training on several nodes."""
+def _weighs_stages(opened: ModuleInput, cluster: Cluster, request: Request) -> bool:
+    """Whether stages are weighed against the best plan on one mesh: of training on several nodes.
+
+    Each number of micro-batches is a trace and a search, so it must be asked for.
+    """
     from partitioner.backends.errors import BackendError
 
-    certificate = outcome.plan.certificate
-    assert certificate is not None
     nodes = len(cluster) > EXPLICIT and len(cluster.levels) > 1 and cluster.has_equal_devices
     kinds = request.parallel is None and request.mesh is None and request.strategy == "auto"
     free = kinds and request.objective == "throughput" and not request.constraints.bound
-    if not (opened.training and nodes and free and request.may_run_in_parts):
-        return False
-    if certificate.gap <= WORTH:
+    asked = request.micro_batches == "auto" and request.may_run_in_parts
+    if not (opened.training and nodes and free and asked):
         return False
     try:
         return opened.batch_size() > 1

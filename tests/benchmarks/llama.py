@@ -105,8 +105,9 @@ def main() -> None:
     parser.add_argument("--gap", type=float, default=0.01)
     parser.add_argument("--parallel", help="kind of parallelism; default: the cheapest")
     parser.add_argument("--schedule", help="of a pipeline")
-    parser.add_argument("--micro-batches", type=int, help="of a pipeline")
+    parser.add_argument("--micro-batches", help="of a pipeline; auto: weighed against one mesh")
     options = parser.parse_args()
+    count = options.micro_batches
     pairs = (part.split("=") for part in options.mesh.split(",")) if options.mesh else None
     mesh = {axis: int(size) for axis, size in pairs} if pairs is not None else None
     torch.set_default_dtype(torch.bfloat16)
@@ -127,7 +128,7 @@ def main() -> None:
         gap=options.gap,
         parallel=options.parallel,
         schedule=options.schedule,
-        micro_batches=options.micro_batches,
+        micro_batches=int(count) if count and count != "auto" else count,
         progress=lambda text: print(f"{time.perf_counter() - start:8.2f} s  {text}", flush=True),
     )
     wall, cpu = time.perf_counter() - start, time.process_time() - cpu

@@ -15,6 +15,7 @@ from partitioner.search.micro_batch_counts import Trial, usual_trials
 from partitioner.search.outcome import NoCheaper
 from partitioner.search.pipelines import find_pipeline
 from partitioner.search.request import Budget, Request
+from partitioner.strategies.spaces import SearchError
 
 
 def test_on_few_devices_the_usual_numbers_are_tried_with_stages_of_all_sizes() -> None:
@@ -81,3 +82,33 @@ def test_a_search_ends_early_where_a_known_plan_is_not_beaten() -> None:
         assert 0 < caught.value.bound <= certificate.cost
     budget = replace(Budget.of(request), best_s=math.nextafter(certificate.cost, math.inf))
     assert find_pipeline(graph, cluster, request, budget, 4).evaluation.step_s <= certificate.cost
+
+
+@pytest.mark.slow
+def test_stages_are_weighed_against_one_mesh_on_several_nodes_if_asked_for() -> None:
+    with torch.device("meta"):
+        module, batch = Stack(2, 256), torch.zeros(96, 256)
+    notes = []
+    for micro_batches in ("auto", None):
+        program = partitioner.compile(
+            *(module, batch),
+            cluster="3x8xh100",
+            training=True,
+            time_limit_s=5,
+            micro_batches=micro_batches,
+        )
+        assert isinstance(program, ModuleProgram)
+        assert program.plan.pipeline is None
+        notes.append([note for note in program.summary["notes"] if "not in stages" in note])
+    (note,) = notes[0]
+    assert note == "not in stages: no plan of 12 micro-batches was found to be faster"
+    assert not notes[1]
+
+
+def test_a_mesh_of_stages_alone_leaves_their_devices_to_the_search() -> None:
+    options = {"training": True, "micro_batches": 4, "schedule": "1f1b", "time_limit_s": 5}
+    batch = torch.randn(8, 32)
+    program = partitioner.compile(Stack(4, 32), batch, devices=4, mesh={"pp": 2}, **options)
+    assert {mesh.devices for mesh in program.plan.groups} == {(0, 1), (2, 3)}
+    with pytest.raises(SearchError, match=r"mesh pp\(3\) = 3 != 4 devices"):
+        partitioner.compile(Stack(4, 32), batch, devices=4, mesh={"pp": 3}, **options)

@@ -118,8 +118,8 @@ def schedules(lanes: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 def test_no_estimate_is_below_the_busiest_lane(
     figures: StageFigures, name: str, lane_of: tuple[int, ...]
 ) -> None:
-    own = StageFigures(figures.sharding, resolve_cluster("3xcpu", 3), 4)
-    estimate = StepEstimate(own, pipeline_schedule(name, lane_of, 4))
+    own = StageFigures(figures.sharding, resolve_cluster("3xcpu", 3), 6)
+    estimate = StepEstimate(own, pipeline_schedule(name, lane_of, 6))
     cuts = combinations(range(1, len(own.units)), len(lane_of) - 1)
     rng = np.random.default_rng(0)
     shares = []

@@ -37,6 +37,7 @@ class Event:
         role: The rank's part.
         begin_s: Seconds on the ranks' clock.
         end_s: The same of the end.
+        micro_batch: In stages, the micro-batch that it is of.
     """
 
     nodes: tuple[str, ...]
@@ -45,6 +46,7 @@ class Event:
     role: Role
     begin_s: float
     end_s: float
+    micro_batch: int = 0
 
 
 #: The events of one task: its nodes, its communications and its label.
@@ -111,7 +113,7 @@ def _shifted(step: Step, by_s: float) -> Step:
 
 @dataclass(frozen=True)
 class MeasuredTask:
-    """A task on one rank, over all recorded steps.
+    """A task on one rank, over all recorded steps; in stages, of all micro-batches together.
 
     Attributes:
         nodes: As of an `Event`.
@@ -189,22 +191,28 @@ class _Run:
     waited_s: float
 
 
-def _begun(events: Iterable[Event]) -> Mapping[tuple[int, ...], float]:
+#: Communications that go together, of a micro-batch.
+_Sent: TypeAlias = tuple[tuple[int, ...], int]
+
+
+def _begun(events: Iterable[Event]) -> Mapping[_Sent, float]:
     """When the last of the ranks that send began each communication of a step."""
-    begun: dict[tuple[int, ...], float] = {}
+    begun: dict[_Sent, float] = {}
     for event in events:
         if event.comms and event.role is Role.SEND:
-            begun[event.comms] = max(begun.get(event.comms, event.begin_s), event.begin_s)
+            sent = event.comms, event.micro_batch
+            begun[sent] = max(begun.get(sent, event.begin_s), event.begin_s)
     return begun
 
 
-def _runs(step: Step, zero: float, begun: Mapping[tuple[int, ...], float]) -> dict[Key, _Run]:
+def _runs(step: Step, zero: float, begun: Mapping[_Sent, float]) -> dict[Key, _Run]:
     runs: dict[Key, _Run] = {}
     for event in step.events:
         key = (event.nodes, event.comms, event.label)
         waited_s = 0.0
         if event.role is Role.RECEIVE:
-            until = min(event.end_s, begun.get(event.comms, event.begin_s))
+            sent = event.comms, event.micro_batch
+            until = min(event.end_s, begun.get(sent, event.begin_s))
             waited_s = max(0.0, until - event.begin_s)
         whole_s = event.end_s - event.begin_s
         known = runs.get(key, _Run(event.begin_s - zero, whole_s, 0.0, 0.0))

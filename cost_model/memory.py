@@ -11,10 +11,11 @@ executors take (`with_headroom`). A node that takes either of two operands is no
 are held for it alone after the last other use, and its result is a value of its own.
 
 *Exact* is liveness, without head-room: a local tensor is held from the task that writes it to the
-last one that reads it on its device. Of collectives that travel together (`cost_model.buckets`) it
-has the tensors that join them: the operands from the start to the first result that is read, and
-the results until the last of them is free; gathered parts are copied out of them. Where there are
-none, exact never exceeds safe. Neither counts what a kernel or a collective allocates for itself.
+last one that reads it on its device; operands of a communication until it is waited for. Of
+collectives that travel together (`cost_model.buckets`) it has the tensors that join them: the
+operands from the start to the first result that is read, and the results until the last of them is
+free; gathered parts are copied out of them. Where there are none, exact never exceeds safe. Neither
+counts what a kernel or a collective allocates for itself.
 
 In a plan with stages, a tensor that a later phase reads is held, once for each micro-batch in
 flight, from the end of the phase that makes it to the end of the last one that reads it, in the
@@ -66,11 +67,21 @@ class Lifetime:
     """
 
     device: int
-    value: str
+    key: Key
     nbytes: int
     first: int
     last: int
     buffer: bool = False
+
+    @property
+    def value(self) -> str:
+        """The value that the tensor is, or a part of."""
+        return self.key[0]
+
+    @property
+    def local(self) -> LocalKey:
+        """The tensor on its device."""
+        return self.device, self.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +124,11 @@ def loaded_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
     for (device, block), (of, then) in itertools.pairwise(sorted(schedule.blocks)):
         if device == of:
             first[of, then] = schedule.blocks[device, block][0]
-    for (device, (value, at)), blocks in schedule.loads.items():
-        nbytes = schedule.residents[device, (value, at)]
+    for (device, key), blocks in schedule.loads.items():
+        nbytes = schedule.residents[device, key]
         for block in sorted(blocks):  # two in a row hold a constant twice, once as it is loaded
             last = schedule.blocks[device, block][1]
-            yield Lifetime(device, value, nbytes, first[device, block], last)
+            yield Lifetime(device, key, nbytes, first[device, block], last)
 
 
 def loaded_among_activations(schedule: Schedule) -> Mapping[Lifetime, int]:
@@ -145,42 +156,36 @@ def _usage(schedule: Schedule, lifetimes: Sequence[Lifetime]) -> Curves:
 
 @dataclass(frozen=True)
 class _Uses:
-    """The phases in which devices use values.
+    """The phases in which devices use local tensors.
 
     Attributes:
-        root: Of a value that is a view or another name, the value whose memory it names.
-        by_root: The phases in which a device reads, writes, sends or receives a value or a view.
-        arrived: The phases in which a device receives a value or a copy of it.
+        roots: The tensor whose memory each view or alias names.
+        by_root: The phases in which a tensor or a view of it is read, written, sent or received.
+        arrived: The phases in which a tensor is received.
     """
 
-    root: Mapping[str, str]
-    by_root: Mapping[tuple[int, str], set[int]]
-    arrived: Mapping[tuple[int, str], set[int]]
+    roots: Mapping[LocalKey, LocalKey]
+    by_root: Mapping[LocalKey, set[int]]
+    arrived: Mapping[LocalKey, set[int]]
 
     @classmethod
     def of(cls, schedule: Schedule) -> _Uses:
-        root: dict[str, str] = {}
-        by_root: dict[tuple[int, str], set[int]] = defaultdict(set)
-        arrived: dict[tuple[int, str], set[int]] = defaultdict(set)
+        roots = _roots(schedule)
+        by_root: dict[LocalKey, set[int]] = defaultdict(set)
+        arrived: dict[LocalKey, set[int]] = defaultdict(set)
         for task in schedule.tasks:
-            if _is_view(task) and task.placed is not None:
-                viewed = task.placed.operands()[0][0]
-                for value, _ in task.placed.results():
-                    root[value] = root.get(viewed, viewed)
-            for (_, (new, _)), (_, (old, _)) in task.aliases:
-                if new != old:
-                    root[new] = root.get(old, old)
-            for device, (value, _) in task.reads:
-                by_root[device, root.get(value, value)].add(task.phase)
-            for device, (value, _), _ in task.writes:
-                by_root[device, root.get(value, value)].add(task.target_phase)
+            for local in task.reads:
+                by_root[roots.get(local, local)].add(task.phase)
+            for device, key, _ in task.writes:
+                local = device, key
+                by_root[roots.get(local, local)].add(task.target_phase)
                 if task.comm is not None:
-                    arrived[device, value].add(task.target_phase)
-        return cls(root, by_root, arrived)
+                    arrived[local].add(task.target_phase)
+        return cls(roots, by_root, arrived)
 
-    def phases(self, device: int, value: str) -> set[int]:
-        """The phases in which a device uses a value or a view of it."""
-        return self.by_root[device, self.root.get(value, value)]
+    def phases(self, local: LocalKey) -> set[int]:
+        """The phases in which a tensor or a view of it is used."""
+        return self.by_root.get(self.roots.get(local, local), set())
 
 
 @dataclass(frozen=True)
@@ -225,35 +230,32 @@ class StepLives:
         kept: list[tuple[Lifetime, tuple[int, int]]] = []
         fed, given = _borders(schedule, order, uses)
         end, count = order.phases.number(Part.REDUCE), order.table.micro_batches
-        summed = _summed(schedule, uses) if count > 1 else frozenset()
+        summed = _summed(schedule, uses.roots) if count > 1 else frozenset()
         lifetimes = tuple(lifetimes)
-        inputs = {x for x in lifetimes if (x.device, x.value) in fed and not x.buffer}
+        inputs = {x for x in lifetimes if x.local in fed and not x.buffer}
         always = [
             replace(x, nbytes=x.nbytes * count) for x in sorted(inputs, key=lambda x: x.value)
         ]
         for life in (x for x in lifetimes if x not in inputs):
-            device, own = life.device, order.own(life.device)
-            used = uses.phases(device, life.value)
+            own = order.own(life.device)
             made, read = phase_at[life.first], phase_at[life.last]
+            used = uses.phases(life.local) or {made}
             if life.buffer:
-                arrived = uses.arrived.get((device, life.value), used)
+                arrived = uses.arrived.get(life.local, used)
                 made = min((phase for phase in arrived if phase >= made), default=min(used))
             elif made not in own:
                 made = min(used)
             if read not in own:
                 read = max(used)
             begin, stop = max(life.first, start_of.get(made, 0)), end_of.get(made, 0)
-            span = Lifetime(
-                device, life.value, life.nbytes, begin, max(life.first, stop), life.buffer
-            )
-            is_given = (device, life.value) in given
-            if (device, life.value) in summed and not order.phases.is_once(made):
+            span = replace(life, first=begin, last=max(life.first, stop))
+            is_given = life.local in given
+            if life.local in summed and not order.phases.is_once(made):
                 always.append(life)
                 begun.append(span)
                 continue
             if made == read and not is_given:
-                until = max(begin, min(life.last, span.last))
-                passing.append(Lifetime(device, life.value, life.nbytes, begin, until, life.buffer))
+                passing.append(replace(span, last=max(begin, min(life.last, span.last))))
                 continue
             if order.phases.is_once(made) or (order.phases.is_once(read) and not is_given):
                 always.append(life)
@@ -266,20 +268,23 @@ class StepLives:
 
 def _borders(
     schedule: Schedule, order: StepOrder, uses: _Uses
-) -> tuple[frozenset[tuple[int, str]], frozenset[tuple[int, str]]]:
-    """Inputs and outputs by device, of all micro-batches of a step of inference.
+) -> tuple[frozenset[LocalKey], frozenset[LocalKey]]:
+    """Parts of inputs and of outputs of all micro-batches of a step of inference.
 
     Inputs are there when it begins, outputs until it ends. In training they are small, or summed.
     """
     if any(a.kind is not ActionKind.FORWARD for lane in order.table.lanes for a in lane):
         return frozenset(), frozenset()
-    fed = frozenset((device, value) for device, (value, _) in schedule.feeds)
-    outputs = ((device, value) for device, (value, _) in schedule.outputs)
-    return fed, frozenset((device, uses.root.get(value, value)) for device, value in outputs)
+    given = frozenset(uses.roots.get(local, local) for local in schedule.outputs)
+    return frozenset(schedule.feeds), given
 
 
-def _summed(schedule: Schedule, uses: _Uses) -> frozenset[tuple[int, str]]:
-    """By device, the values that the outputs of gradients are views of, or are themselves."""
+def _summed(schedule: Schedule, roots: Mapping[LocalKey, LocalKey]) -> frozenset[LocalKey]:
+    """The tensors that the outputs of gradients are views of, or are themselves.
+
+    Each device adds up those of all micro-batches. Of a gradient that a communication reduces for
+    each micro-batch they are the results, not its operand.
+    """
     updates = (task.placed for task in schedule.tasks if task.placed is not None)
     gradients = {
         value
@@ -287,8 +292,8 @@ def _summed(schedule: Schedule, uses: _Uses) -> frozenset[tuple[int, str]]:
         if placed.node.attrs.get("role") == "gradient"
         for value, _ in placed.results()
     }
-    outputs = ((d, v) for d, (v, _) in schedule.outputs if v in gradients)
-    return frozenset((device, uses.root.get(value, value)) for device, value in outputs)
+    outputs = (local for local in schedule.outputs if local[1][0] in gradients)
+    return frozenset(roots.get(local, local) for local in outputs)
 
 
 def _step_curves(schedule: Schedule, order: StepOrder, lifetimes: Sequence[Lifetime]) -> Curves:
@@ -355,9 +360,10 @@ def safe_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
         for value in (*computed, *fed):
             first.setdefault(value, position)
     last = _last_uses(schedule)
-    for _, (device, (value, _)), nbytes, is_buffer in _tensors(schedule, either=True):
+    for _, (device, key), nbytes, is_buffer in _tensors(schedule, either=True):
+        value = key[0]
         begin = first.get(value, 0)
-        yield Lifetime(device, value, nbytes, begin, max(begin, last.get(value, begin)), is_buffer)
+        yield Lifetime(device, key, nbytes, begin, max(begin, last.get(value, begin)), is_buffer)
     yield from _kept_for_either(schedule, first, last)
 
 
@@ -384,7 +390,7 @@ def _kept_for_either(
             while copy is not None and begin < position:
                 for device, nbytes in sizes[copy].items():
                     is_buffer = copy in copied_from
-                    yield Lifetime(device, value, nbytes, begin, position - 1, is_buffer)
+                    yield Lifetime(device, copy, nbytes, begin, position - 1, is_buffer)
                 copy = copied_from.get(copy)
 
 
@@ -400,10 +406,11 @@ def exact_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
             last[root] = position
     for key in schedule.outputs:
         last[roots.get(key, key)] = len(schedule.tasks) - 1
+    for key, position in _in_flight(schedule, roots):
+        last[key] = max(last[key], position)
     buckets = schedule.buckets
-    summed = frozenset[tuple[int, str]]()
-    if buckets and schedule.order is not None:
-        summed = _summed(schedule, _Uses.of(schedule))
+    is_summed = bool(buckets) and schedule.order is not None
+    summed = _summed(schedule, roots) if is_summed else frozenset[LocalKey]()
     members = {member.position: bucket for bucket in buckets for member in bucket.members}
     for position, bucket in members.items():
         for key in schedule.tasks[position].reads:  # copied into the bucket
@@ -414,44 +421,76 @@ def exact_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
             continue
         begin = arrival.get(key, 0) if written is None else written
         end = max(begin, last.get(key, begin))
-        yield Lifetime(key[0], key[1][0], nbytes, begin, end, is_buffer)
+        yield Lifetime(*key, nbytes, begin, end, is_buffer)
     for bucket in buckets:
         yield from _in_bucket(schedule, bucket, last, summed)
+
+
+def _in_flight(
+    schedule: Schedule, roots: Mapping[LocalKey, LocalKey]
+) -> Iterator[tuple[LocalKey, int]]:
+    """The operands of communications within a phase, and until when each of them is held.
+
+    That is until a node reads the result, or the end of the phase: nothing waits earlier for what
+    is on its way, and parts of it are taken then, too. Operands that are copied into buckets are
+    left out.
+    """
+    read: dict[LocalKey, int] = {}
+    end_of: dict[int, int] = {}
+    for position, task in enumerate(schedule.tasks):
+        end_of[0 if schedule.order is None else task.phase] = position
+        if task.placed is not None and not _is_named(task):
+            for local in task.reads:
+                read.setdefault(roots.get(local, local), position)
+    brought: set[LocalKey] = set()
+    joined = {member.position for bucket in schedule.buckets for member in bucket.members}
+    for position, task in enumerate(schedule.tasks):
+        if task.comm is None or task.phase != task.target_phase or position in joined:
+            continue
+        end = end_of[0 if schedule.order is None else task.phase]
+        results = {device: (device, key) for device, key, _ in task.writes}
+        is_part = task.comm.kind is CommKind.SLICE
+        for device, key in task.reads:
+            local = device, key
+            if device in results and (local in brought or not is_part):
+                yield roots.get(local, local), min(end, read.get(results[device], end))
+        if not is_part:
+            brought.update(results.values())
 
 
 def _in_bucket(
     schedule: Schedule,
     bucket: Bucket,
     last: Mapping[LocalKey, int],
-    summed: frozenset[tuple[int, str]],
+    summed: frozenset[LocalKey],
 ) -> Iterator[Lifetime]:
     """The tensors of collectives that travel together; sums take the place of their operands.
 
-    `summed` has the values of which each device adds up those of all micro-batches.
+    `summed` has the tensors of which each device adds up those of all micro-batches.
     """
-    results: dict[int, list[tuple[str, int, int]]] = defaultdict(list)  # value, bytes, last use
+    results: dict[int, list[tuple[Key, int, int]]] = defaultdict(list)  # tensor, bytes, last use
     begins, end = bucket.begins, bucket.end - 1
     for member in bucket.members:
         for device, key, size in schedule.tasks[member.position].writes:
             until = max(begins, min(member.due, end), last.get((device, key), begins))
             if bucket.kind is CommKind.ALL_GATHER:
                 arrived = max(begins, min(member.due, end))
-                yield Lifetime(device, key[0], size, arrived, until, buffer=True)
+                yield Lifetime(device, key, size, arrived, until, buffer=True)
                 until = arrived
-            results[device].append((key[0], size, until))
+            results[device].append((key, size, until))
     for device, parts in results.items():
         adds = [part for part in parts if (device, part[0]) in summed]
         kept = [part for part in parts if part[2] > end and part not in adds]
         # All parts are views of one tensor. A sum takes it over, if nothing else keeps it.
-        name, _, until = max(kept or adds or parts, key=lambda part: part[2])
+        first, _, until = max(kept or adds or parts, key=lambda part: part[2])
         whole = sum(size for _, size, _ in parts)
         until = max(until, *(part[2] for part in parts if part not in adds), begins)
-        yield Lifetime(device, name, whole, begins, until, buffer=True)
+        yield Lifetime(device, first, whole, begins, until, buffer=True)
         if kept:
             yield from (Lifetime(device, *part[:2], begins, part[2], buffer=True) for part in adds)
         if bucket.kind is not CommKind.ALL_REDUCE:
             sent = max(begins, min(bucket.arrives, end))
-            yield Lifetime(device, name, bucket.nbytes, begins, sent, buffer=True)
+            yield Lifetime(device, first, bucket.nbytes, begins, sent, buffer=True)
 
 
 def _tensors(
@@ -504,6 +543,12 @@ def _roots(schedule: Schedule) -> Mapping[LocalKey, LocalKey]:
 def _is_view(task: Task) -> bool:
     row = row_of(task.placed.node) if task.placed is not None else None
     return row is not None and row.view
+
+
+def _is_named(task: Task) -> bool:
+    """Whether a node's result is its first operand itself, or a view of it."""
+    row = row_of(task.placed.node) if task.placed is not None else None
+    return row is not None and (row.view or row.again or row.either or row.in_place is not None)
 
 
 def _is_either(task: Task) -> bool:

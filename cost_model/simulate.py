@@ -265,7 +265,7 @@ class _Clock:
         """Run a phase at once, without events: `arrive`, `together` and `leave` of all tasks."""
         free, sent = self.free, self.sent
         for index, targets in phase.arrivals:
-            arrived = sent.pop((index, micro_batch))
+            arrived = sent[index, micro_batch]  # other lanes may read it too
             for device, seconds in targets:
                 free[device] = max(arrived, free[device] + seconds)
         if len(phase.devices) == 1:
@@ -314,7 +314,7 @@ class _Clock:
 
     def arrive(self, index: int, task: Task, request: int) -> None:
         """Take what another phase has sent; the targets are busy with it as the sources are."""
-        arrived = self.sent.pop((index, request))
+        arrived = self.sent[index, request]
         for device, seconds in _side(task, sources=False):
             end = max(arrived, self.free[device] + seconds)
             self._run(index, task, request, device, end - seconds, end)

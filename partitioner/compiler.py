@@ -46,9 +46,9 @@ from partitioner.report.whole_machine import whole_machine_notes
 from partitioner.search.explicit import first_problem
 from partitioner.search.find_plan import find_plan
 from partitioner.search.in_blocks import least_limit, may_run_in_blocks, plan_in_blocks
-from partitioner.search.limits import MOST_EXPLICIT
-from partitioner.search.micro_batch_counts import CountSearch, Graphs, usual_counts
-from partitioner.search.outcome import Candidate, Outcome, stopped_refusal
+from partitioner.search.limits import EXPLICIT, MOST_EXPLICIT
+from partitioner.search.micro_batch_counts import CountSearch, Graphs, Trial, usual_trials
+from partitioner.search.outcome import Candidate, NoCheaper, Outcome, stopped_refusal
 from partitioner.search.pipelines import over_counts
 from partitioner.search.request import Budget, Request, Say, silent
 from partitioner.search.what_would_fit import relaxed
@@ -140,8 +140,9 @@ def compile(  # noqa: A001 - the public name
             the same devices; gradients are added up. With `schedule` or "pp" alone several numbers
             are tried. For a module, the default is the whole batch or, if no plan of that fits,
             the fewest micro-batches that fit, provided that they are proven to compute the same
-            (no batch norms, no dropout); "auto" takes them without that proof. For an ONNX model,
-            the default is the whole batch; "auto" takes the whole batch or several numbers of
+            (no batch norms, no dropout); "auto" takes them without that proof and, in training on
+            several nodes of more than 16 devices, stages if they are faster. For an ONNX model, the
+            default is the whole batch; "auto" takes the whole batch or several numbers of
             micro-batches, whichever costs least. Its batch is dim 0 of the first input and of all
             inputs as long as that; a model whose outputs are not proven to be the same is refused.
 
@@ -369,18 +370,16 @@ class _OnnxParts:
             OptionError: The model does not run in so many.
             Infeasible: No plan fits.
         """
-        graph, devices = self.whole.graph, len(self.cluster)
+        graph = self.whole.graph
         with self.clock("cutting the batch"):
-            asked = self.request.micro_batch_count
             batch = batch_size(graph)
-            counts = (asked,) if asked else usual_counts(batch, devices)
-            counts = tuple(count for count in counts if count >= least) or (batch,)
-            for count in counts:
-                self[count]
-        more = tuple(count for count in even_counts(graph) if count > max(counts))
+            trials = usual_trials(batch, self.cluster, self.request)
+            trials = tuple(t for t in trials if t.count >= least) or (Trial(batch),)
+            for trial in trials:
+                self[trial.count]
         with self.clock("searching"):
             outcome = plan_in_stages(
-                counts, more, self.graphs, self.cluster, self.request, self.clock
+                trials, even_counts(graph), self.graphs, self.cluster, self.request, self.clock
             )
         return outcome, self.facts(outcome)
 
@@ -483,7 +482,7 @@ def _compile_module(
         agreement = agreement_on(len(cluster))
         with agreement.together("compile()"):
             traced = _first_graph(opened.traced, request)
-    parts = _Parts(opened, request)
+    parts = _Parts(opened, request, clock)
 
     def offers() -> tuple[Graph, Request] | None:
         graph = traced.traced.offered
@@ -510,7 +509,7 @@ def _compile_module(
 
         planned = _cheapest_form(graphs, plan_form, request.objective)
         if not isinstance(planned, Infeasible):
-            return planned
+            return _or_in_stages(planned, traced, parts, notes, cluster, request, clock)
         if traced.graph not in graphs:
             raise planned
         smaller = _plan_in_parts_or_blocks(traced, parts, notes, cluster, request, clock)
@@ -543,11 +542,13 @@ class _Parts:
 
     opened: ModuleInput
     request: Request
+    clock: Clock
     _traced: dict[int, TracedModule] = field(default_factory=dict)
 
     def __getitem__(self, count: int) -> TracedModule:
         if count not in self._traced:
-            self._traced[count] = self.opened.in_micro_batches(count)
+            with self.clock("tracing the module"):
+                self._traced[count] = self.opened.in_micro_batches(count)
         return self._traced[count]
 
     def of(self, plan: Plan) -> TracedModule:
@@ -612,7 +613,6 @@ def _plan_in_parts(
         fit; "" if none are known to.
     """
     from partitioner.backends.errors import BackendError
-    from partitioner.frontends.torch.graph import SEED
 
     memory = sum(device.memory_bytes for device in cluster.devices)
     if not request.may_run_in_parts or kept_bytes(whole.graph) > memory:
@@ -636,10 +636,7 @@ def _plan_in_parts(
     if count == 1:
         note = f"no plan without stages was found to fit: it runs{_through_stages(outcome.plan)}"
         return outcome, _facts_in_parts(outcome, (note, *notes), parts.graphs, cluster, request)
-    changes = difference(
-        *(whole.graph, micro.graph, micro.micro.split),
-        *(tuple(filter(None, whole.traced.results)), count, SEED),
-    )
+    changes = _changes(whole, parts, outcome.plan)
     if changes.reasons and request.micro_batches != "auto":
         return f"{_fitting(outcome)}, which changes the results: {changes.reasons[0]}"
     added = ", whose gradients are added up" if parts.opened.training else ""
@@ -648,6 +645,74 @@ def _plan_in_parts(
         f"{count} micro-batches{_through_stages(outcome.plan)}{added}; {_effect(changes)}"
     )
     return outcome, _facts_in_parts(outcome, (note, *notes), parts.graphs, cluster, request)
+
+
+def _or_in_stages(
+    planned: tuple[Outcome, dict[str, Any]],
+    whole: TracedModule,
+    parts: _Parts,
+    notes: tuple[str, ...],
+    cluster: Cluster,
+    request: Request,
+    clock: Clock,
+) -> tuple[Outcome, dict[str, Any]]:
+    """The plan of a step on one mesh or, with "auto" micro-batches on several nodes, in stages."""
+    outcome, summary = planned
+    if not _weighs_stages(parts.opened, cluster, request):
+        return planned
+    with clock("searching stages"):
+        trials = usual_trials(parts.opened.batch_size(), cluster, request)
+        known_s = outcome.evaluation.step_s
+        budget = replace(Budget.of(request, clock.say), best_s=known_s)
+        try:
+            staged = CountSearch(parts.graphs_if_any, cluster, request, budget).all(trials)
+        except (Infeasible, NoCheaper, ConstraintError) as error:
+            note = f"not in stages: {error}"
+            return outcome, {**summary, "notes": [*summary["notes"], note]}
+        staged_s = staged.evaluation.step_s
+        if staged_s >= known_s:  # what is estimated to be as fast may turn out to be slower
+            note = f"not in stages: the best plan found takes {units.seconds(staged_s)} a step"
+            return outcome, {**summary, "notes": [*summary["notes"], note]}
+        changes = _changes(whole, parts, staged.plan)
+    count = staged.plan.micro_batches
+    assert count is not None
+    staged = over_counts({0: outcome, count: staged}, count, request.gap)
+    note = (
+        f"on one mesh a step takes {units.seconds(known_s)}: it runs in {count} micro-batches"
+        f"{_through_stages(staged.plan)}; {_effect(changes)}"
+    )
+    return staged, _facts_in_parts(staged, (note, *notes), parts.graphs, cluster, request)
+
+
+def _weighs_stages(opened: ModuleInput, cluster: Cluster, request: Request) -> bool:
+    """Whether stages are weighed against the best plan on one mesh: of training on several nodes.
+
+    Each number of micro-batches is a trace and a search, so it must be asked for.
+    """
+    from partitioner.backends.errors import BackendError
+
+    nodes = len(cluster) > EXPLICIT and len(cluster.levels) > 1 and cluster.has_equal_devices
+    kinds = request.parallel is None and request.mesh is None and request.strategy == "auto"
+    free = kinds and request.objective == "throughput" and not request.constraints.bound
+    asked = request.micro_batches == "auto" and request.may_run_in_parts
+    if not (opened.training and nodes and free and asked):
+        return False
+    try:
+        return opened.batch_size() > 1
+    except BackendError:  # there is no batch
+        return False
+
+
+def _changes(whole: TracedModule, parts: _Parts, plan: Plan) -> Difference:
+    """What a step in the micro-batches of a plan computes otherwise than the whole batch."""
+    from partitioner.frontends.torch.graph import SEED
+
+    micro = parts.of(plan)
+    assert micro.micro is not None
+    return difference(
+        *(whole.graph, micro.graph, micro.micro.split),
+        *(tuple(filter(None, whole.traced.results)), micro.micro.count, SEED),
+    )
 
 
 def _through_stages(plan: Plan) -> str:
@@ -715,24 +780,25 @@ def _compile_in_stages(
     from partitioner.compiled.module import ModuleModel, ModuleProgram
     from partitioner.compiled.ranks import agreement_on, plan_together
 
-    parts = _Parts(opened, request)
-    with clock("tracing the module"):
-        agreement = agreement_on(len(cluster))
-        with agreement.together("compile()"):
-            asked = request.micro_batch_count
-            batch = opened.batch_size(asked or 1)
-            counts = (asked,) if asked else usual_counts(batch, len(cluster))
-            traces = [parts[count] for count in counts]
+    parts = _Parts(opened, request, clock)
+    agreement = agreement_on(len(cluster))
+    with agreement.together("compile()"):
+        batch = opened.batch_size(request.micro_batch_count or 1)
+        trials = usual_trials(batch, cluster, request)
+        first = parts[trials[0].count]
+        if len(cluster) <= EXPLICIT:  # a module that has no trace in one number is refused
+            for trial in trials[1:]:
+                parts[trial.count]
 
     def search() -> tuple[Outcome, dict[str, Any]]:
         notes = profile_notes(cluster, _torch_backend, training=opened.training)
-        more = tuple(count for count in opened.even_counts() if count > max(counts))
+        counts = opened.even_counts()
         with clock("searching"):
-            outcome = plan_in_stages(counts, more, parts.graphs, cluster, request, clock)
+            outcome = plan_in_stages(trials, counts, parts.graphs, cluster, request, clock)
         return outcome, _facts_in_parts(outcome, notes, parts.graphs, cluster, request)
 
     module, plan, evaluation, summary = plan_together(
-        agreement, traces[0], cluster, request, search, parts.of
+        agreement, first, cluster, request, search, parts.of
     )
     model = ModuleModel(module, opened.source)
     program = ModuleProgram.of(model, cluster, plan, evaluation, summary, clock.seconds)
@@ -741,8 +807,8 @@ def _compile_in_stages(
 
 
 def plan_in_stages(
+    trials: Sequence[Trial],
     counts: Sequence[int],
-    more: Sequence[int],
     graphs: Graphs,
     cluster: Cluster,
     request: Request,
@@ -751,8 +817,8 @@ def plan_in_stages(
     """The best plan of stages of a model.
 
     Args:
-        counts: Numbers of micro-batches to try.
-        more: Larger ones, ascending, for where no plan of those fits.
+        trials: Numbers of micro-batches to try.
+        counts: All numbers, ascending; larger ones are tried where no plan of those fits.
         graphs: The graphs of a micro-batch.
         cluster: The devices.
         request: The request.
@@ -763,10 +829,12 @@ def plan_in_stages(
     """
     budget = Budget.of(request, clock.say)
     try:
-        return CountSearch(graphs, cluster, request, budget).all(counts)
+        return CountSearch(graphs, cluster, request, budget).all(trials)
     except Infeasible as error:
         refusal = stopped_refusal(error, budget.work)
     clock.say("looking for more micro-batches that fit")
+    most = max(trial.count for trial in trials)
+    more = tuple(count for count in counts if count > most)
     budget = Budget.of(request, clock.say)
     outcome = CountSearch(graphs, cluster, request, budget).fewest(more)
     if outcome is None:
@@ -1031,21 +1099,27 @@ class Clock:
 
     Attributes:
         say: Receives the name of each stage as it begins.
-        seconds: Seconds of each finished stage.
+        seconds: Seconds of each finished stage, without those of stages inside of it.
     """
 
     say: Say
     seconds: dict[str, float] = field(default_factory=dict)
+    _inside: list[float] = field(default_factory=list)
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """Time a block as a stage."""
+        """Time a block as a stage, or as one more part of it."""
         self.say(stage)
         start = time.perf_counter()
+        self._inside.append(0.0)
         try:
             yield
         finally:
-            self.seconds[stage] = time.perf_counter() - start
+            spent = time.perf_counter() - start
+            own = spent - self._inside.pop()
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + own
+            if self._inside:
+                self._inside[-1] += spent
 
 
 def _onnx_backend() -> str:

@@ -20,7 +20,7 @@ from partitioner.backends.torch.micro_batches import MicroBatches
 from partitioner.backends.torch.phases import RankPhases, Rest, emit_all_phases
 from partitioner.backends.torch.rank_files import with_written_phases
 from partitioner.backends.torch.shards import part_of, region_on, whole_of
-from partitioner.backends.torch.step_values import StepValues
+from partitioner.backends.torch.step_values import PhaseValues, StepValues
 from partitioner.ir.graph import Graph
 from partitioner.ir.phases import Part
 from partitioner.ir.program import Output, Programs
@@ -104,8 +104,13 @@ class AllPhases:
             BackendError: The ranks deadlock.
         """
         assert keep is None, "values inside of a step of micro-batches are not kept"
-        micro_batches = list(self._inputs(inputs))
-        values = [self._start(rank, micro_batches, stored) for rank in self._all]
+        values = [
+            StepValues(
+                *(phases, start.stored, start.micro_batches, start.written),
+                backward=bool(self._tangent),
+            )
+            for phases, start in zip(self._all, self.start(inputs, stored), strict=True)
+        ]
         assert self.programs.order is not None
         phases = self.programs.order.phases
         first, last = phases.number(Part.SETUP), phases.number(Part.REDUCE)
@@ -124,6 +129,13 @@ class AllPhases:
         totals = dict(self._whole(values, self._gradients, None))
         return Step(self.micro.whole(results) | buffers, totals)
 
+    def start(
+        self, inputs: Mapping[str, Tensor], stored: Mapping[str, Tensor]
+    ) -> list[PhaseValues]:
+        """The local values that each rank begins a step with; args as of `step`."""
+        micro_batches = list(self._inputs(inputs))
+        return [self._start(rank, micro_batches, stored) for rank in self._all]
+
     def _inputs(self, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         """Whole inputs of each micro-batch, with a seed of its own and its share of the loss."""
         for index, part in enumerate(self.micro.parts(inputs)):
@@ -139,7 +151,7 @@ class AllPhases:
         phases: Sequence[RankPhases],
         micro_batches: Sequence[Mapping[str, Tensor]],
         stored: Mapping[str, Tensor],
-    ) -> StepValues:
+    ) -> PhaseValues:
         rank = phases[0]
         homes = self.programs.homes
         local = {home.name: (value, home.placement) for value, home in homes.items()}
@@ -156,7 +168,7 @@ class AllPhases:
             for output in rank.outputs
             if output.whole in self._written
         }
-        return StepValues(phases, parts, inputs, written, backward=bool(self._tangent))
+        return PhaseValues(parts, inputs, written)
 
     def _run(self, values: Sequence[StepValues], phase: int, micro_batch: int) -> None:
         graphs = [phases[micro_batch].graphs for phases in self._all]

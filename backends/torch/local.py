@@ -27,8 +27,10 @@ from partitioner.backends.observed import RankLog
 from partitioner.backends.process_group import timed
 from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.eager import eager
-from partitioner.backends.torch.groups import register_named
+from partitioner.backends.torch.faults import Roll
+from partitioner.backends.torch.groups import Link, register_links, register_named
 from partitioner.backends.torch.host_memory import keep_freed_memory
+from partitioner.backends.torch.phase_recording import PhaseRecorder, read_phases
 from partitioner.backends.torch.rank_files import (
     PASSES,
     file_name,
@@ -37,6 +39,7 @@ from partitioner.backends.torch.rank_files import (
     read_rank_files,
 )
 from partitioner.backends.torch.recording import Pass, Recorder, Training, Update
+from partitioner.backends.torch.step_values import PhaseValues
 
 _SECONDS = "seconds.json"
 
@@ -104,7 +107,40 @@ def record_module_files(
     Raises:
         BackendError: A file is wrong, a rank raised or was killed.
     """
-    with _steps_run(directory, values, steps, optimizer, updates, records=True) as folder:
+    job = {"optimizer": optimizer, "updates": updates, "records": True}
+    with _steps_run(directory, list(map(dict, values)), steps, job) as folder:
+        return load_logs(folder, len(values))
+
+
+def record_phase_files(
+    directory: Path,
+    values: Sequence[PhaseValues],
+    phases: Sequence[Mapping[str, Any]],
+    links: Sequence[Link],
+    steps: int,
+    optimizer: str = "",
+    updates: Sequence[Sequence[Update]] = (),
+) -> tuple[RankLog, ...]:
+    """Record steps of the rank files of a module in stages, with its optimizer in training.
+
+    Args:
+        directory: Folder of the files.
+        values: What each rank begins a step with.
+        phases: The phases of each rank, see `phase_recording.described`.
+        links: The pairs of phases and ranks between which messages pass.
+        steps: At least 1.
+        optimizer: In training, one of `optimizers.OPTIMIZERS`.
+        updates: In training, the parameters of each rank.
+
+    Raises:
+        BackendError: A file is wrong, a rank raised or was killed.
+    """
+    job = {"optimizer": optimizer, "updates": updates, "records": True, "links": links}
+    start = [{"stored": one.stored, "micro_batches": list(one.micro_batches)} for one in values]
+    job["phases"] = [
+        {**own, "written": dict(one.written)} for own, one in zip(phases, values, strict=True)
+    ]
+    with _steps_run(directory, start, steps, job) as folder:
         return load_logs(folder, len(values))
 
 
@@ -119,30 +155,31 @@ def time_module_files(
 
     Args and errors are those of `record_module_files`.
     """
-    with _steps_run(directory, values, steps, optimizer, updates, records=False) as folder:
+    job = {"optimizer": optimizer, "updates": updates, "records": False}
+    with _steps_run(directory, list(map(dict, values)), steps, job) as folder:
         return float(json.loads((folder / _SECONDS).read_text()))
 
 
 @contextlib.contextmanager
 def _steps_run(
-    directory: Path,
-    values: Sequence[Mapping[str, Tensor]],
-    steps: int,
-    optimizer: str,
-    updates: Sequence[Sequence[Update]],
-    *,
-    records: bool,
+    directory: Path, values: Sequence[dict[str, Any]], steps: int, job: Mapping[str, Any]
 ) -> Iterator[Path]:
-    """The folder of a job that has run steps of rank files."""
+    """The folder of a job that has run steps of rank files.
+
+    Args:
+        directory: Folder of the files.
+        values: Tensors that each rank begins with.
+        steps: At least 1.
+        job: Arguments of `run_files` beside these.
+    """
     if steps < 1:
         raise BackendError(f"steps is {steps}; it must be at least 1")
     with tempfile.TemporaryDirectory(prefix="partitioner-steps-") as name:
         folder = Path(name)
         for rank, local in enumerate(values):
-            torch.save(dict(local), folder / _values_file(rank))
-        job = {"runner": __name__, "directory": str(directory.resolve()), "steps": steps}
-        job |= {"optimizer": optimizer, "updates": updates, "records": records}
-        run_job(folder, len(values), job)
+            torch.save(local, folder / _values_file(rank))
+        ran = {"runner": __name__, "directory": str(directory.resolve()), "steps": steps}
+        run_job(folder, len(values), {**ran, **job})
         yield folder
 
 
@@ -182,11 +219,9 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     save_results(folder, rank, outputs.values(), seconds)
 
 
-def _run_steps(
-    rank: int, folder: Path, values: Mapping[str, Tensor], job: Mapping[str, Any]
-) -> None:
+def _run_steps(rank: int, folder: Path, values: Mapping[str, Any], job: Mapping[str, Any]) -> None:
     """Record or time the steps of a rank."""
-    recorder = _recorder(rank, values, job)
+    recorder = (_phase_recorder if "phases" in job else _recorder)(rank, values, job)
     if job["records"]:
         _record(rank, folder, recorder, job)
         return
@@ -208,14 +243,34 @@ def _recorder(rank: int, values: Mapping[str, Tensor], job: Mapping[str, Any]) -
         for path in paths
         for file in [read_rank_file(path)]
     ]
-    training = None
-    if job.get("optimizer"):
-        updates = [Update(*one) for one in job["updates"][rank]]
-        training = Training(job["optimizer"], updates, values)
-    return Recorder(passes, values, torch.device("cpu"), training)
+    return Recorder(passes, values, torch.device("cpu"), _training(rank, values, job))
 
 
-def _record(rank: int, folder: Path, recorder: Recorder, job: Mapping[str, Any]) -> None:
+def _training(rank: int, values: Mapping[str, Tensor], job: Mapping[str, Any]) -> Training | None:
+    if not job.get("optimizer"):
+        return None
+    updates = [Update(*one) for one in job["updates"][rank]]
+    return Training(job["optimizer"], updates, values)
+
+
+def _phase_recorder(rank: int, values: Mapping[str, Any], job: Mapping[str, Any]) -> PhaseRecorder:
+    """The steps of a rank in stages, from the files of its phases."""
+    own = job["phases"][rank]
+    register_links([(first, second, *pair) for first, second, *pair in job["links"]])
+    start = PhaseValues(values["stored"], values["micro_batches"], own["written"])
+    return PhaseRecorder(
+        read_phases(own, Path(job["directory"]), rank),
+        [(phase, micro_batch) for phase, micro_batch in own["runs"]],
+        start,
+        torch.device("cpu"),
+        Roll([""] * job["ranks"]),
+        _training(rank, start.stored, job),
+    )
+
+
+def _record(
+    rank: int, folder: Path, recorder: Recorder | PhaseRecorder, job: Mapping[str, Any]
+) -> None:
     """Leave the record of a rank's steps."""
     try:
         log = recorder.record(job["steps"], job["threads"])

@@ -1,8 +1,6 @@
 """A rank's part of calls that run in micro-batches, over torch.distributed.
 
-The rank runs its phases in the order of the schedule. Messages are received one phase ahead and
-sent beside what follows. Each pair of phases has a process group of its own for each pair of ranks,
-since NCCL carries what is sent between two ranks of a group in one order.
+The rank runs its phases in the order of the schedule (see `phase_steps`).
 """
 
 from __future__ import annotations
@@ -14,29 +12,21 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import dtype_word, torch_dtype
 from partitioner.backends.torch.agreement import Agreement
 from partitioner.backends.torch.eager import eager
-from partitioner.backends.torch.faults import Roll, explained, telling
-from partitioner.backends.torch.groups import (
-    Link,
-    group_ranks,
-    register_links,
-    register_named,
-    resolved_link,
-)
-from partitioner.backends.torch.messages import Message
+from partitioner.backends.torch.faults import Roll, explained
+from partitioner.backends.torch.groups import group_ranks, register_links, register_named
+from partitioner.backends.torch.phase_steps import Posts, links_of, run_phases
 from partitioner.backends.torch.phases import PhaseGraph, RankPhases, emit_all_phases
 from partitioner.backends.torch.rank_passes import Values, Whole, joined_inputs
 from partitioner.backends.torch.shards import part_of
 from partitioner.backends.torch.step_values import StepValues
 from partitioner.ir.layout import Placement
 from partitioner.ir.phases import Part
-from partitioner.ir.program import Programs
 
 #: Name, among a step's gradients, of the gradient of the loss that they are for.
 _SCALE = ""
@@ -238,22 +228,12 @@ class PhasePasses:
             if phase in self._runs_of(micro_batch) and (backward or self.graphs.is_forward(phase))
         ]
         graphs = [phases.graphs for phases in self._all]
-        posts = _Posts(graphs, self.rank, self.device, self._roll)
-        for position, (phase, micro_batch) in enumerate(runs):
-            for ahead in runs[position : position + 2]:
-                posts.post(*ahead)
-            for message, tensor in posts.arrived(phase, micro_batch):
-                values.receive(message, micro_batch, tensor)
-            results = self._run(phase, micro_batch, values.arguments(phase, micro_batch))
-            for message, tensor in values.finish(phase, micro_batch, results):
-                if not (backward or self.graphs.is_forward(message.phases[1])):
-                    continue  # nobody receives it
-                if message.target == self.rank:
-                    values.receive(message, micro_batch, tensor)
-                else:
-                    posts.send(message, micro_batch, tensor)
-            del results
-        posts.wait()
+        posts = Posts(graphs, self.rank, self.device, self._roll)
+
+        def wanted(phase: int) -> bool:
+            return backward or self.graphs.is_forward(phase)
+
+        run_phases(runs, values, posts, self._run, wanted)
 
     def _runs_of(self, micro_batch: int) -> Mapping[int, Run]:
         return self._last_runs if micro_batch == self._micro.count - 1 else self._runs
@@ -281,77 +261,3 @@ def _unboxed(
     compiled: Callable[..., Sequence[Tensor]], arguments: list[Tensor]
 ) -> Sequence[Tensor]:
     return compiled(*arguments)
-
-
-class _Posts:
-    """Messages that are on their way to and from a rank."""
-
-    def __init__(
-        self,
-        graphs: Sequence[Mapping[int, PhaseGraph]],
-        rank: int,
-        device: torch.device,
-        roll: Roll,
-    ) -> None:
-        self._graphs = graphs
-        self._rank = rank
-        self._device = device
-        self._roll = roll
-        self._posted: dict[tuple[int, int], list[tuple[Message, Tensor, Any]]] = {}
-        self._sent: list[tuple[Message, Tensor, Any]] = []
-
-    def post(self, phase: int, micro_batch: int) -> None:
-        """Get ready to receive what a phase is called with, once."""
-        if (phase, micro_batch) in self._posted:
-            return
-        posted = self._posted[phase, micro_batch] = []
-        for message in self._graphs[micro_batch][phase].receives:
-            if message.source == self._rank:
-                continue
-            buffer = torch.empty(message.numel, dtype=message.dtype, device=self._device)
-            link = resolved_link(_link(message))
-            posted.append((message, buffer, dist.irecv(buffer, message.source, link, micro_batch)))
-
-    def arrived(self, phase: int, micro_batch: int) -> list[tuple[Message, Tensor]]:
-        """The messages that a phase is called with; waits for them."""
-        arrived = []
-        for message, buffer, work in self._posted.pop((phase, micro_batch)):
-            with telling(f"receiving from rank {message.source}", self._rank, self._roll):
-                work.wait()
-            arrived.append((message, buffer))
-        return arrived
-
-    def send(self, message: Message, micro_batch: int, tensor: Tensor) -> None:
-        """Start to send; what has left is freed."""
-        self._sent = [entry for entry in self._sent if not entry[2].is_completed()]
-        dense = tensor.contiguous()
-        link = resolved_link(_link(message))
-        with telling(f"sending to rank {message.target}", self._rank, self._roll):
-            self._sent.append(
-                (message, dense, dist.isend(dense, message.target, link, micro_batch))
-            )
-
-    def wait(self) -> None:
-        """Wait until all has left."""
-        for message, _, work in self._sent:
-            with telling(f"sending to rank {message.target}", self._rank, self._roll):
-                work.wait()
-        self._sent = []
-
-
-def _link(message: Message) -> Link:
-    return (*message.phases, message.source, message.target)
-
-
-def links_of(programs: Programs) -> list[Link]:
-    """The pairs of phases and ranks between which messages pass, in order."""
-    return sorted(
-        {
-            (comm.phase, comm.target_phase, transfer.source, transfer.target)
-            for program in programs.ranks
-            for comm in program.comms
-            if comm.phase != comm.target_phase
-            for transfer in comm.transfers
-            if transfer.source != transfer.target
-        }
-    )

@@ -157,6 +157,11 @@ def _phase_name(phases: RankPhases, phase: int, *, last: bool) -> str:
 
 def _phase_file(phases: RankPhases, phase: int, *, last: bool) -> str:
     is_first = phase == min(phases.graphs) and not last
+    return phase_file(phases, phase, is_first=is_first, last=last)
+
+
+def phase_file(phases: RankPhases, phase: int, *, is_first: bool, last: bool = False) -> str:
+    """Name of the file of a phase; `is_first` of the first that the rank runs."""
     return file_name(phases.rank, "forward" if is_first else _phase_name(phases, phase, last=last))
 
 

@@ -37,12 +37,14 @@ class Span:
         comms: The communications that they are of.
         label: The first operator of the task.
         role: The rank's part.
+        micro_batch: In stages, the micro-batch.
     """
 
     nodes: tuple[str, ...]
     comms: tuple[int, ...]
     label: str
     role: Role
+    micro_batch: int = 0
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,11 @@ class Training:
         self.optimizer = OPTIMIZERS[optimizer](self.parameters) if self.parameters else None
 
     @property
+    def span(self) -> Span:
+        """The span of its step."""
+        return Span(tuple(one.node for one in self.updates), (), "optimizer", Role.COMPUTE)
+
+    @property
     def tensors(self) -> Iterator[Tensor]:
         """The local tensors of the parameters and of the optimizer's state."""
         state = [] if self.optimizer is None else self.optimizer.state.values()
@@ -215,29 +222,16 @@ class Recorder:
         modules = [module for module, _ in marking]
         spans = [span for _, spans in marking for span in (*spans, None)]
         if self.training is not None:
-            nodes = tuple(one.node for one in self.training.updates)
-            spans.append(Span(nodes, (), "optimizer", Role.COMPUTE))
-        self._run(plain)
-        offset_s = clock_offset(group)
-        recorded = tuple(self._step(modules, spans, clock, group) for _ in range(steps))
-        unrecorded_s = timed_steps(lambda _: self._run(plain), steps, group)
-        peak_bytes = _most_bytes(lambda: self._run(plain), self._held(), self.device)
-        log = RankLog(NAME, threads, recorded, tuple(unrecorded_s), peak_bytes)
-        return log.shifted(offset_s)
+            spans.append(self.training.span)
 
-    def _step(
-        self,
-        modules: Sequence[fx.GraphModule],
-        spans: Sequence[Span | None],
-        clock: Clock,
-        group: Group,
-    ) -> Step:
-        torch.distributed.barrier(group=group)
-        begin = clock.begin()
-        self._run(modules, clock.mark)
-        clock.mark()
-        *marks, end = clock.marks()
-        return Step(begin, end, tuple(_events(spans, [*marks, end])))
+        def marks() -> Sequence[Span | None]:
+            self._run(modules, clock.mark)
+            return spans
+
+        return recorded(
+            *(lambda: self._run(plain), marks, clock, self._held),
+            *(self.device, steps, threads, group),
+        )
 
     def _run(
         self,
@@ -265,21 +259,71 @@ class Recorder:
 
     def _held(self) -> int:
         """Bytes that lie on the device before a step."""
-        trained = () if self.training is None else self.training.updates
-        own = {update.stored for update in trained}
-        tensors = [tensor for name, tensor in self.values.items() if name not in own]
-        tensors += [] if self.training is None else self.training.tensors
-        tensors += [buffer for one in self.passes for buffer in one.module.buffers()]
-        tensors += [parameter for one in self.passes for parameter in one.module.parameters()]
-        storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
-        return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
+        modules = (one.module for one in self.passes)
+        return held_bytes(self.values, modules, self.training)
+
+
+def held_bytes(
+    values: Mapping[str, Tensor], modules: Iterable[nn.Module], training: Training | None
+) -> int:
+    """Bytes of local values, of what graphs hold, and of parameters and their optimizer's state."""
+    trained = () if training is None else training.updates
+    own = {update.stored for update in trained}
+    tensors = [tensor for name, tensor in values.items() if name not in own]
+    tensors += [] if training is None else training.tensors
+    for module in modules:
+        tensors += [*module.buffers(), *module.parameters()]
+    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
+    return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
+
+
+def recorded(
+    plain: Callable[[], object],
+    marks: Callable[[], Sequence[Span | None]],
+    clock: Clock,
+    held: Callable[[], int],
+    device: torch.device,
+    steps: int,
+    threads: int,
+    group: Group = None,
+) -> RankLog:
+    """The record of steps of a rank, after one to warm up; all ranks must call it.
+
+    Args:
+        plain: Runs a step.
+        marks: Runs a step that marks the time, and gives the spans that each mark but the last
+            begins; None for what is of no task.
+        clock: It is marked.
+        held: Bytes that lie on the device before a step.
+        device: The device.
+        steps: Number of steps.
+        threads: Threads of an operator.
+        group: The ranks; None for all.
+    """
+    plain()
+    offset_s = clock_offset(group)
+    logged = tuple(_step(marks, clock, group) for _ in range(steps))
+    unrecorded_s = timed_steps(lambda _: plain(), steps, group)
+    peak_bytes = _most_bytes(plain, held(), device)
+    log = RankLog(NAME, threads, logged, tuple(unrecorded_s), peak_bytes)
+    return log.shifted(offset_s)
+
+
+def _step(marks: Callable[[], Sequence[Span | None]], clock: Clock, group: Group) -> Step:
+    torch.distributed.barrier(group=group)
+    begin = clock.begin()
+    spans = marks()
+    clock.mark()
+    *times, end = clock.marks()
+    return Step(begin, end, tuple(_events(spans, [*times, end])))
 
 
 def _events(spans: Sequence[Span | None], marks: Sequence[float]) -> Iterator[Event]:
     """The events between marks, one more than spans; None is what lies between two passes."""
     for span, begin, end in zip(spans, marks[:-1], marks[1:], strict=True):
         if span is not None and (span.nodes or span.comms):
-            yield Event(span.nodes, span.comms, span.label, span.role, begin, end)
+            what = span.nodes, span.comms, span.label, span.role
+            yield Event(*what, begin, end, span.micro_batch)
 
 
 def _most_bytes(run: Callable[[], object], held: int, device: torch.device) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,6 +14,21 @@ from partitioner.backends.torch.messages import Message
 from partitioner.backends.torch.phases import PhaseGraph, RankPhases
 
 Values = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class PhaseValues:
+    """The local values that a rank begins a step with.
+
+    Attributes:
+        stored: Parameters and buffers.
+        micro_batches: Inputs of each micro-batch.
+        written: The buffer that each result writes.
+    """
+
+    stored: Values
+    micro_batches: Sequence[Values]
+    written: Mapping[str, str]
 
 
 class StepValues:

@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.observed import STEPS
+from partitioner.backends.observed import STEPS, RankLog
 from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.all_phases import AllPhases
 from partitioner.backends.torch.all_ranks import AllRanks, Step
@@ -264,6 +264,28 @@ class ModuleRanks(Ranks):
         optimizer = self.module.options.optimizer
         return time_module_files(folder, values, count, optimizer, self.updates)
 
+    def record(
+        self, folder: Path, inputs: Mapping[str, torch.Tensor], steps: int
+    ) -> tuple[RankLog, ...]:
+        """Record steps of the ranks from their files, in training with the optimizer's.
+
+        Raises:
+            BackendError: A rank failed.
+        """
+        from partitioner.backends.torch.local import record_module_files, record_phase_files
+        from partitioner.backends.torch.phase_recording import described
+        from partitioner.backends.torch.phase_steps import links_of
+
+        options, order = self.module.options, self.programs.order
+        training = (options.optimizer, self.updates) if options.training else ("", ())
+        if order is None:
+            return record_module_files(folder, self.start(inputs), steps, *training)
+        all_phases = self.all_ranks
+        assert isinstance(all_phases, AllPhases)
+        phases = [described(of, order.runs(of.rank)) for of in all_phases.ranks]
+        starts = all_phases.start(inputs, self.module.stored_values())
+        return record_phase_files(folder, starts, phases, links_of(self.programs), steps, *training)
+
     def start(self, inputs: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
         """Parts of whole inputs and of the module's stored values, by local name, of each rank."""
         all_ranks = self.all_ranks
@@ -420,7 +442,8 @@ class ModuleProgram(Compiled):
 
         Every operator and communication of every rank is recorded, and the most bytes that each
         rank held. A step is a forward pass and, in training, a backward pass and a step of the
-        optimizer that the program was compiled for, on copies of the weights. The passes run
+        optimizer that the program was compiled for, on copies of the weights; of a plan in stages
+        it is all micro-batches, and figures are those of all of them together. The passes run
         eagerly, on the CPU.
 
         Args:
@@ -434,24 +457,20 @@ class ModuleProgram(Compiled):
             measurements, which `report` and `save` write.
 
         Raises:
-            BackendError: The inputs are not like the example inputs, or a rank failed.
+            BackendError: The inputs are not like the example inputs, the last micro-batch is
+                smaller than the others, or a rank failed.
             VerificationError: The module's weights are fake.
         """
-        from partitioner.backends.torch.local import record_module_files
-
-        module = self.model.module
-        self.ranks.check_whole("profile()")
-        check_contents(module)
+        if self.ranks.rest is not None:
+            raise BackendError(
+                "profile() does not serve a last micro-batch that is smaller: give micro_batches "
+                "that divide the batch"
+            )
+        check_contents(self.model.module)
         inputs = self.signature.feed(args, kwargs, seed)
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
             self.ranks.write(Path(name))
-            logs = record_module_files(
-                Path(name),
-                self.ranks.start(inputs),
-                steps,
-                self.model.module.options.optimizer if self.training else "",
-                self.ranks.updates if self.training else (),
-            )
+            logs = self.ranks.record(Path(name), inputs, steps)
         measured = Measured.of(self.plan.digest, logs)
         return ProfiledRun(replace(self, measured=measured), measured)
 

@@ -111,6 +111,8 @@ def calibrate(program: str | Path | Compiled, profile: str | Path | None = None)
 def _forms(result: Compiled, measured: Measured) -> Iterator[tuple[Entry, MeasuredTask]]:
     """The kernels that computed one node alone, each with the entry that it is of."""
     placed = {one.node.name: one for one in result.placed}
+    schedule = result.run_schedule
+    times = {task.name: schedule.times(task) for task in schedule.tasks if task.placed is not None}
     processes = _busy(result, measured)
     for rank, record in enumerate(measured.ranks):
         kernels = Counter(name for task in record.tasks for name in task.nodes)
@@ -119,7 +121,9 @@ def _forms(result: Compiled, measured: Measured) -> Iterator[tuple[Entry, Measur
             if node is None or task.comms or task.seconds < _LEAST_S:
                 continue
             if kernels[node.node.name] == 1 and not is_free(node):
-                yield _entry(result, node, rank, measured, processes), task
+                seconds = task.seconds / times[node.node.name]  # in stages, of a micro-batch
+                entry = _entry(result, node, rank, measured, processes)
+                yield entry, replace(task, seconds=seconds)
 
 
 def _busy(result: Compiled, measured: Measured) -> int:

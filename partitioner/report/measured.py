@@ -202,7 +202,8 @@ class Row:
         nodes: The plan's nodes that one kernel computes.
         comms: Communications that went together, as positions in the plan's run.
         name: For people: the nodes, or kind and tensor of the communication.
-        predicted_s: Seconds that the plan's cost has for them on this rank.
+        predicted_s: Seconds that the plan's cost has for them on this rank; in stages, of all
+            micro-batches together.
         measured: The measurement.
     """
 
@@ -273,7 +274,8 @@ class Comparison(Generic[PlannedT_co]):
                 planned = [by_node[name] for name in task.nodes if name in by_node]
                 planned += [by_seq[seq] for seq in task.comms if seq in by_seq]
                 if planned:
-                    seconds = sum(one.devices.get(rank, 0.0) for one in planned)
+                    times = self.schedule.times
+                    seconds = sum(times(one) * one.devices.get(rank, 0.0) for one in planned)
                     name = " + ".join(one.name for one in planned)
                     yield Row(rank, task.nodes, task.comms, name, seconds, task)
 

@@ -1,14 +1,15 @@
-"""Numbers of micro-batches: the best plan of some, and the fewest that fit."""
+"""Numbers of micro-batches: those worth a try, the best plan of some, and the fewest that fit."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.ir.graph import Graph
 from partitioner.search.limits import EXPLICIT
-from partitioner.search.outcome import Outcome
+from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.pipelines import find_pipeline, over_counts
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible
@@ -17,6 +18,62 @@ from partitioner.strategies.constraints import ConstraintError
 #: Gives the graphs of a micro-batch for a number of them, the second to be planned if no plan of
 #: the first fits; raises `Infeasible` if there are no such micro-batches.
 Graphs = Callable[[int], Iterable[Graph]]
+#: Micro-batches for each stage with which a pipeline is full most of the time.
+FULL = 4
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A number of micro-batches with the stages to try for it.
+
+    Attributes:
+        count: Micro-batches of a step.
+        sizes: Numbers of devices of a stage; None for those of the request.
+    """
+
+    count: int
+    sizes: tuple[int, ...] | None = None
+
+
+def usual_trials(batch: int, cluster: Cluster, request: Request) -> tuple[Trial, ...]:
+    """The numbers of micro-batches to try.
+
+    On few devices the usual ones, or that asked for, with stages of all sizes. On many, each size
+    of a stage has a number of its own, and stages are whole nodes where there are several: slow
+    links are those between stages then. Fewer and larger stages come first.
+
+    Raises:
+        SearchError: As `Request.stage_sizes`.
+    """
+    asked, devices = request.micro_batch_count, len(cluster)
+    if devices <= EXPLICIT or request.constraints.places:
+        counts = (asked,) if asked else usual_counts(batch, devices)
+        return tuple(map(Trial, counts))
+    node = cluster.levels[0].size if len(cluster.levels) > 1 else 1
+    sizes = request.stage_sizes(devices)
+    whole = tuple(size for size in sizes if size % node == 0 and size < devices) or sizes
+    if asked:
+        apt = tuple(size for size in whole if size // node <= batch // asked) or whole
+        return (Trial(asked, apt),)
+    by_count: dict[int, list[int]] = {}
+    for size in sorted(whole, reverse=True):
+        by_count.setdefault(_full_count(batch, devices, size, node), []).append(size)
+    return tuple(Trial(count, tuple(of)) for count, of in by_count.items())
+
+
+def _full_count(batch: int, devices: int, size: int, node: int) -> int:
+    """Micro-batches that fill the pipeline of stages of so many devices, of whole nodes.
+
+    Each node of a stage keeps a sample of every micro-batch, so that nodes can share the batch.
+    """
+    most = max(1, batch // max(1, size // node))
+    return _nearest(batch, min(most, FULL * (devices // size)))
+
+
+def _nearest(batch: int, count: int) -> int:
+    """The nearest number that divides a batch; the smaller one of two."""
+    divisors = (n for n in range(1, batch + 1) if batch % n == 0)
+    return min(divisors, key=lambda n: (abs(n - count), n))
 
 
 def usual_counts(batch: int, devices: int) -> tuple[int, ...]:
@@ -25,10 +82,8 @@ def usual_counts(batch: int, devices: int) -> tuple[int, ...]:
     One is the fastest where a step takes as long as its launches and messages: of a small model,
     which is not for many devices.
     """
-    divisors = [count for count in range(1, batch + 1) if batch % count == 0]
     wanted = (devices, 2 * devices, 4 * devices, *((1,) if devices <= EXPLICIT else ()))
-    nearest = (min(divisors, key=lambda n: (abs(n - count), n)) for count in wanted)
-    return tuple(sorted(set(nearest)))
+    return tuple(sorted({_nearest(batch, count) for count in wanted}))
 
 
 @dataclass
@@ -44,6 +99,7 @@ class CountSearch:
         outcomes: The best plan of each number that has one.
         refused: The refusal of each other number.
         impossible: Why a number has no plan whatever the memory is, as where ranks outnumber rows.
+        slower: Why each other number was left: no plan of it was found to be faster than others.
     """
 
     graphs: Graphs
@@ -54,20 +110,37 @@ class CountSearch:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     refused: dict[int, Infeasible] = field(default_factory=dict)
     impossible: dict[int, ConstraintError] = field(default_factory=dict)
+    slower: dict[int, NoCheaper] = field(default_factory=dict)
 
-    def all(self, counts: Sequence[int]) -> Outcome:
+    def all(self, trials: Sequence[Trial]) -> Outcome:
         """The best plan of these numbers.
+
+        On many devices the trials end behind one whose plan is slower than that of the one before,
+        since each takes long.
 
         Raises:
             Infeasible: None of them has one; the refusal that is short of the fewest bytes.
+            NoCheaper: None was found that costs less than the known plan of the budget.
         """
-        for index, count in enumerate(counts):
-            self._plan(count, len(counts) - index)
-        if not self.outcomes and not self.refused:
-            raise next(iter(self.impossible.values()))
-        if not self.outcomes:
+        for index, trial in enumerate(trials):
+            known_s = self._best_s
+            fits = self._plan(trial.count, len(trials) - index, trial.sizes, known_s)
+            is_known = self.outcomes and (fits or trial.count in self.slower)
+            if is_known and trial.sizes is not None and self._best_s >= known_s:
+                break
+        if self.outcomes:
+            return self.best
+        if self.slower:
+            raise min(self.slower.values(), key=lambda error: error.bound)
+        if self.refused:
             raise min(self.refused.values(), key=lambda error: error.bytes_short)
-        return self.best
+        raise next(iter(self.impossible.values()))
+
+    @property
+    def _best_s(self) -> float:
+        """Seconds of a step of the best plan so far."""
+        steps = (outcome.evaluation.step_s for outcome in self.outcomes.values())
+        return min((self.budget.best_s, *steps))
 
     def fewest(self, counts: Sequence[int]) -> Outcome | None:
         """The best plan of the least number that fits, or of a larger one that is faster.
@@ -116,23 +189,43 @@ class CountSearch:
     def best(self) -> Outcome:
         """The fastest plan, with a certificate over all numbers that were tried."""
         count = min(self.outcomes, key=lambda n: self.outcomes[n].evaluation.step_s)
-        return over_counts(self.outcomes, count, self.request.gap)
+        bounds = [error.bound for error in self.slower.values()]
+        return over_counts(self.outcomes, count, self.request.gap, bounds)
 
-    def _plan(self, count: int, parts: int = 2) -> bool:
-        """Plan a number of micro-batches with a part of the budget; whether a plan fits."""
-        if count not in {**self.outcomes, **self.refused, **self.impossible}:
+    def _plan(
+        self,
+        count: int,
+        parts: int = 2,
+        sizes: tuple[int, ...] | None = None,
+        known_s: float = math.inf,
+    ) -> bool:
+        """Plan a number of micro-batches with a part of the budget; whether a plan fits.
+
+        The clock of the search stands while its graphs are made.
+
+        Args:
+            count: The number.
+            parts: Its part is one of so many of what is left.
+            sizes: Numbers of devices of a stage; None for those of the search.
+            known_s: Seconds of a step of a known plan: dearer ones are of no interest.
+        """
+        if count not in {**self.outcomes, **self.refused, **self.impossible, **self.slower}:
             self.budget.say(f"planning {count} micro-batch{'es' if count > 1 else ''}")
-            share, graphs = self.budget.share(parts), iter(self.graphs(count))
-            while count not in self.outcomes:
+            graphs, sizes = iter(self.graphs(count)), sizes or self.sizes
+            while count not in {**self.outcomes, **self.slower}:
                 try:
-                    graph = next(graphs)
+                    with self.budget.work.paused():
+                        graph = next(graphs)
                     if graph.optional:
                         self.budget.say("allowing values to be computed again")
+                    share = replace(self.budget.share(parts), best_s=known_s)
                     self.outcomes[count] = find_pipeline(
-                        graph, self.cluster, self.request, share, count, self.sizes
+                        graph, self.cluster, self.request, share, count, sizes
                     )
                 except StopIteration:
                     break
+                except NoCheaper as error:
+                    self.slower[count] = error
                 except Infeasible as error:
                     self.refused[count] = error
                 except ConstraintError as error:

@@ -25,6 +25,18 @@ class OutOfTime(PartitionerError):  # noqa: N818 - a verdict
     """A space was not searched because the time limit was over."""
 
 
+class NoCheaper(PartitionerError):  # noqa: N818 - a verdict
+    """No plan was found that costs less than a known one.
+
+    Attributes:
+        bound: No plan of what was searched costs less.
+    """
+
+    def __init__(self, text: str, bound: float) -> None:
+        super().__init__(text)
+        self.bound = bound
+
+
 def stopped_refusal(refusal: Infeasible, work: Work) -> Infeasible:
     """A refusal that says so if the clock has stopped the search, unless it is proven."""
     if refusal.proven or not (work.stopped or work.late):

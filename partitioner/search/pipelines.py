@@ -32,7 +32,6 @@ from partitioner.ir.pipeline import (
     PipelineSchedule,
     PipelineScheduleError,
     from_csv,
-    held_together,
     pipeline_schedule,
     textbook_lanes,
 )
@@ -42,7 +41,14 @@ from partitioner.problem.memory_kinds import Holdings
 from partitioner.search.computed_again import ComputedAgain, Offering
 from partitioner.search.find_plan import find_plan, goes_by_levels
 from partitioner.search.limits import EXPLICIT
-from partitioner.search.outcome import Candidate, Outcome, OutOfTime, SpaceResult, winner
+from partitioner.search.outcome import (
+    Candidate,
+    NoCheaper,
+    Outcome,
+    OutOfTime,
+    SpaceResult,
+    winner,
+)
 from partitioner.search.request import Budget, Request
 from partitioner.search.stage_figures import (
     Sharding,
@@ -101,12 +107,13 @@ def find_pipeline(
         graph: The graph; it may offer to compute values again.
         cluster: The devices.
         request: The request; called before `Request.over`.
-        budget: The budget of the search.
+        budget: The budget of the search; what cannot cost less than its known plan is left early.
         micro_batches: Micro-batches of a step.
         sizes: Numbers of devices of a stage to try; None for those of the request.
 
     Raises:
         Infeasible: No plan of stages was found that fits.
+        NoCheaper: None was found that costs less than the known plan of the budget.
         PipelineScheduleError: No schedule asked for serves any of the lanes.
     """
     results: list[SpaceResult] = []
@@ -119,9 +126,10 @@ def find_pipeline(
         ways = Ways(micro_batches, _schedules(request, len({*groups}), graph), groups)
         result = _of_pinned_sizes(graph, cluster, request, budget, ways)
         return winner([result], request, cluster, stopped=budget.work.stopped)
-    sizes = (len(groups[0]),) if groups else sizes or request.stage_sizes(len(cluster))
+    sizes = sizes or request.stage_sizes(len(cluster))
+    sizes = (len(groups[0]),) if groups else _even(sizes, cluster)
     for index, size in enumerate(sizes):
-        share = budget.share(len(sizes) - index)
+        share = _beating(results, budget.share(len(sizes) - index))
         ways = Ways(micro_batches, _schedules(request, len(cluster) // size, graph), groups)
         budget.say(f"cutting stages of {size} device{'s' if size > 1 else ''}")
         try:
@@ -135,11 +143,28 @@ def find_pipeline(
     if len(sizes) > 1 and _takes_several_sizes(graph, cluster, request) and not budget.work.over:
         budget.say("cutting stages of several sizes")
         with suppress(PipelineScheduleError, Infeasible, ConstraintError):
-            results.append(_of_several_sizes(graph, cluster, request, budget, micro_batches))
+            share = _beating(results, budget)
+            results.append(_of_several_sizes(graph, cluster, request, share, micro_batches))
     if len(errors) == len(sizes) and not any(result.plans for result in results):
         short = [error for error in errors if isinstance(error, Infeasible)]
         raise min(short, key=lambda error: error.bytes_short) if short else errors[0]
+    if not any(result.plans for result in results):
+        bound = min(result.bound for result in results)
+        raise NoCheaper(f"no plan of {micro_batches} micro-batches was found to be faster", bound)
     return winner(results, request, cluster, stopped=budget.work.stopped)
+
+
+def _even(sizes: tuple[int, ...], cluster: Cluster) -> tuple[int, ...]:
+    """The sizes that divide the nodes of a cluster or consist of some; all if none does."""
+    levels = [level.size for level in cluster.levels]
+    even = (s for s in sizes if all(s % level == 0 or level % s == 0 for level in levels))
+    return tuple(even) or sizes
+
+
+def _beating(results: Sequence[SpaceResult], budget: Budget) -> Budget:
+    """The budget with the cost of the best plan of these results, if that is less than its own."""
+    steps = (plan.evaluation.step_s for result in results for plan in result.plans)
+    return replace(budget, best_s=min((budget.best_s, *steps)))
 
 
 def _of_size(
@@ -277,6 +302,7 @@ def _of_several_sizes(
     return SpaceResult(
         tuple(plan for result in results for plan in result.plans),
         searched=results[0].searched,
+        bound=min(result.bound for result in results),
         failed=tuple(failure for result in results for failure in result.failed),
     )
 
@@ -324,11 +350,20 @@ def _pinned_groups(graph: Graph, constraints: Constraints) -> tuple[tuple[int, .
     return tuple(filled)
 
 
-def over_counts(outcomes: Mapping[int, Outcome], count: int, gap: float) -> Outcome:
-    """The outcome of one number of micro-batches, with a certificate over all that were tried."""
+def over_counts(
+    outcomes: Mapping[int, Outcome], count: int, gap: float, bounds: Sequence[float] = ()
+) -> Outcome:
+    """The outcome of one number of micro-batches, with a certificate over all that were tried.
+
+    Args:
+        outcomes: By number.
+        count: The number.
+        gap: At most which the plan is optimal.
+        bounds: Those of numbers that have no faster plan.
+    """
     best = outcomes[count]
     certificates = [one.plan.certificate for one in outcomes.values()]
-    bound = min(cert.bound for cert in certificates if cert is not None)
+    bound = min(*(cert.bound for cert in certificates if cert is not None), *bounds, math.inf)
     certificate = best.plan.certificate
     assert certificate is not None
     cost, status = certificate.cost, certificate.status
@@ -366,7 +401,7 @@ def _sharded(
     """
     first = cluster.first(size).with_memory(max(1, limit))
     spaces = request.inside_stages(size, micro_batches, len(cluster) // size).over(size).on(graph)
-    outcome = find_plan(graph, first, spaces, budget.share(2))
+    outcome = find_plan(graph, first, spaces, replace(budget.share(2), best_s=math.inf))
     return Sharding(outcome.graph, outcome.plan)
 
 
@@ -443,6 +478,8 @@ class PipelineSearch:
     def search(self) -> SpaceResult:
         """The best plan of each schedule.
 
+        No plan where none can beat the known one of the budget, by the bound or the estimates.
+
         Raises:
             Infeasible: No plan was found that fits.
             PipelineScheduleError: No schedule serves the lanes.
@@ -450,6 +487,9 @@ class PipelineSearch:
         failed: list[tuple[Family, PartitionerError]] = []
         plans: list[Candidate] = []
         drafts: list[_Draft] = []
+        if self.budget.best_s < math.inf and self._bound_s >= self.budget.best_s:
+            bound = f"no step takes less than {units.seconds(self._bound_s)}"
+            return self._without_plans([(self._family(""), PartitionerError(bound))])
         for name in self.ways.schedules:
             try:
                 if self.ways.groups:
@@ -460,24 +500,36 @@ class PipelineSearch:
                 failed.append((self._family(name), error))
         drafts.sort(key=lambda draft: draft.rank)
         for index, draft in enumerate(drafts):
-            best_s = min((plan.evaluation.step_s for plan in plans), default=math.inf)
-            estimate = f"not simulated: a step of {units.seconds(draft.rank[1])} is estimated"
-            if draft.rank[1] > FAR * best_s:
-                failed.append((self._family(draft.name), PartitionerError(estimate)))
-                continue
-            if index > 0 and self.budget.work.over:
-                failed.append((self._family(draft.name), OutOfTime(estimate)))
+            left = self._left_out(draft, plans, is_first=index == 0)
+            if left is not None:
+                failed.append((self._family(draft.name), left))
                 continue
             try:
                 plans.append(self._improved(draft, self.budget.share(len(drafts) - index)))
             except Infeasible as error:
                 failed.append((self._family(draft.name), error))
-        if not plans:
-            refusals = [error for _, error in failed if isinstance(error, Infeasible)]
-            if refusals:
-                raise min(refusals, key=lambda error: error.bytes_short)
-            raise failed[0][1]
-        return SpaceResult(tuple(plans), searched=str(self._family("")), failed=tuple(failed))
+        if plans:
+            return SpaceResult(tuple(plans), searched=str(self._family("")), failed=tuple(failed))
+        refusals = [error for _, error in failed if isinstance(error, Infeasible)]
+        if drafts and not refusals:
+            return self._without_plans(failed)
+        raise min(refusals, key=lambda error: error.bytes_short, default=failed[0][1])
+
+    def _left_out(
+        self, draft: _Draft, plans: Sequence[Candidate], *, is_first: bool
+    ) -> PartitionerError | None:
+        """Why a draft is not simulated, beside the best plans so far; None if it is."""
+        best_s = min((self.budget.best_s, *(plan.evaluation.step_s for plan in plans)))
+        estimate = f"not simulated: a step of {units.seconds(draft.rank[1])} is estimated"
+        if draft.rank[1] > FAR * best_s:
+            return PartitionerError(estimate)
+        needed = is_first and best_s == math.inf
+        return OutOfTime(estimate) if not needed and self.budget.work.over else None
+
+    def _without_plans(self, failed: Sequence[tuple[Family, PartitionerError]]) -> SpaceResult:
+        """The result where no plan is as good as the known one of the budget."""
+        searched = str(self._family(""))
+        return SpaceResult((), searched, bound=self._bound_s, failed=tuple(failed))
 
     def _draft(self, name: Table) -> _Draft:
         """Cuts for a schedule, by their estimates.
@@ -510,7 +562,7 @@ class PipelineSearch:
         Raises:
             Infeasible: No cut was found that fits.
         """
-        limits = self._limits()
+        limits = list(self._limits)
 
         def simulated(ends: tuple[int, ...]) -> Candidate:
             if self.again is None:
@@ -557,7 +609,7 @@ class PipelineSearch:
             limits: Bytes that the devices of each lane count as having; changed.
             budget: Pays for the evaluations.
         """
-        held, size = held_together(draft.estimate.table), self.figures.sharding.size
+        held, size = draft.estimate.together, self.figures.sharding.size
         best: Candidate | None = None
         seen: set[frozenset[str]] = set()
         for _ in range(CHOICES):
@@ -570,20 +622,21 @@ class PipelineSearch:
             candidate = self._simulated(draft, ends, sharding, budget)
             if best is None or _figure(candidate) < _figure(best):
                 best = candidate
-            most, exact_bytes = self._limits(), candidate.evaluation.exact_bytes
+            most, exact_bytes = self._limits, candidate.evaluation.exact_bytes
             for lane, counted in enumerate(taken.bytes):
                 peak = max(exact_bytes[device] for device in range(lane * size, (lane + 1) * size))
                 limits[lane] = (1 - MARGIN) * most[lane] + counted - peak
         assert best is not None
         return best
 
-    def _limits(self) -> list[float]:
+    @cached_property
+    def _limits(self) -> tuple[float, ...]:
         """Bytes of a device of each lane."""
         size, devices = self.figures.sharding.size, self.figures.cluster.devices
-        return [
+        return tuple(
             float(min(device.memory_bytes for device in devices[first : first + size]))
             for first in range(0, self.figures.lanes * size, size)
-        ]
+        )
 
     def _as_pinned(self, name: Table) -> Candidate:
         """The plan whose stages are the stretches of nodes that are pinned to one group.
@@ -697,14 +750,22 @@ class PipelineSearch:
 
     # Cuts ------------------------------------------------------------------------------------
 
-    def _rank(self, estimate: StepEstimate, ends: tuple[int, ...]) -> tuple[float, float]:
-        """Bytes above the limits, then seconds."""
-        lane_of = estimate.table.lane_of
+    def _rank(
+        self,
+        estimate: StepEstimate,
+        ends: tuple[int, ...],
+        best: tuple[float, float] = (math.inf, math.inf),
+    ) -> tuple[float, float]:
+        """Bytes above the limits, then seconds: infinite ones where `best` is clearly less."""
+        lane_of, again = estimate.table.lane_of, None
         if self.again is None:
             over = self.figures.over_bytes(ends, estimate.held, lane_of)
-            return over, float(f"{estimate.seconds(ends):.9g}")
-        load = self.again.load(ends, held_together(estimate.table), lane_of, self._limits())
-        return load.over_bytes, float(f"{estimate.seconds(ends, load.seconds):.9g}")
+        else:
+            load = self.again.load(ends, estimate.together, lane_of, self._limits)
+            over, again = load.over_bytes, load.seconds
+        if over >= best[0] and (over > best[0] or estimate.least_s(ends, again) >= best[1]):
+            return over, math.inf
+        return over, float(f"{estimate.seconds(ends, again):.9g}")
 
     def _moved(self, estimate: StepEstimate, ends: tuple[int, ...]) -> tuple[int, ...]:
         """The cut after moving ends of stages one after the other, as long as that gains."""
@@ -717,7 +778,7 @@ class PipelineSearch:
                 improved = False
                 for moved in self._neighbours(ends, distance):
                     work.spend(steps)
-                    other = self._rank(estimate, moved)
+                    other = self._rank(estimate, moved, rank)
                     if other < rank:
                         ends, rank, improved = moved, other, True
                         break

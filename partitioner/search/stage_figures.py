@@ -29,6 +29,7 @@ from partitioner.ir.pipeline import (
     Action,
     ActionKind,
     PipelineSchedule,
+    held_together,
     in_flight,
     start_times,
 )
@@ -300,8 +301,8 @@ class StageFigures:
         for (device, (value, _)), held in self.tasks.residents.items():
             if value in made_by and device in row:
                 nbytes[row[device], 0, 1 + self.unit_of[made_by[value].name]] += held
-        kept = {(life.device, life.value) for life, _ in self._lives.kept}
-        added = (x for x in self._lives.begun if (x.device, x.value) not in kept)
+        kept = {life.local for life, _ in self._lives.kept}
+        added = (x for x in self._lives.begun if x.local not in kept)
         for life in (*self._lives.always, *added):
             if life.value in made_by and life.device in row:
                 unit = 1 + self.unit_of[made_by[life.value].name]
@@ -361,8 +362,8 @@ class StageFigures:
 
     @cached_property
     def crossing(self) -> Floats:
-        """Bytes that pass each position in the forward pass."""
-        graph, count = self.sharding.graph, len(self.units)
+        """Bytes that a device sends over each position in the forward pass, as values lie."""
+        graph, count, made_bytes = self.sharding.graph, len(self.units), self.made_bytes
         changes = np.zeros(count + 2)
         for value, node in graph.producers.items():
             row = row_of(node)
@@ -372,7 +373,7 @@ class StageFigures:
             readers = (r.name for r in graph.consumers[value] if r.name not in graph.backward)
             last = max((self.unit_of[name] for name in readers), default=made)
             if last > made:
-                nbytes = graph.types[value].nbytes / self.sharding.size
+                nbytes = made_bytes.get(value, 0)
                 changes[made + 1] += nbytes
                 changes[last + 1] -= nbytes
         return np.cumsum(changes)[: count + 1]
@@ -507,6 +508,15 @@ def least_of_nodes(each: Sequence[StageFigures]) -> float:
     return each[0].micro_batches * sum(least) / len(cluster)
 
 
+#: The order of an estimate's durations: of each kind of action, those of all stages.
+_DURATIONS = (
+    ActionKind.FORWARD,
+    ActionKind.BACKWARD_INPUT,
+    ActionKind.BACKWARD_WEIGHT,
+    ActionKind.FULL_BACKWARD,
+)
+
+
 class StepEstimate:
     """Seconds of a step by the figures of its stages, without a plan: for comparing cuts.
 
@@ -521,6 +531,7 @@ class StepEstimate:
         self.figures = figures
         self.table = table
         self.held = in_flight(table)
+        self.together = held_together(table)
         starts = start_times(table)
         timed = sorted(
             (start, lane, index)
@@ -528,12 +539,23 @@ class StepEstimate:
             for index, start in enumerate(begun)
         )
         numbers: dict[Action, int] = {}
-        self._order: list[tuple[int, Action, int, int]] = []
+        stages, lanes = len(table.lane_of), len(table.lanes)
+        self._runs = np.zeros((lanes, len(_DURATIONS) * stages))  # of each duration, by lane
+        self._passing = np.zeros((lanes, stages))  # messages over each boundary; the last is none
+        # Lane, the action waited for, the boundary between them, the duration's number in
+        # `seconds`, and the boundary that the result is sent over; -1 for none.
+        self._order: list[tuple[int, int, int, int, int]] = []
         for _, lane, index in timed:
             action = table.lanes[lane][index]
             need, boundary = self._awaited(action, numbers)
             numbers[action] = len(self._order)
-            self._order.append((lane, action, need, boundary))
+            sent = action.stage if action.kind is ActionKind.FORWARD else action.stage - 1
+            if action.kind is ActionKind.BACKWARD_WEIGHT or not 0 <= sent < stages - 1:
+                sent = -1
+            duration = _DURATIONS.index(action.kind) * stages + action.stage
+            self._order.append((lane, need, boundary, duration, sent))
+            self._runs[lane, duration] += 1
+            self._passing[lane, [sent, boundary]] += 1
 
     def _awaited(self, action: Action, numbers: Mapping[Action, int]) -> tuple[int, int]:
         """The action of another stage that one waits for, and the end of a stage between them.
@@ -553,6 +575,28 @@ class StepEstimate:
         apart = need >= 0 and lane_of[other] != lane_of[stage]
         return need, boundary if apart else -1
 
+    def least_s(self, ends: Sequence[int], again: Floats | None = None) -> float:
+        """No step takes less: the seconds that the busiest lane is busy; args as of `seconds`."""
+        durations, (_, busy), once = self._figures(ends, again)
+        of_lane = self._runs @ durations + self._passing @ busy
+        np.add.at(of_lane, list(self.table.lane_of), once)
+        return float(of_lane.max()) * (1 - ROUNDING)
+
+    def _figures(self, ends: Sequence[int], again: Floats | None) -> tuple[Floats, Floats, Floats]:
+        """Durations of the actions, seconds of messages over boundaries, and those of once a step.
+
+        Messages have rows as of `StageFigures.messages`; nothing is sent at the last boundary.
+        """
+        bounds = np.array((0, *ends))
+        parts = np.diff(self.figures.load_sums[:, bounds], axis=1)
+        messages = self.figures.messages[:, bounds[1:]]
+        messages[:, -1] = 0.0
+        if again is not None:
+            parts[INPUT] += again
+        both = parts[INPUT] + parts[WEIGHT]
+        durations = np.concatenate((parts[FORWARD], parts[INPUT], parts[WEIGHT], both))
+        return durations, messages, parts[ONCE]
+
     def seconds(self, ends: Sequence[int], again: Floats | None = None) -> float:
         """Seconds of a step of stages with these ends.
 
@@ -560,31 +604,19 @@ class StepEstimate:
             ends: The ends, exclusive.
             again: Seconds of a micro-batch that each stage computes again; None for none.
         """
-        bounds = np.array((0, *ends))
-        sums = self.figures.load_sums[:, bounds]
-        parts = np.diff(sums, axis=1)
-        whole, busy = self.figures.messages[:, bounds[1:]].tolist()
-        if again is not None:
-            parts[INPUT] += again
-        durations = {
-            ActionKind.FORWARD: parts[FORWARD].tolist(),
-            ActionKind.BACKWARD_INPUT: parts[INPUT].tolist(),
-            ActionKind.BACKWARD_WEIGHT: parts[WEIGHT].tolist(),
-            ActionKind.FULL_BACKWARD: (parts[INPUT] + parts[WEIGHT]).tolist(),
-        }
+        figures, messages, once = self._figures(ends, again)
+        durations, (whole, busy) = figures.tolist(), messages.tolist()
         free = [0.0] * len(self.table.lanes)
         done: list[float] = []
-        for lane, action, need, boundary in self._order:
+        for lane, need, boundary, duration, sent in self._order:
             begin = free[lane]
             if boundary >= 0:
                 begin = max(begin + busy[boundary], done[need] + whole[boundary])
             elif need >= 0:
                 begin = max(begin, done[need])
-            end = begin + durations[action.kind][action.stage]
+            end = begin + durations[duration]
             done.append(end)
-            sent = action.stage if action.kind is ActionKind.FORWARD else action.stage - 1
-            sends = action.kind is not ActionKind.BACKWARD_WEIGHT and 0 <= sent < len(ends) - 1
-            free[lane] = end + (busy[sent] if sends else 0.0)
+            free[lane] = end + busy[sent]
         for stage, lane in enumerate(self.table.lane_of):
-            free[lane] += float(parts[ONCE][stage])
+            free[lane] += float(once[stage])
         return max(free)

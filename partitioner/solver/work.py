@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 #: A step is about a microsecond of one core of the machine of `docs/performance.md`.
@@ -48,6 +50,15 @@ class Work:
         self.spent += steps
         if self.parent is not None:
             self.parent.spend(steps)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the clock of this work, not of shares made before: for what is no search."""
+        start_s = now_s()
+        try:
+            yield
+        finally:
+            self.deadline += now_s() - start_s
 
     def stop(self) -> None:
         """Note that the clock has cut something off, also of a parent without seconds left."""

@@ -66,9 +66,14 @@ def families(
 
 
 def check_space(strategy: str, devices: int, mesh: Mapping[str, int] | None) -> None:
-    """Refuse a request without a search space; see `families`."""
+    """Refuse a request without a search space; see `families`.
+
+    A mesh of stages alone leaves the devices of each to the search.
+    """
     check_strategy(strategy)
     check_mesh(mesh)
+    if mesh is not None and [*mesh] == ["pp"] and devices % mesh["pp"] == 0:
+        return
     if mesh is not None and math.prod(mesh.values()) != devices:
         shape = " * ".join(f"{axis}({size})" for axis, size in mesh.items())
         raise SearchError(f"mesh {shape} = {math.prod(mesh.values())} != {devices} devices")

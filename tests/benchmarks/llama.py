@@ -22,6 +22,7 @@ import partitioner
 from partitioner.compiled.module import ModuleProgram
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import resolve
+from partitioner.report.stages import bubble_share, schedule_name, step_sentence
 from partitioner.search.limits import MOST_EXPLICIT
 
 #: Hidden size, layers, heads, key-value heads, intermediate size.
@@ -57,6 +58,13 @@ def described(program: ModuleProgram) -> Iterator[str]:
     assert certificate is not None
     peak, limit = max(figures.held_bytes.values()), min(figures.limit_bytes.values())
     yield f"nodes    {len(program.graph.nodes)} on {len(program.cluster)} devices"
+    if (pipeline := program.plan.pipeline) is not None:
+        name, stages = schedule_name(pipeline), 1 + max(pipeline.stages)
+        bubble = bubble_share(figures, program.plan)
+        yield f"pipeline {step_sentence(stages, pipeline.micro_batches, name, bubble)}"
+    busiest = max(figures.load_s, key=figures.load_s.__getitem__)
+    compute_s, comm_s = figures.compute_s[busiest], figures.comm_s[busiest]
+    yield f"busiest  {compute_s * 1e3:.2f} ms compute, {comm_s * 1e3:.2f} ms communication"
     yield f"folded   {certificate.folded}"
     yield f"mesh     {' / '.join(map(shape, program.plan.groups))}"
     yield f"stored   {stored(program)}"
@@ -97,8 +105,9 @@ def main() -> None:
     parser.add_argument("--gap", type=float, default=0.01)
     parser.add_argument("--parallel", help="kind of parallelism; default: the cheapest")
     parser.add_argument("--schedule", help="of a pipeline")
-    parser.add_argument("--micro-batches", type=int, help="of a pipeline")
+    parser.add_argument("--micro-batches", help="of a pipeline; auto: weighed against one mesh")
     options = parser.parse_args()
+    count = options.micro_batches
     pairs = (part.split("=") for part in options.mesh.split(",")) if options.mesh else None
     mesh = {axis: int(size) for axis, size in pairs} if pairs is not None else None
     torch.set_default_dtype(torch.bfloat16)
@@ -119,7 +128,7 @@ def main() -> None:
         gap=options.gap,
         parallel=options.parallel,
         schedule=options.schedule,
-        micro_batches=options.micro_batches,
+        micro_batches=int(count) if count and count != "auto" else count,
         progress=lambda text: print(f"{time.perf_counter() - start:8.2f} s  {text}", flush=True),
     )
     wall, cpu = time.perf_counter() - start, time.process_time() - cpu

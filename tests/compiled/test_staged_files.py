@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 from staged import Devices, staged
-from staged_models import Halved, Model, Plain, Tied, UNet, seeded
+from staged_models import Halved, Model, Plain, Tied, UNet, Wide, seeded
 
 import partitioner
 from partitioner.backends.errors import BackendError
@@ -52,14 +53,53 @@ def test_a_saved_program_is_loaded_and_verified(tmp_path: Path) -> None:
     program.save(folder, force=True)  # knows its own files
 
 
-def test_profiles_and_local_runs_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_what_is_not_run_here_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    last = UNet.batch(0, 10)
+    with pytest.raises(
+        BackendError, match=r"profile\(\) does not serve a last micro-batch that is"
+    ):
+        staged(seeded(UNet), last, TWO, "zb1", 4).profile(*last)
     batch = Plain.batch(0)
     program = staged(seeded(Plain).eval(), batch, TWO, "forward", 4, training=False)
-    with pytest.raises(BackendError, match=r"profile\(\) does not serve plans in micro-batches: "):
-        program.profile(*batch)
     with pytest.raises(BackendError, match="does not serve plans in micro-batches"):
         program.ranks.run_seconds(tmp_path, 1)
     assert not list(tmp_path.iterdir())
     program.ranks.write(tmp_path)
     with pytest.raises(BackendError, match="is of a plan in micro-batches: run it under torchrun"):
         run_module_files(tmp_path, {})
+
+
+@pytest.mark.parametrize("schedule", ["zb1", "forward"])
+def test_every_task_and_message_of_a_step_in_stages_is_recorded(
+    schedule: str, tmp_path: Path
+) -> None:
+    training, batch = schedule != "forward", Plain.batch(0)
+    program = staged(seeded(Plain), batch, TWO, schedule, 4, training=training)
+    run = program.profile(*batch, steps=2)
+    for rank, measured in enumerate(run.measured.ranks):
+        comms = {comm.seq for comm in program.programs.ranks[rank].comms}
+        assert comms == {seq for task in measured.tasks for seq in task.comms}
+        assert [task for task in measured.tasks if task.label == "message"]
+        assert measured.peak_bytes is not None
+        assert measured.peak_bytes > program.evaluation.exact_peak[rank].resident_bytes
+    run_once = {name for rank in run.measured.ranks for task in rank.tasks for name in task.nodes}
+    assert {node.name for node in program.graph.nodes if "mm" in node.op} <= run_once
+    assert "measured by torch" in str(run)
+    tasks = {task.name: task for task in run.schedule.tasks}
+    row = next(row for row in run.rows if "mm" in row.measured.label)
+    assert row.predicted_s == sum(4 * tasks[name].devices[row.rank] for name in row.nodes)
+    page = run.result.report(tmp_path / "plan.html")
+    assert '"measured":{"backend":"torch' in page.read_text()
+
+
+@pytest.mark.parametrize("parallel", ["dp", pytest.param("zero3", marks=pytest.mark.slow)])
+def test_ranks_hold_no_more_than_is_reserved_for_them_and_not_much_less(parallel: str) -> None:
+    """Weights, their sums of gradients, and those that are on their way to the other rank."""
+    batch = [x.float() for x in Wide.batch(0, 16)]
+    module = seeded(Wide, torch.float32)
+    program = staged(module, batch, [(0, 1), (2, 3)], "1f1b", 4, parallel=parallel)
+    run = program.profile(*batch, steps=1)
+    for rank, measured in enumerate(run.measured.ranks):
+        reserved = program.evaluation.exact_bytes[rank]
+        assert measured.peak_bytes is not None
+        assert 0.75 * reserved <= measured.peak_bytes <= reserved

@@ -40,6 +40,26 @@ class Tied(nn.Module):
         return ids, torch.randint(20, (size,), generator=draw)
 
 
+class Wide(nn.Module):
+    """Layers whose weights are much larger than what they make of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Loss."""
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.square().mean()
+
+    @staticmethod
+    def batch(seed: int, size: int = 8) -> Batch:
+        """Rows."""
+        draw = torch.Generator().manual_seed(seed)
+        return (torch.randn((size, 256), generator=draw, dtype=torch.float64),)
+
+
 class UNet(nn.Module):
     """Convolutions down and up again, with skips over every cut; returns loss, image and a mean."""
 

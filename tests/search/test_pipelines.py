@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -111,6 +112,26 @@ def schedules(lanes: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         twice = name in ("interleaved", "zbv", "dualpipev")
         if name != "forward":
             yield name, textbook_lanes(name, lanes * (2 if twice else 1))
+
+
+@pytest.mark.parametrize(("name", "lane_of"), tuple(schedules(3)))
+def test_no_estimate_is_below_the_busiest_lane(
+    figures: StageFigures, name: str, lane_of: tuple[int, ...]
+) -> None:
+    own = StageFigures(figures.sharding, resolve_cluster("3xcpu", 3), 6)
+    estimate = StepEstimate(own, pipeline_schedule(name, lane_of, 6))
+    cuts = combinations(range(1, len(own.units)), len(lane_of) - 1)
+    rng = np.random.default_rng(0)
+    shares = []
+    for cut in islice(cuts, 0, None, 997 if len(lane_of) > 3 else 7):
+        again = rng.random(len(lane_of)) * own.loads.sum()
+        for more in (None, again):
+            least, seconds = (
+                f((*cut, len(own.units)), more) for f in (estimate.least_s, estimate.seconds)
+            )
+            assert 0 < least <= seconds
+            shares.append(least / seconds)
+    assert max(shares) > 0.7
 
 
 @pytest.mark.parametrize(("name", "lane_of"), tuple(schedules(2)))

@@ -1,0 +1,246 @@
+"""The record of a rank's steps in stages: its phases with marks, and its messages.
+
+A rank in a process of its own has the files of its phases, and a description of the order in which
+they run and of what passes between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from partitioner.backends.observed import RankLog, Role
+from partitioner.backends.process_group import Group, timed
+from partitioner.backends.torch.clocks import Clock, clock_of
+from partitioner.backends.torch.eager import eager
+from partitioner.backends.torch.emit import PassGraph
+from partitioner.backends.torch.faults import Roll
+from partitioner.backends.torch.messages import Message, MessagePart
+from partitioner.backends.torch.phase_steps import Posts, run_phases
+from partitioner.backends.torch.phases import PhaseGraph, RankPhases
+from partitioner.backends.torch.rank_files import phase_file, read_pass, read_rank_file
+from partitioner.backends.torch.recording import Span, Training, held_bytes, marked, recorded
+from partitioner.backends.torch.step_values import PhaseValues, StepValues
+from partitioner.ir.phases import Phases
+from partitioner.ir.program import Output
+
+#: Label of the events of a message.
+MESSAGE = "message"
+
+
+@dataclass(frozen=True)
+class PhaseRecorder:
+    """Runs the phases of a rank and then its optimizer, as one step.
+
+    Attributes:
+        phases: The phases.
+        runs: Those that it runs, with their micro-batches, in order.
+        values: The values that a step begins with.
+        device: Where they lie.
+        roll: The processes of all ranks.
+        training: Its parameters and optimizer; None for inference.
+    """
+
+    phases: RankPhases
+    runs: Sequence[tuple[int, int]]
+    values: PhaseValues
+    device: torch.device
+    roll: Roll
+    training: Training | None = None
+
+    def seconds(self, steps: int) -> float:
+        """Seconds of so many steps, after one to warm up, on the slowest rank; all must call it."""
+
+        def run(number: int) -> None:
+            for _ in range(number):
+                self._run(self._plain)
+
+        return timed(run, steps)[1]
+
+    def record(self, steps: int, threads: int, group: Group = None) -> RankLog:
+        """Record so many steps, after one to warm up; all ranks must call it."""
+        clock = clock_of(self.device)
+        marking = {
+            phase: marked(eager(graph.graph.module, boxed=True), clock)
+            for phase, graph in self.phases.graphs.items()
+        }
+        spans = {phase: self._of_messages(phase, of) for phase, (_, of) in marking.items()}
+        modules = {phase: module for phase, (module, _) in marking.items()}
+
+        def marks() -> list[Span | None]:
+            return self._marks(modules, spans, clock)
+
+        def plain() -> None:
+            self._run(self._plain)
+
+        held = self._held
+        return recorded(plain, marks, clock, held, self.device, steps, threads, group)
+
+    @cached_property
+    def _plain(self) -> Mapping[int, fx.GraphModule]:
+        graphs = self.phases.graphs.items()
+        return {phase: eager(graph.graph.module, boxed=True) for phase, graph in graphs}
+
+    def _of_messages(self, phase: int, spans: Sequence[Span]) -> tuple[Span, ...]:
+        """The spans of a phase; what packs and unpacks a message is of the message."""
+        graph = self.phases.graphs[phase]
+        message_of = {part.number: m for m in (*graph.sends, *graph.receives) for part in m.parts}
+        leaving = {part.number for message in graph.sends for part in message.parts}
+        joined = []
+        for span in spans:
+            messages = [message_of[number] for number in span.comms if number in message_of]
+            if messages:
+                role = Role.SEND if leaving.issuperset(span.comms) else Role.RECEIVE
+                span = Span((), _comms(messages[0]), MESSAGE, role)
+            joined.append(span)
+        return tuple(joined)
+
+    def _marks(
+        self,
+        modules: Mapping[int, fx.GraphModule],
+        spans: Mapping[int, Sequence[Span]],
+        clock: Clock,
+    ) -> list[Span | None]:
+        """Run a step that marks the time; returns the span that each mark begins."""
+        begun: list[Span | None] = []
+
+        def note(span: Span | None) -> None:
+            clock.mark()
+            begun.append(span)
+
+        @contextmanager
+        def around(message: Message, micro_batch: int, receives: bool) -> Iterator[None]:
+            role = Role.RECEIVE if receives else Role.SEND
+            note(Span((), _comms(message), MESSAGE, role, micro_batch))
+            yield
+            note(None)
+
+        def before_update() -> None:
+            assert self.training is not None
+            note(self.training.span)
+
+        def ran(phase: int, micro_batch: int) -> None:  # its module has marked
+            begun.extend(replace(span, micro_batch=micro_batch) for span in spans[phase])
+            begun.append(None)
+
+        self._run(modules, around, ran, before_update)
+        return begun
+
+    def _run(
+        self,
+        modules: Mapping[int, fx.GraphModule],
+        around: Callable[..., Any] | None = None,
+        ran: Callable[[int, int], None] = lambda *_: None,
+        before_update: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Run the phases and the optimizer."""
+        stored = dict(self.values.stored)
+        if self.training is not None:
+            stored |= self.training.values()
+        count = len(self.values.micro_batches)
+        all_phases = [self.phases] * count
+        held = StepValues(
+            *(all_phases, stored, self.values.micro_batches, self.values.written),
+            backward=self.training is not None,
+        )
+        where = [of.graphs for of in all_phases], self.phases.rank, self.device, self.roll
+        posts = Posts(*where) if around is None else Posts(*where, around)
+
+        def run(phase: int, micro_batch: int, arguments: list[Tensor]) -> Sequence[Tensor]:
+            results: Sequence[Tensor] = modules[phase](arguments)
+            ran(phase, micro_batch)
+            return results
+
+        with torch.no_grad():
+            run_phases(self.runs, held, posts, run, lambda _: True)
+        if self.training is not None:
+            gradients = {one.gradient: held.total(one.gradient) for one in self.training.updates}
+            del held
+            before_update()
+            self.training.step(gradients)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _held(self) -> int:
+        """Bytes that lie on the device before a step."""
+        own = self.values
+        inputs = {
+            f"{i} {name}": t for i, of in enumerate(own.micro_batches) for name, t in of.items()
+        }
+        modules = (graph.graph.module for graph in self.phases.graphs.values())
+        return held_bytes({**own.stored, **inputs}, modules, self.training)
+
+
+def _comms(message: Message) -> tuple[int, ...]:
+    return tuple(sorted(part.number for part in message.parts))
+
+
+# The description of a rank's phases -------------------------------------------------------------
+
+
+def described(phases: RankPhases, runs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """The phases of a rank and the order in which it runs them as plain data, but no graphs."""
+    return {
+        "stages": phases.numbers.stages,
+        "splits": phases.numbers.splits,
+        "runs": [run for run in runs if run[0] in phases.graphs],
+        "messages": {
+            phase: [list(map(_data, graph.receives)), list(map(_data, graph.sends))]
+            for phase, graph in phases.graphs.items()
+        },
+        "stored": phases.stored,
+        "outputs": [output.value for output in phases.outputs],
+        "reads": dict(phases.reads),
+        "once": sorted(phases.once),
+        "summed": sorted(phases.summed),
+    }
+
+
+def read_phases(data: Mapping[str, Any], directory: Path, rank: int) -> RankPhases:
+    """The phases that `described` gave, with the graphs in a folder's files.
+
+    Raises:
+        BackendError: A file cannot be read.
+    """
+    messages = {int(phase): of for phase, of in data["messages"].items()}
+    numbers = Phases(data["stages"], data["splits"])
+    outputs = tuple(Output(value, value, None) for value in data["outputs"])
+    empty = RankPhases(
+        rank=rank,
+        graphs={},
+        stored=tuple(data["stored"]),
+        inputs={},
+        outputs=outputs,
+        types={},
+        reads=data["reads"],
+        once=frozenset(data["once"]),
+        summed=frozenset(data["summed"]),
+        numbers=numbers,
+    )
+    graphs = {}
+    for phase, (received, sent) in messages.items():
+        path = directory / phase_file(empty, phase, is_first=phase == min(messages))
+        file = read_rank_file(path)
+        graph = PassGraph(read_pass(path), file.arguments, file.results)
+        graphs[phase] = PhaseGraph(
+            graph, tuple(map(_message, received)), tuple(map(_message, sent))
+        )
+    return replace(empty, graphs=graphs)
+
+
+def _data(message: Message) -> list[Any]:
+    parts = [(part.number, part.numel, str(part.dtype)) for part in message.parts]
+    return [message.source, message.target, message.phases, parts]
+
+
+def _message(data: Sequence[Any]) -> Message:
+    source, target, phases, parts = data
+    own = (MessagePart(n, numel, getattr(torch, d.removeprefix("torch."))) for n, numel, d in parts)
+    return Message(source, target, tuple(phases), tuple(own))

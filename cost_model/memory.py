@@ -11,11 +11,11 @@ executors take (`with_headroom`). A node that takes either of two operands is no
 are held for it alone after the last other use, and its result is a value of its own.
 
 *Exact* is liveness, without head-room: a local tensor is held from the task that writes it to the
-last one that reads it on its device; operands of a communication until it is waited for. Of
-collectives that travel together (`cost_model.buckets`) it has the tensors that join them: the
-operands from the start to the first result that is read, and the results until the last of them is
-free; gathered parts are copied out of them. Where there are none, exact never exceeds safe. Neither
-counts what a kernel or a collective allocates for itself.
+last one that reads it on its device; operands of a communication, but for an all-reduce's, until it
+is waited for. Of collectives that travel together (`cost_model.buckets`) it has the tensors that
+join them: the operands from the start to the first result that is read, and the results until the
+last of them is free; gathered parts are copied out of them. Where there are none, exact never
+exceeds safe. Neither counts what a kernel or a collective allocates for itself.
 
 In a plan with stages, a tensor that a later phase reads is held, once for each micro-batch in
 flight, from the end of the phase that makes it to the end of the last one that reads it, in the
@@ -432,8 +432,8 @@ def _in_flight(
     """The operands of communications within a phase, and until when each of them is held.
 
     That is until a node reads the result, or the end of the phase: nothing waits earlier for what
-    is on its way, and parts of it are taken then, too. Operands that are copied into buckets are
-    left out.
+    is on its way, and parts of it are taken then, too. Operands of all-reduces, and those that are
+    copied into buckets, are left out.
     """
     read: dict[LocalKey, int] = {}
     end_of: dict[int, int] = {}
@@ -450,6 +450,9 @@ def _in_flight(
         end = end_of[0 if schedule.order is None else task.phase]
         results = {device: (device, key) for device, key, _ in task.writes}
         is_part = task.comm.kind is CommKind.SLICE
+        if task.comm.kind is CommKind.ALL_REDUCE:  # sums a copy, which is its result
+            brought.update(results.values())
+            continue
         for device, key in task.reads:
             local = device, key
             if device in results and (local in brought or not is_part):

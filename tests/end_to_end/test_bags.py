@@ -166,3 +166,26 @@ class _Bags(nn.Module):
 def test_drawn_inputs_are_indices_and_offsets() -> None:
     program = partitioner.compile(_Bags(), (inputs(0)[2], inputs(0)[3]), 2, time_limit_s=5)
     assert program.verify(seed=1)
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+def test_a_shard_may_have_its_bags_in_any_order(mode: int) -> None:
+    """Pieces of indices, rows and bags; one bag has no index, some indices are padding."""
+    offsets = torch.tensor([0, 3, 3, 9, 12, 13])
+    indices = torch.randint(ROWS, (COUNT,), generator=torch.Generator().manual_seed(0))
+    table, weights = torch.randn(ROWS, WIDTH), torch.rand(COUNT) if mode == 0 else None
+    expected = F.embedding_bag(
+        *(indices, table, offsets),
+        mode=("sum", "mean")[mode],
+        per_sample_weights=weights,
+        padding_idx=2,
+    )
+    parts = [
+        torch.ops.partitioner.embedding_bag(
+            torch.cat([table[at : at + size] for at, size in zip(*rows, strict=True)]),
+            *(indices, offsets, weights, mode, BATCH, 2, ROWS, COUNT),
+            *(*rows, [0], [COUNT], [4, 0, 2], [2, 2, 2]),
+        )
+        for rows in (([6, 0], [5, 2]), ([2], [4]))
+    ]
+    torch.testing.assert_close(sum(parts), expected[[4, 5, 0, 1, 2, 3]])

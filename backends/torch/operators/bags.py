@@ -58,6 +58,13 @@ class _Bags:
     def local_bags(self) -> int:
         return sum(self.bag_lengths)
 
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the device's indices go to bags that do not decrease among its own."""
+        return all(
+            list(starts) == sorted(starts) for starts in (self.index_starts, self.bag_starts)
+        )
+
     def chosen(self) -> tuple[Tensor, Tensor, Tensor]:
         """(place among the device's indices, row of the shard, bag), of what the device adds."""
         check_ids(self.indices, self.size, "embedding_bag index")
@@ -82,7 +89,12 @@ class _Bags:
         check(
             (end == self.total).all(), text.format("last", f"the number of indices, {self.total}")
         )
-        return torch.searchsorted(begins, self.places().to(begins.dtype), right=True) - 1
+        ends = torch.cat([begins[1:], begins.new_full((1,), self.total)])
+        bags = torch.repeat_interleave(
+            torch.arange(self.bags, device=begins.device), ends - begins, output_size=self.total
+        )
+        pieces = zip(self.index_starts, self.index_lengths, strict=True)
+        return torch.cat([bags[:0], *(bags[at : at + size] for at, size in pieces)])
 
     def counted(self) -> Tensor:
         """The bag of each of the device's indices that count."""
@@ -104,19 +116,6 @@ def _times(rows: Tensor, factors: Tensor | None) -> Tensor:
     return rows if factors is None else rows * factors.unsqueeze(1)
 
 
-def _summed(table: Tensor, rows: Tensor, at: Tensor, factors: Tensor | None, bags: int) -> Tensor:
-    """Sums of rows of the table, each times its factor, by bag `at`; (bags, channels)."""
-    order = at.argsort(stable=True)
-    begins = torch.searchsorted(at[order], torch.arange(bags, device=at.device))
-    return F.embedding_bag(
-        rows[order],
-        table,
-        begins,
-        mode="sum",
-        per_sample_weights=None if factors is None else factors[order],
-    )
-
-
 @operator(
     f"embedding_bag(Tensor table, {_CALL}, {_SETTINGS}) -> Tensor",
     lambda table, *call: table.new_empty((sum(call[-1]), table.shape[1])),
@@ -126,7 +125,13 @@ def embedding_bag(table: Tensor, *call: Any) -> Tensor:
     bags = _Bags(*call)
     kept, rows, at = bags.chosen()
     if bags.mode != MAX:
-        return _summed(table, rows, at, bags.factors(kept, at, table.dtype), bags.local_bags)
+        factors = bags.factors(kept, at, table.dtype)
+        if not bags.is_in_order:
+            order = at.argsort(stable=True)
+            rows, at = rows[order], at[order]
+            factors = None if factors is None else factors[order]
+        begins = torch.searchsorted(at, torch.arange(bags.local_bags, device=at.device))
+        return F.embedding_bag(rows, table, begins, mode="sum", per_sample_weights=factors)
     found = table.index_select(0, rows)
     out = table.new_full((bags.local_bags, table.shape[1]), float("-inf"))
     out.scatter_reduce_(0, at.unsqueeze(1).expand_as(found), found, "amax")

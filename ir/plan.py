@@ -309,14 +309,16 @@ class PlacedNode:
         return () if self.rule is None else self.rule.dispatched(self.layouts)
 
     def group(self, point: Mapping[str, int]) -> tuple[int, ...]:
-        """The devices that send each other iterations with the one at a mesh coordinate, or ()."""
+        """The devices that send each other iterations with the one at a mesh coordinate, or ().
+
+        They ascend, as the ranks of a process group do, whatever the order of the mesh.
+        """
         sent = self.sent
         if not sent:
             return ()
         fixed = {axis: at for axis, at in point.items() if axis not in sent}
-        return tuple(
-            device for device, other in self.mesh.coords() if fixed.items() <= other.items()
-        )
+        found = (d for d, other in self.mesh.coords() if fixed.items() <= other.items())
+        return tuple(sorted(found))
 
     def inside(self, graph: Graph) -> PlacedNode:
         """The node as its devices compute it, after iterations were sent: see `Rule.inside`."""

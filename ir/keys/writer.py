@@ -90,12 +90,12 @@ class Writer(ABC):
 
         Args:
             scores: The scores.
-            made: The result, of the type of the scores.
+            made: The result, which may be of a wider type.
             may_hide: Rows that see no key have zeros as their softmax; they have NaN otherwise.
         """
-        dtype = self.type(scores).dtype
-        same = dtype == wide(dtype)
-        weights, sums = self._weights(self.cast(scores, wide(dtype)), may_hide=may_hide)
+        dtype, computed = self.type(made).dtype, wide(self.type(scores).dtype)
+        same = dtype == computed
+        weights, sums = self._weights(self.cast(scores, computed), may_hide=may_hide)
         result = self.quotient(weights, sums, made if same else "")
         if not same:
             self.cast(result, dtype, made)

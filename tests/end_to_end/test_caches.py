@@ -124,6 +124,42 @@ def test_a_row_that_sees_no_key_and_a_mask_of_numbers() -> None:
         assert_alike((program(query, key, mask),), (Masked()(query, key, mask),))
 
 
+def test_a_softmax_whose_result_is_wider() -> None:
+    class Wider(nn.Module):
+        def forward(
+            self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        ) -> torch.Tensor:
+            weights = torch.ops.aten._softmax.default(query @ key.mT, -1, True)
+            return weights @ value
+
+    torch.manual_seed(0)
+    query, key = torch.randn(1, 4, 1, 4).half(), torch.randn(1, 4, 13, 4).half()
+    value = torch.randn(1, 4, 13, 4)
+    program = cut(Wider(), (query, key, value), devices=3)
+    assert are_cut_along_keys(program)
+    expected = torch.softmax((query @ key.mT).float(), -1) @ value
+    torch.testing.assert_close(program(query, key, value), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_copy_to_a_negative_position_is_refused() -> None:
+    """As on one device; `index_put` counts such positions from the end."""
+
+    class Written(nn.Module):
+        def forward(
+            self, query: torch.Tensor, key: torch.Tensor, at: torch.Tensor, new: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            key = key.index_copy(2, at, new)
+            return torch.softmax(query @ key.mT, -1) @ key, key
+
+    query, key = torch.randn(1, 2, 1, 4), torch.zeros(1, 2, 6, 4)
+    new, at = torch.ones(1, 2, 1, 4), torch.tensor([5])
+    program = cut(Written(), (query, key, at, new), devices=3)
+    assert writes(program)
+    assert_alike(program(query, key, at, new), Written()(query, key, at, new))
+    with pytest.raises(Exception, match="out of range"):
+        program(query, key, at - 6, new)
+
+
 def test_half_precision() -> None:
     """Scores and sums are in float32; a result is as near as its type allows."""
     torch.manual_seed(0)

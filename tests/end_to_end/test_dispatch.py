@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,6 +104,27 @@ def test_inference_has_the_values_of_one_device() -> None:
     program = compiled(module, (x,), 3, "dispatch")
     with torch.no_grad():
         torch.testing.assert_close(program(x), module(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_rank_may_get_one_token_of_a_narrow_type(dtype: torch.dtype) -> None:
+    """Its columns of bytes begin where no int32 may."""
+    torch.manual_seed(0)
+    module, x = Experts(experts=4, chosen=1).to(dtype), torch.randn(4, 8).to(dtype)
+    program = compiled(module, (x,), 2, "dispatch")
+    with torch.no_grad():
+        for _ in range(20):
+            x = torch.randn(4, 8).to(dtype)
+            torch.testing.assert_close(program(x), module(x), rtol=2e-2, atol=2e-2)
+
+
+def test_the_devices_of_a_group_ascend_as_those_of_a_process_group_do() -> None:
+    torch.manual_seed(0)
+    program = compiled(Experts(chosen=2), (torch.randn(7, 8),), 3, "dispatch")
+    (group,) = program.plan.groups
+    mixed = replace(program.plan, groups=(replace(group, devices=(2, 0, 1)),))
+    (layer,) = (one for one in resolve(program.graph, mixed) if LAYER in one.node.op)
+    assert {layer.group(point) for _, point in layer.mesh.coords()} == {(0, 1, 2)}
 
 
 @pytest.mark.parametrize(("chosen", "owned", "count"), [(1, 2, 8), (2, 3, 5), (4, 1, 4), (3, 2, 4)])

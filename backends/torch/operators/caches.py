@@ -12,8 +12,8 @@ from partitioner.backends.torch.operators.vocabulary import check_ids, local_pla
 
 
 @operator(
-    "index_write_part(Tensor data, Tensor index, Tensor source, int dim, int size, int[] starts, "
-    "int[] lengths) -> Tensor",
+    "index_write_part(Tensor data, Tensor index, Tensor source, int dim, bool from_end, int size, "
+    "int[] starts, int[] lengths) -> Tensor",
     lambda data, *_: torch.empty_like(data),
 )
 def index_write_part(
@@ -21,6 +21,7 @@ def index_write_part(
     index: Tensor,
     source: Tensor,
     dim: int,
+    from_end: bool,
     size: int,
     starts: Sequence[int],
     lengths: Sequence[int],
@@ -32,14 +33,15 @@ def index_write_part(
 
     Args:
         data: The part.
-        index: Positions in the whole dim, which may count from its end.
+        index: Positions in the whole dim.
         source: The rows; they broadcast to one for each position.
         dim: The dim that is written.
+        from_end: Whether negative positions count from the end; they are out of range otherwise.
         size: Size of the whole dim.
         starts: First position of each piece of the part.
         lengths: Positions of each piece.
     """
-    wanted = torch.where(index < 0, index + size, index).long()
+    wanted = (torch.where(index < 0, index + size, index) if from_end else index).long()
     check_ids(wanted, size, "index of a write")
     shape = [*data.shape]
     if not shape[dim] or not index.numel():

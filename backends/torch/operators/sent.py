@@ -58,6 +58,6 @@ def unpacked(rows: Tensor, like: Sequence[tuple[torch.dtype, int]]) -> list[Tens
     """The tensors of `packed`, of these types and columns."""
     widths = [dtype.itemsize * columns for dtype, columns in like]
     return [
-        part.contiguous().view(dtype)
+        part.clone(memory_format=torch.contiguous_format).view(dtype)  # begins where a type may
         for part, (dtype, _) in zip(torch.split(rows, widths, 1), like, strict=True)
     ]

@@ -87,21 +87,25 @@ def _local_put(view: OpView, local: LocalView) -> LocalOp:
     dim = None if view.attr("accumulate") else _written_dim(view)
     if dim is None:
         return LocalOp((view.node,))
-    return _write_part(view, local, dim, (0, 1 + dim, len(view.types) - 1))
+    return _write_part(view, local, dim, (0, 1 + dim, len(view.types) - 1), from_end=True)
 
 
 def _local_copy(view: OpView, local: LocalView) -> LocalOp:
-    return _write_part(view, local, view.dim("dim", 0), (0, 1, 2))
+    return _write_part(view, local, view.dim("dim", 0), (0, 1, 2), from_end=False)
 
 
 def _write_part(
-    view: OpView, local: LocalView, dim: int, operands: tuple[int, int, int]
+    view: OpView, local: LocalView, dim: int, operands: tuple[int, int, int], *, from_end: bool
 ) -> LocalOp:
-    """A device that has a part of the written dim is told which; of data, index and source."""
+    """A device that has a part of the written dim is told which; of data, index and source.
+
+    Negative positions count from the end if `from_end`, and are out of range otherwise.
+    """
     size = view.shape()[dim]
     if local.shapes[0][dim] == size:
         return LocalOp((view.node,))
-    attrs: dict[str, Attr] = {"dim": dim, "size": size, **interval_attrs(local.regions[0][dim])}
+    part = interval_attrs(local.regions[0][dim])
+    attrs: dict[str, Attr] = {"dim": dim, "from_end": from_end, "size": size, **part}
     inputs = tuple(view.node.inputs[index] for index in operands)
     op = "partitioner::index_write_part"
     return LocalOp((replace(view.node, op=op, inputs=inputs, attrs=attrs),))

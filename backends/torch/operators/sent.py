@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partitioner.backends.torch.operators.registry import LIBRARY
+from partitioner.backends.torch.operators.registry import operator
 
 c10d = torch.ops._c10d_functional
 
@@ -28,9 +28,7 @@ def sending(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., St
 
     def register(steps: Callable[..., Steps]) -> Callable[..., Steps]:
         name = schema.partition("(")[0]
-        LIBRARY.define(schema)
-        LIBRARY.impl(name, lambda *call: _driven(steps(*call)), "CompositeExplicitAutograd")
-        torch.library.register_fake(f"partitioner::{name}", fake, lib=LIBRARY)
+        operator(schema, fake)(lambda *call: _driven(steps(*call)))
         SENDING[getattr(torch.ops.partitioner, name).default] = steps
         return steps
 

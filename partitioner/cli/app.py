@@ -3,6 +3,8 @@
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
 
 import typer
 from typer.main import get_command
@@ -55,8 +57,7 @@ def run_command(argv: Sequence[str]) -> int:
     if not argv or (argv[0] not in COMMANDS and argv[0].partition("=")[0] not in _OWN):
         _check_command(argv)
         argv = ["plan", *argv] if argv else ["--help"]
-    application = get_command(_application())
-    code = application.main(args=argv, prog_name="partition", standalone_mode=False)
+    code = _command().main(args=argv, prog_name="partition", standalone_mode=False)
     return int(code or 0)
 
 
@@ -72,7 +73,9 @@ def usage_line(error: typer.TyperException, argv: Sequence[str]) -> str:
     return f"{command}: {message} (see {command} --help)"
 
 
-def _application() -> typer.Typer:
+@cache
+def _command() -> Any:
+    """The command line, made once a process: typer reads every function's signature."""
     application = typer.Typer(
         help=_ABOUT,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -82,7 +85,7 @@ def _application() -> typer.Typer:
     for panel, functions in _PANELS.items():
         for function in functions:
             application.command(function.__name__, rich_help_panel=panel)(function)
-    return application
+    return get_command(application)
 
 
 def _check_command(argv: Sequence[str]) -> None:

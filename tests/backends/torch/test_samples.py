@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from operator_samples import operator_samples
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from whole_plans import lowered
@@ -109,9 +110,7 @@ def samples(part: int, parts: int) -> Iterator[tuple[str, Any, Any]]:
             continue
         name = f"{info.name}.{info.variant_test_name}".rstrip(".")
         _seed(name)
-        kept = [
-            s for s in itertools.islice(info.sample_inputs("cpu", torch.float32), 12) if _fits(s)
-        ]
+        kept = [s for s in itertools.islice(operator_samples(info), 12) if _fits(s)]
         # the largest ones have the most dims to cut
         kept.sort(key=lambda s: -sum(x.numel() for x in _tensors(s)))
         for number, sample in enumerate(kept[:SAMPLES]):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from aten_rows import run_torch
+from operator_samples import operator_samples
 from rows import Case, check_opaque, check_row
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -165,8 +166,7 @@ def _samples() -> Iterator[Call]:
         if not info.supports_dtype(torch.float32, "cpu"):
             continue
         grad = info.supports_autograd
-        samples = info.sample_inputs("cpu", torch.float32, requires_grad=grad)
-        for sample in itertools.islice(samples, SAMPLES):
+        for sample in itertools.islice(operator_samples(info, grad), SAMPLES):
             with Recorder() as recorder:
                 _run(info, sample)
             yield from recorder.calls

@@ -1,4 +1,4 @@
-"""A pause of Python's garbage collector."""
+"""Pauses of Python's garbage collector, whole or in part."""
 
 from __future__ import annotations
 
@@ -17,3 +17,19 @@ def no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def only_new_objects_collected() -> Iterator[None]:
+    """Let `gc.collect()` inside visit only what is made inside; Python's heap may be large.
+
+    Where objects are frozen already, it visits all others: thawing is of all at once.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

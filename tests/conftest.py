@@ -1,6 +1,8 @@
 """Models for all tests, made once a session and shared by the xdist workers."""
 
 import gc
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test with eight slow cases or more, half are `sweep`, by a checksum of their names."""
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    cases = Counter(item.nodeid.partition("[")[0] for item in slow)
+    for item in slow:
+        name = item.nodeid.partition("[")[0]
+        if cases[name] >= 8 and zlib.crc32(item.nodeid.encode()) % 2:
+            item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
+            item.add_marker("sweep")
 
 
 @pytest.fixture(scope="session")

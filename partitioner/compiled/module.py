@@ -38,6 +38,7 @@ from partitioner.ir.phases import have_equal_fixed_nodes
 from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.program import Programs
 from partitioner.lowering import lower
+from partitioner.no_gc import only_new_objects_collected
 from partitioner.report.measured import Measured
 from partitioner.verify.compare import Verification, check_memory
 from partitioner.verify.module import (
@@ -235,21 +236,21 @@ class ModuleRanks(Ranks):
         assert self.plan is not None
         graph, cpu = self.module.graph, torch.device("cpu")
         mark = origin(self.plan, graph)
-        if self.programs.order is not None:
+        with only_new_objects_collected():
             for rank in range(len(self.programs.ranks)):
-                write_phases(
-                    folder, self.programs, emit_phases(self.programs, rank, graph, cpu), mark
-                )
+                if self.programs.order is None:
+                    write_rank(
+                        folder, self.programs, emit_rank(self.programs, rank, graph, cpu), mark
+                    )
+                else:
+                    phases = emit_phases(self.programs, rank, graph, cpu)
+                    write_phases(folder, self.programs, phases, mark)
+                    del phases
                 if self.rest is not None:
                     last = emit_phases(self.rest.programs, rank, self.rest.graph, cpu)
                     write_phases(folder, self.rest.programs, last, mark, last=True)
+                    del last
                 gc.collect()  # graphs refer to themselves
-            return
-        for rank in range(len(self.programs.ranks)):
-            graphs = emit_rank(self.programs, rank, graph, cpu)
-            write_rank(folder, self.programs, graphs, mark)
-            del graphs
-            gc.collect()  # graphs refer to themselves
 
     def run_seconds(self, folder: Path, count: int) -> float:
         """See `Ranks.run_seconds`; a step is a forward and a backward pass and the optimizer's."""

@@ -1,6 +1,6 @@
 """ONNX's own backend suites on ranks that are cut wherever a rule allows.
 
-    python -m pytest -m slow tests/end_to_end/test_onnx_suites.py -s
+    python -m pytest -m "slow or sweep" tests/end_to_end/test_onnx_suites.py -s
 
 prints the table: of the cases that ONNX Runtime passes, how each ends.
 """
@@ -90,7 +90,7 @@ def test_a_suite(suite: str) -> None:
     assert len(refused) <= most, refused
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("suite", SUITES)
@@ -114,7 +114,7 @@ def test_folding_computes_what_the_operators_do(suite: str) -> None:
     assert equal >= {"node": 1300}.get(suite, 9)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("suite", SUITES)
 def test_shapes_without_declarations(suite: str) -> None:

@@ -1,7 +1,8 @@
 """PyTorch's own samples of its operators (`op_db`), cut wherever a rule allows, against PyTorch.
 
-``python -m pytest -m slow tests/backends/torch/test_samples.py -s`` prints the table: how many
-modules were equal, wrong, ended in an internal error, draw numbers, or were refused, and why.
+``python -m pytest -m "slow or sweep" tests/backends/torch/test_samples.py -s`` prints the table:
+how many modules were equal, wrong, ended in an internal error, draw numbers, or were refused, and
+why.
 """
 
 from __future__ import annotations
@@ -222,9 +223,14 @@ def _difference(ours: Tensor, whole: Tensor) -> float:
     return float("inf") if worst != worst else worst / max(scale, 1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(part, marks=pytest.mark.sweep if part else pytest.mark.slow)
+        for part in range(4)
+    ],
+)
 def test_samples_of_pytorch(part: int) -> None:
     """Forward and, where PyTorch differentiates the operator, backward."""
     table = Table()

@@ -224,7 +224,7 @@ def _calls_with_rules() -> dict[str, list[tuple[Call, str]]]:
     return calls
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.timeout(1200)
 def test_every_derived_rule_holds_on_pytorchs_samples() -> None:
     with warnings.catch_warnings():

@@ -53,6 +53,7 @@ from partitioner.search.pipelines import over_counts
 from partitioner.search.request import Budget, Request, Say, silent
 from partitioner.search.what_would_fit import relaxed
 from partitioner.solver import Infeasible, Objective
+from partitioner.solver.compiling import COMPILATION
 from partitioner.strategies.block_graph import block_graph
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules
@@ -1113,7 +1114,8 @@ class Clock:
         start = time.perf_counter()
         self._inside.append(0.0)
         try:
-            yield
+            with COMPILATION.told_to(self.say):
+                yield
         finally:
             spent = time.perf_counter() - start
             own = spent - self._inside.pop()

@@ -36,7 +36,7 @@ def _sources() -> str:
     return hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
 
 
-class _Locator(caching._CacheLocator):  # type: ignore[misc]  # noqa: SLF001
+class _Locator(caching._CacheLocator):  # noqa: SLF001
     """The place of compiled functions in the user's cache folder."""
 
     def __init__(self, line: int) -> None:
@@ -57,28 +57,28 @@ class _Locator(caching._CacheLocator):  # type: ignore[misc]  # noqa: SLF001
     @classmethod
     def from_function(cls, function: Callable[..., object], _: str) -> _Locator | None:
         """The place of a function; None if another one was asked for, or this one is no place."""
-        if config.CACHE_DIR:
+        if config.CACHE_DIR:  # type: ignore[attr-defined]
             return None
         try:
             place = cls(function.__code__.co_firstlineno)
-            place.ensure_cache_path()
+            place.ensure_cache_path()  # type: ignore[no-untyped-call]
         except (OSError, RuntimeError):  # read-only, or no home
             return None
         return place
 
 
-class _Kept(caching.CompileResultCacheImpl):  # type: ignore[misc]
-    _locator_classes: ClassVar[list[type]] = [
+class _Kept(caching.CompileResultCacheImpl):
+    _locator_classes: ClassVar[list[type[object]]] = [  # type: ignore[misc]
         _Locator,
         *caching.CompileResultCacheImpl._locator_classes,  # noqa: SLF001
     ]
 
 
-class _Cache(caching.FunctionCache):  # type: ignore[misc]
+class _Cache(caching.FunctionCache):
     _impl_class = _Kept
 
 
-class _Compiles(event.Listener):  # type: ignore[misc]
+class _Compiles(event.Listener):
     """Tells `COMPILATION` when a function of ours is compiled."""
 
     def on_start(self, event: Any) -> None:
@@ -97,13 +97,13 @@ def _is_ours(event: Any) -> bool:
     return module.startswith(__package__)
 
 
-event.register("numba:compile", _Compiles())
+event.register("numba:compile", _Compiles())  # type: ignore[no-untyped-call]
 
 
 def jit(function: F) -> F:
     """Compile a function of arrays and numbers when it is first called."""
-    compiled = numba.njit(nogil=True, error_model="numpy")(function)
-    compiled._cache = _Cache(function)  # noqa: SLF001 - Numba has no other way to say where
+    compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
+    compiled._cache = _Cache(function)  # type: ignore[no-untyped-call]  # noqa: SLF001
     return cast("F", compiled)
 
 

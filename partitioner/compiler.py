@@ -833,6 +833,8 @@ def plan_in_stages(
         return CountSearch(graphs, cluster, request, budget).all(trials)
     except Infeasible as error:
         refusal = stopped_refusal(error, budget.work)
+    if budget.work.stopped:  # what more micro-batches would take was not to be waited for
+        raise refusal
     clock.say("looking for more micro-batches that fit")
     most = max(trial.count for trial in trials)
     more = tuple(count for count in counts if count > most)

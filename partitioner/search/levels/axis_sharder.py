@@ -51,7 +51,7 @@ Taken = tuple[Pick, int]  #: Cuts of a node, and which of its `ir.offers.alterna
 KINDS = (("zero2", "tp"), ("zero3", "tp"))
 #: The same for a step of micro-batches, each of which gathers the parameters that are stored cut
 #: over the batch's axis: storing them whole comes first.
-KINDS_IN_PARTS = (("dp", "tp"), ("zero3", "tp"))
+KINDS_IN_PARTS = (("dp", "tp"), *KINDS)
 #: Passes over the axes after the first plan.
 PASSES = 2
 #: Passes end when the cost falls by less than this share.

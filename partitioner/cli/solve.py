@@ -68,7 +68,7 @@ def solve(
     engine = find(solver)
     problem_format, problem = read_problem(file)
     search = Search(start + time_limit, gap, seed, engine)
-    with COMPILATION.told_to(aside):
+    with COMPILATION.told_to(lambda text: aside(f"{text} ...")):
         solved = problem_format.solve(problem, search)
     if output is not None and solved.solution is not None:
         write_solution(solved.solution, output)

@@ -49,9 +49,6 @@ Taken = tuple[Pick, int]  #: Cuts of a node, and which of its `ir.offers.alterna
 #: Kinds of parallelism of the first plan on the two innermost axes; the first that fits is taken.
 #: A mesh of one axis has the first of the two, axes further out repeat it all: "dp".
 KINDS = (("zero2", "tp"), ("zero3", "tp"))
-#: The same for a step of micro-batches, each of which gathers the parameters that are stored cut
-#: over the batch's axis: storing them whole comes first.
-KINDS_IN_PARTS = (("dp", "tp"), *KINDS)
 #: Passes over the axes after the first plan.
 PASSES = 2
 #: Passes end when the cost falls by less than this share.
@@ -109,11 +106,10 @@ class AxisSharder:
         """
         plans: list[MeshPlan] = []
         free_s = math.inf
-        known = KINDS if self.sharder.micro_batches == 1 else KINDS_IN_PARTS
-        for kinds in known:
+        for kinds in KINDS:
             plan = self.unplanned(mesh, gap)
             try:
-                self._follow(plan, kinds, tight=kinds == known[-1] and not plans)
+                self._follow(plan, kinds, tight=kinds == KINDS[-1] and not plans)
                 plan.offer()
                 plans.append(plan)
             except ConstraintError:

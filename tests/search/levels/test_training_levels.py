@@ -377,18 +377,6 @@ def test_the_first_plan_is_of_known_kinds(large: Graph) -> None:
     assert sharder.begin(DeviceMesh.of({"dp": 3}), 0.02)[0].sharded is None  # 1,024 samples
 
 
-def test_micro_batches_begin_with_parameters_that_are_whole_over_the_batch(large: Graph) -> None:
-    """Stored in parts, they would be gathered for each micro-batch."""
-    folded = fold(large, Rules.of(large))
-    sharder = Sharder(folded, resolve_cluster("4x8xh100"), micro_batches=8)
-    (plan, *_) = AxisSharder(sharder, Work.within(120)).begin(
-        DeviceMesh.of({"dp": 4, "tp": 8}), 0.02
-    )
-    states = [p for p in plan.best.picks if p.node.op == "partitioner::state"]
-    assert states
-    assert {axis for p in states for _, at in p.results() for axis in at.sharding.axes} == {"tp"}
-
-
 def test_a_module_is_planned_for_more_devices_than_have_programs() -> None:
     with torch.device("meta"):
         module = Stack(6, 256)

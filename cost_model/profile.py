@@ -23,6 +23,7 @@ from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.fit import Fit
 from partitioner.cost_model.forms import Form
 from partitioner.cost_model.link_table import LinkTable
+from partitioner.files import cache_folder
 
 #: Marks a file as a profile in SQLite's header ("pprf").
 _APPLICATION_ID = 0x70707266
@@ -92,8 +93,7 @@ _WHOLE = "whole model"
 
 def default_profile() -> Path:
     """The profile in the user's cache folder, which need not exist."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "partitioner" / "profile.sqlite"
+    return cache_folder() / "profile.sqlite"
 
 
 def beside(kind: str) -> str:

@@ -53,6 +53,7 @@ from partitioner.search.pipelines import over_counts
 from partitioner.search.request import Budget, Request, Say, silent
 from partitioner.search.what_would_fit import relaxed
 from partitioner.solver import Infeasible, Objective
+from partitioner.solver.compiling import COMPILATION
 from partitioner.strategies.block_graph import block_graph
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules
@@ -832,6 +833,8 @@ def plan_in_stages(
         return CountSearch(graphs, cluster, request, budget).all(trials)
     except Infeasible as error:
         refusal = stopped_refusal(error, budget.work)
+    if budget.work.stopped:  # what more micro-batches would take was not to be waited for
+        raise refusal
     clock.say("looking for more micro-batches that fit")
     most = max(trial.count for trial in trials)
     more = tuple(count for count in counts if count > most)
@@ -1113,7 +1116,8 @@ class Clock:
         start = time.perf_counter()
         self._inside.append(0.0)
         try:
-            yield
+            with COMPILATION.told_to(self.say):
+                yield
         finally:
             spent = time.perf_counter() - start
             own = spent - self._inside.pop()

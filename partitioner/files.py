@@ -28,6 +28,16 @@ class ResultError(PartitionerError, ValueError):
     """A folder that is no saved compilation, or a compilation that lacks what a call needs."""
 
 
+def cache_folder() -> Path:
+    """The folder of this package in the user's cache folder, which need not exist.
+
+    Raises:
+        RuntimeError: The user has no home.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "partitioner"
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write a file in one step: an existing one is replaced, a link stays a link.
 

@@ -5,7 +5,6 @@ The file's content tells its format. Exit codes of `solve` are those of the comm
 """
 
 import json
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +21,7 @@ from partitioner.cli.options import (
     option,
     seconds,
 )
+from partitioner.cli.terminal import aside
 from partitioner.files import check_file
 from partitioner.report.text.tables import safe
 
@@ -57,7 +57,10 @@ def solve(
     """Solve a problem file of another project; its content tells the format."""
     if output is not None:
         check_file(output)
-    start = time.monotonic()
+    from partitioner.solver.work import now_s
+
+    start = now_s()
+    from partitioner.solver.compiling import COMPILATION
     from partitioner.solver.formats.files import Search, read_problem
     from partitioner.solver.formats.json_files import write_solution
     from partitioner.solver.milp.engines import find
@@ -65,7 +68,8 @@ def solve(
     engine = find(solver)
     problem_format, problem = read_problem(file)
     search = Search(start + time_limit, gap, seed, engine)
-    solved = problem_format.solve(problem, search)
+    with COMPILATION.told_to(lambda text: aside(f"{text} ...")):
+        solved = problem_format.solve(problem, search)
     if output is not None and solved.solution is not None:
         write_solution(solved.solution, output)
     print(json.dumps(_facts(solved), indent=1) if as_json else safe(_text(solved)))

@@ -73,4 +73,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except partitioner.PartitionerError as error:
+        raise SystemExit(f"gpt3_training.py: {error}") from None

@@ -144,4 +144,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except partitioner.PartitionerError as error:
+        raise SystemExit(f"llama.py: {error}") from None

@@ -342,6 +342,7 @@ def test_memory_that_no_cut_keeps_is_refused_with_its_stage(memory: str) -> None
 
 
 def test_a_refusal_says_that_the_clock_stopped_the_search() -> None:
+    said: list[str] = []
     stopped = "bytes are short .*; the time limit stopped the search: with a longer one a plan may"
     with pytest.raises(Infeasible, match=stopped):
         planned(
@@ -351,7 +352,9 @@ def test_a_refusal_says_that_the_clock_stopped_the_search() -> None:
             micro_batches=3,
             memory="20KB",
             time_limit_s=1e-3,
+            progress=said.append,
         )
+    assert not any("more micro-batches" in text for text in said)  # it would take as long again
 
 
 def test_a_sharding_above_the_guessed_limit_may_still_be_cut() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from partitioner.solver.outcome import relative_gap
 from partitioner.solver.pairwise import Pairwise
 from partitioner.solver.pairwise import evaluate as evaluate_pairwise
 from partitioner.solver.pairwise import solve as solve_pairwise
-from partitioner.solver.work import Work
+from partitioner.solver.work import Work, now_s
 
 #: The least time that is left for the search of a file that takes long to read, in seconds.
 LEAST_S = 0.001
@@ -29,7 +28,7 @@ LEAST_S = 0.001
 
 @dataclass(frozen=True)
 class Search:
-    """Options of a search; `deadline` is a monotonic second, `engine` solves the MILPs."""
+    """Options of a search; `deadline` is a second of `now_s`, `engine` solves the MILPs."""
 
     deadline: float
     gap: float
@@ -39,7 +38,7 @@ class Search:
     @property
     def left_s(self) -> float:
         """Seconds until the deadline."""
-        return max(LEAST_S, self.deadline - time.monotonic())
+        return max(LEAST_S, self.deadline - now_s())
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Solved:
         cost: Of the best solution; None if none was found.
         bound: No solution costs less; None if none is feasible.
         gap: (cost - bound) / cost; None without a solution.
-        seconds: Wall-clock time of the search.
+        seconds: Time of the search, without that of compiling the solver.
         solver: Methods that found the solution / proved the bound.
         solution: JSON content of the solution's file; None if none was found.
         reason: Why nothing is feasible; empty otherwise.
@@ -152,7 +151,7 @@ def _evaluate_iopddl(problem: Pairwise, chosen: list[int]) -> Priced:
 
 
 def _solve_dnnp(instance: dnnp.Instance, search: Search) -> Solved:
-    objective, start = "throughput (largest load of a device)", time.monotonic()
+    objective, start = "throughput (largest load of a device)", now_s()
     try:
         answer = solve_placement(
             to_problem(instance),
@@ -170,7 +169,7 @@ def _solve_dnnp(instance: dnnp.Instance, search: Search) -> Solved:
         answer.bound,
         answer.gap,
         answer.status,
-        time.monotonic() - start,
+        now_s() - start,
         answer.solver,
         to_solution(instance, answer.chosen),
     )
@@ -178,7 +177,7 @@ def _solve_dnnp(instance: dnnp.Instance, search: Search) -> Solved:
 
 def _infeasible(objective: str, error: Infeasible, start: float) -> Solved:
     status: Status = "infeasible" if error.proven else "time_limit"
-    spent_s = time.monotonic() - start
+    spent_s = now_s() - start
     return Solved(objective, None, None, None, status, spent_s, "none", None, str(error))
 
 
@@ -195,7 +194,7 @@ def _priced(cost_s: float, fullest_bytes: float, limit_bytes: float, fault: str)
 
 
 def _solve_piper(instance: piper.Instance, search: Search) -> Solved:
-    objective, start = "time per sample (largest of a stage)", time.monotonic()
+    objective, start = "time per sample (largest of a stage)", now_s()
     try:
         answer = plan_pipeline(
             instance,
@@ -212,7 +211,7 @@ def _solve_piper(instance: piper.Instance, search: Search) -> Solved:
         answer.bound_s,
         relative_gap(answer.load_s, answer.bound_s),
         answer.status,
-        time.monotonic() - start,
+        now_s() - start,
         answer.solver,
         piper_referee.to_solution(answer.stages),
     )

@@ -10,7 +10,6 @@ while, and strategies that no longer fit into memory go.
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from partitioner.solver.pairwise.dual import Dual
 from partitioner.solver.pairwise.model import Model, restrict
 from partitioner.solver.pairwise.problem import Flags, Floats, Ints
 from partitioner.solver.pairwise.reduce import prune
+from partitioner.solver.work import now_s
 
 #: Sweeps after each step.
 SWEEPS = 5
@@ -32,14 +32,14 @@ def dive(dual: Dual, keep: Flags, noise: Floats, until: float = math.inf) -> Int
 
     Only strategies flagged in `keep` are chosen; `noise` is by how much the neighbours of each node
     count more. The dual does not change. None if the kept strategies contradict each other or
-    exceed memory, or if it is later than the monotonic second `until`.
+    exceed memory, or if it is later than the second `until` of `now_s`.
     """
     start = _pruned(dual.model, keep)
     if start is None:
         return None
     rest, batch = _within(dual, start), 1
     while (undecided := np.flatnonzero(rest.model.graph.sizes > 1)).size:
-        if time.monotonic() > until:
+        if now_s() > until:
             return None
         degree = (np.diff(rest.model.graph.starts) * (1 + noise))[undecided]
         hubs = undecided[np.argsort(-degree, kind="stable")]  # most neighbours first

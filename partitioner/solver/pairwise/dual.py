@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from partitioner.solver.pairwise.messages import Messages
 from partitioner.solver.pairwise.model import Model
 from partitioner.solver.pairwise.problem import Flags, Floats, Ints
 from partitioner.solver.pairwise.rows import peaks
+from partitioner.solver.work import now_s
 
 #: The target is this much above the best bound, relative.
 TARGET = 0.05
@@ -87,9 +87,9 @@ class Dual:
         return decode(self.messages, self.model.priced(self.price))
 
     def ascend(self, sweeps: int, until: float = math.inf) -> None:
-        """Raise the bound, at most until this monotonic second."""
+        """Raise the bound, at most until this second of `now_s`."""
         for _ in range(sweeps):
-            if time.monotonic() > until:
+            if now_s() > until:
                 return
             bound = self._offer(self._now)
             self._swept += 1

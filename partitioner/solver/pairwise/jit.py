@@ -1,26 +1,110 @@
 """Numba's compiler with the types kept, and random numbers for compiled functions.
 
 Message passing and block moves visit millions of table entries in an order that depends on the
-graph; as NumPy calls, one a message, they took 23 times as long (ADR 8). The compiled code is kept
-beside the sources (or in NUMBA_CACHE_DIR), so that only the first run compiles.
+graph; as NumPy calls, one a message, they took 23 times as long (ADR 8). Compiled code is kept in
+the user's cache folder, under the hash of all sources of this package, so that only the first run
+of a version on a machine compiles, whichever checkout or environment it is in. (Numba itself would
+keep it beside the sources, and not notice that an inlined function of another file has changed.)
+It is kept in NUMBA_CACHE_DIR if that is set, and where Numba keeps it if neither can be written.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from typing import TypeVar, cast
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, cast
 
 import numba
 import numpy as np
 import numpy.typing as npt
+from numba.core import caching, config, event
+
+from partitioner.files import cache_folder
+from partitioner.solver.compiling import COMPILATION
 
 F = TypeVar("F", bound=Callable[..., object])
 State = npt.NDArray[np.uint64]  #: Of the random numbers, one entry.
 
 
+@cache
+def _sources() -> str:
+    """A hash of the sources of this package."""
+    here = Path(__file__).parent
+    contents = (path.read_bytes() for path in sorted(here.glob("*.py")))
+    return hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
+
+
+class _Locator(caching._CacheLocator):  # noqa: SLF001
+    """The place of compiled functions in the user's cache folder."""
+
+    def __init__(self, line: int) -> None:
+        self._line = line
+
+    def get_cache_path(self) -> str:
+        """The folder, for these sources."""
+        return str(cache_folder() / "compiled" / _sources())
+
+    def get_source_stamp(self) -> str:
+        """What makes kept code stale."""
+        return _sources()
+
+    def get_disambiguator(self) -> str:
+        """Tells functions of one name apart."""
+        return str(self._line)
+
+    @classmethod
+    def from_function(cls, function: Callable[..., object], _: str) -> _Locator | None:
+        """The place of a function; None if another one was asked for, or this one is no place."""
+        if config.CACHE_DIR:  # type: ignore[attr-defined]
+            return None
+        try:
+            place = cls(function.__code__.co_firstlineno)
+            place.ensure_cache_path()  # type: ignore[no-untyped-call]
+        except (OSError, RuntimeError):  # read-only, or no home
+            return None
+        return place
+
+
+class _Kept(caching.CompileResultCacheImpl):
+    _locator_classes: ClassVar[list[type[object]]] = [  # type: ignore[misc]
+        _Locator,
+        *caching.CompileResultCacheImpl._locator_classes,  # noqa: SLF001
+    ]
+
+
+class _Cache(caching.FunctionCache):
+    _impl_class = _Kept
+
+
+class _Compiles(event.Listener):
+    """Tells `COMPILATION` when a function of ours is compiled."""
+
+    def on_start(self, event: Any) -> None:
+        """Note the begin."""
+        if _is_ours(event):
+            COMPILATION.begin()
+
+    def on_end(self, event: Any) -> None:
+        """Note the end."""
+        if _is_ours(event):
+            COMPILATION.end()
+
+
+def _is_ours(event: Any) -> bool:
+    module: str = event.data["dispatcher"].py_func.__module__
+    return module.startswith(__package__)
+
+
+event.register("numba:compile", _Compiles())  # type: ignore[no-untyped-call]
+
+
 def jit(function: F) -> F:
     """Compile a function of arrays and numbers when it is first called."""
-    return cast("F", numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+    compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
+    compiled._cache = _Cache(function)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    return cast("F", compiled)
 
 
 def seeded(seed: int) -> State:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field
 
 from partitioner.solver.outcome import Status
 from partitioner.solver.pairwise.model import Model
 from partitioner.solver.pairwise.problem import Ints, Pairwise, evaluate
+from partitioner.solver.work import now_s
 
 #: Bounds are sums of floats: this is taken off before they are rounded up to a whole number.
 RELATIVE, ABSOLUTE = 1e-9, 1e-6
@@ -26,7 +26,7 @@ class PairwiseSolution:
             `time_limit` (with a choice or without), or `infeasible`.
         reason: Why nothing is feasible; empty otherwise.
         solver: Methods that found the choice / proved the bound.
-        seconds: Wall-clock time spent.
+        seconds: Time spent, without that of compiling the solver.
         trace: (seconds, cost, bound) at every improvement; the cost is infinite before the first
             choice.
     """
@@ -53,7 +53,7 @@ class Progress:
     """The best choice and bound of a search so far; see `PairwiseSolution`.
 
     Attributes:
-        started: Monotonic second of the start, as `deadline` is of the end.
+        started: Second of `now_s` at the start, as `deadline` is of the end.
         cost: Of the best feasible choice; infinite if there is none.
         found_by: Method that found the choice.
         proved_by: Method that proved the bound.
@@ -103,12 +103,12 @@ class Progress:
             self.refute("no allowed choice keeps within the limit", source)
 
     def _note(self) -> None:
-        self.trace.append((time.monotonic() - self.started, self.cost, self.bound))
+        self.trace.append((now_s() - self.started, self.cost, self.bound))
 
     @property
     def left_s(self) -> float:
         """Seconds until the deadline."""
-        return max(0.0, self.deadline - time.monotonic())
+        return max(0.0, self.deadline - now_s())
 
     @property
     def met(self) -> bool:
@@ -138,6 +138,6 @@ class Progress:
             status,
             self.reason,
             f"{self.found_by} / {self.proved_by}",
-            time.monotonic() - self.started,
+            now_s() - self.started,
             tuple(self.trace),
         )

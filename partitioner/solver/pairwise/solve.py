@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,6 +19,7 @@ from partitioner.solver.pairwise.reduce import reduce
 from partitioner.solver.pairwise.relax import Relaxation, relax
 from partitioner.solver.pairwise.rows import peaks
 from partitioner.solver.problem import SolverError
+from partitioner.solver.work import now_s
 
 #: Methods that prove bounds, as certificates name them.
 PRESOLVE, MESSAGES = "presolve", "message passing"
@@ -47,8 +47,8 @@ def solve(
 
     Args:
         problem: The problem.
-        time_limit_s: Wall-clock seconds, a guard: what is found before it depends on the input,
-            the seed and the rounds only.
+        time_limit_s: Seconds without those of compiling the solver, a guard: what is found before
+            it depends on the input, the seed and the rounds only.
         gap: Relative gap, (cost - bound) / cost, at which to stop.
         seed: Of all random choices.
         rounds: Rounds of bound and search at most; None: until the gap is met or time is up.
@@ -63,7 +63,7 @@ def solve(
     """
     if not 0 <= gap < 1 or not time_limit_s > 0:
         raise SolverError(f"gap {gap} must be in [0, 1), time limit {time_limit_s} s above 0")
-    now = time.monotonic()
+    now = now_s()
     progress = Progress(problem, gap, now, now + time_limit_s)
     if start is not None:
         progress.take(tuple(start), GIVEN)

@@ -71,16 +71,16 @@ def node_estimates(
     if is_free(placed):
         return dict.fromkeys(placed.mesh.devices if devices is None else devices, _FREE)
     known: dict[tuple[tuple[int, ...], DeviceSpec, float], Estimate] = {}
-    rises = placed.rule is not None and placed.rule.rising in placed.layouts
+    uneven = placed.rule is not None and placed.rule.is_uneven(placed.layouts)
     estimates = {}
     for (device, point), sizes in zip(placed.mesh.coords(), _cut_sizes(placed), strict=True):
         if devices is not None and device not in devices:
             continue
         spec = cluster.devices[device]
         flops = (
-            local_flops(graph, placed, point) if rises or (sizes, spec, 0.0) not in known else 0.0
+            local_flops(graph, placed, point) if uneven or (sizes, spec, 0.0) not in known else 0.0
         )
-        key = (sizes, spec, flops if rises else 0.0)
+        key = (sizes, spec, flops if uneven else 0.0)
         if key not in known:
             moved = local_moved_bytes(graph, placed, point)
             shape = partial(shape_at, point)

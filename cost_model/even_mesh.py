@@ -28,9 +28,10 @@ from partitioner.cost_model.compute import is_free, kernel_estimate, moved_bytes
 from partitioner.cost_model.dispatch import COUNT_BYTES, dispatch_s
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.reshard import Hop, PricedComm, Reshard, Resharder, overlap_share
+from partitioner.ir.dispatch import Dispatch
 from partitioner.ir.exchange import intersect
 from partitioner.ir.graph import Graph
-from partitioner.ir.layout import DimLayout, Placement
+from partitioner.ir.layout import DimLayout, Interval, Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.plan import PlacedNode
@@ -110,6 +111,8 @@ class EvenMesh:
             if rule.rising in placed.layouts:  # the last device has the most to do
                 part, size = sizes[rule.rising], rule.factors[rule.rising].size
                 flops *= rule.steepness([(size - part, part)])
+            if rule.dispatch is not None and rule.dispatch.owners in placed.layouts:
+                flops *= rule.popularity(self._busiest(rule.dispatch, placed))
         moved = moved_bytes(graph, placed, self.local_bytes)
         spec = self.cluster.devices[self.device]
         return kernel_estimate(graph, placed, spec, flops, moved, self._local_shape).seconds
@@ -120,13 +123,20 @@ class EvenMesh:
         dispatch = placed.rule.dispatch
         assert dispatch is not None
         rows, owners = placed.layouts[dispatch.rows], placed.layouts[dispatch.owners]
-        share = dispatch.share(self.local_size(owners), owners.size)
+        share = dispatch.share(self._busiest(dispatch, placed), owners.size)
         moved = self.local_size(rows) * share
         sizes = moved * dispatch.there_bytes, moved * dispatch.back_bytes
         ranks = self.line(frozenset(placed.sent))
         return sum(
             dispatch_s(ranks, nbytes, self.cluster)[self.device] for nbytes in (COUNT_BYTES, *sizes)
         )
+
+    def _busiest(self, dispatch: Dispatch, placed: PlacedNode) -> tuple[Interval]:
+        """The part of the owners of a node with the largest load, all parts being of one size."""
+        owners = placed.layouts[dispatch.owners]
+        part = self.local_size(owners)
+        parts = ((start, part) for start in range(0, owners.size, part))
+        return (max(parts, key=lambda at: dispatch.load([at], owners.size)),)
 
     def _local_shape(self, at: Placement) -> tuple[int, ...]:
         if not at.mesh.axes:

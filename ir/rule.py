@@ -347,9 +347,32 @@ class Rule:
         layouts = self.inside(layouts, mesh)
         local = self.local_sizes(layouts, mesh, point)
         flops = self.flops_per_point * math.prod(local[name] for name in self.points)
+        return flops * self.work(layouts, mesh, point)
+
+    def is_uneven(self, layouts: Layouts) -> bool:
+        """Whether devices may have unequal work though their parts are of equal sizes."""
+        return self.rising in layouts or bool(self._loaded(layouts))
+
+    def work(self, layouts: Layouts, mesh: DeviceMesh, point: Mapping[str, int]) -> float:
+        """FLOPs of an iteration at a mesh coordinate, over those of all on average."""
+        work = 1.0
         if self.rising in layouts:
-            flops *= self.steepness(layouts[self.rising].pieces(mesh, point))
-        return flops
+            work *= self.steepness(layouts[self.rising].pieces(mesh, point))
+        if owners := self._loaded(layouts):
+            work *= self.popularity(layouts[owners].pieces(mesh, point))
+        return work
+
+    def _loaded(self, layouts: Layouts) -> str:
+        """The cut factor whose elements have loads of their own; "" if there is none."""
+        is_loaded = self.dispatch is not None and self.dispatch.loads
+        return self.dispatch.owners if is_loaded and self.dispatch.owners in layouts else ""
+
+    def popularity(self, pieces: Iterable[Interval]) -> float:
+        """FLOPs of an iteration in a part of the owners, over those of all on average."""
+        assert self.dispatch is not None
+        size, held = self.factors[self.dispatch.owners].size, tuple(pieces)
+        count = sum(length for _, length in held)
+        return self.dispatch.load(held, size) * size / count if count else 1.0
 
     def steepness(self, pieces: Iterable[Interval]) -> float:
         """FLOPs of an iteration in a part of the rising factor, over those of all on average."""

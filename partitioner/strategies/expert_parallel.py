@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from partitioner.ir.graph import Graph, Node
+from partitioner.ir.layout import DimLayout
 from partitioner.ir.loads import factor_of, origins
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.rule import FactorKind, Rule
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
@@ -48,13 +50,32 @@ def expert_constraints(asked: Asked) -> Constraints:
     data = DATA.constraints(asked)
     pins = [pin for pin in data.pins if pin.tensor not in values]
     for value, weight in values.items():
-        pins.append(Pin(f"parallel ep: experts {weight!r}", tensor=value, axis=axis, dim=0))
+        pins += _pins(graph, value, f"parallel ep: experts {weight!r}", axis, size)
     layers = {node.name for value in values for node in graph.consumers[value]}
     busy = {
         over: {name: factors for name, factors in nodes.items() if name not in layers}
         for over, nodes in data.busy.items()
     }
     return replace(data, pins=tuple(pins), busy=busy)
+
+
+def _pins(graph: Graph, value: str, text: str, axis: str, size: int) -> Iterator[Pin]:
+    """Pins of weights of experts: cut along their first dim where they are used, and stored so.
+
+    What is stored is cut as `torch.chunk` does. If that gives some device fewer experts than an
+    even cut, as of 6 experts on 5 devices, another dim is cut there, or any as the search likes.
+    """
+    mesh = DeviceMesh.of({axis: size})
+    fits = [
+        length >= size and DimLayout.even(length, (axis,), mesh).is_chunked
+        for length in graph.types[value].shape
+    ]
+    if fits[0] or value not in graph.producers or not _is_stored(graph, value):
+        yield Pin(text, tensor=value, axis=axis, dim=0)
+        return
+    yield Pin(text, tensor=value, axis=axis, dim=0, side="read")
+    if any(fits):
+        yield Pin(text, tensor=value, axis=axis, cut=True, side="made")
 
 
 def dispatch_constraints(asked: Asked) -> Constraints:

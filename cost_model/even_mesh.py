@@ -101,7 +101,7 @@ class EvenMesh:
             return inside_s + self._dispatch_seconds(placed)
         if is_free(placed):
             return 0.0
-        rule = placed.rule
+        rule, popularity = placed.rule, 1.0
         if rule is None:
             flops = estimated_flops(graph, placed.node)
         else:
@@ -111,11 +111,14 @@ class EvenMesh:
             if rule.rising in placed.layouts:  # the last device has the most to do
                 part, size = sizes[rule.rising], rule.factors[rule.rising].size
                 flops *= rule.steepness([(size - part, part)])
-            if rule.dispatch is not None and rule.dispatch.owners in placed.layouts:
-                flops *= rule.popularity(self._busiest(rule.dispatch, placed))
+            popularity = self._popularity(placed)
+            flops *= popularity
         moved = moved_bytes(graph, placed, self.local_bytes)
         spec = self.cluster.devices[self.device]
-        return kernel_estimate(graph, placed, spec, flops, moved, self._local_shape).seconds
+        shape = self._local_shape
+        return kernel_estimate(
+            graph, placed, spec, flops, moved, shape, popularity=popularity
+        ).seconds
 
     def _dispatch_seconds(self, placed: PlacedNode) -> float:
         """Seconds of what the device sends inside of a node; see `dispatch.dispatch_seconds`."""
@@ -130,6 +133,15 @@ class EvenMesh:
         return sum(
             dispatch_s(ranks, nbytes, self.cluster)[self.device] for nbytes in (COUNT_BYTES, *sizes)
         )
+
+    def _popularity(self, placed: PlacedNode) -> float:
+        """`Rule.popularity` of the busiest device."""
+        dispatch = placed.rule.dispatch if placed.rule is not None else None
+        owners = placed.layouts.get(dispatch.owners) if dispatch is not None else None
+        if dispatch is None or owners is None or not dispatch.loads:
+            return 1.0
+        load = dispatch.load(self._busiest(dispatch, placed), owners.size)
+        return load * self.mesh.size(owners.axes)
 
     def _busiest(self, dispatch: Dispatch, placed: PlacedNode) -> tuple[Interval]:
         """The part of the owners of a node with the largest load, all parts being of one size."""

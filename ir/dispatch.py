@@ -58,7 +58,10 @@ class Dispatch:
         0.25
         """
         pieces, chosen = tuple(owned), min(self.chosen, count)
+        if not self.loads:
+            others = count - sum(length for _, length in pieces)
+            return 1 - math.comb(others, chosen) / math.comb(count, chosen)
         like = self.load(pieces, count) * count
         none = math.prod(max(0.0, count - like - i) / (count - i) for i in range(chosen))
-        most = max((x for at, n in pieces for x in self.loads[at : at + n]), default=0.0)
+        most = max(x for start, length in pieces for x in self.loads[start : start + length])
         return min(1.0, max(1 - none, most * chosen))

@@ -351,28 +351,27 @@ class Rule:
 
     def is_uneven(self, layouts: Layouts) -> bool:
         """Whether devices may have unequal work though their parts are of equal sizes."""
-        return self.rising in layouts or bool(self._loaded(layouts))
+        return self.rising in layouts or self._has_loads(layouts)
+
+    def _has_loads(self, layouts: Layouts) -> bool:
+        """Whether owners are cut whose loads are known."""
+        dispatch = self.dispatch
+        return dispatch is not None and bool(dispatch.loads) and dispatch.owners in layouts
 
     def work(self, layouts: Layouts, mesh: DeviceMesh, point: Mapping[str, int]) -> float:
         """FLOPs of an iteration at a mesh coordinate, over those of all on average."""
-        work = 1.0
+        work = self.popularity(layouts, mesh, point)
         if self.rising in layouts:
             work *= self.steepness(layouts[self.rising].pieces(mesh, point))
-        if owners := self._loaded(layouts):
-            work *= self.popularity(layouts[owners].pieces(mesh, point))
         return work
 
-    def _loaded(self, layouts: Layouts) -> str:
-        """The cut factor whose elements have loads of their own; "" if there is none."""
-        is_loaded = self.dispatch is not None and self.dispatch.loads
-        return self.dispatch.owners if is_loaded and self.dispatch.owners in layouts else ""
-
-    def popularity(self, pieces: Iterable[Interval]) -> float:
-        """FLOPs of an iteration in a part of the owners, over those of all on average."""
-        assert self.dispatch is not None
-        size, held = self.factors[self.dispatch.owners].size, tuple(pieces)
-        count = sum(length for _, length in held)
-        return self.dispatch.load(held, size) * size / count if count else 1.0
+    def popularity(self, layouts: Layouts, mesh: DeviceMesh, point: Mapping[str, int]) -> float:
+        """What a mesh coordinate gets of the choices, over as many owners' share on average."""
+        if self.dispatch is None or not self._has_loads(layouts):
+            return 1.0
+        at = layouts[self.dispatch.owners]
+        count = at.local_size(mesh, point)
+        return self.dispatch.load(at.pieces(mesh, point), at.size) * at.size / max(count, 1)
 
     def steepness(self, pieces: Iterable[Interval]) -> float:
         """FLOPs of an iteration in a part of the rising factor, over those of all on average."""

@@ -263,3 +263,14 @@ def test_a_file_has_loads(tmp_path: Path) -> None:
     expected = (("*.experts", (1.0, 2.5)), ("layers.0.*", (3.0, 1.0)))
     assert Constraints.read(file).loads == expected
     assert not Constraints.read(file).bound
+
+
+def test_the_example_of_the_page_of_experts(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parents[2] / "docs/concepts/experts.md"
+    (example,) = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+        if '"loads"' in block
+    ]
+    exec(compile(example, page.name, "exec"), {})
+    assert "the parts of the experts get" in capsys.readouterr().out

@@ -478,7 +478,7 @@ def _loads(table: Any, source: str) -> Loads:
         if not are_numbers or not any(numbers):
             raise ConstraintError(
                 f"{source} loads {name!r}: {numbers!r} is not a list of numbers of at least 0, one "
-                "for each expert, of which one is more"
+                "for each expert and not all of them 0"
             )
     return tuple((name, tuple(map(float, numbers))) for name, numbers in table.items())
 

@@ -204,6 +204,7 @@ def test_what_is_shown_names_the_loads(capsys: pytest.CaptureFixture[str]) -> No
     assert "on the busiest device" in told
 
 
+@pytest.mark.slow
 def test_a_saved_plan_keeps_the_loads(tmp_path: Path) -> None:
     program = skewed()
     program.save(tmp_path / "plan")

@@ -36,7 +36,7 @@ def compiled(
     module: nn.Module, tokens: int, devices: int, kind: str | None, loads: Any, **options: Any
 ) -> ModuleProgram:
     """A program on links and launches that take no time, so that loads alone decide."""
-    width = module.inner.router.weight.shape[1]
+    width = next(module.parameters()).shape[-1]
     program = partitioner.compile(
         module,
         tuple(torch.randn(2, tokens, width)),
@@ -55,15 +55,12 @@ def layers(program: ModuleProgram) -> list[PlacedNode]:
     return [p for p in resolve(program.graph, program.plan) if LAYER in p.node.op]
 
 
-#: Tokens, choices, the kind, the axes, loads, and the experts of each part.
+#: Tokens, choices, the kind, the axes, loads, and experts of parts, one of them the most loaded.
 CASES: Mapping[str, tuple[int, int, str, dict[str, int], list[float], list[set[int]]]] = {
     "2": (6, 1, "dispatch", {"ep": 2}, [5, 4, 1, 1, 1], [{0, 2}, {1, 3, 4}]),
     "3": (7, 2, "dispatch", {"ep": 3}, [4, 3, 1, 1, 1], [{0}, {1}, {2, 3, 4}]),
     "3 gathered": (7, 2, "ep", {"ep": 3}, [4, 3, 1, 1, 1], [{0}, {1}, {2, 3, 4}]),
-    "5": (
-        *(11, 2, "dispatch", {"ep": 5}, [9, 9, 1, 1, 6, 1, 1, 1, 1]),
-        [{0}, {1}, {4}, {2, 6, 7}, {3, 5, 8}],
-    ),
+    "5": (11, 2, "dispatch", {"ep": 5}, [9, 9, 1, 1, 6, 1, 1, 1, 1], [{0}, {1}, {2, 3, 4}]),
     "dp": (7, 1, "dp+dispatch", {"dp": 2, "ep": 3}, [2, 1, 1, 1, 1], [{0}, {1, 2}, {3, 4}]),
 }
 

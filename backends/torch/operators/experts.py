@@ -225,11 +225,11 @@ class _Group:
         self, flat: Tensor, width: int, arriving: Sequence[int], leaving: Sequence[int]
     ) -> Generator[Call, Any, Tensor]:
         """The bytes that other ranks have for this one, of so many rows: own ones stay here."""
-        sizes = [
+        awaited, going = (
             [0 if rank == self.member else count * width for rank, count in enumerate(counts)]
             for counts in (arriving, leaving)
-        ]
-        got: Tensor = yield from all_to_all(flat, *sizes, group_name(self.ranks))
+        )
+        got: Tensor = yield from all_to_all(flat, awaited, going, group_name(self.ranks))
         return got
 
     def sent(
@@ -259,8 +259,8 @@ class _Group:
         x, *of_results, rest = (torch.cat(parts) for parts in zip(*got, strict=True))
         split = torch.split(rest, [part.shape[1] for part in bytes_of], 1)
         weights, ids, at = (
-            part.clone(memory_format=torch.contiguous_format).view(like.dtype)
-            for part, like in zip(split, narrow, strict=True)
+            part.clone(memory_format=torch.contiguous_format).view(one.dtype)
+            for part, one in zip(split, narrow, strict=True)
         )
         here = replace(layer, x=x, weights=weights, ids=ids.long(), places=at[:, 0].long())
         return here, of_results, leaving, arriving

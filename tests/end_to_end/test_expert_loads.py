@@ -15,18 +15,9 @@ from torch import nn
 import partitioner
 from partitioner import examples
 from partitioner.compiled.module import ModuleProgram
-from partitioner.cost_model.compute import node_seconds
-from partitioner.cost_model.dispatch import dispatch_comms
-from partitioner.cost_model.even_mesh import EvenMesh, stand_in
-from partitioner.cost_model.traffic import sent_numel
-from partitioner.ir.dispatch import Dispatch
 from partitioner.ir.errors import OptionError
-from partitioner.ir.layout import DimLayout
 from partitioner.ir.loads import LoadsError
-from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import rules_of
-from partitioner.ir.plan import PlacedNode, Plan, PlanError, place, resolve
-from partitioner.ir.rule import Rule
+from partitioner.ir.plan import PlacedNode, resolve
 from partitioner.strategies.constraints import ConstraintError, Constraints
 
 LAYER = "partitioner::experts"
@@ -99,83 +90,10 @@ def skewed() -> ModuleProgram:
     return compiled(module, 64, 4, "dispatch", loads)
 
 
-def placed_evenly(program: ModuleProgram, mesh: DeviceMesh) -> list[PlacedNode]:
-    """The nodes of the layer with tokens and experts cut evenly."""
-    graph, found = program.graph, []
-    for node in graph.nodes:
-        rule = rules_of(graph)[node.name]
-        if isinstance(rule, Rule) and rule.dispatch is not None:
-            sizes = {name: rule.factors[name].size for name in ("t", "e")}
-            cut = {name: DimLayout.even(size, ("ep",), mesh) for name, size in sizes.items()}
-            found.append(place(graph, node, mesh, cut, rule))
-    return found
-
-
-def test_seconds_are_those_of_the_experts_of_a_device() -> None:
-    """Evenly cut, the first device has 8 of 14 parts of the work, and the others 2."""
-    program = skewed()
-    for layer in placed_evenly(program, DeviceMesh.of({"ep": 4})):
-        inside = layer.inside(program.graph)
-        assert inside.rule is not None
-        flops = [
-            inside.rule.local_flops(inside.layouts, inside.mesh, point)
-            for _, point in inside.mesh.coords()
-        ]
-        assert flops == pytest.approx([inside.rule.flops * part / 14 for part in (8, 2, 2, 2)])
-        seconds = node_seconds(program.graph, layer, program.cluster)
-        assert seconds[0] == pytest.approx(4 * seconds[1])
-
-
-def test_prices_on_large_meshes_are_those_of_the_busiest_device() -> None:
-    program = skewed()
-    mesh = DeviceMesh.of({"ep": 4})
-    even = EvenMesh(mesh, stand_in(mesh), program.cluster)
-    pairs = zip(placed_evenly(program, mesh), placed_evenly(program, even.model), strict=True)
-    for layer, stood_in in pairs:
-        explicit = node_seconds(program.graph, layer, program.cluster)
-        assert even.node_seconds(program.graph, stood_in) == pytest.approx(max(explicit.values()))
-
-
-def test_devices_are_sent_the_tokens_of_their_experts() -> None:
-    """Each device has 16 tokens; the first one's two experts get 8 of 14."""
-    forward, _ = placed_evenly(skewed(), DeviceMesh.of({"ep": 4}))
-    _, there, back = (sent_numel(comm.transfers) for comm in dispatch_comms(forward))
-    share = [part / 14 for part in (8, 2, 2, 2)]
-    bytes_there, bytes_back = 4 * (64 + 1) + 4 * 2, 4 * 64
-    for device, part in enumerate(share):
-        assert there[device] == pytest.approx(16 * (1 - part) * bytes_there, abs=3)
-        assert back[device] == pytest.approx(3 * 16 * part * bytes_back, abs=3)
-
-
 def test_the_most_loaded_expert_has_a_device_of_its_own() -> None:
     for layer in layers(skewed()):
         assert max(layer.loads) == pytest.approx(0.5)
         assert 1 in layer.layouts["e"].sizes()
-
-
-def test_equal_loads_are_no_loads() -> None:
-    torch.manual_seed(0)
-    module = Loss(Experts(chosen=2))
-    plans = {
-        compiled(module, 6, 2, "dispatch", loads).plan.to_json()
-        for loads in (None, {"inner": [0.2] * 5})
-    }
-    assert len(plans) == 1
-
-
-@pytest.mark.parametrize(("chosen", "owned"), [(1, [0, 3]), (2, [1, 2]), (3, [0])])
-def test_the_expected_share_of_rows(chosen: int, owned: list[int]) -> None:
-    """One choice is as its load says; the most loaded expert's tokens all come."""
-    loads = (0.3, 0.1, 0.2, 0.15, 0.25)
-    pieces = [(expert, 1) for expert in owned]
-    share = Dispatch("t", "e", chosen, 0, 0, loads=loads).share(pieces, 5)
-    load = sum(loads[expert] for expert in owned)
-    if chosen == 1:
-        assert share == pytest.approx(load)
-    assert chosen * max(loads[expert] for expert in owned) <= share + 1e-12
-    assert share <= min(1.0, chosen * load) + 1e-12
-    whole = Dispatch("t", "e", chosen, 0, 0, loads=loads).share([(0, 5)], 5)
-    assert whole == pytest.approx(1.0)
 
 
 def test_what_is_shown_names_the_loads(capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,39 +119,20 @@ def test_a_saved_plan_keeps_the_loads(tmp_path: Path) -> None:
     assert loaded.evaluation.load_s == program.evaluation.load_s
 
 
-@pytest.mark.parametrize(
-    ("cut", "refusal"),
-    [
-        ("ep:1,1,1,1|1,1,1", "does not fit size 8 over 4 parts"),
-        ("ep:1,1,1,1|1,1,1,0", "does not fit size 8 over 4 parts"),
-        ("ep:4,4,0,0", "is cut into parts of 4,4,0,0 over ep; every part must have at least 1"),
-        ("ep:1,-1,4,4", "is not like 'tp'"),
-    ],
-)
-def test_an_edited_plan_must_place_each_expert_once(cut: str, refusal: str) -> None:
-    program = skewed()
-    text, count = re.subn(r'"e": "ep:[^"]*"', f'"e": "{cut}"', program.plan.to_json())
-    assert count == 2
-    with pytest.raises((PlanError, ConstraintError, ValueError), match=re.escape(refusal)):
-        resolve(program.graph, Plan.from_json(text))
-
-
 WRONG: Mapping[str, tuple[Any, str]] = {
-    "no such name": ({"inner.ip": [1] * 5}, "no layer of experts has .*; did you mean 'inner.up'"),
-    "too few": ({"*": [1, 2]}, r"2 numbers for a layer of 5 experts \('/inner/experts'\)"),
-    "too much": ({"inner": [9, 1, 1, 1, 1]}, "expert 0 of .* has 0.692 of the choices; .* 1/2 of"),
-    "negative": ({"inner": [-1, 1, 1, 1, 1]}, r"constraints loads 'inner': \[-1, .* not a list of"),
-    "nothing": ({"inner": [0] * 5}, "is not a list of numbers of at least 0"),
-    "no list": ({"inner": 3}, "3 is not a list"),
+    "negative": ({"e": [-1, 1]}, r"constraints loads 'e': \[-1, 1\] is not a list of numbers"),
+    "nothing": ({"e": [0, 0]}, "of at least 0, one for each expert and not all of them 0"),
+    "no list": ({"e": 3}, "3 is not a list"),
+    "text": ({"e": ["x"]}, "'x'.* is not a list"),
     "no table": ([1, 2], r"\[loads\] is a table of names"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_loads_that_no_layer_can_have_are_refused(case: str) -> None:
+def test_malformed_loads_are_refused(case: str) -> None:
     loads, refusal = WRONG[case]
-    with pytest.raises((LoadsError, ConstraintError), match=refusal):
-        compiled(Loss(Experts(chosen=2)), 6, 2, "ep", loads)
+    with pytest.raises(ConstraintError, match=refusal):
+        Constraints.of({"loads": loads})
 
 
 def test_a_model_without_experts_has_no_loads() -> None:

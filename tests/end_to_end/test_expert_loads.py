@@ -52,7 +52,6 @@ CASES: Mapping[str, tuple[int, int, str, dict[str, int], list[int], int]] = {
     "2": (6, 1, "dispatch", {"ep": 2}, [5, 4, 1, 1, 1], 6),
     "3": (7, 2, "dispatch", {"ep": 3}, [4, 3, 1, 1, 1], 4),
     "3 gathered": (7, 2, "ep", {"ep": 3}, [4, 3, 1, 1, 1], 4),
-    "5": (11, 2, "dispatch", {"ep": 5}, [9, 9, 1, 1, 6, 1, 1, 1, 1], 9),
     "dp": (7, 1, "dp+dispatch", {"dp": 2, "ep": 3}, [2, 1, 1, 1, 1], 2),
 }
 

@@ -55,12 +55,14 @@ def _refine(classes: list[int], labels: Mapping[int, Hashable]) -> None:
 
 
 def _local_sizes(placed: Sequence[PlacedNode]) -> Iterator[Mapping[int, Hashable]]:
-    """Local size of every cut dim and loop on each device of its group; work of rising loops."""
+    """Local size of every cut dim and loop on each device of its group; work of uneven nodes."""
     cuts: dict[tuple[DeviceMesh, DimLayout], None] = {}
-    rising: dict[tuple[DeviceMesh, DimLayout], None] = {}
     for node in placed:
-        if node.rule is not None and node.rule.rising in node.layouts:
-            rising.setdefault((node.mesh, node.layouts[node.rule.rising]))
+        if node.rule is not None and node.rule.is_uneven(node.layouts):
+            yield {
+                device: node.rule.work(node.layouts, node.mesh, point)
+                for device, point in node.mesh.coords()
+            }
         cuts.setdefault((node.mesh, DimLayout.whole(1)))
         for layout in node.layouts.values():
             cuts.setdefault((node.mesh, layout))
@@ -70,12 +72,6 @@ def _local_sizes(placed: Sequence[PlacedNode]) -> Iterator[Mapping[int, Hashable
                     cuts.setdefault((at.mesh, dim))
     for mesh, layout in cuts:
         yield {device: layout.local_size(mesh, point) for device, point in mesh.coords()}
-    for mesh, layout in rising:
-        parts = {device: layout.pieces(mesh, point) for device, point in mesh.coords()}
-        yield {
-            device: sum(length * (2 * start + length) for start, length in pieces)
-            for device, pieces in parts.items()
-        }
 
 
 def _dispatches(placed: Sequence[PlacedNode], cluster: Cluster) -> Iterator[Mapping[int, Hashable]]:

@@ -71,21 +71,26 @@ def node_estimates(
     if is_free(placed):
         return dict.fromkeys(placed.mesh.devices if devices is None else devices, _FREE)
     known: dict[tuple[tuple[int, ...], DeviceSpec, float], Estimate] = {}
-    rises = placed.rule is not None and placed.rule.rising in placed.layouts
+    uneven = placed.rule is not None and placed.rule.is_uneven(placed.layouts)
     estimates = {}
     for (device, point), sizes in zip(placed.mesh.coords(), _cut_sizes(placed), strict=True):
         if devices is not None and device not in devices:
             continue
         spec = cluster.devices[device]
         flops = (
-            local_flops(graph, placed, point) if rises or (sizes, spec, 0.0) not in known else 0.0
+            local_flops(graph, placed, point) if uneven or (sizes, spec, 0.0) not in known else 0.0
         )
-        key = (sizes, spec, flops if rises else 0.0)
+        key = (sizes, spec, flops if uneven else 0.0)
         if key not in known:
             moved = local_moved_bytes(graph, placed, point)
-            shape = partial(shape_at, point)
+            rule, shape = placed.rule, partial(shape_at, point)
+            popularity = (
+                1.0 if rule is None else rule.popularity(placed.layouts, placed.mesh, point)
+            )
             known[key] = kernel_estimate(
-                graph, placed, spec, flops, moved, shape, in_parts=in_parts
+                *(graph, placed, spec, flops, moved, shape),
+                in_parts=in_parts,
+                popularity=popularity,
             )
         estimates[device] = known[key]
     return estimates
@@ -145,6 +150,7 @@ def kernel_estimate(
     local_shape: LocalShape,
     *,
     in_parts: bool | None = None,
+    popularity: float = 1.0,
 ) -> Estimate:
     """Seconds of a node's part on a device: by the device's profile, or else by its rates.
 
@@ -153,6 +159,7 @@ def kernel_estimate(
         moved_bytes: Bytes that the part reads and writes.
         local_shape: Shapes of the parts of the operands and results.
         in_parts: As of `node_seconds`.
+        popularity: `Rule.popularity` of the part. Measured seconds are those of an average one.
     """
     dtype = compute_dtype(graph, placed)
     profile = spec.profile
@@ -164,7 +171,9 @@ def kernel_estimate(
     known = [estimate for estimate in estimates if estimate is not None]
     if not known:
         return _by_rates(placed, flops, moved_bytes, dtype, spec)
-    return min(known, key=lambda estimate: estimate.seconds)
+    least = min(known, key=lambda estimate: estimate.seconds)
+    is_measured = least.source == "measured"
+    return replace(least, seconds=least.seconds * popularity) if is_measured else least
 
 
 def _by_rates(

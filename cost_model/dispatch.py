@@ -1,7 +1,8 @@
 """Messages inside of nodes whose devices send each other iterations (`ir.dispatch`).
 
-How many go to a device is known at run time: counted are those that are expected if all choices are
-equally likely. Three all-to-alls: counts, rows, and results.
+How many go to a device is known at run time: counted are those that are expected by the loads of
+what rows choose or, if they are not known, if all choices are equally likely. Three all-to-alls:
+counts, rows, and results.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def dispatch_comms(placed: PlacedNode) -> Iterator[Comm]:
         points = {device: mesh.coord(device) for device in group}
         has = {device: rows.local_size(mesh, point) for device, point in points.items()}
         shares = {
-            device: dispatch.share(owners.local_size(mesh, point), owners.size)
+            device: dispatch.share(owners.pieces(mesh, point), owners.size)
             for device, point in points.items()
         }
         pairs = [(source, target) for source in group for target in group if source != target]

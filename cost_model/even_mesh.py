@@ -28,9 +28,10 @@ from partitioner.cost_model.compute import is_free, kernel_estimate, moved_bytes
 from partitioner.cost_model.dispatch import COUNT_BYTES, dispatch_s
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.reshard import Hop, PricedComm, Reshard, Resharder, overlap_share
+from partitioner.ir.dispatch import Dispatch
 from partitioner.ir.exchange import intersect
 from partitioner.ir.graph import Graph
-from partitioner.ir.layout import DimLayout, Placement
+from partitioner.ir.layout import DimLayout, Interval, Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.plan import PlacedNode
@@ -100,7 +101,7 @@ class EvenMesh:
             return inside_s + self._dispatch_seconds(placed)
         if is_free(placed):
             return 0.0
-        rule = placed.rule
+        rule, popularity = placed.rule, 1.0
         if rule is None:
             flops = estimated_flops(graph, placed.node)
         else:
@@ -110,9 +111,14 @@ class EvenMesh:
             if rule.rising in placed.layouts:  # the last device has the most to do
                 part, size = sizes[rule.rising], rule.factors[rule.rising].size
                 flops *= rule.steepness([(size - part, part)])
+            popularity = self._popularity(placed)
+            flops *= popularity
         moved = moved_bytes(graph, placed, self.local_bytes)
         spec = self.cluster.devices[self.device]
-        return kernel_estimate(graph, placed, spec, flops, moved, self._local_shape).seconds
+        shape = self._local_shape
+        return kernel_estimate(
+            graph, placed, spec, flops, moved, shape, popularity=popularity
+        ).seconds
 
     def _dispatch_seconds(self, placed: PlacedNode) -> float:
         """Seconds of what the device sends inside of a node; see `dispatch.dispatch_seconds`."""
@@ -120,13 +126,29 @@ class EvenMesh:
         dispatch = placed.rule.dispatch
         assert dispatch is not None
         rows, owners = placed.layouts[dispatch.rows], placed.layouts[dispatch.owners]
-        share = dispatch.share(self.local_size(owners), owners.size)
+        share = dispatch.share(self._busiest(dispatch, placed), owners.size)
         moved = self.local_size(rows) * share
         sizes = moved * dispatch.there_bytes, moved * dispatch.back_bytes
         ranks = self.line(frozenset(placed.sent))
         return sum(
             dispatch_s(ranks, nbytes, self.cluster)[self.device] for nbytes in (COUNT_BYTES, *sizes)
         )
+
+    def _popularity(self, placed: PlacedNode) -> float:
+        """`Rule.popularity` of the busiest device."""
+        dispatch = placed.rule.dispatch if placed.rule is not None else None
+        owners = placed.layouts.get(dispatch.owners) if dispatch is not None else None
+        if dispatch is None or owners is None or not dispatch.loads:
+            return 1.0
+        load = dispatch.load(self._busiest(dispatch, placed), owners.size)
+        return load * self.mesh.size(owners.axes)
+
+    def _busiest(self, dispatch: Dispatch, placed: PlacedNode) -> tuple[Interval]:
+        """The part of the owners of a node with the largest load, all parts being of one size."""
+        owners = placed.layouts[dispatch.owners]
+        part = self.local_size(owners)
+        parts = ((start, part) for start in range(0, owners.size, part))
+        return (max(parts, key=lambda at: dispatch.load([at], owners.size)),)
 
     def _local_shape(self, at: Placement) -> tuple[int, ...]:
         if not at.mesh.axes:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from partitioner.ir.graph import Attr, Graph, Node, Opaque
+from partitioner.ir.graph import LOADS, Attr, Graph, Node, Opaque
 from partitioner.ir.layout import Placement
 from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.plan import PlacedNode
@@ -136,7 +136,7 @@ def form_of(
     """
     node = placed.node
     row = row_of(node)
-    attrs = {**node.attrs}
+    attrs = {name: attr for name, attr in node.attrs.items() if name != LOADS}
     if row is not None and row.in_place is not None:
         stored = next(at for at in placed.outs if at is not None)
         attrs["cut"] = bool(stored.sharding.axes) or (in_parts and trains(node))

@@ -3,13 +3,16 @@
 A node of rows and of owners, as a layer of tokens and of experts, may have both cut over the same
 axis. Then each device has its rows, and meets those of all devices of the axis that chose what it
 owns: they are sent to it, and its results for them are sent back. How many a device gets is known
-only at run time.
+only at run time; what is expected follows from the loads of the owners, or from equal ones.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from partitioner.ir.layout import Interval
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Dispatch:
         back_bytes: Bytes of its results on their way back.
         inside: Operands, and results counted behind them, that each device has for the rows of all
             devices of the axis: pending sums over the owners.
+        loads: By owner, its share of the choices; () if all are chosen equally often.
     """
 
     rows: str
@@ -32,14 +36,32 @@ class Dispatch:
     there_bytes: float
     back_bytes: float
     inside: frozenset[int] = frozenset()
+    loads: tuple[float, ...] = ()
 
-    def share(self, owned: int, count: int) -> float:
-        """Share of the rows that a device that owns `owned` of `count` is expected to be sent.
+    def load(self, owned: Iterable[Interval], count: int) -> float:
+        """Share of the choices that a device is expected to get that owns these of `count`.
 
-        Each row chooses `chosen` of them, all choices being equally likely.
+        >>> Dispatch("t", "e", 1, 0, 0, loads=(0.5, 0.125, 0.25, 0.125)).load([(0, 1), (3, 1)], 4)
+        0.625
+        """
+        if not self.loads:
+            return sum(length for _, length in owned) / count
+        return math.fsum(x for start, length in owned for x in self.loads[start : start + length])
 
-        >>> Dispatch("t", "e", 1, 0, 0).share(2, 8)
+    def share(self, owned: Iterable[Interval], count: int) -> float:
+        """Share of the rows that a device is expected to be sent that owns these of `count`.
+
+        Each row chooses `chosen` different ones. What a device owns counts as so many equally
+        likely ones as have its load; no fewer rows come than choose its most loaded one.
+
+        >>> Dispatch("t", "e", 1, 0, 0).share([(2, 2)], 8)
         0.25
         """
-        chosen = min(self.chosen, count)
-        return 1 - math.comb(count - owned, chosen) / math.comb(count, chosen)
+        pieces, chosen = tuple(owned), min(self.chosen, count)
+        if not self.loads:
+            others = count - sum(length for _, length in pieces)
+            return 1 - math.comb(others, chosen) / math.comb(count, chosen)
+        like = self.load(pieces, count) * count
+        none = math.prod(max(0.0, count - like - i) / (count - i) for i in range(chosen))
+        most = max(x for start, length in pieces for x in self.loads[start : start + length])
+        return min(1.0, max(1 - none, most * chosen))

@@ -22,6 +22,9 @@ from partitioner.ir.types import TensorType
 SMALL_CONSTANT = 4096
 #: Constants of at most this many elements count by content in the digest, larger ones by type.
 DIGEST_CONSTANT = 64
+#: Attribute with the share of the choices that each expert of a layer gets (`ir.loads`): plans
+#: are priced by it, nothing computes with it, and it is no part of the digest.
+LOADS = "loads"
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,9 @@ class Graph:
     def _digest_lines(self) -> Iterator[str]:
         yield json.dumps([self.inputs, self.outputs, sorted(self.opsets.items())])
         for node in self.nodes:
-            attrs = sorted((key, _attr_text(value)) for key, value in node.attrs.items())
+            attrs = sorted(
+                (key, _attr_text(value)) for key, value in node.attrs.items() if key != LOADS
+            )
             yield json.dumps([node.name, node.op, node.inputs, node.outputs, node.captures, attrs])
         if self.backward:
             yield json.dumps(["backward", *sorted(self.backward)])

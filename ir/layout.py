@@ -26,6 +26,8 @@ from partitioner.ir.types import TensorType, dense_bytes
 
 #: Layouts of more segments than this are not offered as strategies.
 MAX_SEGMENTS = 64
+#: Share of the longest part's time that moving an element must save (`loaded_cut`).
+LEAST_GAIN = 0.01
 
 Interval = tuple[int, int]  #: (start, length), elements of one dim.
 Segments = tuple[tuple[int, ...], ...]
@@ -59,6 +61,70 @@ def folded_cut(size: int, parts: int) -> Segments:
         tuple(chunk if part == owner else 0 for part in range(parts))
         for chunk, owner in zip(chunks, owners, strict=True)
     )
+
+
+@lru_cache(maxsize=256)
+def loaded_cut(
+    loads: tuple[float, ...], speeds: tuple[float, ...], *, equal: bool = False
+) -> Segments:
+    """A cut of elements of unlike loads such that the slowest of the parts needs little time.
+
+    It begins with the even cut. As long as this gains `LEAST_GAIN`, an element leaves the part that
+    needs the longest, or changes places with one of another part: so few elements lie elsewhere
+    than in the even cut. No part is left empty, and there are at most `MAX_SEGMENTS` segments.
+
+    Args:
+        loads: Of each element, in any one unit; at least as many as parts.
+        speeds: Of each part, in any one unit; positive.
+        equal: Whether elements change places alone, so that parts keep their sizes.
+
+    >>> loaded_cut((5, 4, 1, 1, 1, 0), (1, 1))
+    ((1, 1), (1, 3))
+    """
+    parts = range(len(speeds))
+    sizes = even_cut(len(loads), len(speeds))
+    owners = [part for part, size in zip(parts, sizes, strict=True) for _ in range(size)]
+    segments = _owned(owners, len(speeds))
+    while (better := _better(owners, loads, speeds, equal=equal)) is not None:
+        try:
+            segments = _owned(better, len(speeds))
+        except LayoutError:
+            break
+        owners = better
+    return segments
+
+
+def _owned(owners: Sequence[int], parts: int) -> Segments:
+    return _canonical(tuple(int(part == owner) for part in range(parts)) for owner in owners)
+
+
+def _better(
+    owners: Sequence[int], loads: Sequence[float], speeds: Sequence[float], *, equal: bool
+) -> list[int] | None:
+    """The owners after the move or the change of places that gains most; None if none gains."""
+    held = [0.0] * len(speeds)
+    for owner, load in zip(owners, loads, strict=True):
+        held[owner] += load
+    seconds = [load / speed for load, speed in zip(held, speeds, strict=True)]
+    busiest = max(range(len(speeds)), key=seconds.__getitem__)
+    own = [i for i, owner in enumerate(owners) if owner == busiest]
+    moves = [(i, part, -1) for i in own for part in range(len(speeds)) if part != busiest]
+    swaps = [(i, owner, j) for i in own for j, owner in enumerate(owners) if owner != busiest]
+    least_s, best = seconds[busiest] * (1 - LEAST_GAIN), None
+    for i, part, j in swaps if equal or len(own) == 1 else (*moves, *swaps):
+        passed = loads[i] - (loads[j] if j >= 0 else 0.0)
+        here_s = (held[busiest] - passed) / speeds[busiest]
+        there_s = (held[part] + passed) / speeds[part]
+        if max(here_s, there_s) < least_s:
+            least_s, best = max(here_s, there_s), (i, part, j)
+    if best is None:
+        return None
+    i, part, j = best
+    after = list(owners)
+    after[i] = part
+    if j >= 0:
+        after[j] = busiest
+    return after
 
 
 def share_cut(size: int, weights: Sequence[float], unit: int = 1) -> tuple[int, ...]:

@@ -308,6 +308,24 @@ class PlacedNode:
         """The axes along which devices send each other iterations inside of the node."""
         return () if self.rule is None else self.rule.dispatched(self.layouts)
 
+    @property
+    def loads(self) -> tuple[float, ...]:
+        """Share of the choices that each part of the owners is known to get, in the parts' order.
+
+        () if that is not known, or they are not cut (see `ir.dispatch`).
+        """
+        dispatch = None if self.rule is None else self.rule.dispatch
+        owners = self.layouts.get(dispatch.owners) if dispatch is not None else None
+        if dispatch is None or not dispatch.loads or owners is None:
+            return ()
+        loads = {
+            self.mesh.linear(owners.axes, point): dispatch.load(
+                owners.pieces(self.mesh, point), owners.size
+            )
+            for _, point in self.mesh.coords()
+        }
+        return tuple(loads[part] for part in range(len(loads)))
+
     def group(self, point: Mapping[str, int]) -> tuple[int, ...]:
         """The devices that send each other iterations with the one at a mesh coordinate, or ().
 

@@ -347,9 +347,31 @@ class Rule:
         layouts = self.inside(layouts, mesh)
         local = self.local_sizes(layouts, mesh, point)
         flops = self.flops_per_point * math.prod(local[name] for name in self.points)
+        return flops * self.work(layouts, mesh, point)
+
+    def is_uneven(self, layouts: Layouts) -> bool:
+        """Whether devices may have unequal work though their parts are of equal sizes."""
+        return self.rising in layouts or self._has_loads(layouts)
+
+    def _has_loads(self, layouts: Layouts) -> bool:
+        """Whether owners are cut whose loads are known."""
+        dispatch = self.dispatch
+        return dispatch is not None and bool(dispatch.loads) and dispatch.owners in layouts
+
+    def work(self, layouts: Layouts, mesh: DeviceMesh, point: Mapping[str, int]) -> float:
+        """FLOPs of an iteration at a mesh coordinate, over those of all on average."""
+        work = self.popularity(layouts, mesh, point)
         if self.rising in layouts:
-            flops *= self.steepness(layouts[self.rising].pieces(mesh, point))
-        return flops
+            work *= self.steepness(layouts[self.rising].pieces(mesh, point))
+        return work
+
+    def popularity(self, layouts: Layouts, mesh: DeviceMesh, point: Mapping[str, int]) -> float:
+        """What a mesh coordinate gets of the choices, over as many owners' share on average."""
+        if self.dispatch is None or not self._has_loads(layouts):
+            return 1.0
+        at = layouts[self.dispatch.owners]
+        count = at.local_size(mesh, point)
+        return self.dispatch.load(at.pieces(mesh, point), at.size) * at.size / max(count, 1)
 
     def steepness(self, pieces: Iterable[Interval]) -> float:
         """FLOPs of an iteration in a part of the rising factor, over those of all on average."""

@@ -171,8 +171,8 @@ def compile(  # noqa: A001 - the public name
 
             shapes: Shapes of an ONNX model's inputs by name.
 
-            constraints: `Constraints`; a mapping with named dims, a layout and pins, as in a file;
-            a plan whose decisions are kept; or the path of such a file.
+            constraints: `Constraints`; a mapping with named dims, a layout, pins and loads of
+            experts, as in a file; a plan whose decisions are kept; or the path of such a file.
 
             plan_only: For an ONNX model: files of its weights may be missing. Their sizes are
             planned; what needs their values raises a FrontendError.

@@ -155,7 +155,8 @@ def open_with(
     values = {name: value for name, value in options.items() if name in names}
     parallel, training = options.get("parallel"), options.get("training", False)
     stored = at_rest(parallel, training=training)
-    source = open_model(model, example_inputs, at_rest=stored, **values)
+    loads = _constraints(options.get("constraints")).loads
+    source = open_model(model, example_inputs, at_rest=stored, loads=loads, **values)
     in_passes: ModelKind = "training" if training else "inference"
     check_has(parallel, in_passes if isinstance(source, ModuleInput) else "onnx")
     return source

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import combine
 from partitioner.backends.torch.emit import PassGraph, RankGraphs, emit_rank
-from partitioner.backends.torch.operators.sent import SENDING, Steps
+from partitioner.backends.torch.operators.sent import SENDING, Call
 from partitioner.backends.torch.shards import part_of, region_on, whole_of
 from partitioner.backends.torch.values import noted_values
 from partitioner.ir.graph import Graph
@@ -28,8 +28,6 @@ _REDUCE = {"sum": "sum", "product": "prod", "max": "max", "min": "min"}
 Values = dict[str, Tensor]
 #: Shows a rank's node and its result.
 Observe = Callable[[int, fx.Node, object], None]
-#: A collective that a rank waits in: the operator, its arguments, the group's name.
-Call = tuple[Any, tuple[Any, ...], str]
 #: A rank's pass: yields a collective, is sent its result, and returns the pass's results.
 Run = Generator[Call, Any, Sequence[Tensor]]
 
@@ -215,7 +213,7 @@ def _interpret(
         elif node.target in _COLLECTIVES:
             values[node] = yield (node.target, args, args[-1])
         elif node.target in SENDING:
-            values[node] = yield from _in_lockstep(SENDING[node.target](*args, **kwargs))
+            values[node] = yield from SENDING[node.target](*args, **kwargs)
         elif node.target is c10d.wait_tensor.default:
             values[node] = args[0]
         else:
@@ -224,18 +222,6 @@ def _interpret(
         for dead in last_reads.get(node, ()):
             values.pop(dead, None)
     raise AssertionError("a graph without outputs")
-
-
-def _in_lockstep(steps: Steps) -> Generator[Call, Any, tuple[Tensor, ...]]:
-    """An operator in which ranks send each other rows, each exchange as a collective."""
-    answer: Any = None
-    while True:
-        try:
-            exchange = steps.send(answer)
-        except StopIteration as stop:
-            results: tuple[Tensor, ...] = stop.value
-            return results
-        answer = yield c10d.all_to_all_single.default, exchange, exchange[-1]
 
 
 def _last_reads(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:

@@ -49,7 +49,7 @@ def plan(
         option(
             None,
             "FILE",
-            "Decisions to keep: named dims and pins (TOML), or a plan (JSON).",
+            "Named dims, pins and loads of experts (TOML), or a plan (JSON).",
             panel=SEARCH,
         ),
     ] = None,

@@ -16,6 +16,7 @@ from typing import Any
 
 from partitioner.files import ResultError
 from partitioner.frontends.torch.options import AtRest
+from partitioner.ir.loads import Loads
 from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan, PlanError, trial_of
 
 SOURCE_VERSION = 1
@@ -66,6 +67,7 @@ class ModuleRequest:
         training: Whether the backward pass was planned too.
         optimizer: The optimizer whose memory was counted.
         at_rest: As of `ModuleOptions`.
+        loads: As of `ModuleOptions`.
     """
 
     file: Path | None
@@ -76,6 +78,7 @@ class ModuleRequest:
     training: bool
     optimizer: str
     at_rest: AtRest
+    loads: Loads = ()
 
     def write(self, folder: Path, final: Path) -> None:
         """Write `request.json` into `folder`, which will be moved to `final`."""
@@ -108,7 +111,7 @@ def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
         return _onnx_request(folder, data)
     if kind != "module":
         raise ResultError(f"{folder}: request.json has kind = {_shown(kind)}")
-    data = {"at_rest": "", **data}  # older folders have no such field
+    data = {"at_rest": "", "loads": [], **data}  # older folders have no such fields
     _check_fields(folder, "request.json", data, _MODULE)
     return ModuleRequest(
         _path(folder, data["file"]),
@@ -119,6 +122,7 @@ def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
         data["training"],
         data["optimizer"],
         data["at_rest"],
+        tuple((pattern, tuple(map(float, numbers))) for pattern, numbers in data["loads"]),
     )
 
 
@@ -242,6 +246,14 @@ def _are_ranges(value: Any) -> bool:
     return _list_of(_is_size)(value) and len(value) % 2 == 0
 
 
+def _are_loads(value: Any) -> bool:
+    """Whether a value is a pattern and a number for each expert, of which one is more than 0."""
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    pattern, numbers = value
+    return _is_text(pattern) and _list_of(_is_figure)(numbers) and any(numbers)
+
+
 def _list_of(is_valid: Check) -> Check:
     return lambda value: isinstance(value, list) and all(map(is_valid, value))
 
@@ -317,6 +329,7 @@ _MODULE: Mapping[str, Check] = {
     **dict.fromkeys(("file", "factory", "folder", "graph_digest", "call", "optimizer"), _is_text),
     "training": lambda value: type(value) is bool,
     "at_rest": _one_of("", "zero1", "zero2", "zero3"),
+    "loads": _list_of(_are_loads),
 }
 _ONE_DEVICE: Mapping[str, Check] = {
     **dict.fromkeys(("device", "held_bytes", "limit_bytes"), _is_size),

@@ -101,6 +101,7 @@ class ModuleModel(Model):
             options.training,
             options.optimizer,
             options.at_rest,
+            options.loads,
         ).write(folder, final)
 
     def emit(self, programs: Programs, plan: Plan) -> ModuleRanks:

@@ -137,7 +137,7 @@ def _load_module(
     source = ModuleSource(request.file, request.factory, request.folder)
     opened, example = _open(folder, source, module, example_inputs)
     plan = load_plan(folder)
-    options = ModuleOptions(request.training, request.optimizer, request.at_rest)
+    options = ModuleOptions(request.training, request.optimizer, request.at_rest, request.loads)
     traced = (
         trace_module(opened, example, options)
         if plan.pipeline is None

@@ -20,6 +20,7 @@ from partitioner.frontends.torch.source import Example, ModuleSource
 from partitioner.ir.checks import is_a, is_whole
 from partitioner.ir.errors import OptionError, typed
 from partitioner.ir.graph import Graph
+from partitioner.ir.loads import Loads
 
 if TYPE_CHECKING:
     import onnx
@@ -155,6 +156,7 @@ def open_model(
     training: bool = False,
     optimizer: str = "adamw",
     at_rest: AtRest = "",
+    loads: Loads = (),
     recompute: bool | str = "auto",
     plan_only: bool = False,
     dims: Mapping[str, int] | None = None,
@@ -181,10 +183,14 @@ def open_model(
         }
         for name in (name for name, value in of_modules.items() if value):
             raise OptionError(f"{name} is for PyTorch modules; the model is {_described(model)}")
+        if loads:
+            raise OptionError(
+                f"loads {loads[0][0]!r}: no layer of experts of an ONNX model is one operator"
+            )
         return OnnxInput(model, dims or {}, shapes or {}, plan_only)
     if dims or shapes:
         raise OptionError("dims and shapes are for ONNX models: give example inputs instead")
-    options = ModuleOptions(training, optimizer, at_rest=at_rest)
+    options = ModuleOptions(training, optimizer, at_rest, loads)
     if recompute is True and not training:
         raise OptionError("recompute is for training: inference keeps nothing")
     return ModuleInput(*opened, options)

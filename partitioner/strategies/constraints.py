@@ -24,13 +24,17 @@
     batch = "dp"
     hidden = "tp"
 
+    [loads]                   # tokens that each expert of a layer gets, in any one unit
+    "*.mlp.experts" = [510, 90, 120, 304]
+
 A pin leaves only the strategies that honour it, and so does a layout of every operator that has a
 loop which is the dim; the rest is solved. A plan pins each node that it
-lists to the decision it has there.
+lists to the decision it has there. Loads bind nothing: plans are priced by them.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections import defaultdict
@@ -44,6 +48,7 @@ from typing import Any
 from partitioner.ir.errors import PartitionerError, did_you_mean
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Sharding
+from partitioner.ir.loads import Loads
 from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.plan import PlacedNode, Plan, PlanError, check_graph, resolve_node
 
@@ -54,6 +59,7 @@ _FORMS = {
     "devices": "a list of different devices, like [0, 1]",
     **dict.fromkeys(("replicate", "cut"), "true"),
 }
+_TABLES = ("pin", "dims", "layout", "loads")
 _KEYS = {"nodes", "op", "device", "devices", "tensor", "dim", "axis", "replicate", "cut"}
 
 
@@ -170,6 +176,8 @@ class Constraints:
 
     `named` has named dims and the axes that they lie over; on a graph, `along` has the demands that
     `strategies.named_dims` makes of them.
+    `loads` has, by pattern of weights, nodes or modules, a number for each expert of such layers;
+    they are no constraint, and a trace gives them to its graph (`ir.loads`).
     `busy` has, by mesh axis, nodes that are cut over the axis if any of their strategies is: along
     the factors named or, if none of their strategies is or none are named, along any.
     """
@@ -179,6 +187,7 @@ class Constraints:
     busy: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict)
     named: NamedDims | None = None
     along: tuple[Along, ...] = ()
+    loads: Loads = ()
 
     @property
     def bound(self) -> bool:
@@ -206,7 +215,8 @@ class Constraints:
             raise ConstraintError(f"constraints {path}: {error.strerror or error}") from None
         except UnicodeDecodeError:
             raise ConstraintError(
-                f"constraints {path}: no text; give named dims and pins (TOML) or a plan (JSON)"
+                f"constraints {path}: no text; give named dims, pins and loads (TOML) or a plan "
+                "(JSON)"
             ) from None
         except (ValueError, RecursionError) as error:  # no TOML, or nested too deep
             raise ConstraintError(f"constraints {path}: {error}") from None
@@ -219,7 +229,7 @@ class Constraints:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Constraints:
-        """The constraints that a mapping says, as a file does: "dims" and "layout", "pin", or both.
+        """The constraints that a mapping says, as a file does: "dims" and "layout", "pin", "loads".
 
         >>> Constraints.of({"dims": {"batch": "x.0"}, "layout": {"batch": "dp"}}).named.layout
         {'batch': ('dp',)}
@@ -232,11 +242,11 @@ class Constraints:
     @classmethod
     def _of(cls, data: Mapping[str, Any], where: str, short: str) -> Constraints:
         entries = data.get("pin", [])
-        unknown = sorted(set(data) - {"pin", "dims", "layout"})
+        unknown = sorted(set(data) - set(_TABLES))
         if unknown:
             raise ConstraintError(
-                f"{where}: only [[pin]] tables, [dims] and [layout] are known, found {unknown}"
-                f"{did_you_mean(unknown[0], ('pin', 'dims', 'layout'))}"
+                f"{where}: only [[pin]] tables, [dims], [layout] and [loads] are known, found "
+                f"{unknown}{did_you_mean(unknown[0], _TABLES)}"
             )
         if not isinstance(entries, list):
             raise ConstraintError(f"{where}: pin = {entries!r}; write each pin as a [[pin]] table")
@@ -245,7 +255,7 @@ class Constraints:
             named = NamedDims.of(data.get("dims", {}), data.get("layout", {}), short)
         numbered = enumerate(entries, 1)
         pins = tuple(_pin(entry, f"{short} pin {number}") for number, entry in numbered)
-        return cls(pins, named=named)
+        return cls(pins, named=named, loads=_loads(data.get("loads", {}), short))
 
     @classmethod
     def placed(cls, placement: Mapping[str, int | Sequence[int]]) -> Constraints:
@@ -451,6 +461,26 @@ def _table(table: Any, source: str) -> Iterable[tuple[str, Any]]:
     if not isinstance(table, Mapping) or not all(isinstance(name, str) for name in table):
         raise ConstraintError(f"{source}: [dims] and [layout] are tables of names, not {table!r}")
     return table.items()
+
+
+def _loads(table: Any, source: str) -> Loads:
+    """Loads by pattern.
+
+    Raises:
+        ConstraintError: They are no lists of numbers, or there is none above 0.
+    """
+    if not isinstance(table, Mapping) or not all(isinstance(name, str) for name in table):
+        raise ConstraintError(f"{source}: [loads] is a table of names, not {table!r}")
+    for name, numbers in table.items():
+        are_numbers = isinstance(numbers, list | tuple) and all(
+            type(number) in (int, float) and 0 <= number < math.inf for number in numbers
+        )
+        if not are_numbers or not any(numbers):
+            raise ConstraintError(
+                f"{source} loads {name!r}: {numbers!r} is not a list of numbers of at least 0, one "
+                "for each expert and not all of them 0"
+            )
+    return tuple((name, tuple(map(float, numbers))) for name, numbers in table.items())
 
 
 def _words(value: Any, where: str) -> tuple[str, ...]:

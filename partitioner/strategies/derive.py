@@ -17,7 +17,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.layout import DimLayout, LayoutError, Sharding, folded_cut, share_cut
+from partitioner.ir.layout import (
+    DimLayout,
+    LayoutError,
+    Sharding,
+    folded_cut,
+    loaded_cut,
+    share_cut,
+)
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.parts import Parts
@@ -176,10 +183,13 @@ class ClassCuts:
         """The balanced cuts of a class, and the one in proportion to speed if it differs.
 
         A factor along which the work rises is also cut so that each part has a chunk from either
-        end. By speed, the factors of a class are cut in proportion to each other, as far as they
-        have a common divisor of at least one unit a part.
+        end; one whose elements have loads is also cut into parts of like loads, once of any sizes
+        and once of equal ones. By speed, the factors of a class are cut in proportion to each
+        other, as far as they have a common divisor of at least one unit a part.
         """
         sizes = {name: rule.factors[name].size for name in link}
+        if rule.dispatch is not None and rule.dispatch.loads and link == (rule.dispatch.owners,):
+            return self._by_load(rule.dispatch.owners, rule.dispatch.loads, axes)
         even = {name: self._even(size, axes) for name, size in sizes.items()}
         if all(self._by_speed(size, axes) == even[name] for name, size in sizes.items()):
             parts = self.mesh.size(axes)
@@ -223,6 +233,18 @@ class ClassCuts:
 
     def _even(self, size: int, axes: Axes) -> DimLayout:
         return DimLayout.even(size, axes, self.mesh)
+
+    def _by_load(self, name: str, loads: tuple[float, ...], axes: Axes) -> tuple[ClassCut, ...]:
+        """The even cut, and those by loads that differ from it."""
+        parts, size = self.mesh.size(axes), len(loads)
+        cuts = [self._even(size, axes)]
+        if size >= parts:
+            weights = (1.0,) * parts
+            if self.speeds is not None:
+                weights = _weights(self.mesh, axes, self.speeds)
+            by_load = (loaded_cut(loads, weights, equal=equal) for equal in (False, True))
+            cuts += [DimLayout.cut(axes, segments) for segments in by_load]
+        return tuple({name: cut} for cut in dict.fromkeys(cuts))
 
     def _by_speed(self, size: int, axes: Axes, unit: int = 1) -> DimLayout:
         """In proportion to speed; balanced if speeds are equal or there are too few elements."""

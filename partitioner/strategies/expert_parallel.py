@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from partitioner.ir.graph import Graph, Node
+from partitioner.ir.layout import DimLayout
+from partitioner.ir.loads import factor_of, origins
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.rule import FactorKind, Rule
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
@@ -47,13 +50,32 @@ def expert_constraints(asked: Asked) -> Constraints:
     data = DATA.constraints(asked)
     pins = [pin for pin in data.pins if pin.tensor not in values]
     for value, weight in values.items():
-        pins.append(Pin(f"parallel ep: experts {weight!r}", tensor=value, axis=axis, dim=0))
+        pins += _pins(graph, value, f"parallel ep: experts {weight!r}", axis, size)
     layers = {node.name for value in values for node in graph.consumers[value]}
     busy = {
         over: {name: factors for name, factors in nodes.items() if name not in layers}
         for over, nodes in data.busy.items()
     }
     return replace(data, pins=tuple(pins), busy=busy)
+
+
+def _pins(graph: Graph, value: str, text: str, axis: str, size: int) -> Iterator[Pin]:
+    """Pins of weights of experts: cut along their first dim where they are used, and stored so.
+
+    What is stored is cut as `torch.chunk` does. If that gives some device fewer experts than an
+    even cut, as of 6 experts on 5 devices, another dim is cut there, or any as the search likes.
+    """
+    mesh = DeviceMesh.of({axis: size})
+    fits = [
+        length >= size and DimLayout.even(length, (axis,), mesh).is_chunked
+        for length in graph.types[value].shape
+    ]
+    if fits[0] or value not in graph.producers or not _is_stored(graph, value):
+        yield Pin(text, tensor=value, axis=axis, dim=0)
+        return
+    yield Pin(text, tensor=value, axis=axis, dim=0, side="read")
+    if any(fits):
+        yield Pin(text, tensor=value, axis=axis, cut=True, side="made")
 
 
 def dispatch_constraints(asked: Asked) -> Constraints:
@@ -91,7 +113,7 @@ def expert_values(graph: Graph) -> Mapping[str, str]:
                 and graph.types[value].rank >= 3
                 and _chosen(graph, node, rule, index, choices)
             ):
-                chain = list(_origins(graph, rules, value))
+                chain = list(origins(graph, value))
                 if _is_stored(graph, chain[-1]):
                     values.update(dict.fromkeys(chain, chain[-1]))
     return values
@@ -100,7 +122,7 @@ def expert_values(graph: Graph) -> Mapping[str, str]:
 def _chosen(graph: Graph, node: Node, rule: Rule, index: int, choices: frozenset[int]) -> bool:
     """Whether tokens meet what was chosen for them of the first dim of an operand."""
     dims = rule.operands[index]
-    if not dims or not (name := _factor(dims[0])):
+    if not dims or not (name := factor_of(dims[0])):
         return False
     factor = rule.factors[name]
     others = [
@@ -130,20 +152,6 @@ def _choices(graph: Graph, rules: Mapping[str, Rule | str]) -> Iterator[int]:
                 )
 
 
-def _origins(graph: Graph, rules: Mapping[str, Rule | str], value: str) -> Iterator[str]:
-    """A value, and those whose first dim it has, through views and casts."""
-    yield value
-    while (node := graph.producers.get(value)) is not None and len(node.reads) == 1:
-        rule = rules[node.name]
-        if not isinstance(rule, Rule) or rule.flops_per_point or not rule.operands[0]:
-            return
-        (before, *_), result = rule.operands[0], rule.results[node.outputs.index(value)]
-        if not result or before != result[0] or not _factor(before):
-            return
-        value = node.reads[0]
-        yield value
-
-
 def _is_stored(graph: Graph, value: str) -> bool:
     """Whether a value is a constant, or kept from step to step."""
     if value in graph.constants:
@@ -151,8 +159,3 @@ def _is_stored(graph: Graph, value: str) -> bool:
     node = graph.producers.get(value)
     row = row_of(node) if node is not None else None
     return row is not None and row.stored
-
-
-def _factor(expr: tuple[tuple[str, ...], ...]) -> str:
-    """The factor that a dim is; "" of a compound or a sum."""
-    return expr[0][0] if len(expr) == 1 and len(expr[0]) == 1 else ""

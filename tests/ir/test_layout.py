@@ -16,6 +16,7 @@ from partitioner.ir.layout import (
     Sharding,
     concat,
     even_cut,
+    loaded_cut,
     product,
     share_cut,
     split,
@@ -332,3 +333,45 @@ def test_windows_are_no_part_of_a_compound_or_a_sum() -> None:
         concat([halo, DimLayout.whole(2)])
     with pytest.raises(LayoutError, match=r"a dim of windows tp:0\.\.4,2\.\.5 has no consecutive"):
         split(halo, [2, 3])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    st.lists(st.integers(0, 40), min_size=5, max_size=24),
+    st.lists(st.integers(1, 3), min_size=2, max_size=5),
+    st.booleans(),
+)
+def test_cuts_by_load_are_no_slower_than_even_ones(
+    loads: list[int], speeds: list[int], equal: bool
+) -> None:
+    parts = len(speeds)
+    mesh = DeviceMesh.of({"tp": parts})
+    segments = loaded_cut(tuple(map(float, loads)), tuple(map(float, speeds)), equal=equal)
+    cut, even = DimLayout.cut(("tp",), segments), DimLayout.even(len(loads), ("tp",), mesh)
+
+    def slowest(layout: DimLayout) -> float:
+        held = [layout.pieces(mesh, {"tp": part}) for part in range(parts)]
+        owned = sorted(i for pieces in held for start, n in pieces for i in range(start, start + n))
+        assert owned == list(range(len(loads)))
+        return max(
+            sum(sum(loads[start : start + n]) for start, n in pieces) / speed
+            for pieces, speed in zip(held, speeds, strict=True)
+        )
+
+    assert slowest(cut) <= slowest(even)
+    assert min(cut.sizes()) > 0
+    if equal:
+        assert cut.sizes() == even.sizes()
+
+
+def test_cuts_by_load_move_few_elements() -> None:
+    assert loaded_cut((1.0,) * 6, (1.0, 1.0)) == ((3, 3),)
+    assert loaded_cut((1.0,) * 6, (2.0, 1.0)) == ((4, 2),)
+    assert loaded_cut((4.0, 3.0, 1.0, 1.0, 1.0), (1.0,) * 3) == ((1, 0, 1), (0, 2, 1))
+    assert loaded_cut((450, 400, 100, 50), (1, 1)) == ((0, 1), (2, 1))
+
+
+def test_cuts_by_load_have_no_more_segments_than_layouts_may() -> None:
+    loads = tuple(50.0 if i < 40 else 1.0 for i in range(256))
+    segments = loaded_cut(loads, (1.0,) * 16)
+    assert 1 < len(segments) <= MAX_SEGMENTS

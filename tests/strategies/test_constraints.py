@@ -105,7 +105,7 @@ def test_part_of_a_plan_is_kept_and_the_rest_is_free() -> None:
         ("pin = 1", r"pin = 1; write each pin as a \[\[pin\]\] table"),
         (
             "[[pins]]\n",
-            r"\[dims\] and \[layout\] are known, found \['pins'\]; did you mean 'pin'",
+            r"\[dims\], \[layout\] and \[loads\] are known, found \['pins'\]; did you mean 'pin'",
         ),
         (
             "pin = [3]",

@@ -29,8 +29,9 @@ from torch import Tensor
 from partitioner.backends.torch.comms import group_name
 from partitioner.backends.torch.operators.registry import gradient, operator
 from partitioner.backends.torch.operators.sent import (
-    Exchange,
+    Call,
     Steps,
+    all_to_all,
     packed,
     sending,
     unpacked,
@@ -216,39 +217,51 @@ class _Group:
         owners = torch.tensor(self.owners, device=ids.device)[ids]
         return [(owners == rank).any(1).nonzero().squeeze(1) for rank in range(len(self.ranks))]
 
+    def others(self, of_ranks: Sequence[Any]) -> list[Any]:
+        """Those of other ranks."""
+        return [one for rank, one in enumerate(of_ranks) if rank != self.member]
+
     def passed(
-        self, rows: Sequence[Tensor], arriving: Sequence[int]
-    ) -> Generator[Exchange, Tensor, list[Tensor]]:
-        """The rows of bytes that each rank has for this one; its own stay where they are."""
-        width, own = rows[0].shape[1], rows[self.member]
-        leaving = [0 if i == self.member else part.numel() for i, part in enumerate(rows)]
-        awaited = [0 if i == self.member else n * width for i, n in enumerate(arriving)]
-        others = [(own[:0] if part is own else part).reshape(-1) for part in rows]
-        flat = yield torch.cat(others), awaited, leaving, group_name(self.ranks)
-        got = [part.view(-1, width) for part in torch.split(flat, awaited)]
-        return [own if i == self.member else part for i, part in enumerate(got)]
+        self, flat: Tensor, width: int, arriving: Sequence[int], leaving: Sequence[int]
+    ) -> Generator[Call, Any, Tensor]:
+        """The bytes that other ranks have for this one, of so many rows: own ones stay here."""
+        awaited, going = (
+            [0 if rank == self.member else count * width for rank, count in enumerate(counts)]
+            for counts in (arriving, leaving)
+        )
+        got: Tensor = yield from all_to_all(flat, awaited, going, group_name(self.ranks))
+        return got
 
     def sent(
         self, layer: _Layer, grads: Sequence[Tensor]
-    ) -> Generator[Exchange, Tensor, tuple[_Layer, list[Tensor], list[Tensor], list[int]]]:
+    ) -> Generator[Call, Any, tuple[_Layer, list[Tensor], list[Tensor], list[int]]]:
         """Send tokens, and gradients of their results, to the ranks that have their experts.
 
-        Returns the layer on the tokens that this rank gets, their gradients, this rank's tokens
-        that went to each, and how many came from each.
+        Returns the layer on the tokens that this rank gets, its own first, their gradients, this
+        rank's tokens that went to each, and how many came from each.
         """
         check_ids(layer.ids, layer.size, "expert")
         device, count = layer.x.device, len(self.ranks)
         places = self.places(device).to(torch.int32).unsqueeze(1)
-        columns = [layer.x, *grads, layer.weights, layer.ids.to(torch.int32), places]
+        narrow = [layer.weights, layer.ids.to(torch.int32), places]
+        bytes_of = [part.contiguous().view(torch.uint8) for part in narrow]
+        columns = [layer.x.contiguous(), *(g.contiguous() for g in grads), torch.cat(bytes_of, 1)]
         leaving = self.leaving(layer.ids)
         numbers = torch.tensor([len(tokens) for tokens in leaving], device=device)
-        counts = yield numbers, [1] * count, [1] * count, group_name(self.ranks)
+        counts = yield from all_to_all(numbers, [1] * count, [1] * count, group_name(self.ranks))
         arriving = counts.tolist()
-        whole = packed(columns)
-        rows = [whole.index_select(0, tokens) for tokens in leaving]
-        got = torch.cat((yield from self.passed(rows, arriving)))
-        x, *others = unpacked(got, [(part.dtype, part.shape[1]) for part in columns])
-        *of_results, weights, ids, at = others
+        like = [(column.dtype, column.shape[1]) for column in columns]
+        flat = packed(columns, self.others(leaving))
+        width = sum(dtype.itemsize * n for dtype, n in like)
+        flat = yield from self.passed(flat, width, arriving, list(map(len, leaving)))
+        own = [column.index_select(0, leaving[self.member]) for column in columns]
+        got = [own, *unpacked(flat, self.others(arriving), like)]
+        x, *of_results, rest = (torch.cat(parts) for parts in zip(*got, strict=True))
+        split = torch.split(rest, [part.shape[1] for part in bytes_of], 1)
+        weights, ids, at = (
+            part.clone(memory_format=torch.contiguous_format).view(one.dtype)
+            for part, one in zip(split, narrow, strict=True)
+        )
         here = replace(layer, x=x, weights=weights, ids=ids.long(), places=at[:, 0].long())
         return here, of_results, leaving, arriving
 
@@ -258,15 +271,26 @@ class _Group:
         leaving: Sequence[Tensor],
         arriving: Sequence[int],
         tokens: int,
-    ) -> Generator[Exchange, Tensor, list[Tensor]]:
+    ) -> Generator[Call, Any, list[Tensor]]:
         """The sums, for this rank's tokens, of what all ranks have computed for them."""
-        rows = torch.split(packed(results), list(arriving))
-        got = yield from self.passed(rows, [len(part) for part in leaving])
+        own = arriving[self.member]
+        came = [part[own:] for part in results]
+        if len(came) == 1:
+            flat = came[0].reshape(-1).view(torch.uint8)
+        else:
+            numbers = torch.arange(len(came[0]), device=came[0].device)
+            flat = packed(came, torch.split(numbers, self.others(arriving)))
         like = [(part.dtype, part.shape[1]) for part in results]
+        width = sum(dtype.itemsize * columns for dtype, columns in like)
+        counts = list(map(len, leaving))
+        flat = yield from self.passed(flat, width, counts, arriving)
         sums = [part.new_zeros((tokens, part.shape[1])) for part in results]
-        for part, sent in zip(got, leaving, strict=True):
-            for total, addend in zip(sums, unpacked(part, like), strict=True):
-                total.index_add_(0, sent, addend)
+        for total, part in zip(sums, results, strict=True):
+            total.index_add_(0, leaving[self.member], part[:own])
+        got = unpacked(flat, self.others(counts), like)
+        for parts, tokens_there in zip(got, self.others(leaving), strict=True):
+            for total, addend in zip(sums, parts, strict=True):
+                total.index_add_(0, tokens_there, addend)
         return sums
 
 

@@ -1,7 +1,7 @@
 """Operators in which the ranks of a group send each other rows.
 
-Such an operator is a generator: it yields an all-to-all and is sent its result. A process drives it
-with torch.distributed; `all_ranks` drives those of all ranks in lock-step.
+Such an operator is a generator: it yields a collective and is sent its result. A process carries
+out each with torch.distributed; `all_ranks` yields those of all ranks in lock-step.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from partitioner.backends.torch.operators.registry import operator
 
 c10d = torch.ops._c10d_functional
 
-#: An all-to-all of a flat tensor: elements that arrive from and leave to each rank, and the group.
-Exchange = tuple[Tensor, list[int], list[int], str]
-Steps = Generator[Exchange, Tensor, tuple[Tensor, ...]]
+#: A collective: the operator, its arguments, the group's name.
+Call = tuple[Any, tuple[Any, ...], str]
+Steps = Generator[Call, Any, tuple[Tensor, ...]]
 #: The generators of the operators, by operator.
 SENDING: dict[Any, Callable[..., Steps]] = {}
 
@@ -40,22 +40,55 @@ def _driven(steps: Steps) -> tuple[Tensor, ...]:
     answer: Any = None
     while True:
         try:
-            exchange = steps.send(answer)
+            collective, arguments, _ = steps.send(answer)
         except StopIteration as stop:
             results: tuple[Tensor, ...] = stop.value
             return results
-        answer = c10d.wait_tensor(c10d.all_to_all_single(*exchange))
+        answer = c10d.wait_tensor(collective(*arguments))
 
 
-def packed(columns: Sequence[Tensor]) -> Tensor:
-    """Tensors of as many rows side by side, as bytes."""
-    return torch.cat([part.contiguous().view(torch.uint8) for part in columns], 1)
+def all_to_all(
+    rows: Tensor, arriving: Sequence[int], leaving: Sequence[int], group: str
+) -> Generator[Call, Any, Tensor]:
+    """What the ranks of a group have for this one of flat tensors: so many elements of each."""
+    call = rows, list(arriving), list(leaving), group
+    result: Tensor = yield c10d.all_to_all_single.default, call, group
+    return result
 
 
-def unpacked(rows: Tensor, like: Sequence[tuple[torch.dtype, int]]) -> list[Tensor]:
-    """The tensors of `packed`, of these types and columns."""
+def packed(columns: Sequence[Tensor], chosen: Sequence[Tensor]) -> Tensor:
+    """The chosen rows of matrices, for one receiver after another, as bytes.
+
+    A receiver's are those of the first matrix, then those of the next one.
+    """
+    size = sum(map(len, chosen)) * sum(column.shape[1] * column.itemsize for column in columns)
+    flat = columns[0].new_empty(size, dtype=torch.uint8)
+    start = 0
+    for rows in chosen:
+        for column in columns:
+            end = start + len(rows) * column.shape[1] * column.itemsize
+            part = flat[start:end]
+            if start % column.itemsize:  # no element of this type may begin here
+                part.copy_(column.index_select(0, rows).view(-1).view(torch.uint8))
+            else:
+                out = part.view(column.dtype).view(len(rows), column.shape[1])
+                torch.index_select(column, 0, rows, out=out)
+            start = end
+    return flat
+
+
+def unpacked(
+    flat: Tensor, counts: Sequence[int], like: Sequence[tuple[torch.dtype, int]]
+) -> list[list[Tensor]]:
+    """The matrices of `packed`, by sender: of so many rows, of these types and columns."""
     widths = [dtype.itemsize * columns for dtype, columns in like]
+    parts = iter(torch.split(flat, [count * width for count in counts for width in widths]))
     return [
-        part.clone(memory_format=torch.contiguous_format).view(dtype)  # begins where a type may
-        for part, (dtype, _) in zip(torch.split(rows, widths, 1), like, strict=True)
+        [_typed(next(parts), dtype).view(count, columns) for dtype, columns in like]
+        for count in counts
     ]
+
+
+def _typed(part: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes as elements of a type, copied if none may begin where they do."""
+    return (part.clone() if part.storage_offset() % dtype.itemsize else part).view(dtype)

@@ -7,10 +7,11 @@ from dataclasses import replace
 from functools import partial
 
 from partitioner.ir.exchange import Intervals, intersect
-from partitioner.ir.graph import Attr
+from partitioner.ir.graph import LOADS, Attr
 from partitioner.ir.ops.local import interval_attrs, same_node
 from partitioner.ir.ops.rules.experts import experts, experts_backward
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
+from partitioner.ir.rule import Rule
 
 
 def _local_experts(view: OpView, local: LocalView, up: int) -> LocalOp:
@@ -51,9 +52,23 @@ def _within(part: Intervals, whole: Intervals) -> Sequence[tuple[int, int]]:
     return places
 
 
+def _loads(view: OpView) -> tuple[float, ...]:
+    loads = view.attr(LOADS, ())
+    assert isinstance(loads, tuple)
+    return tuple(map(float, loads))
+
+
+def _experts(view: OpView) -> Rule:
+    return experts(view, _loads(view))
+
+
+def _experts_backward(view: OpView) -> Rule:
+    return experts_backward(view, [0], _loads(view))
+
+
 ROWS: Mapping[str, OpRow] = {
-    "partitioner::experts": OpRow(experts, partial(_local_experts, up=3), where=True),
+    "partitioner::experts": OpRow(_experts, partial(_local_experts, up=3), where=True),
     "partitioner::experts_backward": OpRow(
-        partial(experts_backward, sums=[0]), partial(_local_experts, up=4), where=True
+        _experts_backward, partial(_local_experts, up=4), where=True
     ),
 }

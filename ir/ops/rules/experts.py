@@ -2,8 +2,8 @@
 
 Loops are tokens t, choices k a token, experts e, channels h and, in each expert, columns (u i): u
 is 2 if the layer is gated. A device that lacks experts adds nothing for their tokens, so that
-results without experts are sums over e, and over i. FLOPs are those of balanced experts: each token
-meets k of them.
+results without experts are sums over e, and over i. FLOPs are those of all experts together: each
+token meets k of them. A device has those of its experts' loads, or of equal ones.
 
 Tokens and experts may be cut over the same axis: tokens, with their ids and weights, are sent to
 the devices that have some of their experts, and partial results are sent back. The first products
@@ -12,7 +12,7 @@ stay where they were computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from partitioner.ir.dispatch import Dispatch
 from partitioner.ir.ops.signature import Signature
@@ -23,7 +23,7 @@ TOKENS, CHOICES, BEFORE = "t h", "t k", ["t", "k", "(u i)"]
 UP, DOWN = ("e", "(u i)", "h"), ("e", "h", "i")
 
 
-def experts(signature: Signature) -> Rule:
+def experts(signature: Signature, loads: Sequence[float] = ()) -> Rule:
     """``t h, t k, t k, e (u i) h, e h i -> t h, t k (u i)``: the result, and the first products."""
     gates = _gates(signature, 0)
     return signature.rule(
@@ -35,11 +35,13 @@ def experts(signature: Signature) -> Rule:
         whole="k h u",
         points="t k e h i",
         flops=2 * (gates["u"] + 1) / max(signature.shape(3)[0], 1),
-        dispatch=_dispatch(signature, 0, tokens=1, inside=6),
+        dispatch=_dispatch(signature, 0, 1, 6, loads),
     )
 
 
-def experts_backward(signature: Signature, sums: Iterable[int] = ()) -> Rule:
+def experts_backward(
+    signature: Signature, sums: Iterable[int] = (), loads: Sequence[float] = ()
+) -> Rule:
     """``t h, (operands), t k (u i) -> t h, t k, e (u i) h, e h i``: gradients of the operands.
 
     Each device has the first products of its own experts, and zeros for others: a sum over e.
@@ -55,11 +57,13 @@ def experts_backward(signature: Signature, sums: Iterable[int] = ()) -> Rule:
         points="t k e h i",
         flops=2 * (2 * gates["u"] + 2) / max(signature.shape(4)[0], 1),
         sums=sums,
-        dispatch=_dispatch(signature, 1, tokens=2, inside=6),
+        dispatch=_dispatch(signature, 1, 2, 6, loads),
     )
 
 
-def _dispatch(signature: Signature, first: int, tokens: int, inside: int) -> Dispatch:
+def _dispatch(
+    signature: Signature, first: int, tokens: int, inside: int, loads: Sequence[float]
+) -> Dispatch:
     """What is sent of a token: so many rows of channels, ids, weights and its place.
 
     Back come a row of channels and, of gradients, those of the weights. Ids and places are int32.
@@ -72,7 +76,7 @@ def _dispatch(signature: Signature, first: int, tokens: int, inside: int) -> Dis
     scales = chosen * item_bytes(weights.dtype)
     there = tokens * row + scales + 4 * (chosen + 1)
     back = row + (scales if tokens > 1 else 0)
-    return Dispatch("t", "e", chosen, there, back, frozenset({inside}))
+    return Dispatch("t", "e", chosen, there, back, frozenset({inside}), tuple(loads))
 
 
 def _gates(signature: Signature, first: int) -> dict[str, int]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import fx
@@ -46,6 +46,7 @@ from partitioner.frontends.torch.recompute import backward_with_offers
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Attr, Constant, Graph, Node, needed
 from partitioner.ir.keys import keys_in_parts
+from partitioner.ir.loads import Loads, with_loads
 from partitioner.ir.offers import chosen
 from partitioner.ir.ring import ring_of
 from partitioner.ir.types import TensorType
@@ -121,12 +122,13 @@ def module_graph(
     keep: frozenset[str] = frozenset(),
     *,
     at_rest: str = "",
+    loads: Loads = (),
 ) -> ModuleGraph:
     """The graph of a captured module.
 
     The `optimizer`, one of `OPTIMIZERS`, keeps its state with each trained parameter. Parameters
-    and buffers whose first names are in `keep` are stored even if they are only read. `at_rest` is
-    as of `ModuleOptions`.
+    and buffers whose first names are in `keep` are stored even if they are only read. `at_rest`
+    and `loads` are as of `ModuleOptions`.
 
     Raises:
         FrontendError: An operator, a type or an argument has no form in the IR.
@@ -144,7 +146,10 @@ def module_graph(
     results = calls.add_results()
     forward = (*(value for value in results if value), *written.values())
     outputs = (*(value for value in results if value), *gradients.values(), *written.values())
-    ordered = partial(_ordered_graph, calls, name, outputs, forward)
+
+    def ordered(*, offers: bool) -> Graph:
+        return with_loads(_ordered_graph(calls, name, outputs, forward, offers=offers), loads)
+
     graph = ordered(offers=False)
     return ModuleGraph(
         graph,
@@ -158,7 +163,7 @@ def module_graph(
         {first: value for first, value in calls.fixed.items() if value in graph.constants},
         {first: value for first, value in calls.rests.items() if value in graph.types},
         graph if training else None,
-        partial(ordered, offers=True) if training else None,
+        (lambda: ordered(offers=True)) if training else None,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from partitioner.ir.errors import OptionError
+from partitioner.ir.loads import Loads
 
 #: Kinds of parallelism that change what a trace stores; "" for none of them.
 AtRest = Literal["", "zero1", "zero2", "zero3"]
@@ -35,6 +36,7 @@ class ModuleOptions:
         at_rest: "zero3" in inference: parameters are stored apart from their uses, though nothing
             writes them. "zero1" and "zero2" in training: they lie otherwise than the optimizer's
             state between steps, and with "zero1" so do gradients. "" for none of these.
+        loads: Known loads of experts, see `ir.loads`.
 
     Raises:
         OptionError: The optimizer is none of `OPTIMIZERS`.
@@ -43,6 +45,7 @@ class ModuleOptions:
     training: bool = False
     optimizer: str = "adamw"
     at_rest: AtRest = ""
+    loads: Loads = ()
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:

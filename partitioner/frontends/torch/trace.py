@@ -175,6 +175,8 @@ def trace_module(
         names = {slot.target for slot in captured.inputs if slot.role is Role.PARAMETER}
         keep |= {captured.ties.get(name, name) for name in names}
     name, at_rest = type(module).__name__, options.at_rest if options.training else ""
-    graph = module_graph(captured, name, options.optimizer, keep, at_rest=at_rest)
+    graph = module_graph(
+        captured, name, options.optimizer, keep, at_rest=at_rest, loads=options.loads
+    )
     assigned = program.graph_module.meta[ASSIGNED]
     return TracedModule(module, graph, options, Snapshot.of(module, before, assigned, graph.fixed))

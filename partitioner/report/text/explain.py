@@ -20,7 +20,7 @@ from partitioner.report.page.schema import Head
 from partitioner.report.planned import Planned
 from partitioner.report.ranges import contains
 from partitioner.report.schedules import variations
-from partitioner.report.text.show import clean
+from partitioner.report.text.show import clean, loads_text
 from partitioner.report.text.tables import table
 
 MAX_LINES = 10  #: Lines of each list.
@@ -170,6 +170,7 @@ def _about(result: Planned, placed: PlacedNode) -> list[str]:
     estimates = node_estimates(result.graph, placed, cluster, in_parts=in_parts).values()
     slowest = max(estimates, key=lambda estimate: estimate.seconds)
     source = slowest.source + (f" ± {units.share(slowest.error)}" if slowest.error else "")
+    where = "the busiest device" if placed.loads else "each device"
     each = "" if result.plan.pipeline is None else f", for each micro-batch of stage {placed.stage}"
     flops = rule.flops if rule else estimated_flops(result.graph, node)
     about = "as a whole" if rule else "as a whole, estimated"
@@ -179,10 +180,20 @@ def _about(result: Planned, placed: PlacedNode) -> list[str]:
         rule_text = f"factors: {', '.join(sizes)}"
     return [
         f"{clean(node.name)} ({clean(node.op)}) on {placed.mesh}, {placed.cut_text or 'whole'}",
-        f"  {units.seconds(spent_s)} on each device{each} ({source}), {units.flops(flops)} {about}",
+        f"  {units.seconds(spent_s)} on {where}{each} ({source}), {units.flops(flops)} {about}",
         f"  {rule_text}",
+        *_loads(placed),
         *_bound(result, node),
     ]
+
+
+def _loads(placed: PlacedNode) -> list[str]:
+    """The loads of a layer's experts, if they are given and cut."""
+    if not placed.loads:
+        return []
+    equal = units.share(1 / len(placed.loads))
+    shares = f"{loads_text(placed)} of the choices of tokens, {equal} each if they were equal"
+    return [f"  loads: the parts of the experts get {shares}"]
 
 
 def _bound(result: Planned, node: Node) -> list[str]:

@@ -24,6 +24,8 @@ from partitioner.report.text.timeline import step_text
 Row = tuple[str, ...]
 #: Groups of one device that have a line each.
 MOST_ALONE = 16
+#: Parts of experts whose loads are listed.
+MOST_LOADS = 8
 _STEP_HEAD: Row = ("devices", "step", "what", "seconds", "sent")
 #: Kinds in which every rank both sends and receives.
 _COLLECTIVE = (CommKind.ALL_REDUCE, CommKind.ALL_GATHER, CommKind.REDUCE_SCATTER)
@@ -193,7 +195,17 @@ def _row(task: Task, shown: Callable[[str], str]) -> Row:
     step = f"{shown(placed.node.name)} ({shown(placed.node.op)})"
     shardings = ", ".join(str(at.sharding) for _, at in placed.results())
     cuts = f"{placed.cut_text} -> {shardings}" if placed.layouts else _uncut(placed)
+    if placed.loads:
+        cuts += f"; loads {loads_text(placed)}"
     return _where(placed), step, cuts, busy, ""
+
+
+def loads_text(placed: PlacedNode) -> str:
+    """The share of the choices that each part of the experts gets: ``"40%, 35%, 25%"``."""
+    shares = [units.share(load) for load in placed.loads]
+    if len(shares) <= MOST_LOADS:
+        return ", ".join(shares)
+    return f"of {len(shares)} parts {units.share(max(placed.loads))} at most"
 
 
 def _where(placed: PlacedNode) -> str:

@@ -127,14 +127,28 @@ def stores_parts(placed: Iterable[PlacedNode]) -> bool:
     return any(home.sharding.axes for home in homes)
 
 
+def call_form(node: Node) -> Form | None:
+    """The form of a view that PyTorch makes by the call of an operator; None of all other nodes.
+
+    Such a call runs no kernel and takes the same for all shapes.
+    """
+    row = row_of(node)
+    is_view = row is not None and row.view and row.moved is None
+    return Form(node.op, (), (), ()) if is_view and node.op.startswith("aten::") else None
+
+
 def form_of(
     graph: Graph, placed: PlacedNode, local_shape: LocalShape, *, in_parts: bool = False
 ) -> Form:
     """The form of a placed node on a device, which has these shapes of its operands and results.
 
-    `in_parts` is `stores_parts` of the plan; a node that stores a part itself has it anyway.
+    `in_parts` is `stores_parts` of the plan; a node that stores a part itself has it anyway. Of
+    views see `call_form`.
     """
     node = placed.node
+    call = call_form(node)
+    if call is not None:
+        return call
     row = row_of(node)
     attrs = {**node.attrs}
     if row is not None and row.in_place is not None:

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, wraps
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,11 @@ from torch.utils import _pytree as pytree
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import dtype_word
 from partitioner.backends.torch.agreement import Agreement
+from partitioner.backends.torch.local_steps import Arguments, over_parts, take_back
 from partitioner.backends.torch.rank_passes import Stored
 
+#: The hooks of `count_steps`, which change no group of parameters.
+_STEP_HOOKS: WeakSet[Callable[..., object]] = WeakSet()
 #: Optimizers with operators that PyTorch (2.13) cannot run on parts of a tensor.
 _WHOLE_ONLY = (torch.optim.Rprop, torch.optim.Adafactor, torch.optim.SparseAdam)
 
@@ -123,8 +126,9 @@ def count_steps(
 ) -> None:
     """Count each optimizer's step as a write to the parameters that have gradients.
 
-    PyTorch counts no writes of steps with `foreach=True` or `fused=True` to DTensors. Optimizers
-    that fail on parts of tensors, and those that lack options, are refused by name when they step.
+    PyTorch counts no writes of steps with `foreach=True` or `fused=True` to DTensors, nor those of
+    steps over parts (see `local_steps`). Optimizers that fail on parts of tensors, and those that
+    lack options, are refused by name when they step.
 
     Args:
         owner: Steps are counted while it lives.
@@ -135,11 +139,14 @@ def count_steps(
     ours = frozenset(map(id, tensors.values()))
     others = frozenset(map(id, elsewhere.values()))
 
-    def stepped(optimizer: Optimizer, *_: Any) -> None:
+    def stepped(optimizer: Optimizer, args: tuple[Any, ...], _: Mapping[str, Any]) -> None:
+        take_back(optimizer, args)
         parameters = (x for group in optimizer.param_groups for x in group["params"])
         increment_version([x for x in parameters if id(x) in ours and x.grad is not None])
 
-    def steps(optimizer: Optimizer, *_: Any) -> None:
+    def steps(
+        optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Arguments | None:
         for group in optimizer.param_groups:
             for tensor in (x for x in group["params"] if id(x) in others and x.grad is not None):
                 tensor.requires_grad_(False)  # else PyTorch's checkpoints look for its state
@@ -152,7 +159,7 @@ def count_steps(
                         "its own layers only: take an optimizer that works element by element"
                     )
         if not isinstance(optimizer, _WHOLE_ONLY):
-            return
+            return over_parts(optimizer, args, kwargs, ours, _STEP_HOOKS)
         parameters = (x for group in optimizer.param_groups for x in group["params"])
         cut = (x for x in parameters if id(x) in ours and isinstance(x, DTensor))
         if any(not all(place.is_replicate() for place in x.placements) for x in cut):
@@ -160,7 +167,9 @@ def count_steps(
                 f"{type(optimizer).__name__} does not work on parts of tensors in PyTorch: take "
                 "another optimizer, or a plan that keeps parameters whole, as parallel='dp'"
             )
+        return None
 
+    _STEP_HOOKS.add(steps)
     handles = register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(stepped)
     for handle in handles:
         weakref.finalize(owner, handle.remove).atexit = False

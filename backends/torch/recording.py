@@ -20,7 +20,7 @@ from partitioner.backends.torch.clocks import Clock, clock_of
 from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.optimizers import OPTIMIZERS
 from partitioner.backends.torch.shards import part_of
-from partitioner.backends.torch.timing import NAME, stored_part
+from partitioner.backends.torch.timing import NAME, stored_part, watch_steps
 from partitioner.backends.torch.values import noted_tasks
 from partitioner.ir.exchange import Region
 
@@ -147,6 +147,8 @@ class Training:
             for one in self.updates
         ]
         self.optimizer = OPTIMIZERS[optimizer](self.parameters) if self.parameters else None
+        if self.optimizer is not None:
+            watch_steps(self.optimizer, self.parameters)
 
     @property
     def span(self) -> Span:

@@ -12,7 +12,7 @@ from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.trace import trace_module
 from partitioner.ir.graph import Graph
-from partitioner.profiling.candidates import candidates, local_graph
+from partitioner.profiling.candidates import candidates, is_cold, local_graph
 from partitioner.profiling.profile import on_one_device
 
 ROWS = 4
@@ -90,3 +90,18 @@ def test_forms_run_on_drawn_operands(name: str) -> None:
         prepared(on_one_device(part), part, random_inputs(part, seed=0), threads=1)
         ran.append(candidate.form.op)
     assert any("backward" in op or "grad" in op for op in ran)
+
+
+def test_a_view_is_one_form_for_all_shapes_and_moves_nothing() -> None:
+    graph = traced("experts")
+    found = candidates(graph, flat(3), "intra", None)
+    views = {one.form.op: one for one in found if not one.moved_bytes}
+    assert len(views) == sum(not one.moved_bytes for one in found)
+    called = {n.op for n in graph.nodes if n.op in ("aten::view", "aten::transpose.int")}
+    assert called
+    assert called <= views.keys()
+    assert not any(op.startswith("partitioner::") for op in views)
+    number = sum(node.op == "aten::view" for node in graph.nodes)
+    assert views["aten::view"].weight_s == pytest.approx(number * 1e-6), "a launch each"
+    assert views["aten::view"].is_whole
+    assert not is_cold(graph, views["aten::view"])

@@ -34,7 +34,7 @@ class Form:
     Attributes:
         op: Key of the op table.
         attrs: Attributes in the form of `_plain`, by name, sorted; of an operator that writes to a
-            stored value also "cut": whether the plan stores any parameter in parts (see
+            stored value also "in_parts": whether the plan stores any parameter in parts (see
             `stores_parts`).
         operands: Element type and local shape of each operand, then each capture; None if absent.
         results: The same of each result.
@@ -153,7 +153,7 @@ def form_of(
     attrs = {**node.attrs}
     if row is not None and row.in_place is not None:
         stored = next(at for at in placed.outs if at is not None)
-        attrs["cut"] = bool(stored.sharding.axes) or (in_parts and trains(node))
+        attrs["in_parts"] = bool(stored.sharding.axes) or (in_parts and trains(node))
 
     def part(value: str, at: Placement | None) -> tuple[str, tuple[int, ...]] | None:
         return None if at is None else (graph.types[value].dtype, local_shape(at))

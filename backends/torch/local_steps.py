@@ -42,7 +42,7 @@ def over_parts(
 
     It stays where parts would do something else, or where others could see the double: with an
     optimizer of another kind, a closure, hooks of the user, a gradient that lies otherwise than its
-    parameter, a parameter of others, or one without state, which PyTorch makes in its first step.
+    parameter, a parameter of others, or a single number without state, which PyTorch makes then.
 
     Args:
         optimizer: Its step is about to begin.
@@ -68,8 +68,8 @@ def over_parts(
                 if known:
                     state[parameter] = known
                 continue
-            begun = known or (type(optimizer) is torch.optim.SGD and not group["momentum"])
-            part = _part_of(parameter, known) if begun and id(parameter) in ours else None
+            is_clear = known or parameter.ndim > 0  # what state is a part, what a number
+            part = _part_of(parameter, known) if is_clear and id(parameter) in ours else None
             if part is None or group.get("differentiable"):
                 return None
             parts[parameter], state[part] = part, _parts_of(known)

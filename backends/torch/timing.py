@@ -66,7 +66,7 @@ def _step(node: Node, local: Tensor) -> Prepared:
     """A step of an optimizer over some parameters with these local parts."""
     copies = max(1, min(_PARAMETERS, _ELEMENTS // max(1, local.numel())))
     parameters = [
-        nn.Parameter(stored_part(local, is_cut=bool(node.attrs["cut"]))) for _ in range(copies)
+        nn.Parameter(stored_part(local, is_cut=bool(node.attrs["in_parts"]))) for _ in range(copies)
     ]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)

@@ -262,8 +262,8 @@ def _local_graph(
 
 def _as_stored(node: Node, form: Form) -> Node:
     """A node that writes to a stored value, told whether the plan stores any in parts."""
-    is_cut = dict(form.attrs).get("cut")
-    return node if is_cut is None else replace(node, attrs={**node.attrs, "cut": is_cut})
+    is_cut = dict(form.attrs).get("in_parts")
+    return node if is_cut is None else replace(node, attrs={**node.attrs, "in_parts": is_cut})
 
 
 def _part(constant: Constant, part: Part) -> Constant:

@@ -21,7 +21,6 @@ RANKS = 3
 OPTIMIZERS: tuple[tuple[type[Optimizer], dict[str, Any]], ...] = (
     (o.SGD, {}),
     (o.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "maximize": True}),
-    (o.SGD, {"momentum": 0.9, "fused": True}),
     (o.Adam, {"amsgrad": True, "weight_decay": 0.1}),
     (o.AdamW, {}),
     (o.AdamW, {"foreach": True}),
@@ -69,7 +68,7 @@ def distributed(local: Tensor, mesh: DeviceMesh, rows: int, place: Any) -> DTens
 
 
 def parameters(mesh: DeviceMesh) -> list[nn.Parameter]:
-    """Rank 0's parts: of uneven cuts, of one row, and of a vector that is whole."""
+    """Rank 0's parts: of uneven cuts, of one row, of a vector and a number that are whole."""
     torch.manual_seed(0)
     return [
         nn.Parameter(distributed(torch.randn(3, 2), mesh, 7, Shard(0))),
@@ -109,9 +108,7 @@ def test_parts_are_updated_as_dtensors_are(
             step(update, number)
         assert all(one._version > was for one, was in zip(ours, before, strict=True))
     del owner
-    has_state = kind is not o.SGD or "momentum" in options
-    begins_over_parts = not has_state or kind is o.Adagrad  # which makes its state at once
-    assert steps[::2] == [begins_over_parts, True, True, True]  # every other one is of theirs
+    assert steps == [True, False] * 4  # theirs are no parameters of a rank's module
     for one, other in zip(ours, theirs, strict=True):
         assert torch.equal(one.to_local(), other.to_local())
         assert updates[0].state[one].keys() == updates[1].state[other].keys()
@@ -125,19 +122,34 @@ def test_parts_are_updated_as_dtensors_are(
                 assert torch.equal(mine, value)
 
 
-def test_what_is_made_later_is_distributed(mesh: DeviceMesh, steps: list[bool]) -> None:
-    some = parameters(mesh)
-    owner, update = watched(some), o.SGD(some, lr=0.1, momentum=0.9)
-    step(update, 0)
-    for state in update.state.values():
-        state["momentum_buffer"] = None
-    step(update, 1)
+def test_a_single_number_gets_its_state_from_pytorch(mesh: DeviceMesh, steps: list[bool]) -> None:
+    """Of state that has no dims, nothing tells what is a part of it and what a count of steps."""
+    number = nn.Parameter(DTensor.from_local(torch.ones(()), mesh, [Replicate()], run_check=False))
+    owner, update = watched([number]), o.AdamW([number], lr=0.1)
+    for _ in range(3):
+        number.grad = DTensor.from_local(torch.ones(()), mesh, [Replicate()], run_check=False)
+        update.step()
     del owner
-    assert steps == [False, True]
-    for one in some:
-        buffer = update.state[one]["momentum_buffer"]
-        assert isinstance(buffer, DTensor)
-        assert (buffer.placements, buffer.shape) == (one.placements, one.shape)
+    assert steps == [False, True, True]
+    kinds = {name: isinstance(value, DTensor) for name, value in update.state[number].items()}
+    assert kinds == {"step": False, "exp_avg": True, "exp_avg_sq": True}
+    assert number.to_local().item() == pytest.approx(0.7, abs=1e-2)
+
+
+def test_fused_sgd_runs_where_pytorch_has_no_rule(mesh: DeviceMesh, steps: list[bool]) -> None:
+    some, plain = parameters(mesh), [nn.Parameter(one.to_local()) for one in parameters(mesh)]
+    owner = watched(some)
+    ours, theirs = (o.SGD(each, lr=0.1, momentum=0.9, fused=True) for each in (some, plain))
+    for number in range(3):
+        step(ours, number)
+        for one, other in zip(some, plain, strict=True):
+            assert one.grad is not None
+            other.grad = one.grad.to_local().clone()
+        theirs.param_groups[0]["lr"] *= 0.9
+        theirs.step()
+    del owner
+    assert steps[::2] == [True] * 3
+    assert all(torch.equal(one.to_local(), x) for one, x in zip(some, plain, strict=True))
 
 
 class Other(o.SGD):
@@ -192,5 +204,5 @@ def test_a_step_that_fails_leaves_the_optimizer(
     assert all(isinstance(one, DTensor) for one in update.state)
     step(update, 2)
     del owner
-    assert steps == [False, True, True]
+    assert steps == [True, True, True]
     assert {int(state["step"]) for state in update.state.values()} == {2}

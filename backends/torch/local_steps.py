@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, _global_optimizer_pre_hooks
 
+from partitioner.backends.torch.shards import distributed_as
+
 #: Optimizers that compute each element of a parameter from that of its gradient and state alone.
 _ELEMENTWISE = frozenset(
     {
@@ -112,7 +114,9 @@ def take_back(optimizer: Optimizer, args: tuple[Any, ...]) -> None:
             for name, value in made.items():
                 old = before.get(name)
                 if value is not (old._local_tensor if isinstance(old, DTensor) else old):
-                    before[name] = _like(parameter, value) if _is_part(value, part) else value
+                    before[name] = (
+                        distributed_as(parameter, value) if _is_part(value, part) else value
+                    )
 
 
 def _part_of(parameter: DTensor, state: _State) -> Tensor | None:
@@ -148,15 +152,3 @@ def _lies_as(parameter: DTensor, value: Any) -> bool:
 
 def _is_part(value: Any, part: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == part.shape
-
-
-def _like(parameter: DTensor, part: Tensor) -> DTensor:
-    """A DTensor that lies as a parameter does, of which this rank holds a part."""
-    return DTensor.from_local(
-        part,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )

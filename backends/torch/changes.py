@@ -61,7 +61,8 @@ def check_changes(
             a gradient and was frozen in the trace. (One that required a gradient in the trace, and
             that the loss does not use, gets none.)
     """
-    _check_parts(module)
+    parts = dict(module.named_modules())
+    _check_parts(module, parts)
     for entry in stored:
         tensor = tensors.get(entry.names[0])
         if tensor is None:
@@ -77,7 +78,7 @@ def check_changes(
                 "write in place under torch.no_grad(), as by copy_()"
             )
         for name in entry.names:
-            if _tensor_of(module, name) is not tensor:
+            if _tensor_of(module, parts, name) is not tensor:
                 raise BackendError(
                     f"{name} was replaced by another tensor: write to it instead, with "
                     "load_state_dict() or in place under torch.no_grad(); for another element "
@@ -90,8 +91,8 @@ def check_changes(
             )
 
 
-def _check_parts(module: nn.Module) -> None:
-    for name, submodule in module.named_modules():
+def _check_parts(module: nn.Module, parts: Mapping[str, nn.Module]) -> None:
+    for name, submodule in parts.items():
         if submodule.training != module.training:
             mode = "training" if submodule.training else "evaluation"
             raise BackendError(
@@ -107,11 +108,15 @@ def _check_parts(module: nn.Module) -> None:
             )
 
 
-def _tensor_of(module: nn.Module, name: str) -> Tensor | None:
-    """The parameter or buffer that has this name now; None if there is none."""
+def _tensor_of(module: nn.Module, parts: Mapping[str, nn.Module], name: str) -> Tensor | None:
+    """The parameter or buffer that has this name now; None if there is none.
+
+    `parts` are the submodules by path, of a shared one by its first path.
+    """
     path, _, leaf = name.rpartition(".")
+    owner = parts.get(path)
     try:
-        owner = module.get_submodule(path)
+        owner = module.get_submodule(path) if owner is None else owner
     except AttributeError:
         return None
     return owner._parameters.get(leaf, owner._buffers.get(leaf))

@@ -9,7 +9,7 @@ parts, in the same memory. The optimizer's own stay DTensors, as PyTorch's check
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, TypeAlias
 
 import torch
@@ -29,14 +29,14 @@ _ELEMENTWISE = frozenset(
 )
 
 #: Arguments of a step: those by position, the optimizer first, and those by name.
-Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 _State: TypeAlias = dict[str, Any]
 
 
 def over_parts(
     optimizer: Optimizer,
     args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    kwargs: dict[str, Any],
     ours: Collection[int],
     hooks: Collection[Any],
 ) -> Arguments | None:
@@ -77,7 +77,7 @@ def over_parts(
             parts[parameter], state[part] = part, _parts_of(known)
     if all(part is parameter for parameter, part in parts.items()):
         return None
-    double = type(optimizer).__new__(type(optimizer))
+    double: Optimizer = object.__new__(type(optimizer))
     groups = [
         {**group, "params": [parts[parameter] for parameter in group["params"]]}
         for group in optimizer.param_groups

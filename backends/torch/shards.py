@@ -27,7 +27,7 @@ def distributed_as(tensor: DTensor, part: Tensor) -> DTensor:
     assert meta is not None
     if part.dtype != meta.dtype:
         spec = replace(spec, tensor_meta=TensorMeta(meta.shape, meta.stride, part.dtype))
-    made: DTensor = DTensor(part, spec, requires_grad=False)
+    made: DTensor = DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call]
     return made
 
 

@@ -140,13 +140,15 @@ def _parts_of(state: _State) -> _State:
 
 def _lies_as(parameter: DTensor, value: Any) -> bool:
     """Whether a tensor is distributed as a parameter is, and is no partial sum."""
-    return (
-        isinstance(value, DTensor)
-        and value.device_mesh == parameter.device_mesh
-        and value.placements == parameter.placements
-        and not any(place.is_partial() for place in value.placements)
-        and type(value._local_tensor) is Tensor
-        and value._local_tensor.shape == parameter._local_tensor.shape
+    if not isinstance(value, DTensor) or type(value._local_tensor) is not Tensor:
+        return False
+    if value._local_tensor.shape != parameter._local_tensor.shape:
+        return False
+    spec, wanted = value._spec, parameter._spec
+    return spec is wanted or (
+        spec.mesh == wanted.mesh
+        and spec.placements == wanted.placements
+        and not any(place.is_partial() for place in spec.placements)
     )
 
 

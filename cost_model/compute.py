@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 from partitioner.cost_model.cluster import Cluster, DeviceSpec
 from partitioner.cost_model.dispatch import dispatch_seconds
 from partitioner.cost_model.entries import Estimate
-from partitioner.cost_model.forms import LocalShape, form_of, stores_parts, trains
+from partitioner.cost_model.forms import LocalShape, call_form, form_of, stores_parts, trains
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
@@ -31,7 +31,7 @@ from partitioner.ir.rule import Rule
 from partitioner.ir.types import DTYPE_BITS, dense_bytes
 
 _Point = Mapping[str, int]
-_FREE = Estimate(0.0, "datasheet")
+_FREE = Estimate(0.0, "datasheet")  #: Of a node without a kernel.
 
 
 def node_seconds(
@@ -69,7 +69,8 @@ def node_estimates(
         inside = node_estimates(graph, placed.inside(graph), cluster, devices, in_parts=in_parts)
         return {d: replace(one, seconds=one.seconds + sent_s[d]) for d, one in inside.items()}
     if is_free(placed):
-        return dict.fromkeys(placed.mesh.devices if devices is None else devices, _FREE)
+        some = placed.mesh.devices if devices is None else devices
+        return {device: call_estimate(placed, cluster.devices[device]) for device in some}
     known: dict[tuple[tuple[int, ...], DeviceSpec, float], Estimate] = {}
     uneven = placed.rule is not None and placed.rule.is_uneven(placed.layouts)
     estimates = {}
@@ -198,10 +199,21 @@ def _by_rates(
     return Estimate(seconds, "published" if seconds == memory_s else "datasheet")
 
 
-def is_free(placed: PlacedNode) -> bool:
-    """Whether a node takes no time: a view, a stored value, or a node that is left out.
+def call_estimate(placed: PlacedNode, spec: DeviceSpec) -> Estimate:
+    """Seconds of a node without a kernel: of the call, where PyTorch calls an operator for it.
 
-    A view whose row gives the bytes that it moves, as the update of a parameter, takes time.
+    They are 0 where the device's profile has no such calls.
+    """
+    form = None if placed.absent else call_form(placed.node)
+    if form is None or spec.profile is None:
+        return _FREE
+    return spec.profile.estimate(form, "", 0.0, 0) or _FREE
+
+
+def is_free(placed: PlacedNode) -> bool:
+    """Whether a node runs no kernel: a view, a stored value, or a node that is left out.
+
+    A view whose row gives the bytes that it moves, as the update of a parameter, runs one.
     """
     row = row_of(placed.node)
     return placed.absent or (row is not None and (row.stored or (row.view and row.moved is None)))

@@ -24,7 +24,7 @@ import numpy as np
 
 from partitioner.cost_model.cluster import Cluster, LinkLevel
 from partitioner.cost_model.collectives import collective, joined_seconds, tabled
-from partitioner.cost_model.compute import is_free, kernel_estimate, moved_bytes
+from partitioner.cost_model.compute import call_estimate, is_free, kernel_estimate, moved_bytes
 from partitioner.cost_model.dispatch import COUNT_BYTES, dispatch_s
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.reshard import Hop, PricedComm, Reshard, Resharder, overlap_share
@@ -100,7 +100,7 @@ class EvenMesh:
             inside_s = self.node_seconds(graph, placed.inside(graph))
             return inside_s + self._dispatch_seconds(placed)
         if is_free(placed):
-            return 0.0
+            return call_estimate(placed, self.cluster.devices[self.device]).seconds
         rule, popularity = placed.rule, 1.0
         if rule is None:
             flops = estimated_flops(graph, placed.node)

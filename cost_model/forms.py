@@ -34,7 +34,7 @@ class Form:
     Attributes:
         op: Key of the op table.
         attrs: Attributes in the form of `_plain`, by name, sorted; of an operator that writes to a
-            stored value also "cut": whether the plan stores any parameter in parts (see
+            stored value also "in_parts": whether the plan stores any parameter in parts (see
             `stores_parts`).
         operands: Element type and local shape of each operand, then each capture; None if absent.
         results: The same of each result.
@@ -127,19 +127,33 @@ def stores_parts(placed: Iterable[PlacedNode]) -> bool:
     return any(home.sharding.axes for home in homes)
 
 
+def call_form(node: Node) -> Form | None:
+    """The form of a view that PyTorch makes by the call of an operator; None of all other nodes.
+
+    Such a call runs no kernel and takes the same for all shapes.
+    """
+    row = row_of(node)
+    is_view = row is not None and row.view and row.moved is None
+    return Form(node.op, (), (), ()) if is_view and node.op.startswith("aten::") else None
+
+
 def form_of(
     graph: Graph, placed: PlacedNode, local_shape: LocalShape, *, in_parts: bool = False
 ) -> Form:
     """The form of a placed node on a device, which has these shapes of its operands and results.
 
-    `in_parts` is `stores_parts` of the plan; a node that stores a part itself has it anyway.
+    `in_parts` is `stores_parts` of the plan; a node that stores a part itself has it anyway. Of
+    views see `call_form`.
     """
     node = placed.node
+    call = call_form(node)
+    if call is not None:
+        return call
     row = row_of(node)
     attrs = {name: attr for name, attr in node.attrs.items() if name != LOADS}
     if row is not None and row.in_place is not None:
         stored = next(at for at in placed.outs if at is not None)
-        attrs["cut"] = bool(stored.sharding.axes) or (in_parts and trains(node))
+        attrs["in_parts"] = bool(stored.sharding.axes) or (in_parts and trains(node))
 
     def part(value: str, at: Placement | None) -> tuple[str, tuple[int, ...]] | None:
         return None if at is None else (graph.types[value].dtype, local_shape(at))

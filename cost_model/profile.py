@@ -12,6 +12,7 @@ import contextlib
 import math
 import os
 import sqlite3
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
@@ -209,6 +210,7 @@ class Profile:
         """Seconds of a form: its own entry, else a fit over entries like it, else None.
 
         A form that stands behind others takes what is known of it there, else what it takes alone.
+        One that computes and moves nothing takes the median of such ones.
 
         Args:
             form: The form.
@@ -220,11 +222,28 @@ class Profile:
             entry = self.entries.get(one.key)
             if entry is not None:
                 return Estimate(entry.seconds, "measured", entry.spread)
+        if not flops and not moved_bytes:
+            return self._call
         return self._fit.estimate(form, dtype, flops, moved_bytes) if self._fit else None
 
     @cached_property
+    def _call(self) -> Estimate | None:
+        """Seconds of what computes and moves nothing, by all such entries; None for none."""
+        seconds = sorted(entry.seconds for entry in self.entries.values() if not _works(entry))
+        if not seconds:
+            return None
+        median = statistics.median(seconds)
+        return Estimate(median, "fitted", (seconds[-1] - seconds[0]) / 2 / median)
+
+    @cached_property
     def _fit(self) -> Fit | None:
-        return Fit(tuple(self.entries.values())) if self.entries else None
+        entries = tuple(filter(_works, self.entries.values()))
+        return Fit(entries) if entries else None
+
+
+def _works(entry: Entry) -> bool:
+    """Whether what was measured computes or moves anything; else it is a call without a kernel."""
+    return bool(entry.flops or entry.moved_bytes)
 
 
 def _rising(entries: Sequence[LinkEntry]) -> tuple[tuple[int, float], ...]:

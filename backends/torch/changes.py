@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, wraps
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,11 @@ from torch.utils import _pytree as pytree
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import dtype_word
 from partitioner.backends.torch.agreement import Agreement
+from partitioner.backends.torch.local_steps import Arguments, over_parts, take_back
 from partitioner.backends.torch.rank_passes import Stored
 
+#: The hooks of `count_steps`, which change no group of parameters.
+_STEP_HOOKS: WeakSet[Callable[..., object]] = WeakSet()
 #: Optimizers with operators that PyTorch (2.13) cannot run on parts of a tensor.
 _WHOLE_ONLY = (torch.optim.Rprop, torch.optim.Adafactor, torch.optim.SparseAdam)
 
@@ -58,7 +61,8 @@ def check_changes(
             a gradient and was frozen in the trace. (One that required a gradient in the trace, and
             that the loss does not use, gets none.)
     """
-    _check_parts(module)
+    parts = dict(module.named_modules())
+    _check_parts(module, parts)
     for entry in stored:
         tensor = tensors.get(entry.names[0])
         if tensor is None:
@@ -74,7 +78,7 @@ def check_changes(
                 "write in place under torch.no_grad(), as by copy_()"
             )
         for name in entry.names:
-            if _tensor_of(module, name) is not tensor:
+            if _tensor_of(module, parts, name) is not tensor:
                 raise BackendError(
                     f"{name} was replaced by another tensor: write to it instead, with "
                     "load_state_dict() or in place under torch.no_grad(); for another element "
@@ -87,8 +91,8 @@ def check_changes(
             )
 
 
-def _check_parts(module: nn.Module) -> None:
-    for name, submodule in module.named_modules():
+def _check_parts(module: nn.Module, parts: Mapping[str, nn.Module]) -> None:
+    for name, submodule in parts.items():
         if submodule.training != module.training:
             mode = "training" if submodule.training else "evaluation"
             raise BackendError(
@@ -104,11 +108,15 @@ def _check_parts(module: nn.Module) -> None:
             )
 
 
-def _tensor_of(module: nn.Module, name: str) -> Tensor | None:
-    """The parameter or buffer that has this name now; None if there is none."""
+def _tensor_of(module: nn.Module, parts: Mapping[str, nn.Module], name: str) -> Tensor | None:
+    """The parameter or buffer that has this name now; None if there is none.
+
+    `parts` are the submodules by path, of a shared one by its first path.
+    """
     path, _, leaf = name.rpartition(".")
+    owner = parts.get(path)
     try:
-        owner = module.get_submodule(path)
+        owner = module.get_submodule(path) if owner is None else owner
     except AttributeError:
         return None
     return owner._parameters.get(leaf, owner._buffers.get(leaf))
@@ -123,8 +131,9 @@ def count_steps(
 ) -> None:
     """Count each optimizer's step as a write to the parameters that have gradients.
 
-    PyTorch counts no writes of steps with `foreach=True` or `fused=True` to DTensors. Optimizers
-    that fail on parts of tensors, and those that lack options, are refused by name when they step.
+    PyTorch counts no writes of steps with `foreach=True` or `fused=True` to DTensors, nor those of
+    steps over parts (see `local_steps`). Optimizers that fail on parts of tensors, and those that
+    lack options, are refused by name when they step.
 
     Args:
         owner: Steps are counted while it lives.
@@ -135,11 +144,14 @@ def count_steps(
     ours = frozenset(map(id, tensors.values()))
     others = frozenset(map(id, elsewhere.values()))
 
-    def stepped(optimizer: Optimizer, *_: Any) -> None:
+    def stepped(optimizer: Optimizer, args: tuple[Any, ...], _: Mapping[str, Any]) -> None:
+        take_back(optimizer, args)
         parameters = (x for group in optimizer.param_groups for x in group["params"])
         increment_version([x for x in parameters if id(x) in ours and x.grad is not None])
 
-    def steps(optimizer: Optimizer, *_: Any) -> None:
+    def steps(
+        optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Arguments | None:
         for group in optimizer.param_groups:
             for tensor in (x for x in group["params"] if id(x) in others and x.grad is not None):
                 tensor.requires_grad_(False)  # else PyTorch's checkpoints look for its state
@@ -152,7 +164,7 @@ def count_steps(
                         "its own layers only: take an optimizer that works element by element"
                     )
         if not isinstance(optimizer, _WHOLE_ONLY):
-            return
+            return over_parts(optimizer, args, kwargs, ours, _STEP_HOOKS)
         parameters = (x for group in optimizer.param_groups for x in group["params"])
         cut = (x for x in parameters if id(x) in ours and isinstance(x, DTensor))
         if any(not all(place.is_replicate() for place in x.placements) for x in cut):
@@ -160,7 +172,9 @@ def count_steps(
                 f"{type(optimizer).__name__} does not work on parts of tensors in PyTorch: take "
                 "another optimizer, or a plan that keeps parameters whole, as parallel='dp'"
             )
+        return None
 
+    _STEP_HOOKS.add(steps)
     handles = register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(stepped)
     for handle in handles:
         weakref.finalize(owner, handle.remove).atexit = False

@@ -43,6 +43,7 @@ from partitioner.backends.torch.initialise import Initialiser
 from partitioner.backends.torch.phase_passes import PhasePasses
 from partitioner.backends.torch.rank_passes import RankPasses, Stored, Values, Whole, local_regions
 from partitioner.backends.torch.shards import (
+    distributed_as,
     gathered_value,
     is_first_holder,
     part_of,
@@ -523,7 +524,7 @@ class RankModule(nn.Module):
                 gradient = self._own_part(passes, name, gradient)
                 gradient = _strided_as(_local(tensor), gradient)
                 if isinstance(tensor, DTensor):
-                    gradient = _sharded_as(tensor, gradient)
+                    gradient = distributed_as(tensor, gradient)
             yield gradient
 
     def _own_part(self, passes: Passes, name: str, gradient: Tensor) -> Tensor:
@@ -699,18 +700,6 @@ def _local(tensor: Tensor) -> Tensor:
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def _sharded_as(tensor: DTensor, part: Tensor) -> DTensor:
-    """A DTensor sharded as another one, of which this rank holds a part."""
-    return DTensor.from_local(
-        part,
-        tensor.device_mesh,
-        tensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
-
-
 def _view_within(tensor: Tensor, region: Region | None) -> Tensor | None:
     """A dense view of a region of a tensor; None if there is none."""
     view = None if region is None else box_view(tensor, region)
@@ -798,5 +787,5 @@ def _take_parts(
             if whole is None or isinstance(whole, DTensor) or whole.shape != tensor.shape:
                 continue  # PyTorch's own message names both sizes
             part = part_of(whole.detach(), region)
-            state[name] = _sharded_as(tensor, part.to(tensor.device))
+            state[name] = distributed_as(tensor, part.to(tensor.device))
     state |= {prefix + name: tensor for name, tensor in module._elsewhere.items()}

@@ -19,8 +19,8 @@ from partitioner.backends.process_group import Group, clock_offset, timed, timed
 from partitioner.backends.torch.clocks import Clock, clock_of
 from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.optimizers import OPTIMIZERS
-from partitioner.backends.torch.shards import part_of
-from partitioner.backends.torch.timing import NAME, stored_part
+from partitioner.backends.torch.shards import distributed_as, part_of
+from partitioner.backends.torch.timing import NAME, stored_part, watch_steps
 from partitioner.backends.torch.values import noted_tasks
 from partitioner.ir.exchange import Region
 
@@ -147,6 +147,8 @@ class Training:
             for one in self.updates
         ]
         self.optimizer = OPTIMIZERS[optimizer](self.parameters) if self.parameters else None
+        if self.optimizer is not None:
+            watch_steps(self.optimizer, self.parameters)
 
     @property
     def span(self) -> Span:
@@ -182,10 +184,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 def _like(parameter: Tensor, gradient: Tensor) -> Tensor:
     """The gradient as a parameter has it."""
-    if not isinstance(parameter, DTensor):
-        return gradient
-    mesh, placements = parameter.device_mesh, parameter.placements
-    return DTensor.from_local(gradient, mesh, placements, run_check=False)
+    return distributed_as(parameter, gradient) if isinstance(parameter, DTensor) else gradient
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -16,6 +16,7 @@ import partitioner.backends.torch.operators  # noqa: F401 - registers them
 from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.prepared import Prepared
 from partitioner.backends.tensors import from_numpy
+from partitioner.backends.torch.changes import count_steps
 from partitioner.backends.torch.emit import UPDATE, emit_rank
 from partitioner.backends.torch.host_memory import keep_freed_memory
 from partitioner.backends.torch.optimizers import OPTIMIZERS
@@ -65,12 +66,20 @@ def _step(node: Node, local: Tensor) -> Prepared:
     """A step of an optimizer over some parameters with these local parts."""
     copies = max(1, min(_PARAMETERS, _ELEMENTS // max(1, local.numel())))
     parameters = [
-        nn.Parameter(stored_part(local, is_cut=bool(node.attrs["cut"]))) for _ in range(copies)
+        nn.Parameter(stored_part(local, is_cut=bool(node.attrs["in_parts"]))) for _ in range(copies)
     ]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     optimizer = OPTIMIZERS[str(node.attrs["optimizer"])](parameters)
+    watch_steps(optimizer, parameters)
     return Prepared(optimizer.step, copies=copies)
+
+
+def watch_steps(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+    """Let an optimizer's steps run as they do over the parameters of a rank's module."""
+    if any(isinstance(parameter.data, DTensor) for parameter in parameters):
+        tensors = {str(index): parameter for index, parameter in enumerate(parameters)}
+        count_steps(optimizer, tensors, {}, holds_all=True)
 
 
 def stored_part(local: Tensor, *, is_cut: bool) -> Tensor:

@@ -20,7 +20,7 @@ from partitioner.cost_model.compute import (
     node_seconds,
     shape_at,
 )
-from partitioner.cost_model.forms import Form, chain, form_of, trains
+from partitioner.cost_model.forms import Form, call_form, chain, form_of, trains
 from partitioner.cost_model.schedule import schedule
 from partitioner.ir.graph import SMALL_CONSTANT, Constant, Graph, Node
 from partitioner.ir.mesh import DeviceMesh
@@ -124,7 +124,10 @@ def _of_strategy(
     graph: Graph, placed: PlacedNode, behind: tuple[PlacedNode, ...], cluster: Cluster
 ) -> Iterator[Candidate]:
     """The forms of a placed node's parts; of rows that devices send each other, no other forms."""
-    if is_free(placed) or placed.sent:
+    if placed.sent:
+        return
+    if is_free(placed):
+        yield from _of_call(graph, placed, cluster)
         return
     seconds = node_seconds(graph, placed, cluster)
     # of a plan that stores all parameters whole, and of one that stores parts
@@ -144,6 +147,15 @@ def _of_strategy(
         )
 
 
+def _of_call(graph: Graph, placed: PlacedNode, cluster: Cluster) -> Iterator[Candidate]:
+    """The form of a view, if it is a call: it counts as a launch before it is measured."""
+    form, device = call_form(placed.node), placed.mesh.devices[0]
+    if form is not None and not placed.absent:
+        launch_s = cluster.devices[device].launch_s
+        dtype, is_whole = compute_dtype(graph, placed), not placed.mesh.axes
+        yield Candidate(form, placed, device, dtype, 0.0, 0, launch_s, is_whole)
+
+
 def is_made_shortly_before(graph: Graph, node: Node, value: str) -> bool:
     """Whether a model makes an operand of a node shortly before the node reads it.
 
@@ -161,8 +173,10 @@ def is_made_shortly_before(graph: Graph, node: Node, value: str) -> bool:
 def is_cold(graph: Graph, candidate: Candidate) -> bool:
     """Whether much of what a candidate moves was made long before.
 
-    The update of a parameter follows those of all others.
+    The update of a parameter follows those of all others. A view moves nothing.
     """
+    if not candidate.moved_bytes:
+        return False
     if trains(candidate.placed.node):
         return True
     point = candidate.placed.mesh.coord(candidate.device)
@@ -248,8 +262,8 @@ def _local_graph(
 
 def _as_stored(node: Node, form: Form) -> Node:
     """A node that writes to a stored value, told whether the plan stores any in parts."""
-    is_cut = dict(form.attrs).get("cut")
-    return node if is_cut is None else replace(node, attrs={**node.attrs, "cut": is_cut})
+    is_cut = dict(form.attrs).get("in_parts")
+    return node if is_cut is None else replace(node, attrs={**node.attrs, "in_parts": is_cut})
 
 
 def _part(constant: Constant, part: Part) -> Constant:

@@ -466,6 +466,50 @@ def test_updates_are_priced_by_whether_the_plan_stores_any_parameter_in_parts(
     assert not stores_parts(stages), "a device has a parameter whole, or nothing of it"
 
 
+def _views(*ops: str) -> Graph:
+    """Views of a matrix by operators that keep its shape."""
+    names = ["x", *(f"v{index}" for index in range(len(ops)))]
+    types = dict.fromkeys(names, TensorType.of("float32", (4, 4)))
+    nodes = [
+        Node(f"n{index}", op, (names[index],), (names[index + 1],), _VIEWS.get(op, {}))
+        for index, op in enumerate(ops)
+    ]
+    return graph_of(nodes, types, ("x",), (names[-1],))
+
+
+_VIEWS = {"aten::permute": {"dims": (1, 0)}, "aten::view": {"size": (4, 4)}}
+
+
+def test_views_take_the_seconds_of_a_call_where_pytorch_calls_them(tmp_path: Path) -> None:
+    """Of any shape; one that was not measured takes the median of the others."""
+    graph = _views("aten::permute", "aten::view", "aten::detach", "partitioner::alias")
+    plan = [placed(graph, node.name, PAIR) for node in graph.nodes]
+    cut = placed(graph, "n0", PAIR, {"d0": ("tp",)})
+    assert key(graph, plan[0]) == key(graph, cut) != key(graph, plan[1])
+    no_work = {"flops": 0.0, "moved_bytes": 0}
+    calls = (
+        entry(key(graph, plan[index]), seconds, op=graph.nodes[index].op, **no_work)
+        for index, seconds in ((0, 4.0), (1, 6.0))
+    )
+    product = entry("a product", 100.0)
+    cluster = measured(tmp_path / "p", product, *calls)
+    seconds = [compute.node_seconds(graph, node, cluster) for node in (*plan, cut)]
+    assert seconds == [dict.fromkeys((0, 1), s) for s in (4.0, 6.0, 5.0, 0.0, 4.0)]
+    assert evaluate_placed(graph, plan, cluster).compute_s[0] == 15.0
+    shares = Sources.of(graph, plan, cluster).shares()
+    assert shares == {"measured": pytest.approx(2 / 3), "fitted": pytest.approx(1 / 3)}
+    even = EvenMesh(PAIR, stand_in(PAIR), cluster)
+    assert [even.node_seconds(graph, node) for node in plan] == [4.0, 6.0, 5.0, 0.0]
+    for other in (measured(tmp_path / "q", product), flat(2)):
+        assert compute.node_seconds(graph, plan[0], other) == {0: 0.0, 1: 0.0}
+
+
+def test_views_of_a_session_take_nothing(tmp_path: Path) -> None:
+    graph = _views("Identity")
+    cluster = measured(tmp_path / "p", entry("a call", 1.0, flops=0.0, moved_bytes=0))
+    assert compute.node_seconds(graph, placed(graph, "n0", ONE), cluster) == {0: 0.0}
+
+
 def test_what_is_known_behind_another_goes_before_what_is_known_alone(tmp_path: Path) -> None:
     graph = _relus("Relu", "Tanh", "Relu")
     relu, other = placed(graph, "n0", ONE), placed(graph, "n2", ONE)

@@ -1,5 +1,7 @@
 """Forms of operators that read indices are run as measured, on parts of tables of few rows."""
 
+from collections import Counter
+
 import pytest
 import torch
 from cost_cases import flat
@@ -7,12 +9,13 @@ from expert_models import Experts
 from torch import Tensor, nn
 
 from partitioner.backends.torch.timing import prepared
+from partitioner.cost_model.forms import call_form
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.trace import trace_module
 from partitioner.ir.graph import Graph
-from partitioner.profiling.candidates import candidates, local_graph
+from partitioner.profiling.candidates import candidates, is_cold, local_graph
 from partitioner.profiling.profile import on_one_device
 
 ROWS = 4
@@ -90,3 +93,18 @@ def test_forms_run_on_drawn_operands(name: str) -> None:
         prepared(on_one_device(part), part, random_inputs(part, seed=0), threads=1)
         ran.append(candidate.form.op)
     assert any("backward" in op or "grad" in op for op in ran)
+
+
+def test_a_view_is_one_form_for_all_shapes_and_moves_nothing() -> None:
+    graph = traced("words")
+    found = candidates(graph, flat(3), "intra", None)
+    views = {one.form.op: one for one in found if not one.moved_bytes}
+    assert len(views) == sum(not one.moved_bytes for one in found)
+    calls = Counter(node.op for node in graph.nodes if call_form(node) is not None)
+    assert views.keys() == calls.keys()
+    assert max(calls.values()) > 1
+    assert {"partitioner::alias", "partitioner::state"}.isdisjoint(views)
+    for op, one in views.items():
+        assert one.weight_s == pytest.approx(calls[op] * 1e-6), "a launch each"
+        assert one.is_whole
+        assert not is_cold(graph, one)

@@ -72,9 +72,8 @@ class OnnxWriter(Writer):
         if self.type(mask).dtype == "bool":
             both = [mask, self.constant(seen)]
             return self.add("And", both, TensorType.of("bool", shape))
-        dtype = self.type(mask).dtype
-        numbers = np.where(seen, 0, -np.inf).astype(numpy_dtype(dtype))
-        return self.add("Add", [mask, self.constant(numbers)], TensorType.of(dtype, shape))
+        hidden = [self.constant(seen), mask, self._number(-np.inf, mask)]
+        return self.add("Where", hidden, TensorType.of(self.type(mask).dtype, shape))
 
     def scaled(self, x: str, factor: float) -> str:
         """``x * factor``."""
@@ -96,11 +95,20 @@ class OnnxWriter(Writer):
         return self.add("MatMul", [a, b], self.multiplied(a, b))
 
     def hidden(self, scores: str, mask: str) -> str:
-        """Scores plus a mask of numbers, or minus infinity where a mask of flags is false."""
+        """Scores plus a mask of numbers, or minus infinity where a mask hides a key.
+
+        A mask of flags hides it where it is false, and one of numbers where it is the lowest of its
+        type. The text of the operator says so of minus infinity alone, but ONNX Runtime hides both,
+        and exporters write the lowest number.
+        """
+        nothing, result = self._number(-np.inf, scores), self.type(scores)
         if self.type(mask).dtype == "bool":
-            least = self._number(-np.inf, scores)
-            return self.add("Where", [mask, scores, least], self.type(scores))
-        return self.add("Add", [scores, mask], self.type(scores))
+            return self.add("Where", [mask, scores, nothing], result)
+        lowest = self._number(float(np.finfo(numpy_dtype(self.type(mask).dtype)).min), mask)
+        flags = TensorType.of("bool", self.type(mask).shape)
+        is_hidden = self.add("LessOrEqual", [mask, lowest], flags)
+        mask = self.add("Where", [is_hidden, nothing, mask], self.type(mask))
+        return self.add("Add", [scores, mask], result)
 
     def at_least(self, x: str, number: float) -> str:
         """The larger of each element and a number."""

@@ -97,7 +97,7 @@ def _is_onnx_attention(graph: Graph, node: Node) -> bool:
     batch = tensors[0].shape[0]
     heads, rows = _size(rule, "h") * _size(rule, "r"), _size(rule, "q")
     keys = _size(rule, "k") + (past[2] if past else 0)
-    if mask and mask[-1] not in (1, keys):  # keys behind the mask's last are hidden
+    if mask and mask[-1] != keys:  # keys behind the mask's last are hidden
         return False
     cached = batch * _size(rule, "h") * keys * (_size(rule, "d") + _size(rule, "v"))
     return _are_few(rows, keys, batch * heads * rows * keys, cached)

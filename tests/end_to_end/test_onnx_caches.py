@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_models
+import onnxruntime
 import pytest
 from decoders import are_cut_along_keys, writes
 from onnx import helper
@@ -69,6 +70,64 @@ def test_attention_with_past_keys(options: dict[str, Any], devices: int) -> None
         assert all({"a0", "a1"} == placed.layouts.keys() for placed in writes(result))
     verified = result.verify(seed=1)
     assert verified.equal, str(verified)
+
+
+def drawn(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    dims = {value.name: value.type.tensor_type.shape.dim for value in proto.graph.input}
+    return {
+        name: rng.normal(size=[dim.dim_value for dim in shape]).astype(np.float32)
+        for name, shape in dims.items()
+    }
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+def test_rows_that_see_no_key(causal: int) -> None:
+    """The lowest number in a mask hides a key, as in ONNX Runtime; a number near it does not."""
+    lowest, rows, past = np.finfo(np.float32).min, 6, 14
+    proto = operator({"is_causal": causal}, rows=rows, past=past, mask="float32")
+    result = cut(proto, 3)
+    assert are_cut_along_keys(result)
+    inputs = drawn(proto)
+    mask = np.zeros((1, 1, rows, past + rows), np.float32)
+    mask[..., 0, :] = lowest
+    mask[..., 1, :] = -np.inf
+    mask[..., 2, :], mask[..., 2, 3] = -np.inf, lowest
+    mask[..., 3, :] = np.nextafter(lowest, np.float32(0))
+    mask[..., 4, :past] = lowest  # all that one of the devices has
+    mask[..., 0, -1] = 0 if causal else lowest  # hidden from the first row
+    inputs["mask"] = mask
+    (expected, *_) = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, inputs)
+    assert not expected[:, :, :3].any()
+    assert expected[:, :, 3:].any(axis=(0, 1, 3)).all()
+    np.testing.assert_allclose(result.run(inputs)["result"], expected, rtol=1e-5, atol=2e-6)
+
+
+def test_no_number_under_a_causal_mask_counts() -> None:
+    proto = operator({"is_causal": 1}, rows=2, past=12, mask="float32")
+    result = cut(proto, 2)
+    inputs = drawn(proto)
+    inputs["mask"][..., 0, -1] = np.inf
+    (expected, *_) = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, inputs)
+    np.testing.assert_allclose(result.run(inputs)["result"], expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("mode", [1, 3])
+def test_scores_of_packed_operands_are_a_result(mode: int) -> None:
+    """Without past keys, whose absence left present keys with a wrong shape."""
+    shapes = {"query": [2, 5, HEADS * WIDTH], "key": [2, 7, KV * WIDTH], "value": [2, 7, KV * WIDTH]}
+    inputs = {name: ("float32", shape) for name, shape in shapes.items()}
+    outputs = {"result": inputs["query"], "scores": ("float32", [2, HEADS, 5, 7])}
+    attrs = {"q_num_heads": HEADS, "kv_num_heads": KV, "qk_matmul_output_mode": mode}
+    node = helper.make_node(
+        "Attention", [*inputs], ["result", "", "", "scores"], name="attention", **attrs
+    )
+    proto = onnx_models.model([node], inputs, outputs, opset=23)
+    for parallel, factor in (("dp", "b"), ("tp", "h"), ("cp", "q")):
+        result = cut(proto, 2, parallel)
+        assert factor in result.plan.nodes["attention"].cuts
+        verified = result.verify(seed=1)
+        assert verified.equal, str(verified)
 
 
 def lines(rows: int, keys: int, opset: int, width: int = WIDTH) -> onnx.ModelProto:

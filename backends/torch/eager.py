@@ -1,7 +1,8 @@
 """Passes that run without `torch.compile`, which plans the memory of collectives itself.
 
 Graphs are functional, as they are read, saved and compiled. Here an all-reduce writes over an
-operand that nothing else reads, and an all-gather gets the memory for its result. The latter is
+operand that nothing else reads, a write to a stored value that the program does in place
+(`RankProgram.in_place`) is done so, and an all-gather gets the memory for its result. The last is
 needed: with gloo, `all_gather_into_tensor` calls `allgather_coalesced`, which spoils the heap if
 several are on their way (PyTorch 2.13, `tests/benchmarks/gathers.py`).
 """
@@ -11,6 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 from torch.fx.graph import _BoxedCodeGen
+
+from partitioner.backends.torch.emit import IN_PLACE
+from partitioner.backends.torch.operators.caches import write_part
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -24,6 +28,15 @@ _PASSING_ON = frozenset(
         c10d.all_reduce_.default,
     }
 )
+
+
+#: Operators that write rows to a copy of their first operand, and what writes them to it itself.
+_IN_PLACE = {
+    aten.index_copy.default: aten.index_copy_.default,
+    aten.index_put.default: aten.index_put_.default,
+    aten._unsafe_index_put.default: aten.index_put_.default,
+    torch.ops.partitioner.index_write_part.default: write_part,
+}
 
 
 def eager(module: fx.GraphModule, *, boxed: bool = False) -> fx.GraphModule:
@@ -42,6 +55,8 @@ def eager(module: fx.GraphModule, *, boxed: bool = False) -> fx.GraphModule:
             node.target = gathered
         elif node.target is c10d.all_reduce.default and _is_free(node.all_input_nodes[0]):
             node.target = c10d.all_reduce_.default
+        elif node.meta.get(IN_PLACE):
+            node.target = _IN_PLACE[node.target]
     return fx.GraphModule(module, graph)
 
 

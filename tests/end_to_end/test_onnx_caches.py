@@ -15,6 +15,7 @@ from onnx import helper
 import partitioner
 from partitioner.compiled.base import Compiled
 from partitioner.ir.plan import resolve
+from partitioner.strategies.constraints import Constraints, Pin
 
 HEADS, KV, WIDTH = 4, 2, 6
 
@@ -115,7 +116,11 @@ def test_no_number_under_a_causal_mask_counts() -> None:
 @pytest.mark.parametrize("mode", [1, 3])
 def test_scores_of_packed_operands_are_a_result(mode: int) -> None:
     """Without past keys, whose absence left present keys with a wrong shape."""
-    shapes = {"query": [2, 5, HEADS * WIDTH], "key": [2, 7, KV * WIDTH], "value": [2, 7, KV * WIDTH]}
+    shapes = {
+        "query": [2, 5, HEADS * WIDTH],
+        "key": [2, 7, KV * WIDTH],
+        "value": [2, 7, KV * WIDTH],
+    }
     inputs = {name: ("float32", shape) for name, shape in shapes.items()}
     outputs = {"result": inputs["query"], "scores": ("float32", [2, HEADS, 5, 7])}
     attrs = {"q_num_heads": HEADS, "kv_num_heads": KV, "qk_matmul_output_mode": mode}
@@ -123,8 +128,11 @@ def test_scores_of_packed_operands_are_a_result(mode: int) -> None:
         "Attention", [*inputs], ["result", "", "", "scores"], name="attention", **attrs
     )
     proto = onnx_models.model([node], inputs, outputs, opset=23)
-    for parallel, factor in (("dp", "b"), ("tp", "h"), ("cp", "q")):
-        result = cut(proto, 2, parallel)
+    heads = Constraints((Pin("heads", tensor="scores", dim=1),))
+    for how, factor in (("dp", "b"), ("cp", "q"), (heads, "h")):
+        kind: dict[str, Any] = {"parallel" if isinstance(how, str) else "constraints": how}
+        result = partitioner.compile(proto, devices=2, time_limit_s=3, **kind)
+        assert isinstance(result, Compiled)
         assert factor in result.plan.nodes["attention"].cuts
         verified = result.verify(seed=1)
         assert verified.equal, str(verified)

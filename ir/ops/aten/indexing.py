@@ -169,13 +169,15 @@ def _sort(view: OpView) -> Rule:
 ROWS: Mapping[str, OpRow] = {
     **{f"aten::{op}.Tensor": OpRow(_index, moved=moved_rows) for op in ("_unsafe_index", "index")},
     **{
-        f"aten::{op}": OpRow(_index_put, _local_put, where=True)
+        f"aten::{op}": OpRow(_index_put, _local_put, overwrites=True, where=True)
         for op in ("_unsafe_index_put", "index_put")
     },
     **{f"aten::{op}": OpRow(_sort) for op in ("sort", "sort.stable", "topk")},
     "aten::gather": OpRow(_gather, moved=moved_rows),
     "aten::index_add": OpRow(partial(_index_write, adds=True)),
-    "aten::index_copy": OpRow(partial(_index_write, adds=False), _local_copy, where=True),
+    "aten::index_copy": OpRow(
+        partial(_index_write, adds=False), _local_copy, overwrites=True, where=True
+    ),
     "aten::index_select": OpRow(_index_select, moved=moved_rows),
     "aten::scatter.src": OpRow(_scatter),
     "aten::scatter.value": OpRow(_scatter_value),

@@ -30,11 +30,30 @@ _PASSING_ON = frozenset(
 )
 
 
+def _slice_write(
+    data: Tensor,
+    source: Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Tensor:
+    aten.slice.Tensor(data, dim, start, end, step).copy_(source)
+    return data
+
+
+def _select_write(data: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    data.select(dim, index).copy_(source)
+    return data
+
+
 #: Operators that write rows to a copy of their first operand, and what writes them to it itself.
 _IN_PLACE = {
     aten.index_copy.default: aten.index_copy_.default,
     aten.index_put.default: aten.index_put_.default,
     aten._unsafe_index_put.default: aten.index_put_.default,
+    aten.select_scatter.default: _select_write,
+    aten.slice_scatter.default: _slice_write,
     torch.ops.partitioner.index_write_part.default: write_part,
 }
 

@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py [--ranks 2] [--rounds 15]
         [--length 32768] [--width 512] [--heads 8] [--layers 2]
 
-Each layer projects one token to a query, a key and a value, writes the last two to its caches, which
-are buffers of `--length` positions, and attends over them. `ours` is the plan of `parallel="cp"`.
+Each layer projects one token to a query, a key and a value, writes the last two to its caches,
+which are buffers of `--length` positions, and attends over them. `ours` is `parallel="cp"`.
 In `twin` each rank has its part of the caches by hand: it writes the token if it is one of its own
 positions, multiplies the query with its keys, and the ranks all-reduce the largest scores, then the
 sums of the exponentials with the products with the values. `one` is the plain module, on every rank

@@ -171,6 +171,68 @@ def test_attention_in_lines(opset: int, tmp_path: Path) -> None:
     assert partitioner.load(tmp_path / "saved").verify(seed=0).equal
 
 
+WRITES: Mapping[str, tuple[int, list[int], dict[str, Any]]] = {
+    "TensorScatter": (2, [2], {}),
+    "ScatterElements": (2, [2, KV, 2, WIDTH], {"axis": 2}),
+    "ScatterND": (1, [2, 1], {}),
+}
+
+
+@pytest.mark.parametrize("op", WRITES)
+def test_a_cache_that_a_step_writes(op: str) -> None:
+    """Two tokens over eleven positions, of which each of three devices has its part."""
+    rows, size = 2, 11
+    dim, places, attrs = WRITES[op]
+    shape = [2, KV, size, WIDTH] if dim == 2 else [size, 2, KV, WIDTH]
+    new = [*shape[:dim], rows, *shape[dim + 1 :]]
+    kinds = "key", "value"
+    inputs = {"query": ("float32", [2, HEADS, rows, WIDTH]), "at": ("int64", places)}
+    for kind in kinds:
+        inputs |= {f"cache_{kind}": ("float32", shape), f"new_{kind}": ("float32", new)}
+    nodes, outputs = [], {"result": inputs["query"]}
+    for kind in kinds:
+        cache, written = f"cache_{kind}", f"next_{kind}"
+        order = ["at", f"new_{kind}"]
+        operands = [cache, *(reversed(order) if op == "TensorScatter" else order)]
+        nodes.append(helper.make_node(op, operands, [written], name=written, **attrs))
+        outputs[written] = inputs[cache]
+        if dim != 2:
+            turned = helper.make_node("Transpose", [written], [kind], name=kind, perm=[1, 2, 0, 3])
+            nodes.append(turned)
+    names = [*kinds] if dim != 2 else [f"next_{kind}" for kind in kinds]
+    inputs["lengths"] = ("int64", [2])
+    nodes.append(
+        helper.make_node(
+            *("Attention", ["query", *names, "", "", "", "lengths"], ["result"]),
+            name="attention",
+            is_causal=1,
+        )
+    )
+    proto = onnx_models.model(nodes, inputs, outputs, opset=24)
+    result = cut(proto, 3)
+    assert are_cut_along_keys(result)
+    written = [p for p in resolve(result.graph, result.plan) if p.node.op == op]
+    assert len(written) == 2
+    assert all(p.layouts.keys() == {"v" if op != "ScatterND" else "v0"} for p in written)
+    arrays = drawn(proto)
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    for first, second in ((3, 7), (0, 9), (8, 2)):  # over the border of two parts, and at the ends
+        arrays["lengths"] = np.array([first + 2, second + 2])
+        starts = np.array([first, second])
+        if op == "TensorScatter":
+            arrays["at"] = starts
+        elif op == "ScatterND":
+            arrays["at"] = np.array([[first], [first - size + 1]])
+        else:
+            at = (starts[:, None] + np.arange(rows))[:, None, :, None]
+            arrays["at"] = np.broadcast_to(at, places).copy()
+        for name, expected in zip(outputs, session.run(None, arrays), strict=True):
+            np.testing.assert_allclose(result.run(arrays)[name], expected, rtol=1e-5, atol=2e-6)
+    arrays["at"] = np.full(places, size)
+    with pytest.raises(Exception, match=r"(?i)out of|index|indices"):
+        result.run(arrays)
+
+
 def test_a_long_cache_is_cut_without_being_asked_for() -> None:
     """Each of five devices has a part of the keys."""
     result = partitioner.compile(

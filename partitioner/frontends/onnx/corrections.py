@@ -3,8 +3,8 @@
 It gives other element types than ONNX Runtime's schemas to some operators of com.microsoft. It
 takes the operands of MelWeightMatrix for each other, and knows no aspect ratio in Resize: these
 shapes are left to ONNX's own inference. It gives present keys and values of an Attention of 3-D
-operands without past ones the shape of the operand. A comparison with all those schemas, and with the results
-of ONNX's own node cases, finds these (tests/frontends/onnx/test_corrections.py).
+operands without past ones the shape of the operand. A comparison with all those schemas, and with
+the results of ONNX's own node cases, finds these (tests/frontends/onnx/test_corrections.py).
 """
 
 from __future__ import annotations

@@ -235,6 +235,7 @@ def attention_mask_backward(
     scale: float | None,
 ) -> Tensor:
     """Gradient of a mask of numbers (a learned bias)."""
+    del logsumexp  # the scores are there: see `_Attention.probabilities`
     call = _Attention(query, key, value, mask, False, scale)
     _, slope = call.slope(grad, out, None)
     return slope.flatten(1, 2).sum_to_size(mask.shape).to(mask.dtype)
@@ -440,6 +441,18 @@ def _step_blocks(
         yield from _met(rows, columns, rows, lie, is_causal)
 
 
+def _raised(mask: Tensor | None) -> Tensor | None:
+    """A mask over all columns; one of numbers with 0 as the largest of each row.
+
+    That changes no softmax. Large negative numbers throughout a row would leave nothing of its
+    scores, and of the number of its columns, in the log-sum-exp.
+    """
+    if mask is None or mask.dtype == torch.bool:
+        return mask
+    largest = mask.amax(-1, keepdim=True)
+    return mask - largest.masked_fill(largest == float("-inf"), 0.0)
+
+
 def _in_order(
     mask: Tensor | None, width: int, intervals: Sequence[int], counts: Sequence[int], step: int
 ) -> Tensor | None:
@@ -520,7 +533,7 @@ def attention_step(
     step: int,
 ) -> tuple[Tensor, Tensor]:
     """(result, log-sum-exp) of a step of a ring; see `_step_blocks`."""
-    mask = _in_order(mask, key.shape[2], intervals, counts, step)
+    mask = _in_order(_raised(mask), key.shape[2], intervals, counts, step)
     call = _Attention(query, key, value, mask, False, scale)
     blocks = _step_blocks(intervals, counts, step, is_causal)
     return _part(call, blocks, *_empty_results(query, key, value))
@@ -547,7 +560,7 @@ def attention_step_backward(
     step: int,
 ) -> tuple[Tensor, ...]:
     """Shares of a step of a ring in the gradients of query, key and value."""
-    mask = _in_order(mask, key.shape[2], intervals, counts, step)
+    mask = _in_order(_raised(mask), key.shape[2], intervals, counts, step)
     call = _Attention(query, key, value, mask, False, scale)
     blocks = _step_blocks(intervals, counts, step, is_causal)
     return _part_backward(call, blocks, grad, out, logsumexp)

@@ -192,15 +192,16 @@ def test_buffers_are_caches() -> None:
 
 def test_caches_are_cut_with_the_batch() -> None:
     torch.manual_seed(0)
-    module = Keeping(width=8, length=5, batch=7).eval()
-    x, position = torch.randn(7, 1, 8), torch.tensor([3])
+    module = Keeping(width=8, length=7, batch=5).eval()
+    x, position = torch.randn(5, 1, 8), torch.tensor([3])
     program = partitioner.compile(module, (x, position), devices=3, parallel="dp", time_limit_s=3)
     assert isinstance(program, ModuleProgram)
     homes = program.programs.homes
     for name in ("keys0", "values0", "keys1", "values1"):
         dims = homes[program.traced.stored[name]].placement.sharding.dims
         assert [bool(dim.axes) for dim in dims] == [True, False, False, False]
-    assert not any(task.comm for task in program.run_schedule.tasks)
+    most = max(nbytes for task in program.run_schedule.tasks for _, _, nbytes in moves(task))
+    assert most <= 2 * 8 * 4  # a part of the result
     assert all(len(rank.in_place) == 4 for rank in program.programs.ranks)
     assert program.verify()
 

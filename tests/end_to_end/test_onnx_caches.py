@@ -174,7 +174,7 @@ def test_attention_in_lines(opset: int, tmp_path: Path) -> None:
 WRITES: Mapping[str, tuple[int, list[int], dict[str, Any]]] = {
     "TensorScatter": (2, [2], {}),
     "ScatterElements": (2, [2, KV, 2, WIDTH], {"axis": 2}),
-    "ScatterND": (1, [2, 1], {}),
+    "ScatterND": (0, [2, 1], {}),
 }
 
 
@@ -229,7 +229,7 @@ def test_a_cache_that_a_step_writes(op: str) -> None:
         for name, expected in zip(outputs, session.run(None, arrays), strict=True):
             np.testing.assert_allclose(result.run(arrays)[name], expected, rtol=1e-5, atol=2e-6)
     arrays["at"] = np.full(places, size)
-    with pytest.raises(Exception, match=r"(?i)out of|index|indices"):
+    with pytest.raises(Exception, match=r"(?i)out of|indice|index"):
         result.run(arrays)
 
 

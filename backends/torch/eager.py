@@ -9,6 +9,9 @@ several are on their way (PyTorch 2.13, `tests/benchmarks/gathers.py`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, fx
 from torch.fx.graph import _BoxedCodeGen
@@ -48,7 +51,7 @@ def _select_write(data: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
 
 
 #: Operators that write rows to a copy of their first operand, and what writes them to it itself.
-_IN_PLACE = {
+_IN_PLACE: Mapping[Any, Any] = {
     aten.index_copy.default: aten.index_copy_.default,
     aten.index_put.default: aten.index_put_.default,
     aten._unsafe_index_put.default: aten.index_put_.default,

@@ -211,7 +211,7 @@ class Assigned(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("keys", torch.zeros(1, 2, 13, 4))
+        self.register_buffer("keys", torch.zeros(1, 2, 14, 4))
 
     def forward(self, query: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         self.keys[:, :, 5:9] = new

@@ -33,7 +33,7 @@ def write_part(
     size = view.shape()[dim]
     if local.shapes[0][dim] == size:
         return LocalOp((view.node,))
-    constants = {}
+    constants: dict[str, np.ndarray] = {}
     if not isinstance(index, str):
         name = f"{view.node.name}.at"
         constants[name], index = index.astype(np.int64), name

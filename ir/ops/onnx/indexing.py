@@ -52,11 +52,17 @@ class _Writer:
     types: dict[str, TensorType] = field(default_factory=dict)
 
     def call(
-        self, op: str, *inputs: str, dtype: str, shape: Sequence[int], made: str = "", **attrs: Attr
+        self,
+        op: str,
+        *inputs: str,
+        dtype: str,
+        shape: Sequence[int],
+        made: str = "",
+        attrs: Mapping[str, Attr] | None = None,
     ) -> str:
         """Add a node; returns its result, a temporary unless it is `made`."""
         name = f"{self.view.node.name}.{len(self.nodes)}.part"
-        self.nodes.append(Node(name, op, inputs, (made or name,), attrs))
+        self.nodes.append(Node(name, op, inputs, (made or name,), attrs or {}))
         if not made:
             self.types[name] = TensorType.of(dtype, shape)
         return made or name
@@ -69,6 +75,10 @@ class _Writer:
         name = f"{self.view.node.name}.{len(self.constants)}.constant"
         self.constants[name] = array
         return name
+
+    def number(self, number: int) -> str:
+        """An int64."""
+        return self.constant(np.array(number, np.int64))
 
     def numbers(self, *numbers: int) -> str:
         """A vector of int64."""
@@ -129,7 +139,7 @@ def _local_gather(view: OpView, local: LocalView) -> LocalOp:
         return write.local()
     intervals = local.regions[0][dim]
     place, inside = write.places(ids, intervals, size, 0, index_type.with_shape(shape))
-    rows = write.call("Gather", table, place, dtype=dtype, shape=out, **view.node.attrs)
+    rows = write.call("Gather", table, place, dtype=dtype, shape=out, attrs=view.node.attrs)
     dims = *shape, *(1 for _ in local.shapes[0][dim + 1 :])
     mask = write.call("Reshape", inside, write.numbers(*dims), dtype="bool", shape=dims)
     write.call("Where", mask, rows, zero, dtype=dtype, shape=out, made=result)
@@ -167,12 +177,12 @@ def _local_scatter_nd(view: OpView, local: LocalView) -> LocalOp:
     for dim in range(index[-1]):
         number, of_column = write.numbers(dim), TensorType.of("int64", column)
         one = write.call(
-            "Gather", view.node.inputs[1], number, dtype="int64", shape=column, axis=-1
+            "Gather", view.node.inputs[1], number, dtype="int64", shape=column, attrs={"axis": -1}
         )
         if dim in cut:
             one, _ = write.places(one, local.regions[0][dim], whole[dim], part[dim], of_column)
         columns.append(one)
-    places = write.call("Concat", *columns, dtype="int64", shape=index, axis=-1)
+    places = write.call("Concat", *columns, dtype="int64", shape=index, attrs={"axis": -1})
     return _written(write, local, cut, places)
 
 
@@ -184,9 +194,9 @@ def _written(write: _Writer, local: LocalView, cut: Sequence[int], places: str) 
         slab = [*sizes[:dim], 1, *sizes[dim + 1 :]]
         spare = write.call("Expand", zero, write.numbers(*slab), dtype=dtype, shape=slab)
         sizes[dim] += 1
-        data = write.call("Concat", data, spare, dtype=dtype, shape=sizes, axis=dim)
+        data = write.call("Concat", data, spare, dtype=dtype, shape=sizes, attrs={"axis": dim})
     inputs = data, places, *node.inputs[2:]
-    all_of_it = write.call(node.op, *inputs, dtype=dtype, shape=sizes, **node.attrs)
+    all_of_it = write.call(node.op, *inputs, dtype=dtype, shape=sizes, attrs=node.attrs)
     ends = write.numbers(*(local.shapes[0][dim] for dim in cut))
     bounds = write.numbers(*(0 for _ in cut)), ends, write.numbers(*cut)
     shape, (made,) = local.out_shapes[0], node.outputs
@@ -216,25 +226,23 @@ def _local_tensor_scatter(view: OpView, local: LocalView) -> LocalOp:
     is_circular = view.attr("mode") in (b"circular", "circular")
 
     def in_run(x: str, end: int, of: Sequence[int]) -> str:
-        below = write.call("Less", x, write.constant(np.int64(0)), dtype="bool", shape=of)
+        below = write.call("Less", x, write.number(0), dtype="bool", shape=of)
         low = write.call("Not", below, dtype="bool", shape=of)
-        high = write.call("Less", x, write.constant(np.int64(end)), dtype="bool", shape=of)
+        high = write.call("Less", x, write.number(end), dtype="bool", shape=of)
         return write.call("And", low, high, dtype="bool", shape=of)
 
     if first and first[0]:
         begin = first[0]
         if not is_circular:  # a lookup refuses a run that does not lie in the cache
             right, zeros = in_run(begin, size - count + 1, (batch,)), write.numbers(0)
-            bounds = write.constant(np.int64(0)), write.constant(np.int64(1))
+            bounds = write.number(0), write.number(1)
             place = write.call("Where", right, *bounds, dtype="int64", shape=(batch,))
             zero = write.call("Gather", zeros, place, dtype="int64", shape=(batch,))
             begin = write.call("Add", begin, zero, dtype="int64", shape=(batch,))
         begin = write.call("Unsqueeze", begin, write.numbers(1), dtype="int64", shape=(batch, 1))
         since = write.call("Sub", since, begin, dtype="int64", shape=grid)
         if is_circular:
-            since = write.call(
-                "Mod", since, write.constant(np.int64(size)), dtype="int64", shape=grid
-            )
+            since = write.call("Mod", since, write.number(size), dtype="int64", shape=grid)
     else:
         since = write.call("Expand", since, write.numbers(*grid), dtype="int64", shape=grid)
     inside = in_run(since, count, grid)
@@ -242,11 +250,13 @@ def _local_tensor_scatter(view: OpView, local: LocalView) -> LocalOp:
     mask = write.call("Reshape", inside, write.numbers(*beside), dtype="bool", shape=beside)
     rows = update
     if count > 1:
-        place = write.call("Where", inside, since, write.constant(np.int64(0)), dtype="int64",
+        place = write.call("Where", inside, since, write.number(0), dtype="int64",
                            shape=grid)  # fmt: skip
         place = write.call("Reshape", place, write.numbers(*beside), dtype="int64", shape=beside)
         place = write.call("Expand", place, write.numbers(*shape), dtype="int64", shape=shape)
-        rows = write.call("GatherElements", update, place, dtype=dtype, shape=shape, axis=dim)
+        rows = write.call(
+            "GatherElements", update, place, dtype=dtype, shape=shape, attrs={"axis": dim}
+        )
     write.call("Where", mask, rows, cache, dtype=dtype, shape=shape, made=made)
     return write.local()
 

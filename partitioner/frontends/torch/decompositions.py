@@ -210,8 +210,10 @@ def copied(old: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """The source in the type and shape of what it is copied over, whose contents are not read."""
     del non_blocking
     same = source.dtype == old.dtype
-    new = aten.alias(source) if same else aten._to_copy(source, dtype=old.dtype)
-    return new if new.shape == old.shape else aten.expand(new, old.shape)
+    new: Tensor = aten.alias(source) if same else aten._to_copy(source, dtype=old.dtype)
+    if new.shape != old.shape:
+        new = aten.expand(new, old.shape)
+    return new
 
 
 DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {

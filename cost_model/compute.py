@@ -22,6 +22,7 @@ from partitioner.cost_model.dispatch import dispatch_seconds
 from partitioner.cost_model.entries import Estimate
 from partitioner.cost_model.forms import LocalShape, call_form, form_of, stores_parts, trains
 from partitioner.ir.graph import Graph, Node
+from partitioner.ir.in_place import writes_in_place
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
@@ -278,6 +279,8 @@ def moved_bytes(
     row = row_of(node)
     if row is not None and row.moved is not None:
         return row.moved(ins[: len(node.inputs)], outs)
+    if row is not None and row.overwrites and node.name in writes_in_place(graph):
+        return 2 * sum(ins[1:])  # what is written is read first
     return sum(ins) + sum(outs)
 
 

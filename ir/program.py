@@ -162,6 +162,8 @@ class RankProgram:
     outputs: tuple[Output, ...] = ()
     #: Index of the first step of the backward pass; None for inference.
     backward: int | None = None
+    #: Values that a node makes where its first operand lies, a stored value (`ir.in_place`).
+    in_place: frozenset[str] = frozenset()
 
     @property
     def comms(self) -> tuple[Comm, ...]:

@@ -7,7 +7,7 @@ into the parts of each rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, islice
@@ -17,6 +17,7 @@ import numpy as np
 from partitioner.cost_model.schedule import Key, LocalKey, Schedule, Task
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Graph, Node
+from partitioner.ir.in_place import writes_in_place
 from partitioner.ir.layout import Placement
 from partitioner.ir.local_node import local_op, renamed
 from partitioner.ir.ops import row_of
@@ -134,6 +135,11 @@ class _Shared:
     _types: dict[Key, Mapping[int, TensorType]] = field(default_factory=dict)
     _locals: dict[tuple[object, ...], _Local] = field(default_factory=dict)
     _comms: dict[tuple[object, ...], Comm] = field(default_factory=dict)
+
+    @cached_property
+    def in_place(self) -> frozenset[str]:
+        """Names of the nodes that may write to their operand's memory."""
+        return writes_in_place(self.graph)
 
     @cached_property
     def renamed(self) -> frozenset[Key]:
@@ -307,7 +313,24 @@ class _Rank:
             tuple(self.steps),
             outputs,
             backward,
+            frozenset(self._in_place()),
         )
+
+    def _in_place(self) -> Iterator[str]:
+        """Results of writes to stored values where these lie: not to a copy that was moved."""
+        shared = self.shared
+        if not shared.in_place or shared.schedule.order is not None:
+            return
+        held: set[str] = set()
+        for step in self.steps:
+            if not isinstance(step, Compute):
+                continue
+            row = row_of(step.node)
+            if row is not None and row.stored:
+                held.update(step.node.outputs)
+            elif step.origin in shared.in_place and step.node.inputs[0] in held:
+                held.update(step.node.outputs)
+                yield from step.node.outputs
 
     def _run_tasks(self) -> int | None:
         """Add the steps of all tasks; returns the index of the first step of the backward pass."""

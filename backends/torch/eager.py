@@ -1,16 +1,23 @@
 """Passes that run without `torch.compile`, which plans the memory of collectives itself.
 
 Graphs are functional, as they are read, saved and compiled. Here an all-reduce writes over an
-operand that nothing else reads, and an all-gather gets the memory for its result. The latter is
+operand that nothing else reads, a write to a stored value that the program does in place
+(`RankProgram.in_place`) is done so, and an all-gather gets the memory for its result. The last is
 needed: with gloo, `all_gather_into_tensor` calls `allgather_coalesced`, which spoils the heap if
 several are on their way (PyTorch 2.13, `tests/benchmarks/gathers.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, fx
 from torch.fx.graph import _BoxedCodeGen
+
+from partitioner.backends.torch.emit import IN_PLACE
+from partitioner.backends.torch.operators.caches import write_part
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -24,6 +31,34 @@ _PASSING_ON = frozenset(
         c10d.all_reduce_.default,
     }
 )
+
+
+def _slice_write(
+    data: Tensor,
+    source: Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Tensor:
+    aten.slice.Tensor(data, dim, start, end, step).copy_(source)
+    return data
+
+
+def _select_write(data: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    data.select(dim, index).copy_(source)
+    return data
+
+
+#: Operators that write rows to a copy of their first operand, and what writes them to it itself.
+_IN_PLACE: Mapping[Any, Any] = {
+    aten.index_copy.default: aten.index_copy_.default,
+    aten.index_put.default: aten.index_put_.default,
+    aten._unsafe_index_put.default: aten.index_put_.default,
+    aten.select_scatter.default: _select_write,
+    aten.slice_scatter.default: _slice_write,
+    torch.ops.partitioner.index_write_part.default: write_part,
+}
 
 
 def eager(module: fx.GraphModule, *, boxed: bool = False) -> fx.GraphModule:
@@ -42,6 +77,8 @@ def eager(module: fx.GraphModule, *, boxed: bool = False) -> fx.GraphModule:
             node.target = gathered
         elif node.target is c10d.all_reduce.default and _is_free(node.all_input_nodes[0]):
             node.target = c10d.all_reduce_.default
+        elif node.meta.get(IN_PLACE):
+            node.target = _IN_PLACE[node.target]
     return fx.GraphModule(module, graph)
 
 

@@ -36,6 +36,9 @@ UPDATE, KEEP = "partitioner::update", "partitioner::keep"
 UPDATES = UPDATE, KEEP
 ALIASES = ALIAS, "partitioner::either"
 
+#: Note at a call whose result may lie where its first operand lies.
+IN_PLACE = "in place"
+
 #: Name of the result of a pass that has none: a tensor without elements.
 NO_VALUE = ""
 
@@ -329,6 +332,8 @@ class PassWriter:
         name = _identifier(node.outputs[0] or node.name)
         calls = add_call(self.graph, self.root, node, self.value, self.device, name)
         self.known.update(calls)
+        for result in self.program.in_place.intersection(calls):
+            calls[result].meta[IN_PLACE] = True
 
     def communicate(self, comm: Comm) -> None:
         """Start a communication; its collective is noted for errors that name it.

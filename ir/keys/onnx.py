@@ -22,7 +22,7 @@ class OnnxWriter(Writer):
         if self.node.op == SOFTMAX:
             self.softmax(self.node.inputs[0], self.node.outputs[0], may_hide=False)
             return
-        query, key, value, mask, past_key, past_value = _operands(self.node.inputs)
+        query, key, value, mask, past_key, past_value, lengths = _operands(self.node.inputs)
         made, present_key, present_value, _ = (*self.node.outputs, "", "", "")[:4]
         packed = self.type(query).rank == 3
         if packed:
@@ -31,7 +31,7 @@ class OnnxWriter(Writer):
         before = self.type(past_key).shape[2] if past_key else 0
         keys = self._cached(past_key, key, present_key)
         values = self._cached(past_value, value, present_value)
-        mask = self._causal(query, keys, before, mask) if self.node.attrs.get("is_causal") else mask
+        mask = self._seen(query, keys, mask, before=before, lengths=lengths)
         scale = self.node.attrs.get("scale")
         factor = scale if isinstance(scale, int | float) else self.type(query).shape[-1] ** -0.5
         if not packed:
@@ -60,21 +60,34 @@ class OnnxWriter(Writer):
         result = self.type(x).with_shape(joined)
         return self.add("Concat", [past, x], result, present, axis=2)
 
-    def _causal(self, query: str, keys: str, before: int, mask: str) -> str:
-        """The mask in which a query sees no key that comes after it."""
+    def _seen(self, query: str, keys: str, mask: str, *, before: int, lengths: str) -> str:
+        """The mask that hides keys behind a sequence's length, and those that come after a query.
+
+        Queries are the last of the keys: those before them are the past ones or, where lengths are
+        given, all others of a sequence.
+        """
         rows, count = self.type(query).shape[2], self.type(keys).shape[2]
-        seen = np.arange(count) <= np.arange(rows)[:, None] + before
-        if seen.all():
+        is_causal = bool(self.node.attrs.get("is_causal"))
+        row = np.arange(rows)[:, None] if is_causal else np.zeros((1, 1), np.int64)
+        if lengths:
+            batch = self.type(query).shape[0]
+            least = np.arange(count) - row + (rows - 1 if is_causal else 0)
+            size = self.reshaped(lengths, (batch, 1, 1, 1))
+            shape = (batch, 1, *least.shape)
+            places = self.constant(least.astype(np.int64))
+            seen = self.add("Less", [places, size], TensorType.of("bool", shape))
+        elif is_causal and not (flags := np.arange(count) <= row + before).all():
+            seen = self.constant(flags)
+        else:
             return mask
         if not mask:
-            return self.constant(seen)
-        shape = np.broadcast_shapes(self.type(mask).shape, seen.shape)
-        if self.type(mask).dtype == "bool":
-            both = [mask, self.constant(seen)]
-            return self.add("And", both, TensorType.of("bool", shape))
-        dtype = self.type(mask).dtype
-        numbers = np.where(seen, 0, -np.inf).astype(numpy_dtype(dtype))
-        return self.add("Add", [mask, self.constant(numbers)], TensorType.of(dtype, shape))
+            return seen
+        of_mask = self.type(mask)
+        shape = np.broadcast_shapes(of_mask.shape, self.type(seen).shape)
+        if of_mask.dtype == "bool":
+            return self.add("And", [mask, seen], TensorType.of("bool", shape))
+        hidden = [seen, mask, self._number(-np.inf, mask)]
+        return self.add("Where", hidden, TensorType.of(of_mask.dtype, shape))
 
     def scaled(self, x: str, factor: float) -> str:
         """``x * factor``."""
@@ -96,11 +109,20 @@ class OnnxWriter(Writer):
         return self.add("MatMul", [a, b], self.multiplied(a, b))
 
     def hidden(self, scores: str, mask: str) -> str:
-        """Scores plus a mask of numbers, or minus infinity where a mask of flags is false."""
+        """Scores plus a mask of numbers, or minus infinity where a mask hides a key.
+
+        A mask of flags hides it where it is false, and one of numbers where it is the lowest of its
+        type. The text of the operator says so of minus infinity alone, but ONNX Runtime hides both,
+        and exporters write the lowest number.
+        """
+        nothing, result = self._number(-np.inf, scores), self.type(scores)
         if self.type(mask).dtype == "bool":
-            least = self._number(-np.inf, scores)
-            return self.add("Where", [mask, scores, least], self.type(scores))
-        return self.add("Add", [scores, mask], self.type(scores))
+            return self.add("Where", [mask, scores, nothing], result)
+        lowest = self._number(float(np.finfo(numpy_dtype(self.type(mask).dtype)).min), mask)
+        flags = TensorType.of("bool", self.type(mask).shape)
+        is_hidden = self.add("LessOrEqual", [mask, lowest], flags)
+        mask = self.add("Where", [is_hidden, nothing, mask], self.type(mask))
+        return self.add("Add", [scores, mask], result)
 
     def at_least(self, x: str, number: float) -> str:
         """The larger of each element and a number."""
@@ -144,5 +166,5 @@ class OnnxWriter(Writer):
 
 
 def _operands(inputs: Sequence[str]) -> tuple[str, ...]:
-    """Query, key, value, mask, past key and past value; "" where one is absent."""
-    return (*inputs, *[""] * 6)[:6]
+    """Query, key, value, mask, past key, past value and lengths; "" where one is absent."""
+    return (*inputs, *[""] * 7)[:7]

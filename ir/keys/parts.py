@@ -85,11 +85,11 @@ def _is_attention(graph: Graph, node: Node) -> bool:
 
 
 def _is_onnx_attention(graph: Graph, node: Node) -> bool:
-    """Attention of a wide type without bounds of scores, windows, or lengths of sequences."""
+    """Attention of a wide type without bounds of scores, windows, or scores as a result."""
     rule = rule_of(graph, node)
     tensors = [graph.types[name] for name in node.inputs[:3]]
     given = {name for name, attr in node.attrs.items() if attr}
-    extra = any(node.inputs[6:]) or any(node.outputs[3:]) or not given <= _ONNX
+    extra = any(node.inputs[7:]) or any(node.outputs[3:]) or not given <= _ONNX
     if not isinstance(rule, Rule) or extra or any(t.dtype not in WIDE for t in tensors):
         return False
     mask = graph.types[node.inputs[3]].shape if len(node.inputs) > 3 and node.inputs[3] else None
@@ -97,7 +97,7 @@ def _is_onnx_attention(graph: Graph, node: Node) -> bool:
     batch = tensors[0].shape[0]
     heads, rows = _size(rule, "h") * _size(rule, "r"), _size(rule, "q")
     keys = _size(rule, "k") + (past[2] if past else 0)
-    if mask and mask[-1] not in (1, keys):  # keys behind the mask's last are hidden
+    if mask and mask[-1] != keys:  # keys behind the mask's last are hidden
         return False
     cached = batch * _size(rule, "h") * keys * (_size(rule, "d") + _size(rule, "v"))
     return _are_few(rows, keys, batch * heads * rows * keys, cached)

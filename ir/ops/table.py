@@ -161,6 +161,7 @@ class OpRow:
         stored: The result is a value that is kept from step to step (a parameter): it is resident,
             with `node.attrs["state_bytes"]` more an element, and the node cuts it as it likes.
         in_place: Operand that is written where it lies, so it is never moved to the node.
+        overwrites: The result is the first operand with some of its elements written anew.
         again: The result is the first operand itself, under another name.
         where: `localize` needs the regions of a device's parts, not their sizes alone.
         either: The result is one of the operands, whichever the plan reads, and counts as a value
@@ -179,6 +180,7 @@ class OpRow:
     moved: Callable[[tuple[int, ...], tuple[int, ...]], int] | None = None
     stored: bool = False
     in_place: int | None = None
+    overwrites: bool = False
     again: bool = False
     where: bool = False
     either: bool = False

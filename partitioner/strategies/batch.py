@@ -34,8 +34,8 @@ class Followed:
     """A dim of a model, such as its batch.
 
     Attributes:
-        inputs: Graph inputs that have it, of a sequence also caches that the graph keeps, and which
-            of their dims it is.
+        inputs: Graph inputs that have it, also caches that the graph keeps, and which of their dims
+            it is.
         factors: By name, the nodes that read or make values that have it, and the factors of each
             that stand for it; none where no factor does.
         values: All values that have it, as far as it was followed.
@@ -54,12 +54,16 @@ class Followed:
 
 @lru_cache(maxsize=8)
 def batch_of(graph: Graph) -> Followed:
-    """The batch of a graph; without inputs if none of them has a dim that can be cut."""
+    """The batch of a graph; without inputs if none of them has a dim that can be cut.
+
+    Of a graph without a backward pass, caches that it keeps may have it, as those of sequences do.
+    """
     rules, seeds, walks = rules_of(graph), list(_candidates(graph)), list[_Walk]()
+    fed = graph.inputs if graph.backward else (*graph.inputs, *_caches(graph))
     for seed in seeds:
         if any(seed in walk.inputs.items() for walk in walks):
             continue
-        walks.append(_Walk(graph, rules).run([seed]))
+        walks.append(_Walk(graph, rules, fed).run([seed]))
         if seed == seeds[0] and not walks[0].broken:
             break  # nothing stands in the way of the usual batch
     return max(walks, key=lambda walk: walk.score).followed if walks else Followed({}, {})

@@ -48,7 +48,8 @@ class DataParallel:
         """
         _check_batch(self.word, asked)
         factors = asked.batch.factors
-        dependent = depending(asked.graph, asked.batch)
+        caches = (asked.graph.producers[n].name for n in asked.batch.inputs if _is_kept(asked, n))
+        dependent = (*depending(asked.graph, asked.batch), *caches)
         busy = {asked.axis: {name: factors.get(name, frozenset()) for name in dependent}}
         return Constraints(tuple(stored_pins(asked, asked.batch, self)), busy=busy)
 
@@ -57,8 +58,14 @@ class DataParallel:
         return _notes(self.word, asked, plan)
 
 
+def _is_kept(asked: Asked, value: str) -> bool:
+    """Whether a value with the batch is a cache, not an input."""
+    return value in asked.graph.producers
+
+
 def _notes(word: str, asked: Asked, plan: Plan) -> tuple[str, ...]:
     graph, batch, axis, notes = asked.graph, asked.batch, asked.axis, list[str]()
+    fed = [name for name in batch.inputs if not _is_kept(asked, name)]
     if not any(axis in mesh.names for mesh in plan.groups):
         return ()
     if word in ("zero1", "zero2") and not asked.alone:
@@ -68,7 +75,7 @@ def _notes(word: str, asked: Asked, plan: Plan) -> tuple[str, ...]:
         )
     shaped = [name for name in graph.inputs if graph.types[name].rank]
     if any(batch.inputs.get(name) != 0 for name in shaped):
-        dims = ", ".join(f"dim {dim} of {name!r}" for name, dim in batch.inputs.items())
+        dims = ", ".join(f"dim {batch.inputs[name]} of {name!r}" for name in fed)
         others = [repr(name) for name in shaped if name not in batch.inputs]
         without = f"; {', '.join(others)} without it" if others else ""
         notes.append(f"parallel {word}: the batch is {dims}{without}")

@@ -19,7 +19,7 @@ def tensor_constraints(asked: Asked) -> Constraints:
 
 def _pins(asked: Asked) -> Iterator[Pin]:
     graph, axis, size = asked.graph, asked.axis, asked.size
-    for value in asked.batch.inputs:
+    for value in (value for value in asked.batch.inputs if value not in graph.producers):
         yield Pin(f"parallel tp: batch of {value!r}", tensor=value, axis=axis, replicate=True)
     for value, uses in parameter_uses(graph).items():
         if graph.types[value].rank < 2 or not can_cut(graph, value, size):

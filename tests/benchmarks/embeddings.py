@@ -153,7 +153,8 @@ def step(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def compiled(
     args: argparse.Namespace, whole: Bags, example: tuple[Tensor, Tensor], training: bool
 ) -> ModuleProgram:
-    """The plan that cuts the samples, and the table by row."""
+    """The plan that cuts the samples, and the table by row, where it lies and where it is read."""
+    table = "table.weight.forward" if training else "table.weight"
     program = partitioner.compile(
         *(copy.deepcopy(whole), example, args.ranks),
         training=training,
@@ -163,6 +164,7 @@ def compiled(
             (
                 *(Pin(name, tensor=name, dim=0) for name in ("ids", "target", "table.weight")),
                 *(Pin(name, tensor=name, replicate=True) for name in ("top.weight", "top.bias")),
+                Pin("rows that are read", tensor=table, dim=0),
             )
         ),
     )

@@ -12,6 +12,7 @@ import partitioner
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model.traffic import moves
 from partitioner.ir.keys import has_few_queries, keys_in_parts
+from partitioner.ir.plan import resolve
 from partitioner.strategies.batch import sequence_of
 from partitioner.strategies.constraints import ConstraintError
 
@@ -187,6 +188,47 @@ def test_buffers_are_caches() -> None:
     most = max(nbytes for task in program.run_schedule.tasks for _, _, nbytes in moves(task))
     assert most < 12 * 8 * 4 / 3
     assert program.verify()
+
+
+def test_caches_are_cut_with_the_batch() -> None:
+    torch.manual_seed(0)
+    module = Keeping(width=8, length=7, batch=5).eval()
+    x, position = torch.randn(5, 1, 8), torch.tensor([3])
+    program = partitioner.compile(module, (x, position), devices=3, parallel="dp", time_limit_s=3)
+    assert isinstance(program, ModuleProgram)
+    homes = program.programs.homes
+    for name in ("keys0", "values0", "keys1", "values1"):
+        dims = homes[program.traced.stored[name]].placement.sharding.dims
+        assert [bool(dim.axes) for dim in dims] == [True, False, False, False]
+    most = max(nbytes for task in program.run_schedule.tasks for _, _, nbytes in moves(task))
+    assert most <= 2 * 8 * 4  # a part of the result
+    assert all(len(rank.in_place) == 4 for rank in program.programs.ranks)
+    assert program.verify()
+
+
+class Assigned(nn.Module):
+    """A cache whose slice and row at fixed positions are written, from an end too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(1, 2, 14, 4))
+
+    def forward(self, query: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        self.keys[:, :, 5:9] = new
+        self.keys[:, :, -1] = new[:, :, 0] * 2
+        return torch.softmax(query @ self.keys.mT, -1) @ self.keys
+
+
+def test_a_slice_that_is_assigned() -> None:
+    torch.manual_seed(0)
+    query, new = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 4, 4)
+    program = cut(Assigned().eval(), (query, new), devices=3)
+    assert are_cut_along_keys(program)
+    resolved = {placed.node.op: placed for placed in resolve(program.graph, program.plan)}
+    assert resolved["aten::slice_scatter"].layouts.keys() == {"v"}
+    assert resolved["aten::select_scatter"].layouts.keys() == {"x"}
+    assert program.verify()
+    assert all(len(rank.in_place) == 2 for rank in program.programs.ranks)
 
 
 def test_a_plan_sends_what_the_page_says() -> None:

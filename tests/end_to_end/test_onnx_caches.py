@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_models
+import onnxruntime
 import pytest
 from decoders import are_cut_along_keys, writes
 from onnx import helper
@@ -14,6 +15,7 @@ from onnx import helper
 import partitioner
 from partitioner.compiled.base import Compiled
 from partitioner.ir.plan import resolve
+from partitioner.strategies.constraints import Constraints, Pin
 
 HEADS, KV, WIDTH = 4, 2, 6
 
@@ -71,6 +73,71 @@ def test_attention_with_past_keys(options: dict[str, Any], devices: int) -> None
     assert verified.equal, str(verified)
 
 
+def drawn(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    dims = {value.name: value.type.tensor_type.shape.dim for value in proto.graph.input}
+    return {
+        name: rng.normal(size=[dim.dim_value for dim in shape]).astype(np.float32)
+        for name, shape in dims.items()
+    }
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+def test_rows_that_see_no_key(causal: int) -> None:
+    """The lowest number in a mask hides a key, as in ONNX Runtime; a number near it does not."""
+    lowest, rows, past = np.finfo(np.float32).min, 6, 14
+    proto = operator({"is_causal": causal}, rows=rows, past=past, mask="float32")
+    result = cut(proto, 3)
+    assert are_cut_along_keys(result)
+    inputs = drawn(proto)
+    mask = np.zeros((1, 1, rows, past + rows), np.float32)
+    mask[..., 0, :] = lowest
+    mask[..., 1, :] = -np.inf
+    mask[..., 2, :], mask[..., 2, 3] = -np.inf, lowest
+    mask[..., 3, :] = np.nextafter(lowest, np.float32(0))
+    mask[..., 4, :past] = lowest  # all that one of the devices has
+    mask[..., 0, -1] = 0 if causal else lowest  # hidden from the first row
+    inputs["mask"] = mask
+    (expected, *_) = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, inputs)
+    assert not expected[:, :, :3].any()
+    assert expected[:, :, 3:].any(axis=(0, 1, 3)).all()
+    np.testing.assert_allclose(result.run(inputs)["result"], expected, rtol=1e-5, atol=2e-6)
+
+
+def test_no_number_under_a_causal_mask_counts() -> None:
+    proto = operator({"is_causal": 1}, rows=2, past=12, mask="float32")
+    result = cut(proto, 2)
+    inputs = drawn(proto)
+    inputs["mask"][..., 0, -1] = np.inf
+    (expected, *_) = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, inputs)
+    np.testing.assert_allclose(result.run(inputs)["result"], expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("mode", [1, 3])
+def test_scores_of_packed_operands_are_a_result(mode: int) -> None:
+    """Without past keys, whose absence left present keys with a wrong shape."""
+    shapes = {
+        "query": [2, 5, HEADS * WIDTH],
+        "key": [2, 7, KV * WIDTH],
+        "value": [2, 7, KV * WIDTH],
+    }
+    inputs = {name: ("float32", shape) for name, shape in shapes.items()}
+    outputs = {"result": inputs["query"], "scores": ("float32", [2, HEADS, 5, 7])}
+    attrs = {"q_num_heads": HEADS, "kv_num_heads": KV, "qk_matmul_output_mode": mode}
+    node = helper.make_node(
+        "Attention", [*inputs], ["result", "", "", "scores"], name="attention", **attrs
+    )
+    proto = onnx_models.model([node], inputs, outputs, opset=23)
+    heads = Constraints((Pin("heads", tensor="scores", dim=1),))
+    for how, factor in (("dp", "b"), ("cp", "q"), (heads, "h")):
+        kind: dict[str, Any] = {"parallel" if isinstance(how, str) else "constraints": how}
+        result = partitioner.compile(proto, devices=2, time_limit_s=3, **kind)
+        assert isinstance(result, Compiled)
+        assert factor in result.plan.nodes["attention"].cuts
+        verified = result.verify(seed=1)
+        assert verified.equal, str(verified)
+
+
 def lines(rows: int, keys: int, opset: int, width: int = WIDTH) -> onnx.ModelProto:
     """Attention as exporters write it: two products, a mask and a softmax."""
     inputs = {
@@ -102,6 +169,68 @@ def test_attention_in_lines(opset: int, tmp_path: Path) -> None:
     assert result.verify(seed=1).equal
     result.save(tmp_path / "saved")
     assert partitioner.load(tmp_path / "saved").verify(seed=0).equal
+
+
+WRITES: Mapping[str, tuple[int, list[int], dict[str, Any]]] = {
+    "TensorScatter": (2, [2], {}),
+    "ScatterElements": (2, [2, KV, 2, WIDTH], {"axis": 2}),
+    "ScatterND": (0, [2, 1], {}),
+}
+
+
+@pytest.mark.parametrize("op", WRITES)
+def test_a_cache_that_a_step_writes(op: str) -> None:
+    """Two tokens over eleven positions, of which each of three devices has its part."""
+    rows, size = 2, 11
+    dim, places, attrs = WRITES[op]
+    shape = [2, KV, size, WIDTH] if dim == 2 else [size, 2, KV, WIDTH]
+    new = [*shape[:dim], rows, *shape[dim + 1 :]]
+    kinds = "key", "value"
+    inputs = {"query": ("float32", [2, HEADS, rows, WIDTH]), "at": ("int64", places)}
+    for kind in kinds:
+        inputs |= {f"cache_{kind}": ("float32", shape), f"new_{kind}": ("float32", new)}
+    nodes, outputs = [], {"result": inputs["query"]}
+    for kind in kinds:
+        cache, written = f"cache_{kind}", f"next_{kind}"
+        order = ["at", f"new_{kind}"]
+        operands = [cache, *(reversed(order) if op == "TensorScatter" else order)]
+        nodes.append(helper.make_node(op, operands, [written], name=written, **attrs))
+        outputs[written] = inputs[cache]
+        if dim != 2:
+            turned = helper.make_node("Transpose", [written], [kind], name=kind, perm=[1, 2, 0, 3])
+            nodes.append(turned)
+    names = [*kinds] if dim != 2 else [f"next_{kind}" for kind in kinds]
+    inputs["lengths"] = ("int64", [2])
+    nodes.append(
+        helper.make_node(
+            *("Attention", ["query", *names, "", "", "", "lengths"], ["result"]),
+            name="attention",
+            is_causal=1,
+        )
+    )
+    proto = onnx_models.model(nodes, inputs, outputs, opset=24)
+    result = cut(proto, 3)
+    assert are_cut_along_keys(result)
+    written = [p for p in resolve(result.graph, result.plan) if p.node.op == op]
+    assert len(written) == 2
+    assert all(p.layouts.keys() == {"v" if op != "ScatterND" else "v0"} for p in written)
+    arrays = drawn(proto)
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    for first, second in ((3, 7), (0, 9), (8, 2)):  # over the border of two parts, and at the ends
+        arrays["lengths"] = np.array([first + 2, second + 2])
+        starts = np.array([first, second])
+        if op == "TensorScatter":
+            arrays["at"] = starts
+        elif op == "ScatterND":
+            arrays["at"] = np.array([[first], [first - size + 1]])
+        else:
+            at = (starts[:, None] + np.arange(rows))[:, None, :, None]
+            arrays["at"] = np.broadcast_to(at, places).copy()
+        for name, expected in zip(outputs, session.run(None, arrays), strict=True):
+            np.testing.assert_allclose(result.run(arrays)[name], expected, rtol=1e-5, atol=2e-6)
+    arrays["at"] = np.full(places, size)
+    with pytest.raises(Exception, match=r"(?i)out of|indice|index"):
+        result.run(arrays)
 
 
 def test_a_long_cache_is_cut_without_being_asked_for() -> None:

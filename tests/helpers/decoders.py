@@ -118,13 +118,13 @@ class Attend(nn.Module):
 class Keeping(nn.Module):
     """Layers of attention that keep their caches as buffers: x, position -> x."""
 
-    def __init__(self, width: int, length: int, layers: int = 2) -> None:
+    def __init__(self, width: int, length: int, layers: int = 2, batch: int = 1) -> None:
         super().__init__()
         self.projections = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
         self.layers = layers
         for layer in range(layers):
             for name in ("keys", "values"):
-                self.register_buffer(f"{name}{layer}", torch.zeros(1, 2, length, width // 2))
+                self.register_buffer(f"{name}{layer}", torch.zeros(batch, 2, length, width // 2))
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
         for layer in range(self.layers):

@@ -11,6 +11,7 @@ from typing import Any
 
 import agreement_jobs
 import autocast_modules
+import cached_modules
 import checkpoints
 import placed_modules
 import pytest
@@ -731,6 +732,8 @@ JOBS = {
             ("buffers_read_again_in_stages", partial(written_buffers.recomputing, 4), 4),
         )
     },
+    "caches": Job(2, cached_modules.copies_no_cache, [cached_modules.keeping]),
+    "caches_read_before": Job(2, cached_modules.reads_before_it_writes, [cached_modules.twice]),
     "first_names": Job(
         2, placed_modules.lists_parameters_by_their_first_names, [placed_modules.twice]
     ),

@@ -85,11 +85,18 @@ class _Attention:
             return scores
         return (scores.flatten(1, 2) + mask).view(scores.shape)
 
-    def probabilities(self, scores: Tensor, logsumexp: Tensor) -> Tensor:
-        """The softmax of the scores."""
+    def probabilities(self, scores: Tensor, logsumexp: Tensor | None) -> Tensor:
+        """The softmax of the scores, over more columns than these if their log-sum-exp is given.
+
+        A log-sum-exp has lost the number of the columns where all have the same large negative
+        number in the mask: it is not used if there is another way.
+        """
+        if logsumexp is None:
+            hidden = scores.amax(-1, keepdim=True) == float("-inf")
+            return torch.softmax(scores, -1).masked_fill_(hidden, 0.0)
         return torch.exp(scores - self.grouped(logsumexp.unsqueeze(-1)))
 
-    def slope(self, grad: Tensor, out: Tensor, logsumexp: Tensor) -> tuple[Tensor, Tensor]:
+    def slope(self, grad: Tensor, out: Tensor, logsumexp: Tensor | None) -> tuple[Tensor, Tensor]:
         """(probabilities, gradient of the scaled and masked scores)."""
         weights = self.probabilities(self.scores(), logsumexp)
         grouped = self.grouped(grad)
@@ -134,7 +141,7 @@ def _forward(call: _Attention) -> tuple[Tensor, Tensor]:
     scores = call.scores()
     lse = torch.logsumexp(scores, -1).flatten(1, 2)
     lse.masked_fill_(lse == float("-inf"), 0.0)
-    result = (call.probabilities(scores, lse) @ _shared(value)).flatten(1, 2).to(query.dtype)
+    result = (call.probabilities(scores, None) @ _shared(value)).flatten(1, 2).to(query.dtype)
     out, logsumexp = _empty_results(query, key, value)
     return out.copy_(result), logsumexp.copy_(lse)
 
@@ -159,11 +166,13 @@ def _empty_gradients(_: Tensor, *operands: Any) -> tuple[Tensor, Tensor, Tensor]
     return query, key, value
 
 
-def _backward(call: _Attention, grad: Tensor, out: Tensor, logsumexp: Tensor) -> tuple[Tensor, ...]:
+def _backward(
+    call: _Attention, grad: Tensor, out: Tensor, logsumexp: Tensor, *, is_whole: bool
+) -> tuple[Tensor, ...]:
     """Gradients of query, key and value.
 
-    `out` and `logsumexp` may be over more columns than those of the call: then these are the
-    call's shares of the gradients.
+    Unless the call is the whole one, `out` and `logsumexp` are over more columns than its own:
+    then these are the call's shares of the gradients.
     """
     query, key, value = call.query, call.key, call.value
     if call.is_fused:
@@ -177,7 +186,7 @@ def _backward(call: _Attention, grad: Tensor, out: Tensor, logsumexp: Tensor) ->
             )
         )
         return fused
-    weights, slope = call.slope(grad, out, logsumexp)
+    weights, slope = call.slope(grad, out, None if is_whole else logsumexp)
     gradients = (
         (slope @ _shared(key) * call.factor).flatten(1, 2),
         (slope.mT @ call.grouped(query) * call.factor).sum(2),
@@ -205,7 +214,7 @@ def attention_backward(
 ) -> tuple[Tensor, ...]:
     """Gradients of query, key and value."""
     call = _Attention(query, key, value, mask, is_causal, scale)
-    return _backward(call, grad, out, logsumexp)
+    return _backward(call, grad, out, logsumexp, is_whole=True)
 
 
 @operator(
@@ -226,8 +235,9 @@ def attention_mask_backward(
     scale: float | None,
 ) -> Tensor:
     """Gradient of a mask of numbers (a learned bias)."""
+    del logsumexp  # the scores are there: see `_Attention.probabilities`
     call = _Attention(query, key, value, mask, False, scale)
-    _, slope = call.slope(grad, out, logsumexp)
+    _, slope = call.slope(grad, out, None)
     return slope.flatten(1, 2).sum_to_size(mask.shape).to(mask.dtype)
 
 
@@ -355,7 +365,8 @@ def _part_backward(
         call = _of_block(whole, block)
         saved = (x[:, :, block.rows] for x in (grad, out, logsumexp))
         places = block.rows, block.columns, block.columns
-        for total, place, part in zip(totals, places, _backward(call, *saved), strict=True):
+        parts = _backward(call, *saved, is_whole=False)
+        for total, place, part in zip(totals, places, parts, strict=True):
             total[:, :, place] += part
     return totals
 
@@ -428,6 +439,18 @@ def _step_blocks(
         rows, columns = parts[part], parts[(part + step) % len(parts)]
         lie = columns if step == 0 else [(start + at, size) for at, size in _packed(columns)]
         yield from _met(rows, columns, rows, lie, is_causal)
+
+
+def _raised(mask: Tensor | None) -> Tensor | None:
+    """A mask over all columns; one of numbers with 0 as the largest of each row.
+
+    That changes no softmax. Large negative numbers throughout a row would leave nothing of its
+    scores, and of the number of its columns, in the log-sum-exp.
+    """
+    if mask is None or mask.dtype == torch.bool:
+        return mask
+    largest = mask.amax(-1, keepdim=True)
+    return mask - largest.masked_fill(largest == float("-inf"), 0.0)
 
 
 def _in_order(
@@ -510,7 +533,7 @@ def attention_step(
     step: int,
 ) -> tuple[Tensor, Tensor]:
     """(result, log-sum-exp) of a step of a ring; see `_step_blocks`."""
-    mask = _in_order(mask, key.shape[2], intervals, counts, step)
+    mask = _in_order(_raised(mask), key.shape[2], intervals, counts, step)
     call = _Attention(query, key, value, mask, False, scale)
     blocks = _step_blocks(intervals, counts, step, is_causal)
     return _part(call, blocks, *_empty_results(query, key, value))
@@ -537,7 +560,7 @@ def attention_step_backward(
     step: int,
 ) -> tuple[Tensor, ...]:
     """Shares of a step of a ring in the gradients of query, key and value."""
-    mask = _in_order(mask, key.shape[2], intervals, counts, step)
+    mask = _in_order(_raised(mask), key.shape[2], intervals, counts, step)
     call = _Attention(query, key, value, mask, False, scale)
     blocks = _step_blocks(intervals, counts, step, is_causal)
     return _part_backward(call, blocks, grad, out, logsumexp)

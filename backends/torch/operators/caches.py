@@ -26,13 +26,27 @@ def index_write_part(
     starts: Sequence[int],
     lengths: Sequence[int],
 ) -> Tensor:
-    """The part with rows of the source at those positions that lie in it.
+    """The part with rows of the source at those positions that lie in it; see `write_part`."""
+    return write_part(data.clone(), index, source, dim, from_end, size, starts, lengths)
+
+
+def write_part(
+    data: Tensor,
+    index: Tensor,
+    source: Tensor,
+    dim: int,
+    from_end: bool,
+    size: int,
+    starts: Sequence[int],
+    lengths: Sequence[int],
+) -> Tensor:
+    """Write rows of the source to a part, at those positions that lie in it; returns the part.
 
     No position waits for the device: one outside the part writes again what the last one inside
     writes or, if none is inside, what is there.
 
     Args:
-        data: The part.
+        data: The part, which is written to.
         index: Positions in the whole dim.
         source: The rows; they broadcast to one for each position.
         dim: The dim that is written.
@@ -45,7 +59,7 @@ def index_write_part(
     check_ids(wanted, size, "index of a write")
     shape = [*data.shape]
     if not shape[dim] or not index.numel():
-        return data.clone()
+        return data
     shape[dim] = index.numel()
     places, inside = local_places(wanted, starts, lengths)
     order = torch.arange(index.numel(), device=index.device)
@@ -54,4 +68,4 @@ def index_write_part(
     places = places[chosen]
     rows = source.expand(shape).index_select(dim, chosen)
     rows = torch.where(inside.any(), rows, data.index_select(dim, places))
-    return data.index_copy(dim, places, rows)
+    return data.index_copy_(dim, places, rows)

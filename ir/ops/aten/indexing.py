@@ -8,11 +8,9 @@ one vector holds is cut: each device writes what lies in its part, as to a cache
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 
-from partitioner.ir.graph import Attr
-from partitioner.ir.ops.local import interval_attrs
+from partitioner.ir.ops.aten.writes import write_part
 from partitioner.ir.ops.rules.dims import broadcast, names, replaced
 from partitioner.ir.ops.rules.indexing import gather_elements, moved_rows, scatter_elements
 from partitioner.ir.ops.rules.reduction import top_k
@@ -87,28 +85,13 @@ def _local_put(view: OpView, local: LocalView) -> LocalOp:
     dim = None if view.attr("accumulate") else _written_dim(view)
     if dim is None:
         return LocalOp((view.node,))
-    return _write_part(view, local, dim, (0, 1 + dim, len(view.types) - 1), from_end=True)
+    data, index, source = (view.node.inputs[i] for i in (0, 1 + dim, len(view.types) - 1))
+    return write_part(view, local, dim, (data, source), index, from_end=True)
 
 
 def _local_copy(view: OpView, local: LocalView) -> LocalOp:
-    return _write_part(view, local, view.dim("dim", 0), (0, 1, 2), from_end=False)
-
-
-def _write_part(
-    view: OpView, local: LocalView, dim: int, operands: tuple[int, int, int], *, from_end: bool
-) -> LocalOp:
-    """A device that has a part of the written dim is told which; of data, index and source.
-
-    Negative positions count from the end if `from_end`, and are out of range otherwise.
-    """
-    size = view.shape()[dim]
-    if local.shapes[0][dim] == size:
-        return LocalOp((view.node,))
-    part = interval_attrs(local.regions[0][dim])
-    attrs: dict[str, Attr] = {"dim": dim, "from_end": from_end, "size": size, **part}
-    inputs = tuple(view.node.inputs[index] for index in operands)
-    op = "partitioner::index_write_part"
-    return LocalOp((replace(view.node, op=op, inputs=inputs, attrs=attrs),))
+    data, index, source = view.node.inputs
+    return write_part(view, local, view.dim("dim", 0), (data, source), index)
 
 
 def _check_dims(view: OpView) -> None:
@@ -169,13 +152,15 @@ def _sort(view: OpView) -> Rule:
 ROWS: Mapping[str, OpRow] = {
     **{f"aten::{op}.Tensor": OpRow(_index, moved=moved_rows) for op in ("_unsafe_index", "index")},
     **{
-        f"aten::{op}": OpRow(_index_put, _local_put, where=True)
+        f"aten::{op}": OpRow(_index_put, _local_put, overwrites=True, where=True)
         for op in ("_unsafe_index_put", "index_put")
     },
     **{f"aten::{op}": OpRow(_sort) for op in ("sort", "sort.stable", "topk")},
     "aten::gather": OpRow(_gather, moved=moved_rows),
     "aten::index_add": OpRow(partial(_index_write, adds=True)),
-    "aten::index_copy": OpRow(partial(_index_write, adds=False), _local_copy, where=True),
+    "aten::index_copy": OpRow(
+        partial(_index_write, adds=False), _local_copy, overwrites=True, where=True
+    ),
     "aten::index_select": OpRow(_index_select, moved=moved_rows),
     "aten::scatter.src": OpRow(_scatter),
     "aten::scatter.value": OpRow(_scatter_value),

@@ -9,7 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from partitioner.ir.graph import Attr
+import numpy as np
+
+from partitioner.ir.graph import Attr, Node
+from partitioner.ir.ops.aten.writes import write_part
 from partitioner.ir.ops.local import local_shape, same_node
 from partitioner.ir.ops.rules.dims import joined, names, replaced
 from partitioner.ir.ops.rules.joining import concat, local_concat, run_of, slices, split
@@ -94,10 +97,23 @@ def _select(view: OpView, *, backward: bool = False) -> Rule:
 
 
 def _select_scatter(view: OpView) -> Rule:
-    """The second operand replaces one element of a dim, which is whole."""
+    """The second operand replaces one element of a dim, where the device has it."""
     dims, dim = names("d", view.rank()), view.dim("dim", 0)
     around = replaced(dims, dim, "x")
-    return view.rule([around, replaced(dims, dim)], [around], whole="x", sums=[0, 1])
+    return view.rule([around, replaced(dims, dim)], [around], sums=[0, 1])
+
+
+def _local_select_scatter(view: OpView, local: LocalView) -> LocalOp:
+    dim = view.dim("dim", 0)
+    if local.shapes[0][dim] == view.shape()[dim]:
+        return LocalOp((view.node,))
+    (data, source), row = view.node.inputs, f"{view.node.name}.row"
+    shape = [*local.shapes[1][:dim], 1, *local.shapes[1][dim:]]
+    reshaped = Node(row, "aten::reshape", (source,), (row,), {"shape": tuple(shape)})
+    at = view.int_attr("index", 0) % view.shape()[dim]
+    written = write_part(view, local, dim, (data, row), np.array([at]))
+    types = {row: view.out_type.with_shape(shape)}
+    return replace(written, nodes=(reshaped, *written.nodes), types=types)
 
 
 def _diagonal(view: OpView, *, backward: bool = False) -> Rule:
@@ -190,9 +206,37 @@ def _slice_backward(view: OpView) -> Rule:
 
 
 def _slice_scatter(view: OpView) -> Rule:
-    """The second operand replaces the slice."""
+    """The second operand replaces the slice.
+
+    A slice of few elements is whole, as new keys of a cache are, and the written dim is cut.
+    """
+    if _writes_few(view):
+        dims, dim = names("d", view.rank()), view.dim("dim", 0)
+        data, source = replaced(dims, dim, "v"), replaced(dims, dim, "i")
+        return view.rule([data, source], [data], whole="i", sums=[0, 1])
     around, taken, options = _sliced(view, view.shape(), 0, 1)
     return view.rule([around, taken], [around], **options)
+
+
+def _writes_few(view: OpView) -> bool:
+    """Whether less than half of the elements of a dim are replaced."""
+    dim = view.dim("dim", 0)
+    return 2 * view.shape(1)[dim] < view.shape()[dim]
+
+
+def _local_slice_scatter(view: OpView, local: LocalView) -> LocalOp:
+    if not _writes_few(view):
+        return _local_slice(view, local)
+    dim = view.dim("dim", 0)
+    size = view.shape()[dim]
+    if local.shapes[0][dim] == size:
+        return LocalOp((view.node,))
+    start, end = view.attr("start"), view.attr("end")
+    bounds = slice(start if isinstance(start, int) else None, end if isinstance(end, int) else None)
+    begin, stop, _ = bounds.indices(size)
+    places = np.arange(begin, stop, view.int_attr("step", 1))
+    data, source = view.node.inputs
+    return write_part(view, local, dim, (data, source), places)
 
 
 def _local_slice(view: OpView, local: LocalView) -> LocalOp:
@@ -269,10 +313,12 @@ ROWS: Mapping[str, OpRow] = {
     "aten::repeat": OpRow(_repeat, _local_repeat),
     "aten::select.int": OpRow(_select, view=True),
     "aten::select_backward": OpRow(partial(_select, backward=True), local_shape("input_sizes")),
-    "aten::select_scatter": OpRow(_select_scatter),
+    "aten::select_scatter": OpRow(
+        _select_scatter, _local_select_scatter, overwrites=True, where=True
+    ),
     "aten::slice.Tensor": OpRow(_slice, _local_slice, view=True),
     "aten::slice_backward": OpRow(_slice_backward, _local_slice),
-    "aten::slice_scatter": OpRow(_slice_scatter, _local_slice),
+    "aten::slice_scatter": OpRow(_slice_scatter, _local_slice_scatter, overwrites=True, where=True),
     "aten::stack": OpRow(_stack),
     "aten::unbind.int": OpRow(_select, view=True),
     "aten::unfold": OpRow(_unfold, view=True),

@@ -1,7 +1,8 @@
 """Elements of one dim, found by an index tensor of the data's rank.
 
-The indexed dim is whole, all others are cut. Where the index covers only the first positions of
-another dim, this is ``d + rest``: a device's part starts with its part of what is covered.
+The indexed dim is whole unless a device can write to a part of it, all others are cut. Where the
+index covers only the first positions of another dim, this is ``d + rest``: a device's part starts
+with its part of what is covered.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ def gather_elements(signature: Signature, dim: int, sums: Iterable[int] = ()) ->
 
 
 def scatter_elements(
-    signature: Signature, dim: int, *, adds: bool = False, sums: Iterable[int] = ()
+    signature: Signature,
+    dim: int,
+    *,
+    adds: bool = False,
+    cuts_written: bool = False,
+    sums: Iterable[int] = (),
 ) -> Rule:
     """``d0 + rest0, v; d0 i; d0 i -> d0 + rest0, v``.
 
@@ -40,6 +46,7 @@ def scatter_elements(
         dim: The dim that is indexed.
         adds: Elements are added up, each device's to a partial result; otherwise each device
             writes all of them.
+        cuts_written: A device may have a part of the indexed dim, and writes what lies in it.
         sums: See `Options`.
 
     Raises:
@@ -53,7 +60,7 @@ def scatter_elements(
         [data, index, index],
         [data],
         sizes=sizes,
-        whole="v" if adds else "v i",
+        whole="i" if cuts_written else "v" if adds else "v i",
         reduce="i",
         addends={0} if adds else (),
         points=index,

@@ -2,8 +2,9 @@
 
 It gives other element types than ONNX Runtime's schemas to some operators of com.microsoft. It
 takes the operands of MelWeightMatrix for each other, and knows no aspect ratio in Resize: these
-shapes are left to ONNX's own inference. A comparison with all those schemas, and with the results
-of ONNX's own node cases, finds these (tests/frontends/onnx/test_corrections.py).
+shapes are left to ONNX's own inference. It gives present keys and values of an Attention of 3-D
+operands without past ones the shape of the operand. A comparison with all those schemas, and with
+the results of ONNX's own node cases, finds these (tests/frontends/onnx/test_corrections.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from onnx_ir import DataType
 from onnx_shape_inference import registry
 
 _DOMAIN = "com.microsoft"
+
+Infer = Callable[[object, onnx_ir.Node], None]  #: The library's inference of an operator.
 
 
 def _zero_point(index: int) -> Callable[[onnx_ir.Node], DataType | None]:
@@ -45,18 +48,46 @@ def correct_inference() -> None:
     resize = registry.get("", "Resize", 18)
     assert resize is not None
     registry.register("", "Resize", 18)(partial(_resize, resize))
+    attention = registry.get("", "Attention", 23)
+    assert attention is not None
+    registry.register("", "Attention", 23)(partial(_attention, attention))
 
 
 def _leave(_: object, node: onnx_ir.Node) -> None:
     """Infer nothing."""
 
 
-def _resize(
-    infer: Callable[[object, onnx_ir.Node], None], context: object, node: onnx_ir.Node
-) -> None:
+def _resize(infer: Infer, context: object, node: onnx_ir.Node) -> None:
     policy = node.attributes.get("keep_aspect_ratio_policy")
     if policy is None or policy.as_string() == "stretch":
         infer(context, node)
+
+
+def _attention(infer: Infer, context: object, node: onnx_ir.Node) -> None:
+    """Present keys and values are ``batch heads position channel`` also of packed operands."""
+    shapes = [_by_heads(node, operand, 3 + operand) for operand in (1, 2)]
+    for value, shape in zip(node.outputs[1:3], shapes, strict=False):
+        if shape is not None:
+            value.shape = None
+    infer(context, node)
+    for value, shape in zip(node.outputs[1:3], shapes, strict=False):
+        if shape is not None:
+            value.shape = shape
+
+
+def _by_heads(node: onnx_ir.Node, operand: int, past: int) -> onnx_ir.Shape | None:
+    """The shape of packed keys or values by heads; None with past ones, or where it is not known.
+
+    Sizes that are not known yet are found by a later turn.
+    """
+    value, heads = node.inputs[operand], node.attributes.get("kv_num_heads")
+    is_past = len(node.inputs) > past and node.inputs[past] is not None
+    if is_past or heads is None or value is None or value.shape is None or len(value.shape) != 3:
+        return None
+    (batch, positions, width), count = value.shape, heads.as_int()
+    if not isinstance(width, int) or count < 1 or width % count:
+        return None
+    return onnx_ir.Shape([batch, count, positions, width // count])
 
 
 def _register(op: str, dtype: Callable[[onnx_ir.Node], DataType | None]) -> None:

@@ -206,10 +206,21 @@ def native_batch_norm_backward(
 
 
 #: Functions that compute operators from others, by overload.
+def copied(old: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """The source in the type and shape of what it is copied over, whose contents are not read."""
+    del non_blocking
+    same = source.dtype == old.dtype
+    new: Tensor = aten.alias(source) if same else aten._to_copy(source, dtype=old.dtype)
+    if new.shape != old.shape:
+        new = aten.expand(new, old.shape)
+    return new
+
+
 DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.as_strided.default: as_strided,
     aten.as_strided_scatter.default: as_strided_scatter,
     aten.convolution_backward.default: convolution_backward,
+    aten.copy.default: copied,
     aten.native_batch_norm_backward.default: native_batch_norm_backward,
     aten._native_batch_norm_legit_functional.default: native_batch_norm_functional,
     aten._native_batch_norm_legit.no_stats: native_batch_norm_no_stats,

@@ -148,3 +148,38 @@ def test_statistics_need_not_be_contiguous(kind: str) -> None:
     assert not apart[0].is_contiguous()
     for one, other in zip(gradients(*stats), gradients(*apart), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_ring_under_a_mask_of_large_numbers() -> None:
+    """In rows of one large number throughout, too, the parts of the keys have their shares."""
+    query, key, value = torch.randn(3, 1, 2, 8, 4).unbind()
+    mask = torch.randn(8, 8)
+    mask[2], mask[3], mask[4, :5] = -1e9, torch.finfo(torch.float32).min, -1e9
+    intervals, counts = [0, 5, 5, 3], [1, 1]
+    turned = [operators.turn(x, [5, 3, 0, 5], [], [], 2) for x in (key, value)]
+    steps = [
+        operators.attention_step(query, *kv, mask, False, None, intervals, counts, step)
+        for step, kv in enumerate(((key, value), turned))
+    ]
+    result, logsumexp = operators.attention_join(*steps[0], *steps[1], True)
+    mask[2:4] = 0
+    expected = operators.attention(query, key, value, mask, False, None)[0]
+    torch.testing.assert_close(result, expected)
+    gradients = [
+        operators.attention_step_backward(
+            *(result, query, *kv, mask, result, logsumexp, False, None, intervals, counts, step)
+        )
+        for step, kv in enumerate(((key, value), turned))
+    ]
+    of_query = operators.attention_backward(
+        *(
+            result,
+            query,
+            key,
+            value,
+            mask,
+            *operators.attention(query, key, value, mask, False, None),
+        ),
+        *(False, None),
+    )[0]
+    torch.testing.assert_close(gradients[0][0] + gradients[1][0], of_query)

@@ -93,6 +93,16 @@ def test_a_row_that_sees_nothing_is_zero(values: int) -> None:
     assert all(x.isfinite().all() for x in (result, *grads))
 
 
+@pytest.mark.parametrize("number", [-1e9, torch.finfo(torch.float32).min])
+def test_a_row_whose_mask_is_one_large_number(number: float) -> None:
+    """Its log-sum-exp says no more how many columns there are."""
+    mask = torch.zeros(6, 5)
+    mask[2], mask[3, :2] = number, number
+    args = (*drawn(Q, K, (2, 4, 5, 3)), mask)
+    actual = value_and_gradients(rewritten(Attention(), args), args)
+    torch.testing.assert_close(actual, value_and_gradients(Attention(), args), rtol=1e-5, atol=2e-6)
+
+
 @pytest.mark.parametrize("values", [8, 3], ids=["fused", "plain"])
 def test_half_precision(values: int) -> None:
     args = drawn(Q, K, (2, 4, 5, values), dtype=torch.bfloat16)

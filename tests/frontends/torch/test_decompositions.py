@@ -130,6 +130,8 @@ CALLS: list[Callable[[], Call]] = [
     lambda: batch_backward(F32, train=False, mask=DATA),
     lambda: (aten._conj.default, (r(3, 4, dtype=torch.complex64),)),
     lambda: (aten._neg_view.default, (r(3, 4),)),
+    lambda: (aten.copy.default, (r(3, 4), r(3, 4))),
+    lambda: (aten.copy.default, (r(3, 4), r(4, dtype=torch.bfloat16))),
 ]
 
 

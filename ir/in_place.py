@@ -1,0 +1,49 @@
+"""Writes that take the memory of what they write to, as of a token to a cache.
+
+A write of some rows is a node like any other: its result is a new value, the operand with other
+rows. Where the operand is what a module keeps, a buffer, the result becomes its next contents at
+the end of the call. If nothing else reads the operand, the rows can be written where it lies, and
+nothing is copied. An input stays as it is: it belongs to the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.ops import row_of
+
+
+@lru_cache(maxsize=8)
+def writes_in_place(graph: Graph) -> frozenset[str]:
+    """Names of the nodes whose result may lie where their first operand lies; none in training.
+
+    Each is one of a chain of writes from a stored value to its next contents, and is the only
+    reader of its operand: neither a node behind it, nor one before it whose result might be a view
+    of the operand, would see the new rows.
+    """
+    if graph.backward:
+        return frozenset()
+    rows = ((node, row_of(node)) for node in graph.nodes)
+    updates = [(node, row.in_place) for node, row in rows if row and row.in_place is not None]
+    return frozenset(
+        name for node, slot in updates for name in _chain(graph, node, node.inputs[slot])
+    )
+
+
+def _chain(graph: Graph, update: Node, stored: str) -> Sequence[str]:
+    """The writes that lead from a stored value to what an update takes to its place."""
+    chain: list[str] = []
+    value = update.inputs[0]
+    while value != stored:
+        node = graph.producers.get(value)
+        row = row_of(node) if node is not None else None
+        if node is None or row is None or not row.overwrites:
+            return ()
+        value = node.inputs[0]
+        readers = {reader.name for reader in graph.consumers[value]} - {update.name}
+        if readers != {node.name} or value in node.inputs[1:] or value in graph.outputs:
+            return ()
+        chain.append(node.name)
+    return chain

@@ -179,8 +179,8 @@ def test_kinds_of_parallelism_are_tried_in_training(
 
 
 @pytest.mark.usefixtures("few_rounds")
-def test_plans_in_stages_are_run(local: Mapping[str, Any], tmp_path: Path) -> None:
-    """The steps of the best schedules; the saved plan runs by itself, too."""
+def test_plans_in_stages_are_run(local: Mapping[str, Any]) -> None:
+    """Steps of the plans of the best schedules are run and one of them is kept."""
     options = {"parallel": "pp", "micro_batches": 2, "gap": 0.5}
     program = partitioner.compile(
         seeded(Plain), Plain.batch(0), training=True, tune=2, **options, **local

@@ -135,7 +135,7 @@ class StepRun(NamedTuple):
 
     Attributes:
         results: The module's results in the last step, by name; in stages of each micro-batch, else
-            of one. None if only recorded steps were run.
+            of one. Empty if only recorded steps were run.
         seconds: Of all steps together, on the slowest rank.
         logs: What each rank recorded; none if nothing was recorded.
     """

@@ -1,6 +1,6 @@
 """Training in stages on two processes: predicted beside measured, and beside PyTorch's pipelines.
 
-    OMP_NUM_THREADS=1 python tests/benchmarks/pipelines.py --part schedules|twin|cut
+    OMP_NUM_THREADS=1 python tests/benchmarks/pipelines.py --part profile|schedules|twin|cut
         [--layers 8] [--width 256] [--tokens 128] [--batch 8] [--counts 2,4,8]
         [--schedules gpipe,1f1b,interleaved,zb1,zbv] [--rounds 7] [--steps 2] [--profile FILE]
         [--time-limit 120] [--json FILE]
@@ -12,7 +12,8 @@ round; printed are medians over the rounds.
 `schedules`: the simulated step beside the measured one, for each schedule and number of
 micro-batches, with as many layers in each stage. Costs are those that `partitioner.profile`
 measures of the micro-batches at the start, in at most `--time-limit` seconds for each of their
-sizes, or those that an earlier run measured into `--profile`. Speed is the median seconds of a
+sizes, or those that an earlier run measured into `--profile`. So the table can be made in pieces:
+`--part profile` measures only, and `--counts` and `--schedules` choose cells. Speed is the median seconds of a
 product of matrices beside the runs, over that beside the profiling: other tenants of a machine
 change its speed.
 `twin`: each schedule beside `torch.distributed.pipelining` with the same stages.
@@ -311,7 +312,8 @@ def run(rank: int, args: argparse.Namespace, port: int, target: Path) -> None:
 def measure(args: argparse.Namespace) -> float:
     """Profile the micro-batches; returns the seconds of the reference product meanwhile."""
     before_s = reference_s()
-    for count in args.counts if args.part == "schedules" else args.counts[-1:]:
+    beside = args.profile.with_suffix(".seconds")
+    for count in args.counts[-1:] if args.part == "cut" else args.counts:
         print(
             partitioner.profile(
                 *(made(args), example(args), RANKS),
@@ -323,7 +325,9 @@ def measure(args: argparse.Namespace) -> float:
             ),
             flush=True,
         )
-    return (before_s + reference_s()) / 2
+    if args.part == "profile" or not beside.exists():
+        beside.write_text(str((before_s + reference_s()) / 2))
+    return float(beside.read_text())
 
 
 # Tables ----------------------------------------------------------------------------------------
@@ -385,7 +389,8 @@ def report_predictions(
 def main() -> None:
     """Print the table of a part."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=("schedules", "twin", "cut"), required=True)
+    parts = {"profile": "2,4,8", "schedules": "2,4,8", "twin": "4", "cut": "4"}
+    parser.add_argument("--part", choices=parts, required=True)
     for name, default in (
         *(("layers", 8), ("width", 256), ("tokens", 128)),
         *(("batch", 8), ("rounds", 7), ("steps", 2)),
@@ -397,9 +402,8 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=120.0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    of_part = {"schedules": "2,4,8", "twin": "4", "cut": "4"}[args.part]
     some = {"cut": "1f1b"}.get(args.part, "gpipe,1f1b,interleaved,zb1,zbv")
-    args.counts = [int(count) for count in (args.counts or of_part).split(",")]
+    args.counts = [int(count) for count in (args.counts or parts[args.part]).split(",")]
     args.schedules = (args.schedules or some).split(",")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
@@ -407,6 +411,8 @@ def main() -> None:
         target = Path(folder) / "told.json"
         args.profile = args.profile or Path(folder) / "profile.sqlite"
         profiled_s = measure(args) if args.part != "twin" else reference_s()
+        if args.part == "profile":
+            return
         server.close()
         mp.spawn(run, (args, port, target), nprocs=RANKS)
         told = json.loads(target.read_text())

@@ -179,6 +179,7 @@ def test_kinds_of_parallelism_are_tried_in_training(
 
 
 @pytest.mark.usefixtures("few_rounds")
+@pytest.mark.slow
 def test_plans_in_stages_are_run(local: Mapping[str, Any]) -> None:
     """Steps of the plans of the best schedules are run and one of them is kept."""
     options = {"parallel": "pp", "micro_batches": 2, "gap": 0.5}
@@ -196,7 +197,7 @@ def test_plans_in_stages_are_run(local: Mapping[str, Any]) -> None:
     assert program.verify()
 
 
-def test_the_model_s_second_choice_in_stages_is_kept(
+def test_the_second_choice_in_stages_is_kept(
     local: Mapping[str, Any], takes: Callable[[Callable[[Plan], float]], None]
 ) -> None:
     options = {"parallel": "pp", "gap": 0.5, **local}
@@ -210,7 +211,7 @@ def test_the_model_s_second_choice_in_stages_is_kept(
     assert certificate.bound <= certificate.cost
 
 
-def test_an_onnx_model_s_micro_batches_are_run(
+def test_onnx_micro_batches_are_run(
     local: Mapping[str, Any], takes: Callable[[Callable[[Plan], float]], None]
 ) -> None:
     model = examples.build("mlp", layers=2, hidden=16, batch=8)

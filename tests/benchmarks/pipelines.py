@@ -13,9 +13,9 @@ round; printed are medians over the rounds.
 micro-batches, with as many layers in each stage. Costs are those that `partitioner.profile`
 measures of the micro-batches at the start, in at most `--time-limit` seconds for each of their
 sizes, or those that an earlier run measured into `--profile`. So the table can be made in pieces:
-`--part profile` measures only, and `--counts` and `--schedules` choose cells. Speed is the median seconds of a
-product of matrices beside the runs, over that beside the profiling: other tenants of a machine
-change its speed.
+`--part profile` measures only, and `--counts` and `--schedules` choose cells. Speed is the median
+seconds of a product of matrices beside the runs, over that beside the profiling: other tenants of a
+machine change its speed.
 `twin`: each schedule beside `torch.distributed.pipelining` with the same stages.
 `cut`: the stages that the search finds beside those of as many layers each, of a GPT whose layers
 have unlike widths.

@@ -63,7 +63,7 @@ def test_a_smaller_last_micro_batch_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "schedule"), [(TWO, "forward"), (TWO, "zb1"), ([(0,), (1,), (2,)], "1f1b")]
+    ("devices", "schedule"), [(TWO, "forward"), ([(0,), (1,), (2,)], "zb1")]
 )
 def test_written_files_run_steps(devices: Devices, schedule: str, tmp_path: Path) -> None:
     """Their results are the module's, whose weights no step changes."""

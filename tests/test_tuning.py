@@ -200,7 +200,7 @@ def test_plans_in_stages_are_run(local: Mapping[str, Any]) -> None:
 def test_the_second_choice_in_stages_is_kept(
     local: Mapping[str, Any], takes: Callable[[Callable[[Plan], float]], None]
 ) -> None:
-    options = {"parallel": "pp", "gap": 0.5, **local}
+    options = {"parallel": "pp", "micro_batches": 2, "gap": 0.5, **local}
     untuned = partitioner.compile(seeded(Plain), Plain.batch(0), training=True, **options)
     takes(lambda plan: 2.0 if plan.digest == untuned.plan.digest else 1.0)
     program = partitioner.compile(seeded(Plain), Plain.batch(0), training=True, tune=3, **options)

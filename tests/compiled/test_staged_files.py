@@ -62,9 +62,7 @@ def test_a_smaller_last_micro_batch_is_refused() -> None:
             use()
 
 
-@pytest.mark.parametrize(
-    ("devices", "schedule"), [(TWO, "forward"), ([(0,), (1,), (2,)], "zb1")]
-)
+@pytest.mark.parametrize(("devices", "schedule"), [(TWO, "forward"), ([(0,), (1,), (2,)], "zb1")])
 def test_written_files_run_steps(devices: Devices, schedule: str, tmp_path: Path) -> None:
     """Their results are the module's, whose weights no step changes."""
     training, batch = schedule != "forward", UNet.batch(0)

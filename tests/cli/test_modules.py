@@ -62,6 +62,25 @@ def test_a_factory_for_training(here: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.usefixtures("here")
+@pytest.mark.slow
+def test_steps_in_stages_run_and_are_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = ["--parallel", "pp", "--schedule", "1f1b", "--micro-batches", "2", "--devices", "2"]
+    source = ["modules:build_training", "--training", *stages, "-o", "s.partition", "-q"]
+    assert main(source) == 0
+    capsys.readouterr()
+    written = tmp_path / "out.npz"
+    run = ["run", "s.partition", "--requests", "2", "--profile", "--steps", "1"]
+    assert main([*run, "--outputs", str(written)]) == 0
+    out = capsys.readouterr().out
+    assert "measured on this machine: 2 steps in " in out
+    assert "written to s.partition/measured.json and report.html" in out
+    with np.load(written) as outputs:
+        assert all(np.isfinite(outputs[name]).all() for name in outputs.files)
+
+
+@pytest.mark.usefixtures("here")
 def test_processes_run_an_exported_program(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

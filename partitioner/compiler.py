@@ -382,15 +382,20 @@ class _OnnxParts:
             outcome = plan_in_stages(
                 trials, even_counts(graph), self.graphs, self.cluster, self.request, self.clock
             )
-        return outcome, self.facts(outcome)
+        outcome, run_notes = _tuned(outcome, self._compiled, self.request, self.cluster, self.clock)
+        return outcome, self.facts(outcome, run_notes)
 
-    def facts(self, outcome: Outcome) -> dict[str, Any]:
+    def _compiled(self, candidate: Candidate) -> Compiled:
+        model = self.of(candidate.plan).of_form(candidate.graph.digest)
+        return Compiled.of(model, self.cluster, candidate.plan, candidate.evaluation, {})
+
+    def facts(self, outcome: Outcome, run_notes: tuple[str, ...] = ()) -> dict[str, Any]:
         """The facts of a plan in micro-batches, beside those of the whole batch on one device."""
         graph, objective = self.whole.graph, self.request.objective
         cost = outcome.evaluation.cost(objective)
         with no_collection():
             alone = whole_machine_notes(graph, self.cluster, cost, objective, fuses=True)
-        notes = (*self.notes, *alone)
+        notes = (*self.notes, *run_notes, *alone)
         return _facts_in_parts(outcome, notes, self.graphs, self.cluster, self.request, graph)
 
 
@@ -766,8 +771,6 @@ def _check_pipeline(request: Request, options: Mapping[str, Any]) -> None:
     """
     if not request.is_pipelined:
         return
-    if request.tune is not None:
-        raise OptionError("tune runs plans without stages: leave out schedule and micro_batches")
     if request.strategy != "auto":
         raise OptionError(f"strategy {request.strategy!r} is not for pipelines: leave it out")
     if options.get("recompute") is True and not options.get("training"):
@@ -791,11 +794,17 @@ def _compile_in_stages(
             for trial in trials[1:]:
                 parts[trial.count]
 
+    def compiled(candidate: Candidate) -> ModuleProgram:
+        model = ModuleModel(parts.of(candidate.plan), opened.source)
+        return ModuleProgram.of(model, cluster, candidate.plan, candidate.evaluation, {})
+
     def search() -> tuple[Outcome, dict[str, Any]]:
         notes = profile_notes(cluster, _torch_backend, training=opened.training)
         counts = opened.even_counts()
         with clock("searching"):
             outcome = plan_in_stages(trials, counts, parts.graphs, cluster, request, clock)
+        outcome, run_notes = _tuned(outcome, compiled, request, cluster, clock)
+        notes = (*notes, *run_notes)
         return outcome, _facts_in_parts(outcome, notes, parts.graphs, cluster, request)
 
     module, plan, evaluation, summary = plan_together(
@@ -994,10 +1003,8 @@ def plan_graph(
     outcome, rules = planned.outcome, planned.rules
     if offers is not None and planned.graph is graph:
         outcome = outcome.limited_to("plans that keep all values for the backward pass")
-    if request.tune is not None:
-        with clock("running the best plans"):
-            outcome = tuned(outcome, compiled, request, cluster, clock.say)
-        notes = (*notes, *tuning_notes(outcome, request))
+    outcome, run_notes = _tuned(outcome, compiled, request, cluster, clock)
+    notes = (*notes, *run_notes)
     kind = parallel_notes(request.parallel, outcome.graph, outcome.plan, request.mesh)
     notes = (
         *notes,
@@ -1024,6 +1031,17 @@ def plan_graph(
         constraints=request.constraints,
     )
     return outcome, summary
+
+
+def _tuned(
+    outcome: Outcome, compiled: Compile, request: Request, cluster: Cluster, clock: Clock
+) -> tuple[Outcome, tuple[str, ...]]:
+    """The outcome with the plan that runs fastest, and notes, if the request wants plans run."""
+    if request.tune is None:
+        return outcome, ()
+    with clock("running the best plans"):
+        outcome = tuned(outcome, compiled, request, cluster, clock.say)
+    return outcome, tuning_notes(outcome, request)
 
 
 def _sources(outcome: Outcome, cluster: Cluster) -> Sources:

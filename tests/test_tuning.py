@@ -12,6 +12,7 @@ import onnx
 import pytest
 import torch
 from small_gpt import small_gpt
+from staged_models import Plain, seeded
 
 import partitioner
 from partitioner import examples, tuning
@@ -174,6 +175,50 @@ def test_kinds_of_parallelism_are_tried_in_training(
     assert kept.predicted_s == certificate.cost >= untuned.cost
     assert certificate.bound <= untuned.cost
     assert certificate.space.startswith("intra (tp=2), inter (2 x one device)")
+    assert program.verify()
+
+
+@pytest.mark.usefixtures("few_rounds")
+@pytest.mark.slow
+def test_plans_in_stages_are_run(local: Mapping[str, Any]) -> None:
+    """Steps of the plans of the best schedules are run and one of them is kept."""
+    options = {"parallel": "pp", "micro_batches": 2, "gap": 0.5}
+    program = partitioner.compile(
+        seeded(Plain), Plain.batch(0), training=True, tune=2, **options, **local
+    )
+    certificate = certificate_of(program)
+    plans = [trial.plan for trial in certificate.trials]
+    assert len(set(plans)) == 2
+    assert all("of 2 micro-batches" in plan for plan in plans)
+    (best,) = (trial for trial in certificate.trials if trial.kept)
+    assert best.measured_s == min(trial.measured_s for trial in certificate.trials) > 0
+    assert program.plan.pipeline is not None
+    assert f"pipeline {program.plan.pipeline.schedule} of 2" in best.plan
+    assert program.verify()
+
+
+def test_the_second_choice_in_stages_is_kept(
+    local: Mapping[str, Any], takes: Callable[[Callable[[Plan], float]], None]
+) -> None:
+    options = {"parallel": "pp", "micro_batches": 2, "gap": 0.5, **local}
+    untuned = partitioner.compile(seeded(Plain), Plain.batch(0), training=True, **options)
+    takes(lambda plan: 2.0 if plan.digest == untuned.plan.digest else 1.0)
+    program = partitioner.compile(seeded(Plain), Plain.batch(0), training=True, tune=3, **options)
+    certificate = certificate_of(program)
+    assert [trial.measured_s for trial in certificate.trials] == [2.0, 1.0, 1.0]
+    assert program.plan.digest != untuned.plan.digest
+    assert certificate.cost == program.evaluation.step_s >= untuned.evaluation.step_s
+    assert certificate.bound <= certificate.cost
+
+
+def test_onnx_micro_batches_are_run(
+    local: Mapping[str, Any], takes: Callable[[Callable[[Plan], float]], None]
+) -> None:
+    model = examples.build("mlp", layers=2, hidden=16, batch=8)
+    takes(lambda plan: 1.0 if plan.micro_batches == 4 else 2.0)
+    program = partitioner.compile(model, tune=4, mesh={"pp": 2}, objective="latency", **local)
+    assert len(certificate_of(program).trials) > 1
+    assert program.plan.micro_batches == 4
     assert program.verify()
 
 

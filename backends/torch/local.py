@@ -1,13 +1,13 @@
-"""Runs the rank files of a module for inference on this machine's CPU, one process a rank."""
+"""Runs the rank files of a module on this machine's CPU, one process a rank."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from partitioner.backends.torch.host_memory import keep_freed_memory
 from partitioner.backends.torch.phase_recording import PhaseRecorder, read_phases
 from partitioner.backends.torch.rank_files import (
     PASSES,
+    RankFile,
     file_name,
     read_pass,
     read_rank_file,
@@ -41,7 +42,7 @@ from partitioner.backends.torch.rank_files import (
 from partitioner.backends.torch.recording import Pass, Recorder, Training, Update
 from partitioner.backends.torch.step_values import PhaseValues
 
-_SECONDS = "seconds.json"
+_RESULTS, _SECONDS = "results.pt", "seconds.json"
 
 
 def run_module_files(
@@ -61,126 +62,115 @@ def run_module_files(
         timeout_s: Seconds after which the run is given up; None waits for ever.
 
     Raises:
-        BackendError: The files are of a program for training, or of one that writes its buffers;
-            an input or a file is wrong, a rank raised or was killed, or the time is up.
+        BackendError: The files need values that they do not hold (`needs_values`); an input or a
+            file is wrong, a rank raised or was killed, or the time is up.
     """
     if requests < 1:
         raise BackendError(f"requests is {requests}; it must be at least 1")
     files = read_rank_files(directory)
-    if files[0].staged and not files[0].training:
+    if needs_values(files):
         raise BackendError(
-            f"{directory} is of a plan in micro-batches: run it under torchrun, with the module() "
-            "of the loaded program"
-        )
-    if files[0].training:
-        raise BackendError(
-            f"{directory} is of a program for training: run it under torchrun, with the module() "
-            "of the loaded program"
-        )
-    if any(file.stored for file in files):
-        raise BackendError(
-            f"{directory} is of a module that writes its buffers: call eval() before it is "
-            "compiled, or run it under torchrun, with the module() of the loaded program"
+            f"{directory} is of a module for training, in micro-batches or that writes its "
+            "buffers: its files run with the values of the loaded program only"
         )
     headers = [file.header for file in files]
     check_inputs(headers[0], inputs)
     job = {"runner": __name__, "directory": str(directory.resolve()), "requests": requests}
-    return run_ranks(headers, inputs, {**job, "steps": steps}, timeout_s)
+    return run_ranks(headers, inputs, {**job, "recorded": steps}, timeout_s)
 
 
-def record_module_files(
-    directory: Path,
-    values: Sequence[Mapping[str, Tensor]],
-    steps: int,
-    optimizer: str = "",
-    updates: Sequence[Sequence[Update]] = (),
-) -> tuple[RankLog, ...]:
-    """Record steps of the rank files of a module: in training with backward pass and optimizer.
+def needs_values(files: Sequence[RankFile]) -> bool:
+    """Whether rank files run with values that they do not hold: weights in training, buffers."""
+    return any(file.training or file.staged or file.stored for file in files)
 
-    Args:
+
+@dataclass(frozen=True)
+class StepFiles:
+    """Rank files of a module, and what they need for a step beside what they hold.
+
+    Attributes:
         directory: Folder of the files.
-        values: Parts of inputs and of stored values by local name, of each rank.
-        steps: At least 1.
+        starts: The values that each rank begins with: parts of inputs and of stored values by local
+            name; in stages those of each micro-batch.
+        shown: Local names of the module's results on rank 0, which has them whole, by name.
         optimizer: In training, one of `optimizers.OPTIMIZERS`.
         updates: In training, the parameters of each rank.
+        phases: In stages, the phases of each rank, see `phase_recording.described`.
+        links: In stages, the pairs of phases and ranks between which messages pass.
+    """
+
+    directory: Path
+    starts: Sequence[Mapping[str, Tensor]] | Sequence[PhaseValues]
+    shown: Mapping[str, str]
+    optimizer: str = ""
+    updates: Sequence[Sequence[Update]] = ()
+    phases: Sequence[Mapping[str, Any]] = ()
+    links: Sequence[Link] = ()
+
+    def values(self, rank: int) -> dict[str, Any]:
+        """The values that a rank begins with as a file holds them."""
+        start = self.starts[rank]
+        if isinstance(start, PhaseValues):
+            return {"stored": start.stored, "micro_batches": list(start.micro_batches)}
+        return dict(start)
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """Arguments of `run_files`."""
+        starts = (start for start in self.starts if isinstance(start, PhaseValues))
+        job = {
+            "runner": __name__,
+            "directory": str(self.directory.resolve()),
+            "shown": dict(self.shown),
+            "optimizer": self.optimizer,
+            "updates": self.updates,
+        }
+        written = [dict(start.written) for start in starts]
+        in_stages = {"phases": self.phases, "links": self.links, "written": written}
+        return {**job, **in_stages} if self.phases else job
+
+
+class StepRun(NamedTuple):
+    """A run of steps.
+
+    Attributes:
+        results: The module's results in the last step, by name; in stages of each micro-batch, else
+            of one. Empty if only recorded steps were run.
+        seconds: Of all steps together, on the slowest rank.
+        logs: What each rank recorded; none if nothing was recorded.
+    """
+
+    results: Sequence[Mapping[str, Tensor]]
+    seconds: float
+    logs: tuple[RankLog, ...]
+
+
+def run_steps(files: StepFiles, steps: int, *, recorded: int = 0) -> StepRun:
+    """Run steps of the rank files of a module: in training with backward pass and optimizer.
+
+    Steps do not depend on the ones before: all have the same inputs, random draws and buffers, and
+    the optimizer's rate is 0. One more, to warm up, goes before them.
+
+    Args:
+        files: The files.
+        steps: Steps that are timed together, without recording; 0 for none.
+        recorded: Steps that are recorded before; 0 for none.
 
     Raises:
         BackendError: A file is wrong, a rank raised or was killed.
     """
-    job = {"optimizer": optimizer, "updates": updates, "records": True}
-    with _steps_run(directory, list(map(dict, values)), steps, job) as folder:
-        return load_logs(folder, len(values))
-
-
-def record_phase_files(
-    directory: Path,
-    values: Sequence[PhaseValues],
-    phases: Sequence[Mapping[str, Any]],
-    links: Sequence[Link],
-    steps: int,
-    optimizer: str = "",
-    updates: Sequence[Sequence[Update]] = (),
-) -> tuple[RankLog, ...]:
-    """Record steps of the rank files of a module in stages, with its optimizer in training.
-
-    Args:
-        directory: Folder of the files.
-        values: What each rank begins a step with.
-        phases: The phases of each rank, see `phase_recording.described`.
-        links: The pairs of phases and ranks between which messages pass.
-        steps: At least 1.
-        optimizer: In training, one of `optimizers.OPTIMIZERS`.
-        updates: In training, the parameters of each rank.
-
-    Raises:
-        BackendError: A file is wrong, a rank raised or was killed.
-    """
-    job = {"optimizer": optimizer, "updates": updates, "records": True, "links": links}
-    start = [{"stored": one.stored, "micro_batches": list(one.micro_batches)} for one in values]
-    job["phases"] = [
-        {**own, "written": dict(one.written)} for own, one in zip(phases, values, strict=True)
-    ]
-    with _steps_run(directory, start, steps, job) as folder:
-        return load_logs(folder, len(values))
-
-
-def time_module_files(
-    directory: Path,
-    values: Sequence[Mapping[str, Tensor]],
-    steps: int,
-    optimizer: str,
-    updates: Sequence[Sequence[Update]],
-) -> float:
-    """Seconds of steps of a program for training, after one to warm up, on the slowest rank.
-
-    Args and errors are those of `record_module_files`.
-    """
-    job = {"optimizer": optimizer, "updates": updates, "records": False}
-    with _steps_run(directory, list(map(dict, values)), steps, job) as folder:
-        return float(json.loads((folder / _SECONDS).read_text()))
-
-
-@contextlib.contextmanager
-def _steps_run(
-    directory: Path, values: Sequence[dict[str, Any]], steps: int, job: Mapping[str, Any]
-) -> Iterator[Path]:
-    """The folder of a job that has run steps of rank files.
-
-    Args:
-        directory: Folder of the files.
-        values: Tensors that each rank begins with.
-        steps: At least 1.
-        job: Arguments of `run_files` beside these.
-    """
-    if steps < 1:
-        raise BackendError(f"steps is {steps}; it must be at least 1")
+    if steps < 0 or recorded < 0 or not steps + recorded:
+        raise BackendError(f"steps is {steps or recorded}; it must be at least 1")
     with tempfile.TemporaryDirectory(prefix="partitioner-steps-") as name:
-        folder = Path(name)
-        for rank, local in enumerate(values):
-            torch.save(local, folder / _values_file(rank))
-        ran = {"runner": __name__, "directory": str(directory.resolve()), "steps": steps}
-        run_job(folder, len(values), {**ran, **job})
-        yield folder
+        folder, ranks = Path(name), len(files.starts)
+        for rank in range(ranks):
+            torch.save(files.values(rank), folder / _values_file(rank))
+        run_job(folder, ranks, {**files.job, "timed": steps, "recorded": recorded})
+        results, seconds = [], 0.0
+        if steps:
+            results = torch.load(folder / _RESULTS, weights_only=True)
+            seconds = float(json.loads((folder / _SECONDS).read_text()))
+        return StepRun(results, seconds, load_logs(folder, ranks))
 
 
 def _values_file(rank: int) -> str:
@@ -206,7 +196,7 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
         name: from_numpy(array, dtype)
         for (name, dtype), array in zip(dtypes.items(), arrays, strict=True)
     }
-    if job["steps"]:
+    if job["recorded"]:
         _record(rank, folder, _recorder(rank, inputs, job), job)
     module = eager(module)
     arguments = [inputs[name] for name in file.arguments]
@@ -220,16 +210,18 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
 
 
 def _run_steps(rank: int, folder: Path, values: Mapping[str, Any], job: Mapping[str, Any]) -> None:
-    """Record or time the steps of a rank."""
+    """Record and time the steps of a rank."""
     recorder = (_phase_recorder if "phases" in job else _recorder)(rank, values, job)
-    if job["records"]:
+    if job["recorded"]:
         _record(rank, folder, recorder, job)
+    if not job["timed"]:
         return
     try:
-        seconds = recorder.seconds(job["steps"])
+        results, seconds = recorder.timed(job["timed"], job["shown"] if rank == 0 else {})
     except RuntimeError as error:  # most often because another rank is gone
         raise CommunicationError(one_line(error)) from error
     if rank == 0:
+        torch.save(results, folder / _RESULTS)
         (folder / _SECONDS).write_text(json.dumps(seconds))
 
 
@@ -257,7 +249,7 @@ def _phase_recorder(rank: int, values: Mapping[str, Any], job: Mapping[str, Any]
     """The steps of a rank in stages, from the files of its phases."""
     own = job["phases"][rank]
     register_links([(first, second, *pair) for first, second, *pair in job["links"]])
-    start = PhaseValues(values["stored"], values["micro_batches"], own["written"])
+    start = PhaseValues(values["stored"], values["micro_batches"], job["written"][rank])
     return PhaseRecorder(
         read_phases(own, Path(job["directory"]), rank),
         [(phase, micro_batch) for phase, micro_batch in own["runs"]],
@@ -273,7 +265,7 @@ def _record(
 ) -> None:
     """Leave the record of a rank's steps."""
     try:
-        log = recorder.record(job["steps"], job["threads"])
+        log = recorder.record(job["recorded"], job["threads"])
     except RuntimeError as error:  # most often because another rank is gone
         raise CommunicationError(one_line(error)) from error
     save_log(folder, rank, log)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from partitioner.backends.torch.phase_steps import Posts, run_phases
 from partitioner.backends.torch.phases import PhaseGraph, RankPhases
 from partitioner.backends.torch.rank_files import phase_file, read_pass, read_rank_file
 from partitioner.backends.torch.recording import Span, Training, held_bytes, marked, recorded
-from partitioner.backends.torch.step_values import PhaseValues, StepValues
+from partitioner.backends.torch.step_values import PhaseValues, StepValues, Values
 from partitioner.ir.phases import Phases
 from partitioner.ir.program import Output
 
@@ -55,14 +56,15 @@ class PhaseRecorder:
     roll: Roll
     training: Training | None = None
 
-    def seconds(self, steps: int) -> float:
-        """Seconds of so many steps, after one to warm up, on the slowest rank; all must call it."""
+    def timed(self, steps: int, shown: Mapping[str, str]) -> tuple[list[Values], float]:
+        """Run so many steps; see `Recorder.timed`. Results are those of each micro-batch."""
 
-        def run(number: int) -> None:
+        def run(number: int) -> list[Values]:
             for _ in range(number):
-                self._run(self._plain)
+                results = self._run(self._plain, shown=shown)
+            return results
 
-        return timed(run, steps)[1]
+        return timed(run, steps)
 
     def record(self, steps: int, threads: int, group: Group = None) -> RankLog:
         """Record so many steps, after one to warm up; all ranks must call it."""
@@ -139,8 +141,13 @@ class PhaseRecorder:
         around: Callable[..., Any] | None = None,
         ran: Callable[[int, int], None] = lambda *_: None,
         before_update: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Run the phases and the optimizer."""
+        shown: Mapping[str, str] = MappingProxyType({}),
+    ) -> list[Values]:
+        """Run the phases and the optimizer.
+
+        Returns:
+            What is `shown` of each micro-batch.
+        """
         stored = dict(self.values.stored)
         if self.training is not None:
             stored |= self.training.values()
@@ -160,6 +167,10 @@ class PhaseRecorder:
 
         with torch.no_grad():
             run_phases(self.runs, held, posts, run, lambda _: True)
+        results = [
+            {name: held.result(local, micro_batch) for name, local in shown.items()}
+            for micro_batch in range(count)
+        ]
         if self.training is not None:
             gradients = {one.gradient: held.total(one.gradient) for one in self.training.updates}
             del held
@@ -167,6 +178,7 @@ class PhaseRecorder:
             self.training.step(gradients)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        return results
 
     def _held(self) -> int:
         """Bytes that lie on the device before a step."""

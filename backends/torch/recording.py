@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -203,15 +204,25 @@ class Recorder:
     device: torch.device
     training: Training | None = None
 
-    def seconds(self, steps: int) -> float:
-        """Seconds of so many steps, after one to warm up, on the slowest rank; all must call it."""
+    def timed(self, steps: int, shown: Mapping[str, str]) -> tuple[list[Values], float]:
+        """Run so many steps, after one to warm up; all ranks must call it.
+
+        Args:
+            steps: Number of steps, at least 1.
+            shown: Local names of the results to return, by name.
+
+        Returns:
+            Results of the last step, as of one micro-batch, and the slowest rank's seconds.
+        """
         plain = [eager(one.module, boxed=True) for one in self.passes]
 
-        def run(number: int) -> None:
+        def run(number: int) -> Values:
             for _ in range(number):
-                self._run(plain)
+                results = self._run(plain, shown=shown)
+            return results
 
-        return timed(run, steps)[1]
+        results, seconds = timed(run, steps)
+        return [results], seconds
 
     def record(self, steps: int, threads: int, group: Group = None) -> RankLog:
         """Record so many steps, after one to warm up; all ranks must call it."""
@@ -236,25 +247,32 @@ class Recorder:
         self,
         modules: Iterable[Callable[[list[Tensor]], Sequence[Tensor]]],
         before_update: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Run the passes and the optimizer; a value is dropped once nothing later takes it."""
+        shown: Mapping[str, str] = MappingProxyType({}),
+    ) -> Values:
+        """Run the passes and the optimizer; a value is dropped once nothing later takes it.
+
+        Returns:
+            What is `shown`.
+        """
         values = dict(self.values)
         updates = () if self.training is None else self.training.updates
         if self.training is not None:
             values |= self.training.values()
+        kept = {*shown.values(), *(update.gradient for update in updates)}
         with torch.no_grad():
             for index, (module, one) in enumerate(zip(modules, self.passes, strict=True)):
-                later = {name for other in self.passes[index + 1 :] for name in other.arguments}
-                later.update(update.gradient for update in updates)
+                later = kept.union(*(other.arguments for other in self.passes[index + 1 :]))
                 taken = [values[n] if n in later else values.pop(n) for n in one.arguments]
                 results = dict(zip(one.results, module(taken), strict=True))
                 values.update((name, value) for name, value in results.items() if name in later)
                 del results
+        delivered = {name: values[local] for name, local in shown.items()}
         if self.training is not None:
             before_update()
             self.training.step(values)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        return delivered
 
     def _held(self) -> int:
         """Bytes that lie on the device before a step."""

@@ -56,6 +56,7 @@ class StepValues:
         self._once: Values = dict(stored)
         self._micro: list[Values] = [dict(inputs) for inputs in micro_batches]
         self._sums: Values = {}
+        self._to_begin = set(phases[0].summed)  # names of sums that have no result yet
         self._written = written
         self._messages: dict[tuple[str, int], Tensor] = {}
         self._outputs = {output.value for output in phases[0].outputs}
@@ -79,7 +80,7 @@ class StepValues:
                 left[name] -= 1
                 if not left[name] and name not in self._outputs:
                     values.pop(name, None)
-        begins_sums = any(self._begins_sum(name) for name in phase_graph.graph.results)
+        begins_sums = not self._to_begin.isdisjoint(phase_graph.graph.results)
         self._argument_memory = set(map(memory_of, arguments)) if begins_sums else set()
         return arguments
 
@@ -105,16 +106,12 @@ class StepValues:
                 self._keep(name, micro_batch, result, is_addable=name in addable)
         return leaving
 
-    def _begins_sum(self, name: str) -> bool:
-        """Whether a result is the first of those that are added up."""
-        return name in self._phases[0].summed and name not in self._sums
-
     def _addable(self, phase: PhaseGraph, micro_batch: int, results: Sequence[Tensor]) -> set[str]:
         """Names of the first results of sums whose memory is theirs alone: it may be added to.
 
         Others are read later, expanded, or views of arguments, constants or other results.
         """
-        first = {name for name in phase.graph.results if self._begins_sum(name)}
+        first = self._to_begin.intersection(phase.graph.results)
         if not first:
             return first
         uses = Counter(map(memory_of, results))
@@ -142,6 +139,7 @@ class StepValues:
             self._sums[name].add_(result)
         elif is_summed:
             self._sums[name] = result if is_addable else result.clone()
+            self._to_begin.discard(name)
         is_delivered = name in self._outputs and not is_summed
         if self._left[micro_batch][name] > 0 or is_delivered:
             self._micro[micro_batch][name] = result

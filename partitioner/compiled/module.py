@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 
 from partitioner.backends.errors import BackendError
+from partitioner.backends.launch import LocalRun
 from partitioner.backends.observed import STEPS, RankLog
 from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.all_phases import AllPhases
@@ -44,12 +45,12 @@ from partitioner.verify.compare import Verification, check_memory
 from partitioner.verify.module import (
     check_contents,
     random_arguments,
-    random_inputs,
     verify_module,
 )
 
 if TYPE_CHECKING:
     from partitioner.backends.torch.initialise import Init
+    from partitioner.backends.torch.local import StepFiles
     from partitioner.backends.torch.rank_module import RankModule, Source
     from partitioner.backends.torch.rank_passes import Stored, Whole
     from partitioner.backends.torch.recording import Update
@@ -204,6 +205,16 @@ class ModuleRanks(Ranks):
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See `Ranks.run`; inputs and outputs have the names of the graph's values."""
+        results = self.step(*self._call(inputs), seed=0).results
+        types = self.programs.outputs
+        return {name: to_numpy(value, types[name].dtype) for name, value in results.items()}
+
+    def _call(self, inputs: Mapping[str, np.ndarray]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the module from arrays by the names of the graph's inputs.
+
+        Raises:
+            BackendError: One is missing or unknown.
+        """
         signature = self.module.signature
         tensors = {
             name: from_numpy(array, signature.types[name].dtype)
@@ -216,9 +227,7 @@ class ModuleRanks(Ranks):
                 f"inputs are {', '.join(sorted(inputs)) or 'none'}; the module's are "
                 f"{', '.join(sorted(names)) or 'none'}"
             )
-        results = self.step(*signature.call(tensors), seed=0).results
-        types = self.programs.outputs
-        return {name: to_numpy(value, types[name].dtype) for name, value in results.items()}
+        return signature.call(tensors)
 
     def verify(self, seed: int) -> Verification:
         """See `Ranks.verify`."""
@@ -255,16 +264,56 @@ class ModuleRanks(Ranks):
 
     def run_seconds(self, folder: Path, count: int) -> float:
         """See `Ranks.run_seconds`; a step is a forward and a backward pass and the optimizer's."""
-        from partitioner.backends.torch.local import run_module_files, time_module_files
+        return self.run_written(folder, None, count).seconds
 
-        self.check_whole("partition run")
+    def run_written(
+        self,
+        folder: Path,
+        inputs: Mapping[str, np.ndarray] | None,
+        requests: int = 1,
+        *,
+        seed: int = 0,
+        recorded: int = 0,
+    ) -> LocalRun:
+        """Run the files that `write` left in a folder, one process of this machine a rank.
+
+        Args:
+            folder: The folder.
+            inputs: Whole arguments of the module by name; None draws valid random ones.
+            requests: Number of requests or, in training, of steps; one more goes before them.
+            seed: Seed of the drawn inputs and of dropout.
+            recorded: Steps that are recorded before; 0 for none.
+
+        Returns:
+            The module's results in the last step, and what was measured.
+
+        Raises:
+            BackendError: An input is wrong, the last micro-batch is smaller, or a rank failed.
+            VerificationError: The module's weights or example inputs are fake.
+        """
+        from partitioner.backends.torch.local import run_module_files, run_steps
+
+        self.check_even()
         check_contents(self.module)
-        if not self.module.options.training:
-            return run_module_files(folder, random_inputs(self.module, seed=0), count).seconds
-        args, kwargs = random_arguments(self.module, seed=0)
-        values = self.start(self.module.signature.feed(args, kwargs, seed=0))
-        optimizer = self.module.options.optimizer
-        return time_module_files(folder, values, count, optimizer, self.updates)
+        if requests < 1:
+            raise BackendError(f"requests is {requests}; it must be at least 1")
+        if inputs is None:
+            args, kwargs = random_arguments(self.module, seed)
+        else:
+            args, kwargs = self._call(inputs)
+        fed = self.module.signature.feed(args, kwargs, seed)
+        if not ModuleFiles(folder).needs_model:
+            types = self.module.graph.types
+            arrays = {name: to_numpy(tensor, types[name].dtype) for name, tensor in fed.items()}
+            return run_module_files(folder, arrays, requests, steps=recorded)
+        run = run_steps(self.step_files(folder, fed), requests, recorded=recorded)
+        results = run.results[0]
+        if self.programs.order is not None:
+            assert self.module.micro is not None
+            results = self.module.micro.whole(run.results)
+        types = self.programs.outputs
+        arrays = {name: to_numpy(value, types[name].dtype) for name, value in results.items()}
+        return LocalRun(arrays, run.seconds, run.logs)
 
     def record(
         self, folder: Path, inputs: Mapping[str, torch.Tensor], steps: int
@@ -274,36 +323,42 @@ class ModuleRanks(Ranks):
         Raises:
             BackendError: A rank failed.
         """
-        from partitioner.backends.torch.local import record_module_files, record_phase_files
+        from partitioner.backends.torch.local import run_steps
+
+        return run_steps(self.step_files(folder, inputs), 0, recorded=steps).logs
+
+    def step_files(self, folder: Path, inputs: Mapping[str, torch.Tensor]) -> StepFiles:
+        """The files in a folder with what they need for a step with these whole inputs."""
+        from partitioner.backends.torch.local import StepFiles
         from partitioner.backends.torch.phase_recording import described
         from partitioner.backends.torch.phase_steps import links_of
 
-        options, order = self.module.options, self.programs.order
-        training = (options.optimizer, self.updates) if options.training else ("", ())
+        options, order, all_ranks = self.module.options, self.programs.order, self.all_ranks
+        stored = self.module.stored_values()
+        shown = set(filter(None, self.module.signature.results))
+        outputs = self.programs.ranks[0].outputs
+        files = StepFiles(
+            folder,
+            all_ranks.start(inputs, stored),
+            {output.whole: output.value for output in outputs if output.whole in shown},
+            *((options.optimizer, self.updates) if options.training else ()),
+        )
         if order is None:
-            return record_module_files(folder, self.start(inputs), steps, *training)
-        all_phases = self.all_ranks
-        assert isinstance(all_phases, AllPhases)
-        phases = [described(of, order.runs(of.rank)) for of in all_phases.ranks]
-        starts = all_phases.start(inputs, self.module.stored_values())
-        return record_phase_files(folder, starts, phases, links_of(self.programs), steps, *training)
+            return files
+        assert isinstance(all_ranks, AllPhases)
+        phases = [described(of, order.runs(of.rank)) for of in all_ranks.ranks]
+        return replace(files, phases=phases, links=links_of(self.programs))
 
-    def start(self, inputs: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-        """Parts of whole inputs and of the module's stored values, by local name, of each rank."""
-        all_ranks = self.all_ranks
-        assert isinstance(all_ranks, AllRanks)
-        return all_ranks.start(inputs, self.module.stored_values())
-
-    def check_whole(self, doing: str) -> None:
-        """Refuse what does not serve plans in micro-batches.
+    def check_even(self) -> None:
+        """Refuse a last micro-batch that is smaller, which files are not run with.
 
         Raises:
-            BackendError: The plan is one.
+            BackendError: There is one.
         """
-        if self.programs.order is not None:
+        if self.rest is not None:
             raise BackendError(
-                f"{doing} does not serve plans in micro-batches: run them under torchrun, with "
-                "the program's module()"
+                "processes of this machine do not run a last micro-batch that is smaller: give "
+                "micro_batches that divide the batch"
             )
 
     @property
@@ -463,11 +518,7 @@ class ModuleProgram(Compiled):
                 smaller than the others, or a rank failed.
             VerificationError: The module's weights are fake.
         """
-        if self.ranks.rest is not None:
-            raise BackendError(
-                "profile() does not serve a last micro-batch that is smaller: give micro_batches "
-                "that divide the batch"
-            )
+        self.ranks.check_even()
         check_contents(self.model.module)
         inputs = self.signature.feed(args, kwargs, seed)
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:

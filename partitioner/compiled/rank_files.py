@@ -35,6 +35,11 @@ class RankFiles(ABC):
             BackendError: A file is missing or wrong, or they disagree.
         """
 
+    @property
+    @abstractmethod
+    def needs_model(self) -> bool:
+        """Whether they run only with values that the model has: weights in training, buffers."""
+
     @abstractmethod
     def run(self, inputs: Mapping[str, np.ndarray], requests: int, steps: int = 0) -> LocalRun:
         """Run the files on this machine, one process a rank.
@@ -79,6 +84,7 @@ class OnnxFiles(RankFiles):
     """``rank0.onnx``, ..."""
 
     suffix = ".onnx"
+    needs_model = False
 
     def headers(self) -> Sequence[Header]:
         """See `RankFiles.headers`."""
@@ -103,6 +109,14 @@ class ModuleFiles(RankFiles):
         from partitioner.backends.torch.rank_files import read_rank_files
 
         return [file.header for file in read_rank_files(self.folder)]
+
+    @property
+    def needs_model(self) -> bool:
+        """See `RankFiles.needs_model`."""
+        from partitioner.backends.torch.local import needs_values
+        from partitioner.backends.torch.rank_files import read_rank_files
+
+        return needs_values(read_rank_files(self.folder))
 
     def run(self, inputs: Mapping[str, np.ndarray], requests: int, steps: int = 0) -> LocalRun:
         """See `RankFiles.run`; requests are run one after the other."""

@@ -12,7 +12,6 @@ import numpy as np
 
 from partitioner import units
 from partitioner.backends.errors import one_line
-from partitioner.backends.header import Header
 from partitioner.compiled.folder import load_plan, load_summary
 from partitioner.compiled.rank_files import rank_files
 from partitioner.cost_model.cluster import Cluster
@@ -23,6 +22,7 @@ from partitioner.ir.types import TensorType, numpy_dtype
 from partitioner.report.measured import FILE
 
 if TYPE_CHECKING:
+    from partitioner.backends.launch import LocalRun
     from partitioner.compiled.base import Compiled
 
 
@@ -52,42 +52,61 @@ def run_directory(
 ) -> str:
     """Run a saved compilation; returns a report of a few lines.
 
+    Of a module for training, a request is a step with the optimizer, whose rate is 0, on a copy of
+    the weights.
     If steps are recorded, the record is written into the folder, and the report anew.
 
     Args:
         directory: Folder that ``partition MODEL`` wrote.
         inputs: .npz of whole inputs by name; None draws valid random ones.
         outputs: .npz to write the whole outputs to; None writes none.
-        requests: Requests in flight.
-        seed: Seed of the random inputs.
+        requests: Requests in flight; of a PyTorch module, one after the other.
+        seed: Seed of the random inputs and, of a module, of dropout.
         steps: Steps of one request each that are recorded; 0 for none.
 
     Raises:
         RunError: A file cannot be read or written.
-        ResultError: The folder is no saved compilation.
+        ResultError: The folder is no saved compilation, or its model is gone and is needed.
         DirectoryError: It has no rank files, or they are of another plan than its plan.json.
         BackendError: An input is wrong, or a rank failed.
     """
     files = rank_files(directory)
     files.check(load_plan(directory))
     expected = prediction(directory)
-    program = _program(directory) if steps else None
+    program = _program(directory) if steps or files.needs_model else None
     if outputs is not None:
         check_outputs(outputs, directory)
-    if inputs is None:
-        arrays = draw_inputs(directory, seed)
+    unit = "request"
+    if program is not None and files.needs_model:
+        run, unit = _run_with_model(program, directory, inputs, requests, seed, steps)
+    elif inputs is None:
+        run = files.run(draw_inputs(directory, seed), requests, steps)
     else:
-        arrays = read_inputs(inputs, files.headers()[0])
-    run = files.run(arrays, requests, steps)
+        types = files.headers()[0].whole_inputs
+        run = files.run(read_inputs(inputs, types), requests, steps)
     if outputs is not None:
         write_outputs(outputs, run.outputs)
-    text = report(run.seconds, requests, expected, run.outputs)
-    if program is None:
+    text = report(run.seconds, requests, expected, run.outputs, unit)
+    if program is None or not steps:
         return text
     comparison = program.compared(run, requests)
     write_file(directory / FILE, comparison.measured.to_json().encode())
     comparison.result.report(directory / "report.html")
     return f"{text}\n\n{comparison}\n\nwritten to {directory / FILE} and report.html"
+
+
+def _run_with_model(
+    program: Compiled, folder: Path, inputs: Path | None, requests: int, seed: int, steps: int
+) -> tuple[LocalRun, str]:
+    """Run the files of a module with values that the module has, and the word for a request."""
+    from partitioner.compiled.module import ModuleProgram
+
+    assert isinstance(program, ModuleProgram), "files of ONNX hold all that they need"
+    signature = program.signature
+    types = {name: signature.types[name] for name in signature.inputs if name}
+    arrays = None if inputs is None else read_inputs(inputs, types)
+    run = program.ranks.run_written(folder, arrays, requests, seed=seed, recorded=steps)
+    return run, "step" if program.training else "request"
 
 
 def _program(directory: Path) -> Compiled:
@@ -97,9 +116,18 @@ def _program(directory: Path) -> Compiled:
     return load(directory)
 
 
-def report(seconds: float, requests: int, expected: str, outputs: Mapping[str, np.ndarray]) -> str:
-    """The measured time, the line of the expected one ("" for none), and the outputs' types."""
-    number = f"{requests} requests" if requests > 1 else "1 request"
+def report(
+    seconds: float,
+    requests: int,
+    expected: str,
+    outputs: Mapping[str, np.ndarray],
+    unit: str = "request",
+) -> str:
+    """The measured time, the line of the expected one ("" for none), and the outputs' types.
+
+    `unit` is the word for one of the requests.
+    """
+    number = f"{requests} {unit}s" if requests > 1 else f"1 {unit}"
     rate = units.per_second(requests / seconds)
     lines = [f"measured on this machine: {number} in {units.seconds(seconds)}, {rate}"]
     lines += [expected] if expected else []
@@ -123,8 +151,8 @@ def prediction(directory: Path) -> str:
     return f"predicted for the planned cluster {name}: latency {latency}, {rate}"
 
 
-def read_inputs(path: Path, header: Header) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, never unpickled, in the element types of a rank's header.
+def read_inputs(path: Path, types: Mapping[str, TensorType]) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file, never unpickled, in the element types of whole inputs by name.
 
     An .npz file has no bfloat16 or float8: such an input may be float32 in the file, which is
     rounded to nearest, or raw bytes, as NumPy writes an ml_dtypes array.
@@ -132,7 +160,6 @@ def read_inputs(path: Path, header: Header) -> dict[str, np.ndarray]:
     Raises:
         RunError: The file is no .npz file of plain arrays.
     """
-    types = header.whole_inputs
     return {
         name: _from_file(array, numpy_dtype(types[name].dtype)) if name in types else array
         for name, array in _read_arrays(path, types).items()

@@ -94,7 +94,8 @@ class Rank:
         if start.rank == 0:
             if outputs is not None:
                 check_outputs(outputs, directory)
-            wholes = draw_inputs(directory, seed) if inputs is None else read_inputs(inputs, header)
+            types = header.whole_inputs
+            wholes = draw_inputs(directory, seed) if inputs is None else read_inputs(inputs, types)
             check_inputs(header, wholes)
         model = load_rank(directory / f"rank{start.rank}.onnx")
         return cls(directory, file, model, wholes, outputs, requests)

@@ -10,7 +10,7 @@ from partitioner.cost_model.cluster import Cluster
 from partitioner.ir.graph import Graph
 from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import NoCheaper, Outcome
-from partitioner.search.pipelines import find_pipeline, over_counts
+from partitioner.search.pipelines import find_pipeline, over_counts, to_beat_s
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import ConstraintError
@@ -138,9 +138,15 @@ class CountSearch:
 
     @property
     def _best_s(self) -> float:
-        """Seconds of a step of the best plan so far."""
-        steps = (outcome.evaluation.step_s for outcome in self.outcomes.values())
-        return min((self.budget.best_s, *steps))
+        """Seconds of a step that a plan must beat to be wanted: those of the best one so far.
+
+        Where plans are to be run, those of the last of as many.
+        """
+        found = self.outcomes.values()
+        if self.request.tune is None:
+            return min((self.budget.best_s, *(outcome.evaluation.step_s for outcome in found)))
+        steps = (plan.evaluation.step_s for outcome in found for plan in outcome.candidates)
+        return min(self.budget.best_s, to_beat_s(steps, self.request.tune))
 
     def fewest(self, counts: Sequence[int]) -> Outcome | None:
         """The best plan of the least number that fits, or of a larger one that is faster.

@@ -10,7 +10,7 @@ the best of them are simulated.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -123,14 +123,16 @@ def find_pipeline(
     if not groups and request.constraints.plan is not None:
         raise ConstraintError("a plan is no constraint of a pipeline: give pins")
     if len({*map(len, groups)}) > 1:
-        ways = Ways(micro_batches, _schedules(request, len({*groups}), graph), groups)
+        names = _schedules(request, len({*groups}), graph)
+        ways = Ways(micro_batches, names, groups, wanted=request.tune or 1)
         result = _of_pinned_sizes(graph, cluster, request, budget, ways)
         return winner([result], request, cluster, stopped=budget.work.stopped)
     sizes = sizes or request.stage_sizes(len(cluster))
     sizes = (len(groups[0]),) if groups else _even(sizes, cluster)
     for index, size in enumerate(sizes):
-        share = _beating(results, budget.share(len(sizes) - index))
-        ways = Ways(micro_batches, _schedules(request, len(cluster) // size, graph), groups)
+        share = _beating(results, budget.share(len(sizes) - index), request.tune or 1)
+        names = _schedules(request, len(cluster) // size, graph)
+        ways = Ways(micro_batches, names, groups, wanted=request.tune or 1)
         budget.say(f"cutting stages of {size} device{'s' if size > 1 else ''}")
         try:
             results.append(_of_size(graph, cluster, request, share, size, ways))
@@ -143,7 +145,7 @@ def find_pipeline(
     if len(sizes) > 1 and _takes_several_sizes(graph, cluster, request) and not budget.work.over:
         budget.say("cutting stages of several sizes")
         with suppress(PipelineScheduleError, Infeasible, ConstraintError):
-            share = _beating(results, budget)
+            share = _beating(results, budget, request.tune or 1)
             results.append(_of_several_sizes(graph, cluster, request, share, micro_batches))
     if len(errors) == len(sizes) and not any(result.plans for result in results):
         short = [error for error in errors if isinstance(error, Infeasible)]
@@ -161,10 +163,21 @@ def _even(sizes: tuple[int, ...], cluster: Cluster) -> tuple[int, ...]:
     return tuple(even) or sizes
 
 
-def _beating(results: Sequence[SpaceResult], budget: Budget) -> Budget:
-    """The budget with the cost of the best plan of these results, if that is less than its own."""
+def _beating(results: Sequence[SpaceResult], budget: Budget, wanted: int) -> Budget:
+    """The budget with the cost that is to be beaten, if that is less than its own."""
     steps = (plan.evaluation.step_s for result in results for plan in result.plans)
-    return replace(budget, best_s=min((budget.best_s, *steps)))
+    return replace(budget, best_s=min(budget.best_s, to_beat_s(steps, wanted)))
+
+
+def to_beat_s(steps_s: Iterable[float], wanted: int) -> float:
+    """Seconds of a step that a plan must beat to be among the best `wanted`; infinite if any is.
+
+    Args:
+        steps_s: Those of the plans so far.
+        wanted: A number of plans.
+    """
+    ranked = sorted(steps_s)
+    return ranked[wanted - 1] if len(ranked) >= wanted else math.inf
 
 
 def _of_size(
@@ -292,7 +305,8 @@ def _of_several_sizes(
     errors: list[PartitionerError] = []
     for cut in sorted(uneven_cuts(figures, len(cluster)), key=estimate)[:RIVALS]:
         names = _schedules(request, len(cut.sizes), graph)
-        ways = Ways(micro_batches, tuple(n for n in names if n not in TWICE), cut.groups)
+        once = tuple(name for name in names if name not in TWICE)
+        ways = Ways(micro_batches, once, cut.groups, wanted=request.tune or 1)
         try:
             results.append(PipelineSearch(figures[sizes[0]], ways, budget, shardings).search())
         except (PipelineScheduleError, Infeasible) as error:
@@ -431,11 +445,13 @@ class Ways:
         micro_batches: Micro-batches of a step.
         schedules: Names of schedules, or the rows of one.
         groups: Devices of each node that is cut, in order, if they are pinned.
+        wanted: Number of plans to look for: the best ones.
     """
 
     micro_batches: int
     schedules: tuple[Table, ...]
     groups: tuple[tuple[int, ...], ...] = ()
+    wanted: int = 1
 
 
 @dataclass(frozen=True)
@@ -519,7 +535,9 @@ class PipelineSearch:
         self, draft: _Draft, plans: Sequence[Candidate], *, is_first: bool
     ) -> PartitionerError | None:
         """Why a draft is not simulated, beside the best plans so far; None if it is."""
-        best_s = min((self.budget.best_s, *(plan.evaluation.step_s for plan in plans)))
+        best_s = min(
+            self.budget.best_s, to_beat_s((p.evaluation.step_s for p in plans), self.ways.wanted)
+        )
         estimate = f"not simulated: a step of {units.seconds(draft.rank[1])} is estimated"
         if draft.rank[1] > FAR * best_s:
             return PartitionerError(estimate)

@@ -1,6 +1,6 @@
 """Training in stages on two processes: predicted beside measured, and beside PyTorch's pipelines.
 
-    OMP_NUM_THREADS=1 python tests/benchmarks/pipelines.py --part schedules|twin|cut
+    OMP_NUM_THREADS=1 python tests/benchmarks/pipelines.py --part profile|schedules|twin|cut|calls
         [--layers 8] [--width 256] [--tokens 128] [--batch 8] [--counts 2,4,8]
         [--schedules gpipe,1f1b,interleaved,zb1,zbv] [--rounds 7] [--steps 2] [--profile FILE]
         [--time-limit 120] [--json FILE]
@@ -12,12 +12,16 @@ round; printed are medians over the rounds.
 `schedules`: the simulated step beside the measured one, for each schedule and number of
 micro-batches, with as many layers in each stage. Costs are those that `partitioner.profile`
 measures of the micro-batches at the start, in at most `--time-limit` seconds for each of their
-sizes, or those that an earlier run measured into `--profile`. Speed is the median seconds of a
-product of matrices beside the runs, over that beside the profiling: other tenants of a machine
-change its speed.
+sizes, or those that an earlier run measured into `--profile`. So the table can be made in pieces:
+`--part profile` measures only, and `--counts` and `--schedules` choose cells. Speed is the median
+seconds of a product of matrices beside the runs, over that beside the profiling: other tenants of a
+machine change its speed.
 `twin`: each schedule beside `torch.distributed.pipelining` with the same stages.
 `cut`: the stages that the search finds beside those of as many layers each, of a GPT whose layers
 have unlike widths.
+`calls`: one process with all layers in one stage, beside PyTorch with the same micro-batches by
+hand: seconds of the processor in a step, which other tenants change little, and the operators that
+a step calls.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +49,7 @@ from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import partitioner
 from partitioner.cost_model.cluster import Cluster
@@ -311,7 +317,8 @@ def run(rank: int, args: argparse.Namespace, port: int, target: Path) -> None:
 def measure(args: argparse.Namespace) -> float:
     """Profile the micro-batches; returns the seconds of the reference product meanwhile."""
     before_s = reference_s()
-    for count in args.counts if args.part == "schedules" else args.counts[-1:]:
+    beside = args.profile.with_suffix(".seconds")
+    for count in args.counts[-1:] if args.part == "cut" else args.counts:
         print(
             partitioner.profile(
                 *(made(args), example(args), RANKS),
@@ -323,7 +330,85 @@ def measure(args: argparse.Namespace) -> float:
             ),
             flush=True,
         )
-    return (before_s + reference_s()) / 2
+    if args.part == "profile" or not beside.exists():
+        beside.write_text(str((before_s + reference_s()) / 2))
+    return float(beside.read_text())
+
+
+# One process -----------------------------------------------------------------------------------
+
+
+def alone_by_hand(args: argparse.Namespace, count: int) -> Step:
+    """A step of PyTorch's own in one process, with gradients added up over micro-batches."""
+    whole = made(args)
+    stage = Stage(whole, 0, 1)
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=1e-4)
+
+    def step(batch: Batch) -> float:
+        losses = []
+        for ids, labels in zip(*(part.chunk(count) for part in batch), strict=True):
+            loss = loss_of(stage(ids), labels)
+            (loss / count).backward()
+            losses.append(loss.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(torch.stack(losses).mean())
+
+    return step
+
+
+def alone(args: argparse.Namespace, count: int) -> Step:
+    """A step of ours in one process, as one stage."""
+    trace = traced(made(args), example(args), count)
+
+    def one_stage(_: Graph) -> dict[str, int]:
+        return even_layers(trace, args.layers, 1)
+
+    return our_step(on_trace(trace, staged_plan(trace.graph, [(0,)], "1f1b", count, one_stage)))
+
+
+class Calls(TorchDispatchMode):
+    """Counts the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def count_calls(args: argparse.Namespace, port: int) -> None:
+    """Print seconds and calls of a step in one process."""
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update(where, RANK="0", WORLD_SIZE="1")
+    dist.init_process_group("gloo")
+    generator = torch.Generator().manual_seed(1)
+    ids, labels = torch.randint(VOCABULARY, (2, args.batch, args.tokens), generator=generator)
+    for count in args.counts:
+        steps = {"ours": alone(args, count), "theirs": alone_by_hand(args, count)}
+        seconds: dict[str, list[float]] = {name: [] for name in steps}
+        for number in range(args.rounds + 1):
+            for name, step in steps.items():
+                begin = time.process_time()
+                step((ids, labels))
+                if number:
+                    seconds[name].append(time.process_time() - begin)
+        ratios = [a / b for a, b in zip(*seconds.values(), strict=True)]
+        print(f"{count} micro-batches: ratio {statistics.median(ratios):.3f}", end="")
+        for name, step in steps.items():
+            with Calls() as calls:
+                step((ids, labels))
+            own = sum(n for call, n in calls.counts.items() if call.startswith("partitioner."))
+            print(
+                f"; {name} {statistics.median(seconds[name]) * 1e3:.1f} ms, "
+                f"{calls.counts.total()} calls, {own} of our operators",
+                end="",
+            )
+        print()
+    dist.destroy_process_group()
 
 
 # Tables ----------------------------------------------------------------------------------------
@@ -385,7 +470,8 @@ def report_predictions(
 def main() -> None:
     """Print the table of a part."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=("schedules", "twin", "cut"), required=True)
+    parts = {"profile": "2,4,8", "schedules": "2,4,8", "twin": "4", "cut": "4", "calls": "2,8"}
+    parser.add_argument("--part", choices=parts, required=True)
     for name, default in (
         *(("layers", 8), ("width", 256), ("tokens", 128)),
         *(("batch", 8), ("rounds", 7), ("steps", 2)),
@@ -397,16 +483,21 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=120.0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    of_part = {"schedules": "2,4,8", "twin": "4", "cut": "4"}[args.part]
     some = {"cut": "1f1b"}.get(args.part, "gpipe,1f1b,interleaved,zb1,zbv")
-    args.counts = [int(count) for count in (args.counts or of_part).split(",")]
+    args.counts = [int(count) for count in (args.counts or parts[args.part]).split(",")]
     args.schedules = (args.schedules or some).split(",")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         target = Path(folder) / "told.json"
         args.profile = args.profile or Path(folder) / "profile.sqlite"
+        if args.part == "calls":
+            server.close()
+            count_calls(args, port)
+            return
         profiled_s = measure(args) if args.part != "twin" else reference_s()
+        if args.part == "profile":
+            return
         server.close()
         mp.spawn(run, (args, port, target), nprocs=RANKS)
         told = json.loads(target.read_text())

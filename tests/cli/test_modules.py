@@ -57,8 +57,27 @@ def test_a_factory_for_training(here: Path, capsys: pytest.CaptureFixture[str]) 
     assert (request["factory"], request["optimizer"]) == ("modules:build_training", "momentum")
     assert main(["verify", "t.partition"]) == 0
     assert "grad:table.weight: " in capsys.readouterr().out
-    assert main(["run", "t.partition"]) == 1
-    assert "is of a program for training" in one_line(capsys.readouterr().err)
+    assert main(["run", "t.partition", "--requests", "2"]) == 0
+    assert "measured on this machine: 2 steps in " in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.slow
+def test_steps_in_stages_run_and_are_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = ["--parallel", "pp", "--schedule", "1f1b", "--micro-batches", "2", "--devices", "2"]
+    source = ["modules:build_training", "--training", *stages, "-o", "s.partition", "-q"]
+    assert main(source) == 0
+    capsys.readouterr()
+    written = tmp_path / "out.npz"
+    run = ["run", "s.partition", "--requests", "2", "--profile", "--steps", "1"]
+    assert main([*run, "--outputs", str(written)]) == 0
+    out = capsys.readouterr().out
+    assert "measured on this machine: 2 steps in " in out
+    assert "written to s.partition/measured.json and report.html" in out
+    with np.load(written) as outputs:
+        assert all(np.isfinite(outputs[name]).all() for name in outputs.files)
 
 
 @pytest.mark.usefixtures("here")

@@ -2,14 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from staged import Devices, staged
 from staged_models import Halved, Model, Plain, Tied, UNet, Wide, seeded
+from torch.utils._pytree import tree_leaves
 
 import partitioner
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch.local import run_module_files
 from partitioner.backends.torch.rank_files import read_rank_files
 from partitioner.compiled.module import ModuleProgram
 
@@ -53,20 +54,28 @@ def test_a_saved_program_is_loaded_and_verified(tmp_path: Path) -> None:
     program.save(folder, force=True)  # knows its own files
 
 
-def test_what_is_not_run_here_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_smaller_last_micro_batch_is_refused() -> None:
     last = UNet.batch(0, 10)
-    with pytest.raises(
-        BackendError, match=r"profile\(\) does not serve a last micro-batch that is"
-    ):
-        staged(seeded(UNet), last, TWO, "zb1", 4).profile(*last)
-    batch = Plain.batch(0)
-    program = staged(seeded(Plain).eval(), batch, TWO, "forward", 4, training=False)
-    with pytest.raises(BackendError, match="does not serve plans in micro-batches"):
-        program.ranks.run_seconds(tmp_path, 1)
-    assert not list(tmp_path.iterdir())
+    program = staged(seeded(UNet), last, TWO, "zb1", 4)
+    for use in (lambda: program.profile(*last), lambda: program.ranks.run_seconds(Path(), 1)):
+        with pytest.raises(BackendError, match="do not run a last micro-batch that is smaller"):
+            use()
+
+
+@pytest.mark.parametrize(("devices", "schedule"), [(TWO, "forward"), ([(0,), (1,), (2,)], "zb1")])
+def test_written_files_run_steps(devices: Devices, schedule: str, tmp_path: Path) -> None:
+    """Their results are the module's, whose weights no step changes."""
+    training, batch = schedule != "forward", UNet.batch(0)
+    program = staged(seeded(UNet), batch, devices, schedule, 4, training=training)
     program.ranks.write(tmp_path)
-    with pytest.raises(BackendError, match="is of a plan in micro-batches: run it under torchrun"):
-        run_module_files(tmp_path, {})
+    inputs = {n: x.numpy() for n, x in program.signature.flatten(batch, {}).items()}
+    run = program.ranks.run_written(tmp_path, inputs, 2, recorded=1)
+    assert run.seconds > 0
+    assert [len(log.steps) for log in run.logs] == [1] * len(devices)
+    wanted = dict(zip(program.signature.results, tree_leaves(program(*batch)), strict=True))
+    assert run.outputs.keys() == wanted.keys()
+    for name, result in wanted.items():
+        assert np.allclose(run.outputs[name], result.detach().numpy(), rtol=1e-12)
 
 
 @pytest.mark.parametrize("schedule", ["zb1", "forward"])

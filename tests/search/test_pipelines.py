@@ -387,7 +387,7 @@ def test_values_are_computed_again_where_memory_is_short() -> None:
         ({"micro_batches": 0}, "micro_batches is 0, not 'auto' or a whole number"),
         ({"micro_batches": 3, "objective": "memory"}, "leave out objective memory"),
         ({"micro_batches": 3, "strategy": "inter"}, "strategy 'inter' is not for pipelines"),
-        ({"micro_batches": 3, "tune": 2, "cluster": "local"}, "tune runs plans without stages"),
+        ({"micro_batches": 3, "tune": 2, "cluster": "h100"}, "is not known to be it"),
         ({"parallel": "pp+dp"}, "wants a mesh of axes pp and dp"),
         ({"parallel": "pp", "mesh": {"dp": 2}}, "wants a mesh with an axis pp"),
         ({"parallel": "pp+xx", "mesh": {"pp": 2}}, "'xx' is not one of dp, zero1"),

@@ -18,9 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from partitioner.cost_model.cpu_kernels import Kernel, LocalNode, Name, Session, Tensor
+from partitioner.cost_model.memory import MemoryPeak, peaks
 from partitioner.cost_model.schedule import Key, LocalKey, Schedule, Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
+from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.ir.program import CommKind
 from partitioner.ir.types import dense_bytes
 
@@ -47,6 +49,11 @@ class Run:
     last: int
     session: Session
 
+    @cached_property
+    def may_be_blocked(self) -> bool:
+        """Whether a convolution of it may have a blocked layout."""
+        return any(self.session.filled_bytes())
+
 
 @dataclass(frozen=True)
 class Sessions:
@@ -67,6 +74,45 @@ class Sessions:
             for at, nbytes in _held(run.session, blocked=run.part not in plain).items():
                 curve[at] += nbytes
         return curve
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the sessions of all devices hold, under the layouts that they run with.
+
+    Attributes:
+        plain: The parts of the graph whose convolutions are plain.
+        peaks: The peak of each device that has tasks.
+    """
+
+    plain: frozenset[Part]
+    peaks: Mapping[int, MemoryPeak]
+
+    @classmethod
+    def of(cls, graph: Graph, schedule: Schedule, limits: Mapping[int, int]) -> Held | None:
+        """None for a PyTorch module, and for a plan in stages.
+
+        Channels are plain in parts that would fill blocks badly, and in those that would exceed the
+        memory of a device, `limits`.
+        """
+        if is_of_torch(graph) or schedule.order is not None or graph.backward:
+            return None
+        sessions = sessions_of(graph, schedule)
+        plain = plain_parts(sessions.values())
+        most = cls._peaks(schedule, sessions, plain)
+        over = {device for device, peak in most.items() if peak.bytes > limits[device]}
+        runs = {run.part for device in over for run in sessions[device].runs if run.may_be_blocked}
+        if not runs <= plain:
+            plain |= runs
+            most = cls._peaks(schedule, sessions, plain)
+        return cls(plain, most)
+
+    @staticmethod
+    def _peaks(
+        schedule: Schedule, sessions: Mapping[int, Sessions], plain: frozenset[Part]
+    ) -> Mapping[int, MemoryPeak]:
+        curves = {device: of.held(plain) for device, of in sessions.items()}
+        return peaks(schedule, curves, int, headroom=False)
 
 
 def plain_parts(sessions: Iterable[Sessions]) -> frozenset[Part]:

@@ -200,7 +200,7 @@ def _added(
     node: LocalNode, before: Callable[[Name | None], tuple[int, str]]
 ) -> tuple[tuple[int, str], Name] | None:
     """The convolution that a sum adds another tensor to, and that tensor."""
-    if node.op not in _SUMS or len(node.sizes) != 2 or node.sizes[0] != node.sizes[1]:  # noqa: PLR2004
+    if node.op not in _SUMS or len(node.sizes) != 2 or node.sizes[0] != node.sizes[1]:
         return None
     for one, other in (node.reads, node.reads[::-1]):
         if before(one)[1] == "convolved" and other is not None and other != one:

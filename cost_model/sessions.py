@@ -9,7 +9,7 @@ more. Such memory is held from its first to its last tensor, in between, too.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -220,9 +220,7 @@ def _touched(task: Task) -> Iterator[LocalKey]:
 
 def _is_local(task: Task) -> bool:
     """Whether a task is computed in a session."""
-    return task.placed is not None or (
-        task.comm is not None and task.comm.kind is CommKind.SLICE
-    )
+    return task.placed is not None or (task.comm is not None and task.comm.kind is CommKind.SLICE)
 
 
 @dataclass(frozen=True)
@@ -274,8 +272,9 @@ class _Device:
         end = len(self.schedule.tasks) - 1
         last |= dict.fromkeys(self._own(self.schedule.outputs), end)
         summed = self._summed(groups, made)
-        for key in (key for key in first if key in left):
-            moments.append((sizes[key], first[key], last.get(key, first[key])))
+        moments += [
+            (sizes[key], first[key], last.get(key, first[key])) for key in first if key in left
+        ]
         moments += [(-sizes[key], at, at) for key, at in summed if key in left]
         change = np.zeros(end + 2, np.int64)
         for nbytes, begin, stop in moments:

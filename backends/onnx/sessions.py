@@ -93,7 +93,7 @@ def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> o
     return session
 
 
-def optimizers_off(plain: bool) -> list[str]:  # noqa: FBT001
+def optimizers_off(plain: bool) -> list[str]:
     """Names of the optimizers that a session does without: that of blocked layouts, if `plain`."""
     return ["NchwcTransformer"] if plain else []
 

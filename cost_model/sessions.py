@@ -39,14 +39,10 @@ class Run:
 
     Attributes:
         part: Their block.
-        first: Position of the first task.
-        last: Position of the last one.
-        session: Its nodes.
+        session: Their nodes.
     """
 
     part: Part
-    first: int
-    last: int
     session: Session
 
     @cached_property
@@ -251,6 +247,7 @@ class _Device:
         return roots
 
     def sessions(self) -> Sessions:
+        """Its sessions, and the bytes between them."""
         groups = list(self._groups())
         first: dict[Key, int] = dict.fromkeys(self._own(self.schedule.feeds), 0)
         last: dict[Key, int] = {}
@@ -336,23 +333,20 @@ class _Device:
             for group in groups
             for key in {key for _, task in group for key in self._reads(task)}
         )
-        for _, task in (group[0] for group in groups):
+        kept = self.schedule.outputs
+        for position, task in (group[0] for group in groups):
             if task.comm is None or task.comm.kind is not CommKind.ALL_REDUCE:
                 continue
             for key in self._reads(task):
-                if reads[key] == 1 and key in made and (self.device, key) not in self._kept:
-                    yield key, next(p for p, other in self.tasks if other is task)
-
-    @cached_property
-    def _kept(self) -> frozenset[LocalKey]:
-        return self.schedule.outputs
+                if reads[key] == 1 and key in made and (self.device, key) not in kept:
+                    yield key, position
 
     def _run(self, group: Sequence[tuple[int, Task]], left: Collection[Key]) -> Run:
         tensors: dict[Name, Tensor] = {}
         nodes = [self._node(position, task, tensors) for position, task in group]
         written = {name for node in nodes for name in node.writes}
         session = Session(nodes, tensors, frozenset(key for key in left if key in written))
-        return Run(self._part(group[0][1]), group[0][0], group[-1][0], session)
+        return Run(self._part(group[0][1]), session)
 
     def _node(self, position: int, task: Task, tensors: dict[Name, Tensor]) -> LocalNode:
         placed = task.placed

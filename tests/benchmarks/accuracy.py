@@ -78,8 +78,8 @@ class Row:
 
     Attributes:
         speed: Seconds of the reference product beside the run, over those beside the profiling.
-        predicted_bytes: Peak of the rank whose measured one is the largest: what its sessions hold or,
-            of a module, by liveness.
+        predicted_bytes: Peak of the rank whose measured one is the largest: what its sessions
+            hold or, of a module, by liveness.
         measured_bytes: That rank's measured peak in one recorded step.
         foreign_s: Predicted by the profiles of the other models.
     """

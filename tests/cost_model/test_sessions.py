@@ -1,5 +1,6 @@
 """Bytes that ONNX Runtime's sessions hold, predicted and by its own profile."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +85,7 @@ def has_wide_vectors() -> bool:
 
 @pytest.mark.parametrize("channels", [1, 3, 4, 5, 12, 16, 17])
 def test_sessions_hold_what_is_predicted(channels: int, tmp_path: Path) -> None:
-    """Blocked layouts only where channels fill blocks: else they would hold up to ten times more."""
+    """Layouts are blocked only where channels fill blocks."""
     compiled = compiled_for(image_net(channels, tmp_path / "net.onnx"))
     predicted = compiled.evaluation.session_peak[0].activation_bytes
     held = measured(compiled, tmp_path / "out")
@@ -137,7 +138,7 @@ def test_a_plan_whose_session_holds_more_than_the_device_has_is_refused(tmp_path
     names = ["x", "a", "b", "y"]
     nodes = [
         helper.make_node("MatMul", [before, "w"], [after], name=after)
-        for before, after in zip(names, names[1:], strict=False)
+        for before, after in pairwise(names)
     ]
     ends = [[helper.make_tensor_value_info(name, 1, (512, 64))] for name in ("x", "y")]
     graph = helper.make_graph(nodes, "thin", *ends, [weights])

@@ -145,14 +145,15 @@ class Session:
     tensors: Mapping[Name, Tensor]
     given: Collection[Name]
 
-    def filled_bytes(self) -> tuple[int, int]:
-        """Bytes of the results of convolutions that may be blocked: as they are, and blocked."""
-        made = [
-            self.tensors[node.result]
-            for node in self.nodes
-            if node.op == "Conv" and _may_be_blocked(node, self.tensors)
-        ]
-        return sum(one.nbytes for one in made), sum(one.blocked.nbytes for one in made)
+    def products(self) -> tuple[int, int]:
+        """Products of the convolutions that may be blocked: as they are, and blocked."""
+        plain = blocked = 0
+        for node in self.nodes:
+            if node.op == "Conv" and _may_be_blocked(node, self.tensors):
+                made, window = self.tensors[node.result], math.prod(node.sizes[1][1:])
+                plain += math.prod(made.shape) * window
+                blocked += math.prod(made.blocked.shape) * window
+        return plain, blocked
 
     def kernels(self, *, blocked: bool) -> tuple[Sequence[Kernel], Mapping[Name, Tensor]]:
         """The kernels, in order, and all tensors; `blocked` allows blocked layouts."""

@@ -26,8 +26,8 @@ from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.ir.program import CommKind
 from partitioner.ir.types import dense_bytes
 
-#: Convolutions stay plain where blocks would take this many times the bytes of their results: few
-#: channels are computed no slower so (docs/concepts/memory.md).
+#: Convolutions are plain where blocked ones compute this many times as many products: few channels
+#: are computed no slower so (docs/concepts/memory.md).
 MOST_FILLED = 1.25
 
 Part = int | None  #: A block, or what is in none.
@@ -48,7 +48,7 @@ class Run:
     @cached_property
     def may_be_blocked(self) -> bool:
         """Whether a convolution of it may have a blocked layout."""
-        return any(self.session.filled_bytes())
+        return any(self.session.products())
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class Held:
     def of(cls, graph: Graph, schedule: Schedule, limits: Mapping[int, int]) -> Held | None:
         """None for a PyTorch module, and for a plan in stages.
 
-        Channels are plain in parts that would fill blocks badly, and in those that would exceed the
-        memory of a device, `limits`.
+        Convolutions are plain in parts with too few channels for blocks, and in those that would
+        exceed the memory of a device, `limits`.
         """
         if is_of_torch(graph) or schedule.order is not None or graph.backward:
             return None
@@ -112,11 +112,11 @@ class Held:
 
 
 def plain_parts(sessions: Iterable[Sessions]) -> frozenset[Part]:
-    """The parts whose channels would fill blocks badly."""
+    """The parts whose convolutions have too few channels for blocks."""
     plain: Counter[Part] = Counter()
     blocked: Counter[Part] = Counter()
     for run in (run for one in sessions for run in one.runs):
-        some, filled = run.session.filled_bytes()
+        some, filled = run.session.products()
         plain[run.part] += some
         blocked[run.part] += filled
     return frozenset(part for part in plain if blocked[part] > MOST_FILLED * plain[part])

@@ -19,7 +19,7 @@ from partitioner.solver import Infeasible
 SIZE = 24
 
 
-def image_net(channels: int, path: Path) -> Path:
+def image_net(channels: int, path: Path, activation: str = "Relu") -> Path:
     """Convolutions, a normalization, a pool, a residual sum, an upsampling and a concatenation."""
     rng, nodes, constants = np.random.default_rng(0), [], []
 
@@ -48,7 +48,7 @@ def image_net(channels: int, path: Path) -> Path:
     scales = constant(np.array([1, 1, 2, 2], np.float32))
     modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     high = node("Resize", conv(low, more, few, 1), "", scales, mode="nearest", **modes)
-    joined = node("Concat", high, first, axis=1)
+    joined = node("Concat", node(activation, high), first, axis=1)
     last = node("Sigmoid", conv(node("Relu", conv(joined, more, few)), few, 2, 1))
     graph = helper.make_graph(
         nodes,
@@ -101,11 +101,12 @@ def test_sessions_hold_what_is_predicted(channels: int, tmp_path: Path) -> None:
 def test_channels_that_blocks_fill_up_count_in_whole_blocks(tmp_path: Path) -> None:
     compiled = compiled_for(image_net(3, tmp_path / "net.onnx"))
     (sessions,) = sessions_of(compiled.graph, compiled.schedule).values()
-    assert sessions.held(()).max() > 3 * sessions.held((None,)).max()
+    assert sessions.held(()).max() > 1.5 * sessions.held((None,)).max()
 
 
 def test_convolutions_are_plain_where_blocked_ones_do_not_fit(tmp_path: Path) -> None:
-    model = image_net(16, tmp_path / "net.onnx")
+    """No blocked kernel computes an Elu: what it reads and writes is reordered."""
+    model = image_net(16, tmp_path / "net.onnx", "Elu")
     free = compiled_for(model)
     (sessions,) = sessions_of(free.graph, free.schedule).values()
     blocked, plain = (int(sessions.held(parts).max()) for parts in ((), (None,)))

@@ -358,28 +358,28 @@ class _Device:
             return LocalNode(position, "Slice", {}, reads, sizes, writes)
         node = placed.node
         names: list[Name | None] = []
-        sizes: list[tuple[int, ...]] = []
+        shapes: list[tuple[int, ...]] = []
         for value, at in zip((*node.inputs, *node.captures), placed.ins, strict=True):
             if at is None:
                 names.append(None)
-                sizes.append(())
+                shapes.append(())
                 continue
             key = self.roots.get((value, at), (value, at))
             tensor = self._tensor((value, at))
             is_resident = self._is_resident(key)
             names.append(None if is_resident else key)
-            sizes.append(tensor.shape)
+            shapes.append(tensor.shape)
             if not is_resident:
                 tensors[key] = tensor
-        writes = []
+        results: list[Name | None] = []
         for value, at in zip(node.outputs, placed.outs, strict=True):
-            writes.append(None if at is None else (value, at))
+            results.append(None if at is None else (value, at))
             if at is not None:
                 tensors[value, at] = self._tensor((value, at))
         row = row_of(node)
         is_view = row is not None and row.view
         return LocalNode(
-            position, node.op, node.attrs, tuple(names), tuple(sizes), tuple(writes), is_view
+            position, node.op, node.attrs, tuple(names), tuple(shapes), tuple(results), is_view
         )
 
     def _tensor(self, key: Key) -> Tensor:

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,16 +22,18 @@ SIZE = 24
 
 def image_net(channels: int, path: Path, activation: str = "Relu") -> Path:
     """Convolutions, a normalization, a pool, a residual sum, an upsampling and a concatenation."""
-    rng, nodes, constants = np.random.default_rng(0), [], []
+    rng = np.random.default_rng(0)
+    nodes: list[onnx.NodeProto] = []
+    constants: list[onnx.TensorProto] = []
 
-    def node(op: str, *inputs: str, **attrs: object) -> str:
+    def node(op: str, *inputs: str, **attrs: Any) -> str:
         name = f"v{len(nodes)}"
         nodes.append(helper.make_node(op, list(inputs), [name], name=name, **attrs))
         return name
 
     def constant(array: np.ndarray) -> str:
         constants.append(numpy_helper.from_array(array, f"c{len(constants)}"))
-        return constants[-1].name
+        return str(constants[-1].name)
 
     def conv(value: str, before: int, after: int, kernel: int = 3) -> str:
         weights = constant(rng.standard_normal((after, before, kernel, kernel)).astype(np.float32))
@@ -62,8 +65,9 @@ def image_net(channels: int, path: Path, activation: str = "Relu") -> Path:
     return path
 
 
-def compiled_for(model: Path, **options: object) -> Compiled:
-    compiled = partitioner.compile(model, **{"devices": 1, **options})
+def compiled_for(model: Path, **options: Any) -> Compiled:
+    settings: dict[str, Any] = {"devices": 1, **options}
+    compiled = partitioner.compile(model, **settings)
     assert isinstance(compiled, Compiled)
     return compiled
 

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -147,7 +148,7 @@ def test_a_unet_of_few_channels_in_a_third_of_its_memory(channels: int, tmp_path
     ],
 )
 def test_a_refusal_says_that_blocks_were_not_searched(
-    options: dict[str, object], why: str, tmp_path: Path
+    options: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
     model = wide(tmp_path / "wide.onnx")
     with pytest.raises(Infeasible, match=f"; blocks are not searched with {why}$") as refusal:

@@ -16,6 +16,7 @@ from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.memory import MemoryPeak, exact_peak_bytes, peak_bytes, with_headroom
 from partitioner.cost_model.reshard import Resharder
 from partitioner.cost_model.schedule import Schedule, UnequalWorkError, schedule
+from partitioner.cost_model.sessions import Held
 from partitioner.cost_model.simulate import simulate, step_seconds
 from partitioner.cost_model.traffic import sent_bytes
 from partitioner.ir.graph import Graph
@@ -37,6 +38,9 @@ class Evaluation:
     latency_s: float  #: One request from its inputs to its outputs, with waiting.
     peak: Mapping[int, MemoryPeak]  #: Safe memory peaks, as the search counts them.
     exact_peak: Mapping[int, MemoryPeak]  #: Peaks by liveness, for the order of the plan.
+    #: Peaks of what ONNX Runtime holds on a processor (see `sessions`), with its outputs and what
+    #: is on its way; empty for a PyTorch module, and for a plan in stages.
+    session_peak: Mapping[int, MemoryPeak]
     limit_bytes: Mapping[int, int]  #: Memory of each device.
     sent_bytes: Mapping[int, int]  #: Bytes that leave each device, one request.
     devices_used: int  #: Devices that run at least one node.
@@ -93,14 +97,23 @@ class Evaluation:
         }
 
     @cached_property
+    def needed_bytes(self) -> Mapping[int, int]:
+        """Bytes that each device must have: `held_bytes`, or more where sessions hold more."""
+        nothing = MemoryPeak(0, 0, 0, "")
+        return {
+            device: max(nbytes, self.session_peak.get(device, nothing).bytes)
+            for device, nbytes in self.held_bytes.items()
+        }
+
+    @cached_property
     def short_bytes(self) -> Mapping[int, int]:
-        """Excess of `held_bytes` over the limit, of the devices that are above it."""
-        short = {d: nbytes - self.limit_bytes[d] for d, nbytes in self.held_bytes.items()}
+        """Excess of `needed_bytes` over the limit, of the devices that are above it."""
+        short = {d: nbytes - self.limit_bytes[d] for d, nbytes in self.needed_bytes.items()}
         return {device: excess for device, excess in short.items() if excess > 0}
 
     @property
     def fits_exactly(self) -> bool:
-        """Whether every device is within its limit by `held_bytes`."""
+        """Whether every device is within its limit by `needed_bytes`."""
         return not self.short_bytes
 
     def cost(self, objective: str) -> float:
@@ -226,13 +239,16 @@ def evaluate_placed(
         for device, seconds in task.devices.items():
             total[device] += seconds * tasks.times(task)
     nothing = MemoryPeak(0, 0, 0, "")
+    limits = {device: cluster.devices[device].memory_bytes for device in devices}
+    held = Held.of(graph, tasks, limits)
     return Evaluation(
         compute_s=of_all(compute_s, 0.0),
         comm_s=of_all(comm_s, 0.0),
         latency_s=simulate(tasks).latency_s if pipeline is None else step_seconds(tasks),
         peak=of_all(peak_bytes(tasks), nothing),
         exact_peak=of_all(exact_peak_bytes(tasks), nothing),
-        limit_bytes={device: cluster.devices[device].memory_bytes for device in devices},
+        session_peak={} if held is None else of_all(held.peaks, nothing),
+        limit_bytes=limits,
         sent_bytes={device: round(n) for device, n in of_all(sent_bytes(tasks), 0.0).items()},
         devices_used=len({device for node in placed for device in node.mesh.devices}),
         sharded_flops_share=sharded_flops_share(graph, placed),

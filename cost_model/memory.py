@@ -112,7 +112,7 @@ def kept_bytes(graph: Graph) -> int:
 
 def peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
     """Safe peaks, with head-room, of all devices that hold a tensor."""
-    return _peaks(schedule, _usage(schedule, tuple(safe_lifetimes(schedule))), with_headroom)
+    return peaks(schedule, _usage(schedule, tuple(safe_lifetimes(schedule))), with_headroom)
 
 
 def loaded_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
@@ -144,7 +144,7 @@ def loaded_among_activations(schedule: Schedule) -> Mapping[Lifetime, int]:
 
 def exact_peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
     """Exact peaks of all devices that hold a tensor, at the task where they need most room."""
-    return _peaks(schedule, _usage(schedule, tuple(exact_lifetimes(schedule))), int)
+    return peaks(schedule, _usage(schedule, tuple(exact_lifetimes(schedule))), int)
 
 
 def _usage(schedule: Schedule, lifetimes: Sequence[Lifetime]) -> Curves:
@@ -559,22 +559,30 @@ def _is_either(task: Task) -> bool:
     return row is not None and row.either
 
 
-def _peaks(
-    schedule: Schedule, curves: Curves, counted: Callable[[int], int]
+def peaks(
+    schedule: Schedule, curves: Curves, counted: Callable[[int], int], *, headroom: bool = True
 ) -> Mapping[int, MemoryPeak]:
+    """Peaks of devices with these bytes of activations, beside what is resident.
+
+    Args:
+        schedule: The schedule.
+        curves: Bytes at each position of a task.
+        counted: What so many bytes count as.
+        headroom: Whether the peak is where most bytes are held with head-room.
+    """
     resident: dict[int, int] = defaultdict(int)
     for key, nbytes in schedule.residents.items():
         resident[key[0]] += 0 if key in schedule.loads else nbytes
     loaded = usage_curves(schedule, loaded_lifetimes(schedule))
     zeros = np.zeros(len(schedule.tasks), np.int64)
-    peaks = {}
+    most_of = {}
     for device in sorted({*resident, *curves}):
         constants, curve = resident[device], curves.get(device, zeros)
         held = loaded.get(device, zeros)
         most, name = 0, ""
         if curve.size:
-            position = int(np.argmax(held + with_headroom(curve)))
+            position = int(np.argmax(held + (with_headroom(curve) if headroom else curve)))
             constants += int(held[position])
             most, name = counted(int(curve[position])), schedule.tasks[position].name
-        peaks[device] = MemoryPeak(constants + most, constants, most, name)
-    return peaks
+        most_of[device] = MemoryPeak(constants + most, constants, most, name)
+    return most_of

@@ -195,6 +195,9 @@ class Programs:
     #: The order of phases and micro-batches, of a plan with stages: a rank runs the steps of a
     #: phase together, for one micro-batch after the other. None if it runs all steps in turn.
     order: StepOrder | None = None
+    #: Blocks of the graph, None for what is in none, in which ONNX Runtime keeps convolutions out
+    #: of its blocked layouts.
+    plain: frozenset[int | None] = frozenset()
 
     @cached_property
     def is_spmd(self) -> bool:

@@ -45,7 +45,7 @@ from partitioner.report.summary import facts
 from partitioner.report.whole_machine import whole_machine_notes
 from partitioner.search.explicit import first_problem
 from partitioner.search.find_plan import find_plan
-from partitioner.search.in_blocks import least_limit, may_run_in_blocks, plan_in_blocks
+from partitioner.search.in_blocks import least_limit, plan_in_blocks, why_not_in_blocks
 from partitioner.search.limits import EXPLICIT, MOST_EXPLICIT
 from partitioner.search.micro_batch_counts import CountSearch, Graphs, Trial, usual_trials
 from partitioner.search.outcome import Candidate, NoCheaper, Outcome, stopped_refusal
@@ -293,7 +293,8 @@ def _plan_onnx(
     if isinstance(smaller, tuple):
         return smaller
     clock.say("looking for what would fit")
-    raise _also_fits(relaxed(planned, graph, cluster, request, Rules.of(graph)), smaller)
+    refusal = _also_fits(relaxed(planned, graph, cluster, request, Rules.of(graph)), smaller)
+    raise _without_blocks(refusal, cluster, request)
 
 
 def _plan_in_blocks(
@@ -311,7 +312,7 @@ def _plan_in_blocks(
         The outcome and its facts, or the change of the request under which one is known; "" if
         none is, or blocks are not for this request.
     """
-    if graph.backward or not may_run_in_blocks(cluster, request):
+    if graph.backward or why_not_in_blocks(cluster, request):
         return ""
     with clock("searching"):
         outcome = plan_in_blocks(graph, cluster, request, Budget.of(request, clock.say))
@@ -524,7 +525,8 @@ def _compile_module(
         clock.say("looking for what would fit")
         graph, own = (offered and offered()) or (traced.graph, spaces.on(traced.graph))
         refusal = relaxed(planned, graph, cluster, own, Rules.of(graph))
-        raise reduce(_also_fits, smaller, refusal)
+        refusal = reduce(_also_fits, smaller, refusal)
+        raise refusal if opened.training else _without_blocks(refusal, cluster, request)
 
     def own_trace(plan: Plan) -> TracedModule:
         if plan.blocks:
@@ -748,6 +750,13 @@ def _also_fits(refusal: Infeasible, way: str) -> Infeasible:
     joint = " or" if refusal.relaxations else "; it fits"
     known = {**vars(refusal), "relaxations": (*refusal.relaxations, way)}
     return Infeasible(f"{refusal}{joint} {way}", **known)
+
+
+def _without_blocks(refusal: Infeasible, cluster: Cluster, request: Request) -> Infeasible:
+    """A refusal that says if it has not searched plans in blocks."""
+    if not (why := why_not_in_blocks(cluster, request)):
+        return refusal
+    return Infeasible(f"{refusal}; blocks are not searched with {why}", **vars(refusal))
 
 
 def _check_kept(request: Request) -> None:

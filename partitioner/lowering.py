@@ -38,12 +38,17 @@ from partitioner.no_gc import no_collection
 
 @no_collection()
 def lower(
-    graph: Graph, plan_schedule: Schedule, ranks: int, *, deliver_all: bool = False
+    graph: Graph,
+    plan_schedule: Schedule,
+    ranks: int,
+    *,
+    deliver_all: bool = False,
+    plain: frozenset[int | None] = frozenset(),
 ) -> Programs:
     """Rank programs of a schedule, checked to be free of deadlock.
 
     Ranks without work get an empty program. If `deliver_all`, every rank delivers the part of each
-    output that it holds; else one holder of each part does.
+    output that it holds; else one holder of each part does. `plain` is as of `Programs`.
     """
     names = _Names(frozenset(graph.types))
     homes = {
@@ -59,6 +64,7 @@ def lower(
         {value: graph.types[value] for value in graph.outputs},
         homes,
         plan_schedule.order,
+        plain,
     )
     programs.check()
     return programs

@@ -280,7 +280,7 @@ def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
         latency_s=figures.latency_s if figures else None,
         throughput_per_s=None if rate is None else units.finite(rate),
         step_s=figures.step_s if figures else None,
-        peak_bytes=max(figures.held_bytes.values()) if figures else None,
+        peak_bytes=max(figures.needed_bytes.values()) if figures else None,
         devices_used=figures.devices_used if figures else None,
         gap=cert.gap if cert else None,
         speedup=speedup,

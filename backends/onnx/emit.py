@@ -15,7 +15,14 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.header import Origin
-from partitioner.backends.onnx.header import BLOCK_KEY, DOMAIN, ORIGIN_KEY, PHASE_KEY, write_header
+from partitioner.backends.onnx.header import (
+    BLOCK_KEY,
+    DOMAIN,
+    ORIGIN_KEY,
+    PHASE_KEY,
+    PLAIN_KEY,
+    write_header,
+)
 from partitioner.backends.onnx.nodes import node_proto, tensor_proto, value_info
 from partitioner.backends.onnx.slices import slice_nodes
 from partitioner.backends.onnx.stubs import comm_node, stub
@@ -83,6 +90,10 @@ def _build(
         if block is not None:
             for node in body.node[first:]:
                 node.metadata_props.add(key=BLOCK_KEY, value=str(block))
+        if isinstance(step, Compute) and block in programs.plain:
+            for node in body.node[first:]:
+                if node.op_type == "Conv":
+                    node.metadata_props.add(key=PLAIN_KEY, value="1")
     body.input.extend(value_info(name, program.types[name]) for name in program.inputs)
     body.output.extend(_outputs(body, program))
     body.value_info.extend(_inner_values(body, program))

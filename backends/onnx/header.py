@@ -32,6 +32,8 @@ VERSION_KEY = f"{DOMAIN}.format_version"
 PHASE_KEY = f"{DOMAIN}.phase"
 ORIGIN_KEY = f"{DOMAIN}.origin"
 BLOCK_KEY = f"{DOMAIN}.block"
+#: Metadata of convolutions that ONNX Runtime is to compute in plain layouts, with their segment.
+PLAIN_KEY = f"{DOMAIN}.plain"
 
 
 def write_header(

@@ -17,6 +17,7 @@ from partitioner.backends.onnx.header import (
     BLOCK_KEY,
     DOMAIN,
     PHASE_KEY,
+    PLAIN_KEY,
     parse_transfers,
     read_header,
 )
@@ -185,7 +186,7 @@ def _split(nodes: Iterable[NodeProto], rank: int) -> Iterator[Segment | Cut]:
         phase = run_phase if communicates else _number(node, PHASE_KEY, "phase", rank) or 0
         block = None if communicates else _number(node, BLOCK_KEY, "block", rank)
         if run and (communicates or (phase, block) != (run_phase, run_block)):
-            yield Segment(run_phase, tuple(run), block=run_block)
+            yield _segment(run_phase, run, run_block)
             run = []
         run_phase, run_block = phase, block
         if communicates:
@@ -193,7 +194,12 @@ def _split(nodes: Iterable[NodeProto], rank: int) -> Iterator[Segment | Cut]:
         else:
             run.append(node)
     if run:
-        yield Segment(run_phase, tuple(run), block=run_block)
+        yield _segment(run_phase, run, run_block)
+
+
+def _segment(phase: int, nodes: Sequence[NodeProto], block: int | None) -> Segment:
+    plain = any(entry.key == PLAIN_KEY for node in nodes for entry in node.metadata_props)
+    return Segment(phase, tuple(nodes), block=block, plain=plain)
 
 
 def _number(node: NodeProto, key: str, what: str, rank: int) -> int | None:

@@ -80,15 +80,22 @@ def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> o
     providers: list[object] = ["CPUExecutionProvider"]
     if config.device.type == "cuda":
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": config.device.index or 0}))
-    blocked = config.optimization == "all" and config.device.type == "cpu"
+    blocked = config.optimization == "all" and config.device.type == "cpu" and not segment.plain
     message = _segment_model(model, segment, blocked=blocked).SerializeToString()
     try:
-        session = ort.InferenceSession(message, options, providers=providers)
+        session = ort.InferenceSession(
+            message, options, providers=providers, disabled_optimizers=optimizers_off(segment.plain)
+        )
     except Exception as error:
         raise BackendError(f"rank {model.rank}: ONNX Runtime: {one_line(error)}") from error
     if config.device.type == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
         raise BackendError(f"rank {model.rank}: ONNX Runtime has no usable CUDA provider here")
     return session
+
+
+def optimizers_off(plain: bool) -> list[str]:
+    """Names of the optimizers that a session does without: that of blocked layouts, if `plain`."""
+    return ["NchwcTransformer"] if plain else []
 
 
 def session_options(config: SessionConfig, folder: Path | None) -> ort.SessionOptions:

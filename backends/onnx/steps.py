@@ -30,6 +30,7 @@ class Segment:
         constants: Initializers that it reads.
         block: Block of its nodes: its session is open while it runs, and no longer. None for a
             session that stays open.
+        plain: Whether its convolutions are kept out of blocked layouts.
     """
 
     phase: int
@@ -38,6 +39,7 @@ class Segment:
     outputs: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
     block: int | None = None
+    plain: bool = False
 
     @property
     def span(self) -> tuple[int, int]:

@@ -15,7 +15,7 @@ import onnxruntime as ort
 
 from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.onnx.emit import emit_models
-from partitioner.backends.onnx.sessions import SessionConfig, session_options
+from partitioner.backends.onnx.sessions import SessionConfig, optimizers_off, session_options
 from partitioner.backends.prepared import Prepared
 from partitioner.ir.graph import Graph
 from partitioner.ir.onnx_types import onnx_dtype
@@ -44,7 +44,10 @@ def prepared(
     options = session_options(SessionConfig(threads=threads, profile=folder), None)
     try:
         session = ort.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            model.SerializeToString(),
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=optimizers_off(bool(programs.plain)),
         )
         binding = session.io_binding()
         held = {name: np.ascontiguousarray(inputs[name]) for name in programs.ranks[0].inputs}

@@ -21,6 +21,7 @@ from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.passes import passes
 from partitioner.cost_model.schedule import Schedule, schedule
+from partitioner.cost_model.sessions import Held
 from partitioner.cost_model.simulate import simulate
 from partitioner.cost_model.trace_events import timeline_json
 from partitioner.files import check_file, refuse_to_replace, replace_directory, write_file
@@ -185,8 +186,13 @@ class Compiled(Planned):
             ResultError: There are more than `MOST_EXPLICIT` devices.
         """
         check_explicit(self.cluster)
-        count = len(self.cluster)
-        return lower(self.graph, self.run_schedule, count, deliver_all=self.model.delivers_all)
+        limits = {d: spec.memory_bytes for d, spec in enumerate(self.cluster.devices)}
+        held = Held.of(self.graph, self.run_schedule, limits)
+        return lower(
+            *(self.graph, self.run_schedule, len(self.cluster)),
+            deliver_all=self.model.delivers_all,
+            plain=frozenset() if held is None else held.plain,
+        )
 
     @cached_property
     def run_schedule(self) -> Schedule:

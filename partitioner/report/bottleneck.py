@@ -109,7 +109,7 @@ def balance(evaluation: Evaluation) -> float:
 
 def limit_sentence(limits: Bottleneck, evaluation: Evaluation, objective: str) -> str:
     """A sentence on what limits the plan, and one on memory if that is almost full."""
-    held = evaluation.held_bytes
+    held = evaluation.needed_bytes
     if not evaluation.fits_exactly:
         over = {device: nbytes - evaluation.limit_bytes[device] for device, nbytes in held.items()}
         device = max(over, key=over.__getitem__)
@@ -176,7 +176,7 @@ def verdict(
         return title.rstrip(".") if colon else gain
     where = "the critical path" if limits.device is None else f"device {limits.device}"
     if objective == "memory":
-        held = evaluation.held_bytes
+        held = evaluation.needed_bytes
         where = f"device {max(held, key=held.__getitem__)}"
     return f"{gain}; limit: {title[0].lower()}{title[1:]} on {where}"
 
@@ -247,7 +247,7 @@ def tightest(evaluation: Evaluation) -> tuple[int, float]:
     """The device with the least free share of its memory, and that share."""
     free = {
         device: 1 - nbytes / evaluation.limit_bytes[device]
-        for device, nbytes in evaluation.held_bytes.items()
+        for device, nbytes in evaluation.needed_bytes.items()
     }
     device = min(free, key=free.__getitem__)
     return device, free[device]
@@ -275,6 +275,11 @@ def _counted(limits: Bottleneck, limit: str) -> str:
 
 
 def _peak(evaluation: Evaluation, device: int) -> MemoryPeak:
-    """The peak that `Evaluation.held_bytes` counts: the exact one if the safe one does not fit."""
+    """The peak that `Evaluation.needed_bytes` counts: the largest, the exact one for the safe one.
+
+    The exact one counts where the safe one does not fit.
+    """
+    if evaluation.needed_bytes[device] > evaluation.held_bytes[device]:
+        return evaluation.session_peak[device]
     peaks = evaluation.exact_peak if device in evaluation.over_bytes else evaluation.peak
     return peaks[device]

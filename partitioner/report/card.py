@@ -39,7 +39,7 @@ def card(result: Planned, comparison: Comparison[Planned] | None = None) -> str:
         _row(
             f"{device}: {result.cluster.devices[device].name}",
             figures.load_s[device] / most,
-            f"{units.seconds(figures.load_s[device])}, {units.size(figures.held_bytes[device])}",
+            f"{units.seconds(figures.load_s[device])}, {units.size(figures.needed_bytes[device])}",
         )
         for device in devices
     ]

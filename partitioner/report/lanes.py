@@ -83,5 +83,5 @@ def joined(result: Planned, members: Iterable[Sequence[int]]) -> Lanes:
     return Lanes(
         tuple(sets),
         tuple(max(lane, key=lambda device: figures.load_s.get(device, 0.0)) for lane in sets),
-        tuple(max(lane, key=lambda device: figures.held_bytes.get(device, 0)) for lane in sets),
+        tuple(max(lane, key=lambda device: figures.needed_bytes.get(device, 0)) for lane in sets),
     )

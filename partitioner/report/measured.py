@@ -297,6 +297,13 @@ class Comparison(Generic[PlannedT_co]):
         """The sums of every rank."""
         return tuple(map(self._totals, range(len(self.measured.ranks))))
 
+    def _predicted_bytes(self, rank: int) -> int:
+        """The peak of what the sessions hold, where that is known; else what is reserved."""
+        figures = self.result.evaluation
+        if rank in figures.session_peak:
+            return figures.session_peak[rank].bytes
+        return figures.held_bytes.get(rank, 0)
+
     def _totals(self, rank: int) -> RankTotals:
         measured = self.measured.ranks[rank]
         compute_s = comm_s = 0.0
@@ -313,6 +320,6 @@ class Comparison(Generic[PlannedT_co]):
             sum(task.seconds for task in measured.tasks if task.comms and not task.nodes),
             sum(task.seconds for task in measured.tasks if not task.comms and not task.nodes),
             sum(task.waited_s for task in measured.tasks),
-            self.result.evaluation.held_bytes.get(rank, 0),
+            self._predicted_bytes(rank),
             measured.peak_bytes,
         )

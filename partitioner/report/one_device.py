@@ -19,7 +19,7 @@ class OneDevice:
         device: The device.
         step_s: Seconds between requests, or of a training step.
         latency_s: Seconds of one request.
-        held_bytes: Bytes to reserve, as `Evaluation.held_bytes`.
+        held_bytes: Bytes to reserve, as `Evaluation.needed_bytes`.
         limit_bytes: Memory of the device.
     """
 
@@ -47,7 +47,7 @@ class OneDevice:
             device,
             figures.step_s,
             figures.latency_s,
-            figures.held_bytes[device],
+            figures.needed_bytes[device],
             figures.limit_bytes[device],
         )
 

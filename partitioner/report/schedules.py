@@ -81,7 +81,7 @@ def _simulated(result: Planned, pipeline: Pipeline, name: str, batch: float = 1.
     except IRError as error:
         why = str(error).removeprefix(f"{pipeline.schedule}: ")
         return Variation(name, pipeline.micro_batches, batch, why_not=why)
-    most = max(figures.held_bytes.values())
+    most = max(figures.needed_bytes.values())
     fits = figures.fits_exactly
     return Variation(name, pipeline.micro_batches, batch, figures.step_s, most, fits)
 

@@ -86,7 +86,7 @@ def facts(
             text: ranges(nodes) for text, nodes in constraints.bound_nodes(outcome.graph).items()
         },
         "load_s": [figures.load_s.get(device, 0.0) for device in range(devices)],
-        "peak_bytes": [figures.held_bytes.get(device, 0) for device in range(devices)],
+        "peak_bytes": [figures.needed_bytes.get(device, 0) for device in range(devices)],
         "one_device": single.to_data(),
         "fewer_devices": _fewer(outcome, single, devices),
         "spaces": spaces,

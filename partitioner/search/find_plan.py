@@ -15,6 +15,7 @@ from typing import Protocol
 
 from partitioner import units
 from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.reshard import Resharder
 from partitioner.ir.graph import Graph
 from partitioner.no_gc import no_collection
@@ -31,6 +32,8 @@ from partitioner.search.one_device import (
 from partitioner.search.outcome import Outcome, SpaceResult, best_of, winner
 from partitioner.search.request import Budget, Request
 from partitioner.search.split_axes import SplitAxesSpace, axes_meshes
+from partitioner.solver import Infeasible
+from partitioner.solver.joint.shortage import shortage_message
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import SearchError, check_space, families
@@ -81,8 +84,45 @@ def find_plan(
     if goes_by_levels(graph, devices, request):
         stages = StagesSpace.of(graph, rules, cluster, request)
         results = _searched([stages], request, cluster, budget)
-        return winner(results, request, cluster, stopped=budget.work.stopped)
+        return _winner(results, request, cluster, budget)
     return _explicit(graph, cluster, request, budget, rules)
+
+
+def _winner(
+    results: Sequence[SpaceResult], request: Request, cluster: Cluster, budget: Budget
+) -> Outcome:
+    """The best plan of which no session holds more than a device has: the solver counts none.
+
+    Raises:
+        Infeasible: There is none, although a plan fits but for what its sessions hold at once.
+    """
+    fitting = [
+        replace(result, plans=tuple(p for p in result.plans if not _in_sessions(p.evaluation)))
+        for result in results
+    ]
+    is_any = any(result.plans for result in fitting)
+    outcome = winner(fitting if is_any else results, request, cluster, stopped=budget.work.stopped)
+    if (over := _in_sessions(outcome.evaluation)) is None:
+        return outcome
+    device, short = over
+    peak, limit = outcome.evaluation.session_peak[device], cluster.devices[device].memory_bytes
+    where = f"on device {device} at {peak.at!r}, in ONNX Runtime's session,"
+    text = shortage_message(
+        proven=False, least=False, where=where, short=short, held=peak.bytes, limit=limit
+    )
+    raise Infeasible(text, device=device, name=peak.at, bytes_short=short, proven=False)
+
+
+def _in_sessions(evaluation: Evaluation) -> tuple[int, int] | None:
+    """The device whose sessions exceed its memory most, and by how many bytes; None if none do."""
+    if evaluation.fits_exactly:
+        return None
+    over = {
+        device: peak.bytes - evaluation.limit_bytes[device]
+        for device, peak in evaluation.session_peak.items()
+    }
+    device = max(over, key=over.__getitem__, default=0)
+    return (device, over[device]) if over.get(device, 0) > 0 else None
 
 
 def goes_by_levels(graph: Graph, devices: int, request: Request) -> bool:
@@ -128,7 +168,7 @@ def _explicit(
     if any(result.plans for result in results):
         results = _looked_again(results, search, budget)
         results.append(SpaceResult(bound=least_alone(graph, cluster, request)))
-        return winner(results, request, cluster, stopped=budget.work.stopped)
+        return _winner(results, request, cluster, budget)
     refused = [result.refused for result in results if result.refused is not None]
     if not refused:
         pins = [e for r in results for _, e in r.failed if isinstance(e, ConstraintError)]
@@ -138,7 +178,7 @@ def _explicit(
         refused, budget, search.candidate, search.holdings, complete=len(refused) == refusing
     )
     results.append(SpaceResult((plan,)))
-    return winner(results, request, cluster, stopped=budget.work.stopped)
+    return _winner(results, request, cluster, budget)
 
 
 def _tries_kinds(request: Request) -> bool:

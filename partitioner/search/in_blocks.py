@@ -117,11 +117,18 @@ TIMES_LIMIT = (1.25, 1.5, 2.0, 3.0)
 SOLVER = "paths over runs of nodes in blocks"
 
 
-def may_run_in_blocks(cluster: Cluster, request: Request) -> bool:
-    """Whether a model that fits no plan may run in blocks: where the request leaves it open."""
-    asked = request.constraints.bound or request.parallel or request.mesh or request.tune
-    strategies = ("auto",) if len(cluster) == 1 else ("auto", "inter")
-    return len(cluster) <= MOST_DEVICES and request.strategy in strategies and not asked
+def why_not_in_blocks(cluster: Cluster, request: Request) -> str:
+    """The part of a request with which no blocks are searched; "" if they are."""
+    asked = {
+        "pins": request.constraints.bound,
+        "parallel": request.parallel,
+        "a mesh": request.mesh,
+        "tune": request.tune,
+        f"strategy {request.strategy!r}": request.strategy == "intra"
+        or (request.strategy == "inter" and len(cluster) == 1),
+        f"more than {MOST_DEVICES} devices": len(cluster) > MOST_DEVICES,
+    }
+    return " or ".join(what for what, is_asked in asked.items() if is_asked)
 
 
 def plan_in_blocks(

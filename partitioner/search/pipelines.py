@@ -687,7 +687,7 @@ class PipelineSearch:
             least=False,
             where=where,
             short=short,
-            held=evaluation.held_bytes[over],
+            held=evaluation.needed_bytes[over],
             limit=evaluation.limit_bytes[over],
         )
         holdings = Holdings.of(best.graph, plan, self.figures.cluster)

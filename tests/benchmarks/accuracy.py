@@ -47,8 +47,9 @@ import partitioner
 from partitioner import examples
 from partitioner.backends.onnx.local import run_local
 from partitioner.cost_model.compute import Sources
-from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.forms import Form
+from partitioner.cost_model.memory import MemoryPeak
 from partitioner.cost_model.profile import Profile, write_entries, write_links
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.inputs import random_inputs
@@ -77,7 +78,8 @@ class Row:
 
     Attributes:
         speed: Seconds of the reference product beside the run, over those beside the profiling.
-        predicted_bytes: Peak of the rank whose measured one is the largest, by liveness.
+        predicted_bytes: Peak of the rank whose measured one is the largest: what its sessions
+            hold or, of a module, by liveness.
         measured_bytes: That rank's measured peak in one recorded step.
         foreign_s: Predicted by the profiles of the other models.
     """
@@ -330,7 +332,7 @@ class Session:
                 row = Row(
                     *(name, kind, cost.step_s, measured_s, beside_s / speed_s),
                     ", ".join(f"{share:.0%} {source}" for source, share in shares.items()),
-                    *(cost.exact_peak[fullest].bytes, peaks[kind][fullest], foreign.step_s),
+                    *(_peak(cost, fullest).bytes, peaks[kind][fullest], foreign.step_s),
                 )
                 rows.append(row)
                 print(line(row), flush=True)
@@ -500,6 +502,11 @@ def _stepping(module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Callable[
             optimizer.zero_grad()
 
     return step
+
+
+def _peak(cost: Evaluation, device: int) -> MemoryPeak:
+    """The predicted peak of a device: what its sessions hold or, of a module, by liveness."""
+    return (cost.session_peak or cost.exact_peak)[device]
 
 
 def line(row: Row) -> str:

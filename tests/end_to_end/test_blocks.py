@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -129,6 +130,32 @@ def test_a_module_in_blocks() -> None:
     torch.testing.assert_close(compiled(*example), module(*example), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("channels", [4, 12])
+def test_a_unet_of_few_channels_in_a_third_of_its_memory(channels: int, tmp_path: Path) -> None:
+    """Blocks of 16 channels would hold several times its limit."""
+    model = exported(unet(channels), (1, 3, 136, 136), tmp_path / "unet.onnx")
+    compiled = check(model, 0.34, tmp_path / "out")
+    parts = set(compiled.graph.blocks.values())
+    assert len(parts) > 1
+    assert compiled.programs.plain >= parts - {None}
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"mesh": {"tp": 1}}, "a mesh"),
+        ({"strategy": "inter"}, "strategy 'inter'"),
+    ],
+)
+def test_a_refusal_says_that_blocks_were_not_searched(
+    options: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    model = wide(tmp_path / "wide.onnx")
+    with pytest.raises(Infeasible, match=f"; blocks are not searched with {why}$") as refusal:
+        partitioner.compile(model, devices=1, memory="400KiB", time_limit_s=3, **options)
+    assert "in blocks" not in str(refusal.value).partition("; blocks are")[0]
+
+
 def test_a_refusal_says_what_would_fit_in_blocks(tmp_path: Path) -> None:
     model = wide(tmp_path / "wide.onnx")
     needs = partitioner.compile(model, devices=1).summary["peak_bytes"][0]
@@ -150,6 +177,6 @@ def test_vgg19_in_a_quarter_of_its_memory(tmp_path: Path) -> None:
 
 def test_blocks_that_need_more_than_the_whole_model_are_not_named() -> None:
     model = examples.build("mlp", layers=4, hidden=16, batch=4096)
-    with pytest.raises(Infeasible, match=r"it fits with --memory 790784 ") as refusal:
+    with pytest.raises(Infeasible, match=r"it fits with --memory 1057280 ") as refusal:
         partitioner.compile(model, devices=1, memory="512KiB")
     assert "in blocks" not in str(refusal.value)

@@ -130,7 +130,7 @@ def _where(result: Planned, group: int) -> str:
 def why(old: Evaluation, new: Evaluation, change: float, objective: str) -> str:
     """The reasons why a changed plan costs more: memory, bytes sent, the busiest device."""
     if not new.fits_exactly:
-        over = {d: held - new.limit_bytes[d] for d, held in new.held_bytes.items()}
+        over = {d: held - new.limit_bytes[d] for d, held in new.needed_bytes.items()}
         device = max(over, key=over.__getitem__)
         return f"device {device} would be {units.size(over[device])} over its memory"
     sent = sum(new.sent_bytes.values()) - sum(old.sent_bytes.values())
@@ -138,7 +138,7 @@ def why(old: Evaluation, new: Evaluation, change: float, objective: str) -> str:
     if change < 0:
         parts.append("better than the plan: within the gap that the search left")
     elif change > 0 and objective == "memory":
-        held = new.held_bytes
+        held = new.needed_bytes
         parts.append(f"device {max(held, key=held.__getitem__)} holds more")
     elif change > 0:
         parts.append(_slower(old, new))

@@ -496,7 +496,7 @@ def device_rows(result: Planned, lanes: Lanes) -> list[DeviceRow]:
             limit_bytes=devices[fullest].memory_bytes,
             compute_s=figures.compute_s[busiest],
             comm_s=figures.comm_s[busiest],
-            peak_bytes=figures.held_bytes[fullest],
+            peak_bytes=figures.needed_bytes[fullest],
             weights_bytes=figures.peak[fullest].resident_bytes,
             sent_bytes=max(figures.sent_bytes[device] for device in members),
         )

@@ -239,7 +239,7 @@ def _measures(result: Planned) -> dict[tuple[str, str], float | None]:
         ("busy seconds of all devices", "s"): sum(figures.load_s.values()),
         ("communication of them", "s"): sum(figures.comm_s.values()),
         ("bytes sent", "bytes"): float(sum(figures.sent_bytes.values())),
-        ("fullest device", "bytes"): float(max(figures.held_bytes.values())),
+        ("fullest device", "bytes"): float(max(figures.needed_bytes.values())),
         ("fullest device, of its memory", "share"): 1 - tightest(figures)[1],
         ("balance", "share"): balance(figures),
         ("devices used", "count"): float(figures.devices_used),

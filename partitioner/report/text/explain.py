@@ -236,7 +236,7 @@ def _choices(result: Planned, neighbourhood: Neighbourhood, node: Node) -> list[
             refused.append(f"not {strategy}: {error}")
             continue
         step_s = figures.step_s if staged else entry.step_s
-        fullest = units.size(max(figures.held_bytes.values(), default=0))
+        fullest = units.size(max(figures.needed_bytes.values(), default=0))
         rows.append(
             (
                 "*" if entry.chosen else "",

@@ -24,6 +24,8 @@ from torch import Tensor
 from partitioner.backends.torch.operators.registry import gradient, operator
 
 _SAVED = "Tensor out, Tensor logsumexp"
+#: A log-sum-exp below this has lost the number of its columns (a float32 keeps 7 digits).
+_LOST = -1e3
 _OPERANDS = "Tensor query, Tensor key, Tensor value, Tensor? mask"
 
 
@@ -96,9 +98,15 @@ class _Attention:
             return torch.softmax(scores, -1).masked_fill_(hidden, 0.0)
         return torch.exp(scores - self.grouped(logsumexp.unsqueeze(-1)))
 
-    def slope(self, grad: Tensor, out: Tensor, logsumexp: Tensor | None) -> tuple[Tensor, Tensor]:
+    def slope(
+        self, grad: Tensor, out: Tensor, logsumexp: Tensor, *, is_whole: bool
+    ) -> tuple[Tensor, Tensor]:
         """(probabilities, gradient of the scaled and masked scores)."""
-        weights = self.probabilities(self.scores(), logsumexp)
+        scores = self.scores()
+        weights = self.probabilities(scores, logsumexp)
+        if is_whole and self.mask is not None:
+            lost = self.grouped(logsumexp.unsqueeze(-1)) < _LOST
+            weights = torch.where(lost, self.probabilities(scores, None), weights)
         grouped = self.grouped(grad)
         rows = (grouped * self.grouped(out)).sum(-1, keepdim=True)
         return weights, weights * (grouped @ _shared(self.value).mT - rows)
@@ -186,7 +194,7 @@ def _backward(
             )
         )
         return fused
-    weights, slope = call.slope(grad, out, None if is_whole else logsumexp)
+    weights, slope = call.slope(grad, out, logsumexp, is_whole=is_whole)
     gradients = (
         (slope @ _shared(key) * call.factor).flatten(1, 2),
         (slope.mT @ call.grouped(query) * call.factor).sum(2),
@@ -235,9 +243,8 @@ def attention_mask_backward(
     scale: float | None,
 ) -> Tensor:
     """Gradient of a mask of numbers (a learned bias)."""
-    del logsumexp  # the scores are there: see `_Attention.probabilities`
     call = _Attention(query, key, value, mask, False, scale)
-    _, slope = call.slope(grad, out, None)
+    _, slope = call.slope(grad, out, logsumexp, is_whole=True)
     return slope.flatten(1, 2).sum_to_size(mask.shape).to(mask.dtype)
 
 

@@ -130,10 +130,10 @@ def test_a_module_in_blocks() -> None:
     torch.testing.assert_close(compiled(*example), module(*example), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("channels", [4, 12])
-def test_a_unet_of_few_channels_in_a_third_of_its_memory(channels: int, tmp_path: Path) -> None:
-    """Blocks of 16 channels would hold several times its limit."""
-    model = exported(unet(channels), (1, 3, 136, 136), tmp_path / "unet.onnx")
+@pytest.mark.slow
+def test_a_unet_of_few_channels_in_a_third_of_its_memory(tmp_path: Path) -> None:
+    """Blocked layouts of 16 channels would hold more than its limit."""
+    model = exported(unet(12), (1, 3, 136, 136), tmp_path / "unet.onnx")
     compiled = check(model, 0.34, tmp_path / "out")
     parts = set(compiled.graph.blocks.values())
     assert len(parts) > 1

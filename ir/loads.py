@@ -133,11 +133,13 @@ def _shares(pattern: str, numbers: Sequence[float], graph: Graph, name: str) -> 
             f"loads {pattern!r}: {len(numbers)} numbers for a layer of {count} experts "
             f"({name!r}): give one for each"
         )
-    total = math.fsum(numbers)
-    if max(numbers) * chosen > total * (1 + 1e-6):
+    largest = max(numbers)
+    scaled = [number / largest for number in numbers]  # a sum of large numbers may overflow
+    total = math.fsum(scaled)
+    if chosen > total * (1 + 1e-6):
         raise LoadsError(
-            f"loads {pattern!r}: expert {numbers.index(max(numbers))} of {name!r} has "
-            f"{max(numbers) / total:.3g} of the choices; a token chooses {chosen} different "
+            f"loads {pattern!r}: expert {numbers.index(largest)} of {name!r} has "
+            f"{1 / total:.3g} of the choices; a token chooses {chosen} different "
             f"experts, so that each has at most 1/{chosen} of them"
         )
-    return tuple(number / total for number in numbers)
+    return tuple(number / total for number in scaled)

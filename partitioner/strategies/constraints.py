@@ -42,6 +42,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from glob import escape
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -472,15 +473,23 @@ def _loads(table: Any, source: str) -> Loads:
     if not isinstance(table, Mapping) or not all(isinstance(name, str) for name in table):
         raise ConstraintError(f"{source}: [loads] is a table of names, not {table!r}")
     for name, numbers in table.items():
-        are_numbers = isinstance(numbers, list | tuple) and all(
-            type(number) in (int, float) and 0 <= number < math.inf for number in numbers
-        )
+        are_numbers = isinstance(numbers, list | tuple) and all(map(_may_be_load, numbers))
         if not are_numbers or not any(numbers):
             raise ConstraintError(
                 f"{source} loads {name!r}: {numbers!r} is not a list of numbers of at least 0, one "
                 "for each expert and not all of them 0"
             )
     return tuple((name, tuple(map(float, numbers))) for name, numbers in table.items())
+
+
+def _may_be_load(number: object) -> bool:
+    """Whether a value is a number of at least 0, of Python or NumPy, that a float can hold."""
+    if isinstance(number, bool) or not isinstance(number, Real):
+        return False
+    try:
+        return 0 <= float(number) < math.inf
+    except OverflowError:
+        return False
 
 
 def _words(value: Any, where: str) -> tuple[str, ...]:

@@ -143,6 +143,11 @@ def test_of_several_patterns_the_last_counts() -> None:
     assert node.attrs["loads"] == pytest.approx([1 / 8] * 8)
 
 
+def test_loads_whose_sum_is_no_number() -> None:
+    (node,) = with_loads(layer(), (("moe", (1e308,) * EXPERTS),)).nodes
+    assert node.attrs["loads"] == pytest.approx([1 / EXPERTS] * EXPERTS)
+
+
 WRONG = {
     "name": (1, "moe.ip", LOADS, "no layer of experts has a weight, .*; did you mean 'moe.up'"),
     "count": (1, "*", (1.0, 2.0), r"2 numbers for a layer of 8 experts \('/moe/experts'\)"),

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from expert_models import Experts, Loss
@@ -122,6 +123,8 @@ WRONG: Mapping[str, tuple[Any, str]] = {
     "negative": ({"e": [-1, 1]}, r"constraints loads 'e': \[-1, 1\] is not a list of numbers"),
     "nothing": ({"e": [0, 0]}, "of at least 0, one for each expert and not all of them 0"),
     "no list": ({"e": 3}, "3 is not a list"),
+    "large": ({"e": [10**400]}, "is not a list of numbers"),
+    "yes or no": ({"e": [True, 1]}, "is not a list of numbers"),
     "text": ({"e": ["x"]}, "'x'.* is not a list"),
     "no table": ([1, 2], r"\[loads\] is a table of names"),
 }
@@ -132,6 +135,15 @@ def test_malformed_loads_are_refused(case: str) -> None:
     loads, refusal = WRONG[case]
     with pytest.raises(ConstraintError, match=refusal):
         Constraints.of({"loads": loads})
+
+
+def test_loads_may_be_numbers_of_numpy() -> None:
+    counts = np.bincount([0, 2, 2], minlength=3)
+    loads = {"e": [*counts], "f": [*(counts / counts.sum()).astype(np.float32)]}
+    assert dict(Constraints.of({"loads": loads}).loads) == {
+        "e": (1.0, 0.0, 2.0),
+        "f": pytest.approx((1 / 3, 0, 2 / 3)),
+    }
 
 
 def test_a_model_without_experts_has_no_loads() -> None:

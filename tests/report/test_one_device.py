@@ -147,7 +147,11 @@ def test_a_device_that_holds_the_model_by_exact_liveness_holds_it(
     limit = 100
     safe, exact = MemoryPeak(101, 60, 41, "x"), MemoryPeak(80, 60, 20, "x")
     figures = replace(
-        result.evaluation, limit_bytes={0: limit}, peak={0: safe}, exact_peak={0: exact}
+        result.evaluation,
+        limit_bytes={0: limit},
+        peak={0: safe},
+        exact_peak={0: exact},
+        session_peak={},
     )
     assert not figures.fits
     monkeypatch.setattr("partitioner.report.one_device.best_single", lambda *_: (0, figures))

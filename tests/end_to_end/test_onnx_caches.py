@@ -13,6 +13,7 @@ from decoders import are_cut_along_keys, writes
 from onnx import helper
 
 import partitioner
+from partitioner.backends.errors import BackendError
 from partitioner.compiled.base import Compiled
 from partitioner.ir.plan import resolve
 from partitioner.strategies.constraints import Constraints, Pin
@@ -231,6 +232,28 @@ def test_a_cache_that_a_step_writes(op: str) -> None:
     arrays["at"] = np.full(places, size)
     with pytest.raises(Exception, match=r"(?i)out of|indice|index"):
         result.run(arrays)
+
+
+def test_a_circular_cache_is_not_written_from_a_negative_position() -> None:
+    """ONNX Runtime refuses one; it would be a position from the end in a part."""
+    inputs = {
+        "cache": ("float32", [2, KV, 7, WIDTH]),
+        "new": ("float32", [2, KV, 3, WIDTH]),
+        "at": ("int64", [2]),
+    }
+    node = helper.make_node(
+        "TensorScatter", [*inputs], ["next"], name="next", axis=2, mode="circular"
+    )
+    proto = onnx_models.model([node], inputs, {"next": inputs["cache"]}, opset=24)
+    along = Constraints((Pin("positions", tensor="next", dim=2),))
+    result = partitioner.compile(proto, devices=3, constraints=along, time_limit_s=3)
+    assert isinstance(result, Compiled)
+    assert "v" in result.plan.nodes["next"].cuts
+    arrays = {**drawn(proto), "at": np.array([6, 0])}
+    (expected,) = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, arrays)
+    np.testing.assert_array_equal(result.run(arrays)["next"], expected)
+    with pytest.raises(BackendError, match="out of data bounds"):
+        result.run({**arrays, "at": np.array([-1, 0])})
 
 
 def test_a_long_cache_is_cut_without_being_asked_for() -> None:

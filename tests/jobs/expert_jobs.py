@@ -6,25 +6,35 @@ from functools import cache
 from typing import Any
 
 import torch
-from expert_models import expert_model
-from torch import nn
+from expert_models import Experts, Loss, expert_model
+from torch import Tensor, nn
 from torch_models import Model
 from torch_ranks import Job, main
 
 import partitioner
 from partitioner.compiled.module import ModuleProgram
+from partitioner.ir.plan import resolve
 
-STEPS = 10
+STEPS, TOKENS = 10, 6
 
 
 @dataclass(frozen=True)
 class Training:
-    """A model that ranks train as one process does."""
+    """A model that ranks train as one process does.
+
+    Attributes:
+        name: An architecture of `expert_model`, or "layer" for one layer of experts.
+        devices: Number of ranks.
+        experts: Number of experts.
+        kind: How they are cut.
+        loads: Loads of the experts, which must move some of them to other devices; () if unknown.
+    """
 
     name: str
     devices: int
     experts: int
     kind: str = "ep"
+    loads: tuple[int, ...] = ()
 
     def prepare(self) -> None:
         """Compile before the ranks are forked: once for all of them."""
@@ -47,6 +57,10 @@ class Training:
 
 @cache
 def model(training: Training) -> Model:
+    if training.name == "layer":
+        torch.manual_seed(0)
+        inputs = {"x": torch.randn(TOKENS, 8), "target": torch.randn(TOKENS, 8)}
+        return Model(Loss(Experts(chosen=1, experts=training.experts)), inputs)
     return expert_model(
         training.name, training.experts, "grouped_mm", batch=training.devices, training=True
     )
@@ -55,6 +69,9 @@ def model(training: Training) -> Model:
 @cache
 def program(training: Training) -> ModuleProgram:
     whole = model(training)
+    options: dict[str, Any] = {}
+    if training.loads:  # on links that take no time, and exactly, so that loads alone decide
+        options = {"cluster": "ideal", "gap": 1e-6, "constraints": {"loads": {"*": training.loads}}}
     compiled = partitioner.compile(
         whole.module,
         dict(whole.inputs),
@@ -62,8 +79,15 @@ def program(training: Training) -> ModuleProgram:
         parallel=training.kind,
         training=True,
         time_limit_s=10,
+        **options,
     )
     assert isinstance(compiled, ModuleProgram)
+    if training.loads:
+        placed = resolve(compiled.graph, compiled.plan)
+        layers = [one for one in placed if "partitioner::experts" in one.node.op]
+        assert layers
+        assert all(len(layer.layouts["e"].segments) > 1 for layer in layers)
+        assert all(bool(layer.sent) == (training.kind == "dispatch") for layer in layers)
     return compiled
 
 
@@ -73,7 +97,8 @@ def trained(module: nn.Module, whole: Model) -> list[float]:
     losses = []
     for step in range(STEPS):
         optimizer.zero_grad()
-        loss = module(**whole.more_inputs(step))[0]
+        results = module(**whole.more_inputs(step))
+        loss = results if isinstance(results, Tensor) else results[0]
         loss.backward()
         optimizer.step()
         losses.append(float(loss))
@@ -86,6 +111,7 @@ TRAININGS = {
     "qwen_on_4": Training("qwen", 4, 4),
     "mixtral_sent_on_3": Training("mixtral", 3, 5, "dispatch"),
     "qwen_sent_on_2": Training("qwen", 2, 4, "dispatch"),
+    "moved_on_2": Training("layer", 2, 5, "dispatch", (5, 4, 1, 1, 1)),
 }
 JOBS = {
     name: Job(training.devices, training.run, [training.prepare], limit_s=200, slow=True)

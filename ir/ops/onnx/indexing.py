@@ -225,20 +225,23 @@ def _local_tensor_scatter(view: OpView, local: LocalView) -> LocalOp:
     since = write.constant(own.astype(np.int64))
     is_circular = view.attr("mode") in (b"circular", "circular")
 
-    def in_run(x: str, end: int, of: Sequence[int]) -> str:
+    def from_zero(x: str, of: Sequence[int]) -> str:
         below = write.call("Less", x, write.number(0), dtype="bool", shape=of)
-        low = write.call("Not", below, dtype="bool", shape=of)
+        return write.call("Not", below, dtype="bool", shape=of)
+
+    def in_run(x: str, end: int, of: Sequence[int]) -> str:
+        low = from_zero(x, of)
         high = write.call("Less", x, write.number(end), dtype="bool", shape=of)
         return write.call("And", low, high, dtype="bool", shape=of)
 
     if first and first[0]:
-        begin = first[0]
-        if not is_circular:  # a lookup refuses a run that does not lie in the cache
-            right, zeros = in_run(begin, size - count + 1, (batch,)), write.numbers(0)
-            bounds = write.number(0), write.number(1)
-            place = write.call("Where", right, *bounds, dtype="int64", shape=(batch,))
-            zero = write.call("Gather", zeros, place, dtype="int64", shape=(batch,))
-            begin = write.call("Add", begin, zero, dtype="int64", shape=(batch,))
+        begin, of = first[0], (batch,)
+        # a lookup refuses a run that begins before the cache or, unless it goes round, ends behind
+        right = from_zero(begin, of) if is_circular else in_run(begin, size - count + 1, of)
+        bounds = write.number(0), write.number(1)
+        place = write.call("Where", right, *bounds, dtype="int64", shape=of)
+        zero = write.call("Gather", write.numbers(0), place, dtype="int64", shape=of)
+        begin = write.call("Add", begin, zero, dtype="int64", shape=of)
         begin = write.call("Unsqueeze", begin, write.numbers(1), dtype="int64", shape=(batch, 1))
         since = write.call("Sub", since, begin, dtype="int64", shape=grid)
         if is_circular:

@@ -128,13 +128,13 @@ def take_back(optimizer: Optimizer, args: tuple[Any, ...]) -> None:
 def _part_of(parameter: DTensor, state: _State) -> Tensor | None:
     """This rank's part of a parameter, with its gradient; None if some state lies otherwise."""
     gradient = parameter.grad
-    if gradient is None or gradient.dtype != parameter.dtype:  # no part can have such a gradient
-        return None
+    if not isinstance(gradient, DTensor) or gradient.dtype != parameter.dtype:
+        return None  # PyTorch gives no part a gradient of another type
     tensors = [value for value in state.values() if isinstance(value, Tensor) and value.ndim]
     if not all(_lies_as(parameter, value) for value in (gradient, *tensors)):
         return None
     part = parameter._local_tensor.detach()
-    part.grad = gradient._local_tensor  # type: ignore[attr-defined]
+    part.grad = gradient._local_tensor
     return part
 
 

@@ -8,14 +8,15 @@ nothing is copied. An input stays as it is: it belongs to the caller.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from weakref import WeakKeyDictionary
 
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
 
+_KNOWN: WeakKeyDictionary[Graph, frozenset[str]] = WeakKeyDictionary()
 
-@lru_cache(maxsize=8)
+
 def writes_in_place(graph: Graph) -> frozenset[str]:
     """Names of the nodes whose result may lie where their first operand lies; none in training.
 
@@ -23,13 +24,19 @@ def writes_in_place(graph: Graph) -> frozenset[str]:
     reader of its operand: neither a node behind it, nor one before it whose result might be a view
     of the operand, would see the new rows.
     """
+    known = _KNOWN.get(graph)
+    if known is None:
+        known = _KNOWN[graph] = frozenset(_writes_in_place(graph))
+    return known
+
+
+def _writes_in_place(graph: Graph) -> Iterator[str]:
     if graph.backward:
-        return frozenset()
+        return
     rows = ((node, row_of(node)) for node in graph.nodes)
     updates = [(node, row.in_place) for node, row in rows if row and row.in_place is not None]
-    return frozenset(
-        name for node, slot in updates for name in _chain(graph, node, node.inputs[slot])
-    )
+    for node, slot in updates:
+        yield from _chain(graph, node, node.inputs[slot])
 
 
 def _chain(graph: Graph, update: Node, stored: str) -> Sequence[str]:

@@ -334,7 +334,7 @@ class _Rank:
             row = row_of(step.node)
             if row is not None and row.stored:
                 held.update(step.node.outputs)
-            elif step.origin in shared.in_place and step.node.inputs[0] in held:
+            elif step.node.name in shared.in_place and step.node.inputs[0] in held:
                 held.update(step.node.outputs)
                 yield from step.node.outputs
 

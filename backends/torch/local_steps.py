@@ -15,7 +15,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import Optimizer, _global_optimizer_pre_hooks
+from torch.optim.optimizer import (
+    Optimizer,
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+)
 
 from partitioner.backends.torch.shards import distributed_as
 
@@ -89,7 +93,9 @@ def over_parts(
 def _is_watched(optimizer: Optimizer, hooks: Collection[Any]) -> bool:
     """Whether others than `hooks` are called before or after an optimizer's step."""
     own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return bool(own) or any(hook not in hooks for hook in _global_optimizer_pre_hooks.values())
+    known = set(map(id, hooks))  # others' may have no hash
+    of_all = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
+    return bool(own) or any(id(hook) not in known for hook in of_all)
 
 
 #: Attributes of an optimizer that its double has of its own.
@@ -122,11 +128,13 @@ def take_back(optimizer: Optimizer, args: tuple[Any, ...]) -> None:
 def _part_of(parameter: DTensor, state: _State) -> Tensor | None:
     """This rank's part of a parameter, with its gradient; None if some state lies otherwise."""
     gradient = parameter.grad
+    if not isinstance(gradient, DTensor) or gradient.dtype != parameter.dtype:
+        return None  # PyTorch gives no part a gradient of another type
     tensors = [value for value in state.values() if isinstance(value, Tensor) and value.ndim]
     if not all(_lies_as(parameter, value) for value in (gradient, *tensors)):
         return None
     part = parameter._local_tensor.detach()
-    part.grad = gradient._local_tensor  # type: ignore[union-attr]
+    part.grad = gradient._local_tensor
     return part
 
 

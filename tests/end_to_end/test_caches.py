@@ -9,6 +9,9 @@ from decoders import Attend, Keeping, Step, are_cut_along_keys, llama, qwen, wri
 from torch import nn
 
 import partitioner
+from partitioner.backends.torch.eager import eager
+from partitioner.backends.torch.emit import emit_rank
+from partitioner.backends.torch.operators.caches import write_part
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model.traffic import moves
 from partitioner.ir.keys import has_few_queries, keys_in_parts
@@ -207,13 +210,19 @@ def test_caches_are_cut_with_the_batch() -> None:
 
 
 class Assigned(nn.Module):
-    """A cache whose slice and row at fixed positions are written, from an end too."""
+    """A cache whose slice and rows at fixed positions are written, from an end too.
+
+    One row is the whole of another buffer, which keeps a row for the next step.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("keys", torch.zeros(1, 2, 14, 4))
+        self.register_buffer("late", torch.ones(1, 2, 4))
 
     def forward(self, query: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        self.keys[:, :, 3] = self.late
+        self.late.copy_(new[:, :, 1])
         self.keys[:, :, 5:9] = new
         self.keys[:, :, -1] = new[:, :, 0] * 2
         return torch.softmax(query @ self.keys.mT, -1) @ self.keys
@@ -228,7 +237,11 @@ def test_a_slice_that_is_assigned() -> None:
     assert resolved["aten::slice_scatter"].layouts.keys() == {"v"}
     assert resolved["aten::select_scatter"].layouts.keys() == {"x"}
     assert program.verify()
-    assert all(len(rank.in_place) == 2 for rank in program.programs.ranks)
+    assert all(len(rank.in_place) == 3 for rank in program.programs.ranks)
+    for rank in range(3):
+        graphs = emit_rank(program.programs, rank, program.graph, torch.device("cpu"))
+        targets = [node.target for node in eager(graphs.forward.module).graph.nodes]
+        assert targets.count(write_part) == 3
 
 
 def test_a_plan_sends_what_the_page_says() -> None:

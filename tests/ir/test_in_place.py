@@ -1,5 +1,7 @@
 """Which writes may take the memory of what they write to: by who reads the old contents."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -63,3 +65,13 @@ def test_a_backward_pass_may_read_old_contents() -> None:
     nodes = *ONE, negative("back", "x")
     assert writes_in_place(graph(*nodes)) == {"a"}
     assert not writes_in_place(replace(graph(*nodes), backward=frozenset({"back"})))
+
+
+def test_a_graph_is_freed_when_nobody_holds_it() -> None:
+    """It has the model's weights."""
+    made = graph(*ONE)
+    assert writes_in_place(made)
+    held = weakref.ref(made)
+    del made
+    gc.collect()
+    assert held() is None

@@ -1,12 +1,15 @@
 """Time in which functions of the solver are compiled, which no search's clock counts."""
 
+import errno
 import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
+import numba
 import pytest
 
 from partitioner.solver import work
@@ -129,3 +132,26 @@ def test_without_a_cache_folder_they_are_kept_beside_the_sources(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert kept_at() == Path(jit.__file__).parent / "__pycache__"
+
+
+def test_where_nothing_can_be_written_functions_are_compiled_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jit._Kept, "_locator_classes", [])
+    jit.jit(jit.draw.py_func)
+    monkeypatch.undo()
+    kept = jit._Cache(jit.draw.py_func)
+    monkeypatch.setattr(kept, "_save_overload", full)
+    kept.save_overload(None, None)
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "no space left")
+
+
+def test_functions_of_others_need_no_module() -> None:
+    """As those of generated code, which users compile in the same process."""
+    made: dict[str, Any] = {}
+    exec("def add(a, b): return a + b", made)
+    assert made["add"].__module__ is None
+    assert numba.njit(made["add"])(1, 2) == 3

@@ -6,12 +6,14 @@ the user's cache folder, under the hash of all sources of this package, so that 
 of a version on a machine compiles, whichever checkout or environment it is in. (Numba itself would
 keep it beside the sources, and not notice that an inlined function of another file has changed.)
 It is kept in NUMBA_CACHE_DIR if that is set, and where Numba keeps it if neither can be written.
+Where nothing can be written, every process compiles.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
@@ -30,9 +32,10 @@ State = npt.NDArray[np.uint64]  #: Of the random numbers, one entry.
 
 @cache
 def _sources() -> str:
-    """A hash of the sources of this package."""
+    """A hash of the sources of this package and of the compiler's version."""
     here = Path(__file__).parent
-    contents = (path.read_bytes() for path in sorted(here.glob("*.py")))
+    contents = [path.read_bytes() for path in sorted(here.glob("*.py"))]
+    contents.append(numba.__version__.encode())  # another one would discard what is kept
     return hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
 
 
@@ -77,6 +80,11 @@ class _Kept(caching.CompileResultCacheImpl):
 class _Cache(caching.FunctionCache):
     _impl_class = _Kept
 
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep compiled code, unless the disk is full or may no longer be written."""
+        with suppress(OSError):
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+
 
 class _Compiles(event.Listener):
     """Tells `COMPILATION` when a function of ours is compiled."""
@@ -93,8 +101,8 @@ class _Compiles(event.Listener):
 
 
 def _is_ours(event: Any) -> bool:
-    module: str = event.data["dispatcher"].py_func.__module__
-    return module.startswith(__package__)
+    module: str | None = event.data["dispatcher"].py_func.__module__  # None if it was made by exec
+    return module is not None and module.startswith(f"{__package__}.")
 
 
 event.register("numba:compile", _Compiles())  # type: ignore[no-untyped-call]
@@ -103,7 +111,8 @@ event.register("numba:compile", _Compiles())  # type: ignore[no-untyped-call]
 def jit(function: F) -> F:
     """Compile a function of arrays and numbers when it is first called."""
     compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
-    compiled._cache = _Cache(function)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    with suppress(RuntimeError):  # no place can be written
+        compiled._cache = _Cache(function)  # type: ignore[no-untyped-call]  # noqa: SLF001
     return cast("F", compiled)
 
 

@@ -11,7 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from partitioner.backends.torch import local_steps
@@ -157,26 +161,43 @@ class Other(o.SGD):
     """An optimizer that may do anything."""
 
 
+class Hook(dict[str, Any]):
+    """A hook that has no hash."""
+
+    def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], _: dict[str, Any]) -> None:
+        assert args == (optimizer,)
+
+
 @pytest.mark.parametrize(
-    "why", ["kind", "closure", "hook", "hook of all", "gradient", "others' parameter"]
+    "why",
+    [
+        *("kind", "closure", "hook", "hook of all", "hook behind all"),
+        *("gradient", "gradient's type", "others' parameter"),
+    ],
 )
 def test_steps_stay_as_they_are(why: str, mesh: DeviceMesh, steps: list[bool]) -> None:
     some = parameters(mesh)[:1]
     owner = watched(some)
     more = parameters(mesh)[1:] if why == "others' parameter" else []
-    update = (Other if why == "kind" else o.SGD)([*some, *more], lr=0.1)
+    update = (Other if why == "kind" else o.SGD)([*some, *more], lr=0.1, momentum=0.9)
     step(update, 0)
     assert steps == [why not in ("kind", "others' parameter")]
     handle = None
     if why == "hook":
         update.register_step_pre_hook(lambda *_: None)
     if why == "hook of all":
-        handle = register_optimizer_step_pre_hook(lambda *_: None)
+        handle = register_optimizer_step_pre_hook(Hook())
+    if why == "hook behind all":
+        handle = register_optimizer_step_post_hook(Hook())
     if why == "gradient":
         whole = torch.ones(7, 2)
         some[0].grad = DTensor.from_local(whole, mesh, [Partial()], run_check=False)
-        arguments = local_steps.over_parts(update, (update,), {}, set(map(id, some)), set())
-        assert arguments is None
+        update.step()
+    elif why == "gradient's type":
+        some[0].grad_dtype = None
+        some[0].grad = distributed(torch.ones(3, 2).double(), mesh, 7, Shard(0))
+        update.param_groups[0]["momentum"] = 0  # PyTorch wants one type for it
+        update.step()
     elif why == "closure":
         assert update.step(lambda: 2.0) == 2.0
     else:

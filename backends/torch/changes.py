@@ -174,7 +174,7 @@ def count_steps(
             )
         return None
 
-    _STEP_HOOKS.update((steps, stepped))
+    _STEP_HOOKS.add(steps)
     handles = register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(stepped)
     for handle in handles:
         weakref.finalize(owner, handle.remove).atexit = False

@@ -15,11 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import (
-    Optimizer,
-    _global_optimizer_post_hooks,
-    _global_optimizer_pre_hooks,
-)
+from torch.optim.optimizer import Optimizer, _global_optimizer_pre_hooks
 
 from partitioner.backends.torch.shards import distributed_as
 
@@ -46,9 +42,10 @@ def over_parts(
 ) -> Arguments | None:
     """Arguments that make an optimizer's step compute with parts; None if it stays as it is.
 
-    It stays where parts would do something else, or where others could see the double: with an
-    optimizer of another kind, a closure, hooks of the user, a gradient that lies otherwise than its
-    parameter, a parameter of others, or a single number without state, which PyTorch makes then.
+    It stays where parts would do something else: with an optimizer of another kind, a closure,
+    hooks of the user before the step, a gradient that lies otherwise than its parameter, a
+    parameter of others, or a single number without state, which PyTorch makes then. Hooks after the
+    step find the optimizer's own state: it is taken back before they are called.
 
     Args:
         optimizer: Its step is about to begin.
@@ -57,9 +54,9 @@ def over_parts(
         ours: Ids of the parameters of a rank's module.
         hooks: Those for all optimizers that do not change groups of parameters.
     """
-    if type(optimizer) not in _ELEMENTWISE or len(args) > 1 or kwargs or args[0] is not optimizer:
-        return None
-    if _is_watched(optimizer, hooks) or torch.compiler.is_compiling():
+    vars(optimizer).pop(_BEHIND, None)  # of a step that failed
+    is_plain_call = len(args) == 1 and args[0] is optimizer and not kwargs
+    if not is_plain_call or not _may_have_double(optimizer, hooks):
         return None
     options = {name: value for name, value in vars(optimizer).items() if name not in _CONTENTS}
     if any(isinstance(value, DTensor) for value in options.values()):
@@ -87,23 +84,38 @@ def over_parts(
         for group in optimizer.param_groups
     ]
     vars(double).update(options, param_groups=groups, state=state)
+
+    def taken_back() -> None:
+        del vars(optimizer)[_BEHIND]
+        take_back(optimizer, (double,))
+
+    vars(optimizer)[_BEHIND] = taken_back
     return (double,), kwargs
 
 
-def _is_watched(optimizer: Optimizer, hooks: Collection[Any]) -> bool:
-    """Whether others than `hooks` are called before or after an optimizer's step."""
-    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+def _may_have_double(optimizer: Optimizer, hooks: Collection[Any]) -> bool:
+    """Whether a step is elementwise, and no hook but `hooks` is called before it."""
     known = set(map(id, hooks))  # others' may have no hash
-    of_all = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
-    return bool(own) or any(id(hook) not in known for hook in of_all)
+    of_all = _global_optimizer_pre_hooks.values()
+    return (
+        type(optimizer) in _ELEMENTWISE
+        and not torch.compiler.is_compiling()
+        and not optimizer._optimizer_step_pre_hooks
+        and all(id(hook) in known for hook in of_all)
+    )
 
 
+#: The method of an optimizer that PyTorch (2.13) calls between a step and the hooks behind it.
+_BEHIND = "_optimizer_step_code"
 #: Attributes of an optimizer that its double has of its own.
 _CONTENTS = frozenset({"param_groups", "state"})
 
 
 def take_back(optimizer: Optimizer, args: tuple[Any, ...]) -> None:
-    """Give an optimizer, whose step is over, what its double has made anew, if it had one."""
+    """Give an optimizer, whose step is over, what its double has made anew, if it had one.
+
+    It does nothing a second time.
+    """
     double = args[0]
     if double is optimizer:
         return

@@ -34,12 +34,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test with eight slow cases or more, half are `sweep`, by a checksum of their names."""
+    """Of a test with many slow cases most are `sweep`, by a checksum of their names.
+
+    One of three of 16 cases and more stay, and half of 8 and more.
+    """
     slow = [item for item in items if item.get_closest_marker("slow")]
     cases = Counter(item.nodeid.partition("[")[0] for item in slow)
     for item in slow:
-        name = item.nodeid.partition("[")[0]
-        if cases[name] >= 8 and zlib.crc32(item.nodeid.encode()) % 2:
+        count = cases[item.nodeid.partition("[")[0]]
+        share = 3 if count >= 16 else 2 if count >= 8 else 1
+        if zlib.crc32(item.nodeid.encode()) % share:
             item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
             item.add_marker("sweep")
 

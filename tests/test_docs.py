@@ -139,7 +139,7 @@ def test_digits_from_the_files_of_mnist(
     assert len(said) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.timeout(600)
 def test_the_commands_of_digits_give_one_curve(tmp_path: Path) -> None:
     (block, _) = blocks("how-to/training.md", "console")

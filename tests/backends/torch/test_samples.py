@@ -236,9 +236,9 @@ def test_samples_of_pytorch(part: int) -> None:
     table = Table()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, info, sample in samples(part, 4):
+        for name, info, sample in samples(part, 8):
             check(table, name, info, sample, training=info.supports_autograd)
     print(f"\n{table}")
     assert not table.counts["wrong"]
     assert not table.counts["crash"]
-    assert table.counts["equal"] > 50
+    assert table.counts["equal"] > 25

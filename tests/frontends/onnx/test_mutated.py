@@ -17,10 +17,15 @@ from partitioner.frontends.onnx.load import load_onnx
 COUNT = 1_000
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow if kind == "bytes" else pytest.mark.sweep)
+        for kind in sorted(KINDS)
+    ],
+)
 def test_mutated_files(kind: str) -> None:
     table = fuzz(kind, range(COUNT), print)
     print(table)

@@ -96,10 +96,7 @@ def _winner(
     Raises:
         Infeasible: There is none, although a plan fits but for what its sessions hold at once.
     """
-    fitting = [
-        replace(result, plans=tuple(p for p in result.plans if not _in_sessions(p.evaluation)))
-        for result in results
-    ]
+    fitting = [_that_fit(result) for result in results]
     is_any = any(result.plans for result in fitting)
     outcome = winner(fitting if is_any else results, request, cluster, stopped=budget.work.stopped)
     if (over := _in_sessions(outcome.evaluation)) is None:
@@ -111,6 +108,16 @@ def _winner(
         proven=False, least=False, where=where, short=short, held=peak.bytes, limit=limit
     )
     raise Infeasible(text, device=device, name=peak.at, bytes_short=short, proven=False)
+
+
+def _that_fit(result: SpaceResult) -> SpaceResult:
+    """A space without the plans whose sessions hold too much; what they prove of it still holds."""
+    excess = [_in_sessions(plan.evaluation) for plan in result.plans]
+    plans = tuple(plan for plan, over in zip(result.plans, excess, strict=True) if over is None)
+    if len(plans) == len(result.plans):
+        return result
+    bounds = [plan.solution.bound for plan in result.plans if plan.bounds_space]
+    return replace(result, plans=plans, bound=min([result.bound, *bounds]), memory_binds=True)
 
 
 def _in_sessions(evaluation: Evaluation) -> tuple[int, int] | None:

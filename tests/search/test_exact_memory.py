@@ -5,10 +5,12 @@ import itertools
 import pytest
 from searching import search
 
+from partitioner import examples
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.memory import with_headroom
 from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Plan
@@ -113,3 +115,20 @@ def test_whether_a_changed_plan_fits_is_told_exactly() -> None:
             assert neighbourhood.fits(entry) == (entry.over_bytes <= 0 or exact)
             told.add((entry.over_bytes > 0, exact))
     assert {(True, True), (True, False)} <= told
+
+
+def test_a_bound_covers_plans_that_sessions_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another plan of their space may fit, and cost no more than they do."""
+    graph = load_onnx(examples.build("mlp")).graph
+    cluster, request = resolve_cluster("2xh100"), Request("throughput", "auto", time_limit_s=5)
+    before = search(graph, cluster, request)
+    cheapest = before.evaluation.cost("throughput")
+    monkeypatch.setattr(
+        "partitioner.search.find_plan._in_sessions",
+        lambda figures: (0, 1) if figures.cost("throughput") <= cheapest else None,
+    )
+    after = search(graph, cluster, request)
+    assert after.plan.certificate is not None
+    assert before.plan.certificate is not None
+    assert after.plan.certificate.cost > cheapest
+    assert after.plan.certificate.bound <= before.plan.certificate.bound

@@ -73,11 +73,12 @@ def run_directory(
     files = rank_files(directory)
     files.check(load_plan(directory))
     expected = prediction(directory)
-    program = _program(directory) if steps or files.needs_model else None
+    needs_model = files.needs_model
+    program = _program(directory) if steps or needs_model else None
     if outputs is not None:
         check_outputs(outputs, directory)
     unit = "request"
-    if program is not None and files.needs_model:
+    if program is not None and needs_model:
         run, unit = _run_with_model(program, directory, inputs, requests, seed, steps)
     elif inputs is None:
         run = files.run(draw_inputs(directory, seed), requests, steps)

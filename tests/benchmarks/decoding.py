@@ -16,13 +16,12 @@ the least and the largest one.
 
 import argparse
 import copy
-import os
-import statistics
 import time
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from side_by_side import print_table, start_rank, with_numbers
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -96,14 +95,7 @@ class Twin(Decoder):
 
 
 def run(rank: int, args: argparse.Namespace) -> None:
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(args.port),
-        RANK=str(rank),
-        WORLD_SIZE=str(args.ranks),
-    )
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    start_rank(rank, args.ranks, args.port)
     torch.manual_seed(0)
     whole = Decoder(args).eval()
     example = torch.randn(1, 1, args.width), torch.tensor([0])
@@ -132,28 +124,14 @@ def run(rank: int, args: argparse.Namespace) -> None:
         for name in ("ours", "twin"):
             torch.testing.assert_close(results[name], results["one"], rtol=1e-4, atol=1e-4)
     if rank == 0:
-        report(seconds)
+        print_table(seconds, 6, lambda _: "twin")
     dist.destroy_process_group()
 
 
-def report(seconds: dict[str, list[float]]) -> None:
-    """A line a mode; the first round warms up."""
-    print(f"{'':>6} {'ms':>7} {'ratio':>6}  least and largest ratio")
-    for name, times in seconds.items():
-        ratios = sorted(a / b for a, b in zip(times[1:], seconds["twin"][1:], strict=True))
-        print(
-            f"{name:>6} {1000 * statistics.median(times[1:]):7.1f} "
-            f"{statistics.median(ratios):6.3f}  {ratios[0]:.3f} to {ratios[-1]:.3f}"
-        )
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (
-        *(("ranks", 2), ("rounds", 15), ("length", 32768), ("width", 512), ("heads", 8)),
-        *(("layers", 2), ("port", 29543)),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    parser = with_numbers(
+        __doc__, ranks=2, rounds=15, length=32768, width=512, heads=8, layers=2, port=29543
+    )
     args = parser.parse_args()
     mp.spawn(run, (args,), nprocs=args.ranks)
 

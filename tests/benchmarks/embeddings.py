@@ -15,8 +15,6 @@ with the least and the largest one.
 
 import argparse
 import copy
-import os
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from side_by_side import print_table, start_rank, with_numbers
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name
 from torch.nn.parallel import DistributedDataParallel
@@ -84,14 +83,7 @@ class Twin(nn.Module):
 
 
 def run(rank: int, args: argparse.Namespace) -> None:
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(args.port),
-        RANK=str(rank),
-        WORLD_SIZE=str(args.ranks),
-    )
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    start_rank(rank, args.ranks, args.port)
     torch.manual_seed(0)
     ids = torch.randint(args.rows, (args.bags, args.bag))
     target = torch.randn(args.bags, 16)
@@ -129,7 +121,7 @@ def run(rank: int, args: argparse.Namespace) -> None:
             torch.testing.assert_close(loss, losses[0], rtol=1e-4, atol=1e-6)
     check(ours[True], twin, copies)
     if rank == 0:
-        report(seconds)
+        print_table(seconds, 14, lambda name: f"{name.split()[0]} twin")
     dist.destroy_process_group()
 
 
@@ -188,25 +180,10 @@ def gradients(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, grad.to_local() if hasattr(grad, "to_local") else grad) for name, grad in grads]
 
 
-def report(seconds: dict[str, list[float]]) -> None:
-    """A line a program; the first round warms up."""
-    print(f"{'':>14} {'ms':>7} {'ratio':>6}  least and largest ratio")
-    for name, times in seconds.items():
-        twins = seconds[f"{name.split()[0]} twin"]
-        ratios = sorted(a / b for a, b in zip(times[1:], twins[1:], strict=True))
-        print(
-            f"{name:>14} {1000 * statistics.median(times[1:]):7.1f} "
-            f"{statistics.median(ratios):6.3f}  {ratios[0]:.3f} to {ratios[-1]:.3f}"
-        )
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (
-        *(("ranks", 2), ("rounds", 15), ("rows", 100_000), ("width", 64), ("bags", 4096)),
-        *(("bag", 8), ("port", 29542)),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    parser = with_numbers(
+        __doc__, ranks=2, rounds=15, rows=100_000, width=64, bags=4096, bag=8, port=29542
+    )
     args = parser.parse_args()
     mp.spawn(run, (args,), nprocs=args.ranks)
 

@@ -14,7 +14,6 @@ else runs on the machine has little influence.
 """
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from side_by_side import start_rank, with_numbers
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name
 
@@ -117,14 +117,7 @@ class Twin(Layer):
 
 
 def run(rank: int, args: argparse.Namespace) -> None:
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(args.port),
-        RANK=str(rank),
-        WORLD_SIZE=str(args.ranks),
-    )
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    start_rank(rank, args.ranks, args.port)
     torch.manual_seed(0)
     x, target = torch.randn(2, args.tokens, args.width)
     ours = {training: compiled(args, (x, target), rank, training) for training in (False, True)}
@@ -214,12 +207,17 @@ def report(what: str, times: dict[str, list[float]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (
-        *(("ranks", 2), ("rounds", 15), ("tokens", 2048), ("width", 512), ("inner", 1024)),
-        *(("experts", 8), ("chosen", 2), ("port", 29541)),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    parser = with_numbers(
+        __doc__,
+        ranks=2,
+        rounds=15,
+        tokens=2048,
+        width=512,
+        inner=1024,
+        experts=8,
+        chosen=2,
+        port=29541,
+    )
     parser.add_argument("--parallel", default="ep")
     args = parser.parse_args()
     mp.spawn(run, (args,), nprocs=args.ranks)

@@ -8,13 +8,13 @@ is `all_gather_into_tensor_out`, which programs use (in none of four).
 """
 
 import argparse
-import os
 import random
 import time
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from side_by_side import start_rank
 
 c10d = torch.ops._c10d_functional
 SIZES = (2, 6, 32, 64, 128, 1024, 4096, 50_000)
@@ -28,11 +28,7 @@ def gather(kind: str, operand: torch.Tensor, group: str) -> torch.Tensor:
 
 
 def run(rank: int, args: argparse.Namespace) -> None:
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(args.port), RANK=str(rank), WORLD_SIZE="2"
-    )
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    start_rank(rank, 2, args.port)
     group = dist.new_group([0, 1]).group_name
     chance = random.Random(0)
     end, late, rounds = time.monotonic() + args.seconds, torch.zeros(1), 0

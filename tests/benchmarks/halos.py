@@ -9,7 +9,6 @@ turns; seconds are the slower rank's, medians, and ratios are medians of the rou
 """
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from side_by_side import start_rank
 from torch import Tensor, nn
 
 import partitioner
@@ -98,11 +98,7 @@ def seconds(run: Callable[[Tensor], object], x: Tensor) -> float:
 
 
 def bench(rank: int, args: argparse.Namespace) -> None:
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(args.port), RANK=str(rank), WORLD_SIZE="2"
-    )
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    start_rank(rank, 2, args.port)
     torch.manual_seed(0)
     net = Chain(args.layers, args.channels).eval()
     x = torch.randn(1, args.channels, args.size, args.size)

@@ -13,7 +13,6 @@ ratio to the twin of the same round.
 """
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from side_by_side import ratios, start_rank, with_numbers
 from torch import Tensor, nn
 from torch.distributed.tensor.experimental._context_parallel import _attention as peer
 from torch.nn import functional
@@ -119,14 +119,7 @@ def modes(args: argparse.Namespace, rank: int) -> dict[str, Callable[[Tensor], f
 
 
 def run(rank: int, args: argparse.Namespace) -> None:
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(args.port),
-        RANK=str(rank),
-        WORLD_SIZE=str(args.ranks),
-    )
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    start_rank(rank, args.ranks, args.port)
     steps = modes(args, rank)
     generator = torch.Generator().manual_seed(1)
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -148,19 +141,14 @@ def report(times: dict[str, list[float]], losses: dict[str, float]) -> None:
     """A line a mode; the first round warms up."""
     print(f"{'mode':>6} {'ms/step':>8} {'ratio':>6}  loss")
     for name, seconds in times.items():
-        ratios = [a / b for a, b in zip(seconds[1:], times["torch"][1:], strict=True)]
+        of_rounds = ratios(seconds, times["torch"])
         milliseconds = 1000 * statistics.median(seconds[1:])
-        ratio = statistics.median(ratios)
+        ratio = statistics.median(of_rounds)
         print(f"{name:>6} {milliseconds:8.1f} {ratio:6.3f}  {losses[name]:.6f}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (
-        *(("ranks", 2), ("rounds", 7), ("tokens", 4096), ("width", 256), ("heads", 4)),
-        ("port", 29541),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    parser = with_numbers(__doc__, ranks=2, rounds=7, tokens=4096, width=256, heads=4, port=29541)
     args = parser.parse_args()
     mp.spawn(run, (args,), nprocs=args.ranks)
 

@@ -15,7 +15,6 @@ Plans are made for this machine as `partitioner.profile` measures it at the star
 """
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
@@ -25,6 +24,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from side_by_side import ratios, start_rank, with_numbers
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -181,14 +181,7 @@ def tensor_parallel(model: GPT, mesh: object) -> nn.Module:
 
 
 def run(rank: int, args: argparse.Namespace) -> None:
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(args.port),
-        RANK=str(rank),
-        WORLD_SIZE=str(args.ranks),
-    )
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    start_rank(rank, args.ranks, args.port)
     steps = dict(modes(args, rank))
     generator = torch.Generator().manual_seed(1)
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -216,22 +209,19 @@ def report(times: dict[str, list[float]], losses: dict[str, float]) -> None:
     for name, found in times.items():
         ratio = ""
         if name in TWINS and TWINS[name] in times:
-            ratios = [a / b for a, b in zip(found[1:], times[TWINS[name]][1:], strict=True)]
-            ratio = f"{statistics.median(ratios):.3f} {TWINS[name]}"
+            of_rounds = ratios(found, times[TWINS[name]])
+            ratio = f"{statistics.median(of_rounds):.3f} {TWINS[name]}"
         elif name == "auto" and best:
-            ratios = [a / b for a, b in zip(found[1:], best[1:], strict=True)]
-            ratio = f"{statistics.median(ratios):.3f} best"
+            of_rounds = ratios(found, best)
+            ratio = f"{statistics.median(of_rounds):.3f} best"
         milliseconds = 1000 * statistics.median(found[1:])
         print(f"{name:>8} {milliseconds:8.1f}  {ratio:>12}  {losses[name]:.5f}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (
-        *(("ranks", 2), ("rounds", 7), ("steps", 3), ("layers", 4)),
-        *(("width", 512), ("tokens", 128), ("batch", 8), ("port", 29533)),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    parser = with_numbers(
+        __doc__, ranks=2, rounds=7, steps=3, layers=4, width=512, tokens=128, batch=8, port=29533
+    )
     parser.add_argument("--only", default="")
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--time-limit", type=float, default=120.0)

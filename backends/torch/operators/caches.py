@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,18 +17,9 @@ from partitioner.backends.torch.operators.vocabulary import check_ids, local_pla
     "int[] starts, int[] lengths) -> Tensor",
     lambda data, *_: torch.empty_like(data),
 )
-def index_write_part(
-    data: Tensor,
-    index: Tensor,
-    source: Tensor,
-    dim: int,
-    from_end: bool,
-    size: int,
-    starts: Sequence[int],
-    lengths: Sequence[int],
-) -> Tensor:
-    """The part with rows of the source at those positions that lie in it; see `write_part`."""
-    return write_part(data.clone(), index, source, dim, from_end, size, starts, lengths)
+def index_write_part(data: Tensor, *rows: Any) -> Tensor:
+    """The part with rows of the source at those positions that lie in it, as `write_part` does."""
+    return write_part(data.clone(), *rows)
 
 
 def write_part(

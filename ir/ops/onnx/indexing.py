@@ -84,6 +84,18 @@ class _Writer:
         """A vector of int64."""
         return self.constant(np.array(numbers, np.int64))
 
+    def from_number(self, x: str, start: int, type_: TensorType) -> str:
+        """Whether integers of this type are at least `start`."""
+        least = self.constant(np.array(start, type_.dtype))
+        below = self.call("Less", x, least, dtype="bool", shape=type_.shape)
+        return self.call("Not", below, dtype="bool", shape=type_.shape)
+
+    def in_run(self, x: str, start: int, end: int, type_: TensorType) -> str:
+        """Whether integers of this type are at least `start` and less than `end`."""
+        low, above = self.from_number(x, start, type_), self.constant(np.array(end, type_.dtype))
+        high = self.call("Less", x, above, dtype="bool", shape=type_.shape)
+        return self.call("And", low, high, dtype="bool", shape=type_.shape)
+
     def places(
         self, ids: str, intervals: Sequence[Interval], size: int, outside: int, type_: TensorType
     ) -> tuple[str, str]:
@@ -106,8 +118,7 @@ class _Writer:
             return self.constant(np.array(value, dtype))
 
         def in_run(start: int, end: int) -> str:
-            low = call("Not", call("Less", wanted, number(start), dtype="bool"), dtype="bool")
-            return call("And", low, call("Less", wanted, number(end), dtype="bool"), dtype="bool")
+            return self.in_run(wanted, start, end, type_)
 
         counted = call("Add", ids, number(size))  # of an index that counts from the end
         wanted = call("Where", call("Less", ids, number(0), dtype="bool"), counted, ids)
@@ -225,19 +236,14 @@ def _local_tensor_scatter(view: OpView, local: LocalView) -> LocalOp:
     since = write.constant(own.astype(np.int64))
     is_circular = view.attr("mode") in (b"circular", "circular")
 
-    def from_zero(x: str, of: Sequence[int]) -> str:
-        below = write.call("Less", x, write.number(0), dtype="bool", shape=of)
-        return write.call("Not", below, dtype="bool", shape=of)
-
-    def in_run(x: str, end: int, of: Sequence[int]) -> str:
-        low = from_zero(x, of)
-        high = write.call("Less", x, write.number(end), dtype="bool", shape=of)
-        return write.call("And", low, high, dtype="bool", shape=of)
-
     if first and first[0]:
         begin, of = first[0], (batch,)
+        starts = TensorType.of("int64", of)
         # a lookup refuses a run that begins before the cache or, unless it goes round, ends behind
-        right = from_zero(begin, of) if is_circular else in_run(begin, size - count + 1, of)
+        if is_circular:
+            right = write.from_number(begin, 0, starts)
+        else:
+            right = write.in_run(begin, 0, size - count + 1, starts)
         bounds = write.number(0), write.number(1)
         place = write.call("Where", right, *bounds, dtype="int64", shape=of)
         zero = write.call("Gather", write.numbers(0), place, dtype="int64", shape=of)
@@ -248,13 +254,13 @@ def _local_tensor_scatter(view: OpView, local: LocalView) -> LocalOp:
             since = write.call("Mod", since, write.number(size), dtype="int64", shape=grid)
     else:
         since = write.call("Expand", since, write.numbers(*grid), dtype="int64", shape=grid)
-    inside = in_run(since, count, grid)
+    inside = write.in_run(since, 0, count, TensorType.of("int64", grid))
     beside = [n if i in (0, dim) else 1 for i, n in enumerate(shape)]
     mask = write.call("Reshape", inside, write.numbers(*beside), dtype="bool", shape=beside)
     rows = update
     if count > 1:
-        place = write.call("Where", inside, since, write.number(0), dtype="int64",
-                           shape=grid)  # fmt: skip
+        zero = write.number(0)
+        place = write.call("Where", inside, since, zero, dtype="int64", shape=grid)
         place = write.call("Reshape", place, write.numbers(*beside), dtype="int64", shape=beside)
         place = write.call("Expand", place, write.numbers(*shape), dtype="int64", shape=shape)
         rows = write.call(

@@ -291,7 +291,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _number(value: Any) -> Any:
     if isinstance(value, Profile):
-        keys = ("file", "device", "threads", "processes")
+        keys = ("file", "device", "threads", "processes")  # the level is that which has it
         return {**{key: getattr(value, key) for key in keys}, "file": str(value.file)}
     if isinstance(value, Mapping):
         return {key: _number(item) for key, item in sorted(value.items())}
@@ -353,12 +353,12 @@ def _devices(number: int, entry: Any) -> tuple[DeviceSpec, ...]:
     return (spec,) * count
 
 
-def _profile(title: str, entry: Any) -> Profile:
+def _profile(title: str, entry: Any, level: str = "") -> Profile:
     keys = {"file", "device", "threads"}
     _check_keys(title, entry, keys, keys | {"processes"})
     threads = _count(f"{title}: threads", entry["threads"])
     processes = _count(f"{title}: processes", entry.get("processes", 1))
-    return Profile.read(Path(str(entry["file"])), str(entry["device"]), threads, processes)
+    return Profile.read(Path(str(entry["file"])), str(entry["device"]), threads, processes, level)
 
 
 def _level(number: int, entry: Any) -> LinkLevel:
@@ -371,6 +371,7 @@ def _level(number: int, entry: Any) -> LinkLevel:
         if key not in ("name", "size", "profile", "table")
     }
     title = f"level {entry['name']!r}: profile"
-    profile = _profile(title, entry["profile"]) if "profile" in entry else None
+    level = str(entry["name"]) if number > 1 else ""  # the innermost has the plain entries
+    profile = _profile(title, entry["profile"], level) if "profile" in entry else None
     table = str(entry["table"]) if "table" in entry else None
     return LinkLevel(str(entry["name"]), size, **rates, profile=profile, table=table)

@@ -22,7 +22,7 @@ all-to-all are pairwise: alpha for each peer, and the busiest direction of the b
 levels have separate wires and overlap.
 
 Where the level knows measured seconds of so many ranks, or published ones, these go before all
-formulas, start-up included.
+formulas, start-up included. Both tell ranks of one group of the level below each from several.
 """
 
 from __future__ import annotations
@@ -77,21 +77,28 @@ def comm_cost(comm: Comm, numel: int, cluster: Cluster) -> CommCost:
         if exchange is not None:
             return CommCost(exchange.name, dict.fromkeys(comm.ranks, exchange.seconds))
         return CommCost("pairwise", _pairwise_seconds(comm, cluster))
-    best = collective(comm.kind, comm.ranks, _whole_bytes(comm, numel), cluster)
+    best = collective(comm.kind, comm.ranks, whole_bytes(comm, numel), cluster)
     starts = {rank: best.start_s(cluster.devices[rank]) for rank in comm.ranks}
     return CommCost(best.name, {rank: start_s + best.seconds for rank, start_s in starts.items()})
 
 
 def joined_comm_seconds(
-    comm: Comm, numel: int, alone_s: Mapping[int, float], cluster: Cluster
-) -> Mapping[int, float]:
-    """`joined_seconds` of a communication that takes `alone_s` by itself.
+    comm: Comm,
+    numel: int,
+    alone_s: Mapping[int, float],
+    cluster: Cluster,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> Mapping[int, float] | None:
+    """`joined_seconds` of a communication that takes `alone_s` by itself; None if it stays alone.
 
     `numel` is as of `comm_cost`.
     """
     if comm.kind not in JOINING:
-        return alone_s
-    return joined_seconds(comm.kind, comm.ranks, _whole_bytes(comm, numel), alone_s, cluster)
+        return None
+    nbytes = whole_bytes(comm, numel)
+    if not _is_small(comm.kind, comm.ranks, nbytes):
+        return None
+    return joined_seconds(comm.kind, comm.ranks, nbytes, alone_s, cluster, bucket_bytes)
 
 
 def joined_seconds(
@@ -100,11 +107,12 @@ def joined_seconds(
     nbytes: float,
     alone_s: Mapping[int, float],
     cluster: Cluster,
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> Mapping[int, float]:
-    """Seconds of a collective that shares a bucket with others, by its share of a full one.
+    """The least seconds of a collective that may share a bucket, for plans that are not known yet.
 
-    To these come the copies of its operand into the bucket and of a gather's parts out of it, at
-    memory bandwidth; parts of other results are read where they lie.
+    They are those of its share in the bucket that is cheapest for it, or alone. What its bucket
+    really takes is `bucket_seconds`, never less.
 
     Args:
         kind: One of the ring-or-tree kinds.
@@ -113,20 +121,58 @@ def joined_seconds(
         alone_s: Its seconds alone on some of the ranks, the most that it takes there; a large one
             takes them.
         cluster: The devices.
+        bucket_bytes: Most bytes of a bucket's operands on one rank, at most `BUCKET_BYTES`.
     """
-    parts = len(ranks) if kind is CommKind.ALL_GATHER else 1
-    if kind not in JOINING or not 0 < nbytes / parts < SMALL_BYTES:
+    parts = _parts_in_result(kind, ranks)
+    if kind not in JOINING or not _is_small(kind, ranks, nbytes):
         return alone_s
-    full = BUCKET_BYTES * parts
-    best = collective(kind, ranks, full, cluster)
-    copied = nbytes / parts + (nbytes if kind is CommKind.ALL_GATHER else 0.0)
-    joined_s: dict[int, float] = {}
-    for rank, seconds in alone_s.items():
-        device = cluster.devices[rank]
-        copies_s = 2 * copied / device.memory_bytes_per_s  # read and written
-        share_s = (best.start_s(device) + best.seconds) * nbytes / full
-        joined_s[rank] = min(seconds, share_s + copies_s)
-    return joined_s
+    most = max(nbytes, bucket_bytes * parts)
+    doublings = range(math.ceil(math.log2(most / nbytes)))
+    sizes = [*(nbytes * 2**power for power in doublings), most]
+    return {
+        rank: min(
+            seconds,
+            *(bucket_seconds(kind, ranks, nbytes, size, rank, cluster) for size in sizes),
+        )
+        for rank, seconds in alone_s.items()
+    }
+
+
+def bucket_seconds(
+    kind: CommKind,
+    ranks: tuple[int, ...],
+    nbytes: float,
+    bucket_bytes: float,
+    rank: int,
+    cluster: Cluster,
+) -> float:
+    """Seconds of a collective in a bucket on a rank: its share of the bucket's, and its copies.
+
+    Its operand is copied into the bucket, and a gather's parts out of it, at memory bandwidth;
+    parts of other results are read where they lie.
+
+    Args:
+        kind: One of `JOINING`.
+        ranks: The group.
+        nbytes: As of `collective`.
+        bucket_bytes: The same of all that is in the bucket.
+        rank: The rank.
+        cluster: The devices.
+    """
+    device, best = cluster.devices[rank], collective(kind, ranks, bucket_bytes, cluster)
+    copied = nbytes / _parts_in_result(kind, ranks)
+    copied += nbytes if kind is CommKind.ALL_GATHER else 0.0
+    copies_s = 2 * copied / device.memory_bytes_per_s  # read and written
+    return (best.start_s(device) + best.seconds) * nbytes / bucket_bytes + copies_s
+
+
+def _is_small(kind: CommKind, ranks: tuple[int, ...], nbytes: float) -> bool:
+    return 0 < nbytes / _parts_in_result(kind, ranks) < SMALL_BYTES
+
+
+def _parts_in_result(kind: CommKind, ranks: tuple[int, ...]) -> int:
+    """The number of operands in what `collective` takes as the bytes of a kind."""
+    return len(ranks) if kind is CommKind.ALL_GATHER else 1
 
 
 def collective(
@@ -166,11 +212,12 @@ def _tabled(
     groups: Sequence[tuple[int, ...]],
 ) -> Algorithm | None:
     """`tabled` of ranks on a level in these inner groups; of none, each rank is in its own."""
+    each = len(groups[0]) if groups else 1
     if level.profile is not None:
-        measured_s = level.profile.link_seconds(kind.value, len(ranks), nbytes)
+        measured_s = level.profile.link_seconds(kind.value, len(ranks), nbytes, each)
         if measured_s is not None:
             return Algorithm("measured", measured_s)
-    table = level.tables(len(groups[0]) if groups else 1)
+    table = level.tables(each)
     seconds = None if table is None else table.seconds(kind.value, len(ranks), nbytes)
     return None if seconds is None else Algorithm("published", seconds)
 
@@ -218,7 +265,7 @@ def _two_level(
     return Algorithm(f"two-level({name})", sum(part.seconds for part in parts))
 
 
-def _whole_bytes(comm: Comm, numel: int) -> float:
+def whole_bytes(comm: Comm, numel: int) -> float:
     """Bytes that the formulas call n; uneven parts count as the largest."""
     item = item_bytes(comm.dtype)
     if comm.kind is CommKind.ALL_REDUCE:

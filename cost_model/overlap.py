@@ -3,15 +3,16 @@
 A value that is only written to where it is stored (a gradient) is waited for when the pass ends; a
 stored value may be sent before it is used; so may the keys of a ring's next step. The nodes that
 run meanwhile hide a share `LinkLevel.overlap` of the seconds of such a communication. Small ones
-share buckets, whose start-up each pays in part (`collectives.joined_seconds`).
+share buckets, whose start-up each pays in part (`collectives.bucket_seconds`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container, Mapping
 
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
+from partitioner.ir.program import BUCKET_BYTES, JOINING, SMALL_BYTES, CommKind
 
 
 def beside_compute(graph: Graph) -> frozenset[str]:
@@ -23,13 +24,40 @@ def beside_compute(graph: Graph) -> frozenset[str]:
             values.update(node.writes)
         elif row is not None and row.ahead:
             values.update(node.reads)
+    return frozenset(values | _written(graph))
+
+
+def most_joined(graph: Graph) -> Mapping[CommKind, int]:
+    """Bytes that buckets of each kind of collective hold at most, whatever the plan.
+
+    What passes beside compute passes once in a pass over a group. Only what is written is summed:
+    stored values are no pending sums.
+    """
+    beside, written = beside_compute(graph), _written(graph)
+
+    def most(values: Collection[str]) -> int:
+        sizes = (graph.types[value].nbytes for value in values if not _is_view(graph, value))
+        return max(1, min(BUCKET_BYTES, sum(min(size, SMALL_BYTES) for size in sizes)))
+
+    gathered, summed = most(beside), most(written)
+    return {kind: gathered if kind is CommKind.ALL_GATHER else summed for kind in JOINING}
+
+
+def _is_view(graph: Graph, value: str) -> bool:
+    """Whether a value is another one's memory, which counts already."""
+    row = row_of(graph.producers[value]) if value in graph.producers else None
+    return row is not None and row.view
+
+
+def _written(graph: Graph) -> set[str]:
+    """Values that are only stored, and what these are views of."""
     written: set[str] = set()
     for node in reversed(graph.nodes):
         for value in node.writes:
             readers = graph.consumers[value]
             if readers and all(_only_writes(reader, value, written) for reader in readers):
                 written.add(value)
-    return frozenset(values | written)
+    return written
 
 
 def _only_writes(node: Node, value: str, written: Container[str]) -> bool:

@@ -106,6 +106,31 @@ def beside(kind: str) -> str:
     return f"{kind} beside"
 
 
+def in_groups(kind: str, each: int) -> str:
+    """The kind of communications of `each` ranks in every group of the level below.
+
+    >>> in_groups("all_reduce", 2)
+    'all_reduce of 2 a group'
+    >>> in_groups("all_reduce", 1)
+    'all_reduce'
+    """
+    return kind if each == 1 else f"{kind} of {each} a group"
+
+
+def over(kind: str, level: str) -> str:
+    """The kind of the entries of communications over a level; "" is the innermost.
+
+    >>> over("all_reduce of 2 a group beside", "network")
+    'all_reduce of 2 a group beside over network'
+    >>> over("send", "")
+    'send'
+    """
+    return f"{kind}{_OVER}{level}" if level else kind
+
+
+_OVER = " over "
+
+
 @dataclass(frozen=True)
 class Profile:
     """The entries of one device at one number of threads.
@@ -116,8 +141,10 @@ class Profile:
         threads: Threads of one operator.
         processes: Number of processes that share the device's machine.
         known: The newest entry of each form, by the number of processes that were busy.
-        links: The newest entries of communications, by kind and number of ranks, in order of bytes.
+        links: The newest entries of communications over the level, by kind and number of ranks, in
+            order of bytes.
         wholes: The newest entry of each whole model that one process ran alone, by `whole_key`.
+        level: Name of the level of the network; "" for the innermost, and of a device.
     """
 
     file: Path
@@ -129,9 +156,12 @@ class Profile:
         default_factory=dict, repr=False, hash=False
     )
     wholes: Mapping[str, Entry] = field(default_factory=dict, repr=False, hash=False)
+    level: str = ""
 
     @classmethod
-    def read(cls, file: Path, device: str, threads: int, processes: int = 1) -> Profile:
+    def read(
+        cls, file: Path, device: str, threads: int, processes: int = 1, level: str = ""
+    ) -> Profile:
         """The entries in a file; none if there is no such file.
 
         Raises:
@@ -150,11 +180,13 @@ class Profile:
                         known.setdefault(entry.processes, {})[entry.form] = entry
                 for row in database.execute(_SELECT_LINKS, (device, threads)):
                     link = LinkEntry(*row)
-                    links.setdefault((link.kind, link.ranks), {})[link.nbytes] = link
+                    kind, _, where = link.kind.partition(_OVER)
+                    if where == level:
+                        links.setdefault((kind, link.ranks), {})[link.nbytes] = link
         tables = {
             key: tuple(by_size[size] for size in sorted(by_size)) for key, by_size in links.items()
         }
-        return cls(file, device, threads, processes, known, tables, wholes)
+        return cls(file, device, threads, processes, known, tables, wholes, level)
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -198,9 +230,13 @@ class Profile:
                     beside_s[ranks] = beside_s.get(ranks, 0.0) + least_s
         return {ranks: 1 - beside_s[ranks] / whole for ranks, whole in at_once_s.items() if whole}
 
-    def link_seconds(self, kind: str, ranks: int, nbytes: float) -> float | None:
-        """Seconds of a communication; None if they are not known. See `LinkTable.seconds`."""
-        return self._link_table.seconds(kind, ranks, nbytes)
+    def link_seconds(self, kind: str, ranks: int, nbytes: float, each: int = 1) -> float | None:
+        """Seconds of a communication over the level; None if they are not known.
+
+        `each` is the number of its ranks in every group of the level below. See
+        `LinkTable.seconds`.
+        """
+        return self._link_table.seconds(in_groups(kind, each), ranks, nbytes)
 
     @cached_property
     def _link_table(self) -> LinkTable:

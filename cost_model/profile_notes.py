@@ -30,7 +30,17 @@ def profile_notes(
     """
     profiles = dict.fromkeys(spec.profile for spec in cluster.devices)
     notes = [_notes(cluster, one, backend, training) for one in profiles if one is not None]
-    return tuple(note for of_profile in notes for note in of_profile)
+    return (*(note for of_profile in notes for note in of_profile), *_level_notes(cluster))
+
+
+def _level_notes(cluster: Cluster) -> Iterator[str]:
+    """Notes on levels between machines whose profile has none of their communications."""
+    for level in cluster.levels[1:]:
+        if level.profile is not None and not level.profile.links:
+            yield (
+                f"profile {level.profile.file} has no communications over level {level.name!r}: "
+                "they cost the level's rates; measure with `partition profile` under torchrun"
+            )
 
 
 def _notes(

@@ -20,7 +20,7 @@ from partitioner.cost_model.errors import CostError
 from partitioner.ir.exchange import Transfer, components, exchange, intersect, region_numel
 from partitioner.ir.layout import DimLayout, Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.program import Comm, CommKind
+from partitioner.ir.program import BUCKET_BYTES, Comm, CommKind
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class PricedComm:
     sent_bytes: float = 0.0
     #: Share of the seconds that compute hides, if no node waits for it at once.
     overlap: float = 0.0
-    #: Seconds of its share of a bucket (see `collectives.joined_seconds`); None if it has none.
+    #: Least seconds of it in a bucket (see `collectives.joined_seconds`); None if it has none.
     joined: Mapping[int, float] | None = None
 
     def whole_seconds(self, *, beside: bool) -> Mapping[int, float]:
-        """Seconds that it takes on each device; `beside` compute small ones share buckets."""
+        """Seconds that it takes on each device; `beside` compute small ones may share buckets."""
         return self.joined if beside and self.joined is not None else self.seconds
 
     def busy_seconds(self, *, beside: bool) -> Mapping[int, float]:
@@ -69,9 +69,16 @@ Reshard = tuple[str, Placement, Placement]  #: (element type, source, target).
 
 @dataclass
 class Resharder:
-    """Reshards on one cluster, each priced once."""
+    """Reshards on one cluster, each priced once.
+
+    Attributes:
+        cluster: The cluster.
+        bucket_bytes: Most bytes of a bucket's operands on one rank, by kind (see
+            `overlap.most_joined`); of other kinds, as many as a bucket holds.
+    """
 
     cluster: Cluster
+    bucket_bytes: Mapping[CommKind, int] = field(default_factory=dict)
     _hops: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
     _priced: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
     _shifts: dict[tuple[DeviceMesh, DeviceMesh], int] = field(default_factory=dict)
@@ -210,7 +217,8 @@ class Resharder:
 
     def _price(self, comm: Comm, numel: int = 0, *, joins: bool = False) -> PricedComm:
         seconds = comm_cost(comm, numel, self.cluster).seconds
-        joined = joined_comm_seconds(comm, numel, seconds, self.cluster) if joins else None
+        most = self.bucket_bytes.get(comm.kind, BUCKET_BYTES)
+        joined = joined_comm_seconds(comm, numel, seconds, self.cluster, most) if joins else None
         overlap = overlap_share(comm, self.cluster)
         return PricedComm(comm, seconds, overlap=overlap, joined=joined)
 

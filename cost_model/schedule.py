@@ -14,7 +14,7 @@ from functools import cached_property
 
 from partitioner.cost_model.buckets import Bucket, in_buckets
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.collectives import comm_cost
+from partitioner.cost_model.collectives import bucket_seconds, comm_cost, whole_bytes
 from partitioner.cost_model.compute import kernel_seconds, node_seconds, stored_bytes
 from partitioner.cost_model.forms import stores_parts
 from partitioner.cost_model.overlap import beside_compute
@@ -57,6 +57,8 @@ class Task:
     aliases: tuple[tuple[LocalKey, LocalKey], ...] = ()
     #: Seconds by device that it takes beside compute.
     hidden: Mapping[int, float] = field(default_factory=dict)
+    #: Whether it is priced as one that may share a bucket, before buckets are known.
+    may_share: bool = False
 
     @property
     def kind(self) -> str:
@@ -203,6 +205,44 @@ def _scaled(task: Task, shares: Mapping[int, float]) -> Task:
     )
 
 
+def _as_they_travel(
+    tasks: Sequence[Task], buckets: Sequence[Bucket], cluster: Cluster
+) -> list[Task]:
+    """The tasks, with the seconds that those which may share a bucket take as they travel.
+
+    One in a bucket takes its share of what the bucket takes, as full as it is; the others travel
+    alone. Members that a node waits for at once pay for themselves, and are not among the bytes
+    that the rest share.
+    """
+    sizes: dict[int, float] = {}
+    for bucket in buckets:
+        sharing = [member for member in bucket.members if tasks[member.position].may_share]
+        total = sum(member.nbytes for member in sharing)
+        sizes |= {member.position: member.nbytes / total for member in sharing}
+    return [
+        task if not task.may_share else _travelling(task, sizes.get(position), cluster)
+        for position, task in enumerate(tasks)
+    ]
+
+
+def _travelling(task: Task, share: float | None, cluster: Cluster) -> Task:
+    """A task with its seconds at this share of a bucket's bytes; None for one that is alone."""
+    comm = task.comm
+    assert comm is not None
+    numel = round(max((size for *_, size in task.writes), default=0) / item_bytes(comm.dtype))
+    if share is None:
+        travels_s = comm_cost(comm, numel, cluster).seconds
+    else:
+        nbytes = whole_bytes(comm, numel)
+        bucket = comm.kind, comm.ranks, nbytes, nbytes / share
+        travels_s = {device: bucket_seconds(*bucket, device, cluster) for device in task.devices}
+    ratios = {}
+    for device, seconds in task.devices.items():
+        priced_s = seconds + task.hidden.get(device, 0.0)
+        ratios[device] = travels_s[device] / priced_s if priced_s else 1.0
+    return _scaled(task, ratios)
+
+
 def _alike(tasks: Sequence[Task]) -> bool:
     """Whether all devices have the communications of each task, on parts of equal sizes."""
     everyone = {device for task in tasks for device in task.devices}
@@ -281,6 +321,7 @@ class _Builder:
         if not self.zeros and len({node.mesh.devices for node in placed}) == 1 and _alike(tasks):
             staged = self.order is not None
             tasks, buckets = in_buckets(tasks, self.graph.backward, staged=staged)
+        tasks = _as_they_travel(tasks, buckets, self.cluster)
         return Schedule(
             tuple(
                 task if task.comm is None else replace(task, comm=task.comm.renamed(seq=seq))
@@ -492,6 +533,7 @@ class _Builder:
                 phase=phase,
                 target_phase=target_phase,
                 hidden=hidden,
+                may_share=beside and priced.joined is not None,
             )
             self._insert(min(anchor, index - 1), task)
         if aliases := sorted(self._observed(hop.aliases)):

@@ -39,6 +39,7 @@ from partitioner.options import (
 )
 from partitioner.problem.dump import Dump, write_problem
 from partitioner.report.delivery import delivery_notes
+from partitioner.report.moved_each_step import moved_notes
 from partitioner.report.one_device import OneDevice
 from partitioner.report.spaces import space_facts
 from partitioner.report.summary import facts
@@ -538,7 +539,8 @@ def _compile_module(
     )
     model = ModuleModel(module, opened.source)
     gathers = delivery_notes(model.graph, plan, evaluation, model.delivered, len(cluster))
-    summary = {**summary, "notes": [*summary["notes"], *gathers]}
+    moved = moved_notes(model.graph, plan)
+    summary = {**summary, "notes": [*summary["notes"], *gathers, *moved]}
     program = ModuleProgram.of(model, cluster, plan, evaluation, summary, clock.seconds)
     _lower(program, clock)
     return program

@@ -17,7 +17,7 @@ from torch import Tensor
 from partitioner.backends.tensors import torch_dtype
 from partitioner.backends.torch.all_ranks import Step, Values, run_lockstep
 from partitioner.backends.torch.micro_batches import MicroBatches
-from partitioner.backends.torch.phases import RankPhases, Rest, emit_all_phases
+from partitioner.backends.torch.phases import RankPhases, Rest, emit_all_phases, step_runs
 from partitioner.backends.torch.rank_files import with_written_phases
 from partitioner.backends.torch.shards import part_of, region_on, whole_of
 from partitioner.backends.torch.step_values import PhaseValues, StepValues
@@ -67,6 +67,16 @@ class AllPhases:
     def ranks(self) -> list[RankPhases]:
         """The phases of each rank, of the first micro-batch."""
         return [phases[0] for phases in self._all]
+
+    @property
+    def last_ranks(self) -> list[RankPhases]:
+        """The phases of each rank, of a last micro-batch that is smaller; none without one."""
+        return [] if self.rest is None else [phases[-1] for phases in self._all]
+
+    def runs(self, rank: int) -> tuple[tuple[int, int], ...]:
+        """(phase, micro-batch) of all that a rank runs in a step, in order."""
+        assert self.programs.order is not None
+        return step_runs(self.programs.order, rank, self.rest)
 
     def with_files(self, folder: Path) -> AllPhases:
         """The same ranks with the graphs in a folder's files.

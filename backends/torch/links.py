@@ -1,4 +1,4 @@
-"""Seconds of communications between processes of this machine, over gloo.
+"""Seconds of communications between processes, over gloo: of this machine, or of torchrun.
 
 A communication is measured between products that take about a millisecond, as it is in a model:
 its seconds are what it adds to theirs. One that is waited for at once follows its operand's product
@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,55 +32,114 @@ _FLOAT_BYTES = 4
 _BETWEEN_S = 1e-3
 _SIDE = 192  #: Of the matrices that are multiplied.
 
-#: A communication: its kind, its number of ranks, its bytes, and whether it passes beside compute.
-Place = tuple[str, int, int, bool]
+
+class LinkGroup(NamedTuple):
+    """Ranks whose communications are measured.
+
+    Attributes:
+        level: Name of the level of the network that they span; "" for the innermost.
+        each: Number of them in every group of the level below.
+        ranks: Their numbers; the first is 0.
+    """
+
+    level: str
+    each: int
+    ranks: tuple[int, ...]
+
+
+#: A communication: its kind, its group, its bytes, and whether it passes beside compute.
+Place = tuple[str, LinkGroup, int, bool]
 #: Starts a communication, and returns what waits for it; None on a rank that takes no part.
 _Start = Callable[[], Any]
+Ranks = tuple[int, ...]
 
 
-def measure_links(ranks: int) -> Mapping[Place, Sequence[float]]:
-    """Seconds of each turn of each kind, number of ranks (2 to `ranks`, doubling) and size.
+def link_groups(levels: Sequence[tuple[str, int]]) -> tuple[LinkGroup, ...]:
+    """The groups of ranks to measure on levels of these names and sizes, innermost first.
+
+    Numbers of ranks double, up to all. Over a level with others below it, these are one rank of
+    each of so many groups of the level below, and several of each: groups of both levels.
+
+    >>> [(group.each, group.ranks) for group in link_groups((("node", 2), ("network", 4)))]
+    [(1, (0, 1)), (1, (0, 2)), (2, (0, 1, 2, 3))]
+    """
+    (_, inner), *outer = levels
+    groups = [LinkGroup("", 1, tuple(range(count))) for count in _doubling(inner)]
+    for name, size in outer:
+        groups += [
+            LinkGroup(name, each, tuple(i * inner + k for i in range(count) for k in range(each)))
+            for count in _doubling(size // inner)
+            for each in (1, *_doubling(inner))
+        ]
+        inner = size
+    return tuple(groups)
+
+
+def _doubling(most: int) -> tuple[int, ...]:
+    """2, 4, 8, ... and the most; nothing below 2."""
+    powers = (2**power for power in range(1, most.bit_length()))
+    return tuple(dict.fromkeys((*powers, most))) if most > 1 else ()
+
+
+def measure_links(groups: Sequence[LinkGroup]) -> Mapping[Place, Sequence[float]]:
+    """Seconds of each turn of each kind, group and size, between processes of this machine.
 
     All ranks begin a turn together; it takes as long as its slowest rank.
 
     Raises:
         BackendError: A rank raised or was killed.
     """
+    ranks = 1 + max(rank for group in groups for rank in group.ranks)
     with tempfile.TemporaryDirectory(prefix="partitioner-links-") as name:
         folder = Path(name)
-        run_job(folder, ranks, {"runner": __name__, "sizes": SIZES})
+        run_job(folder, ranks, {"runner": __name__, "sizes": SIZES, "groups": groups})
         times = [json.loads((folder / f"times-{rank}.json").read_text()) for rank in range(ranks)]
+    return _slowest(groups, times)
+
+
+def measure_links_together(groups: Sequence[LinkGroup]) -> Mapping[Place, Sequence[float]]:
+    """The same between the processes of torch.distributed, which must be up; all must call it."""
+    times: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(times, list(_measured(dist.get_rank(), groups, SIZES)))
+    return _slowest(groups, times)
+
+
+def _slowest(
+    groups: Sequence[LinkGroup], times: Sequence[Sequence[Any]]
+) -> Mapping[Place, Sequence[float]]:
+    """The seconds of the slowest rank in each turn, of those that each rank has measured."""
     known: dict[Place, list[float]] = {}
     for of_rank in times:
-        for *place, seconds in of_rank:
-            kind, count, nbytes, is_beside = place
-            before = known.get((kind, count, nbytes, is_beside), [0.0] * len(seconds))
-            known[kind, count, nbytes, is_beside] = list(map(max, before, seconds))
+        for kind, group, nbytes, is_beside, seconds in of_rank:
+            place = kind, groups[group], nbytes, is_beside
+            known[place] = list(map(max, known.get(place, [0.0] * len(seconds)), seconds))
     return known
 
 
 def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     """Run a rank of a job of `partitioner.backends.worker`."""
     torch.set_num_threads(job["threads"])
-    times = list(_measured(rank, job["ranks"], job["sizes"]))
+    groups = [LinkGroup(level, each, tuple(ranks)) for level, each, ranks in job["groups"]]
+    times = list(_measured(rank, groups, job["sizes"]))
     (folder / f"times-{rank}.json").write_text(json.dumps(times))
 
 
 def _measured(
-    rank: int, ranks: int, sizes: Sequence[int]
+    rank: int, groups: Sequence[LinkGroup], sizes: Sequence[int]
 ) -> Iterator[tuple[str, int, int, bool, list[float]]]:
+    """The kind, the group's number, the bytes, whether beside compute, and seconds of turns."""
     products = _Products()
-    count = 2
-    while count <= ranks:
-        group = dist.new_group(list(range(count)))
-        for kind in _STARTS if rank < count else ():
+    for number, (_, each, ranks) in enumerate(groups):
+        group = dist.new_group(list(ranks))
+        for kind in _STARTS if rank in ranks else ():
+            if each > 1 and kind == CommKind.SEND.value:
+                continue  # a message is between two ranks
             for nbytes in sizes:
-                start = _STARTS[kind](rank, count, nbytes, group)
+                start = _STARTS[kind](rank, ranks, nbytes, group)
                 at_once, later = _seconds(start, nbytes, products, group)
-                yield kind, count, nbytes, False, at_once
-                yield kind, count, nbytes, True, later
+                yield kind, number, nbytes, False, at_once
+                yield kind, number, nbytes, True, later
         dist.barrier()
-        count = ranks if count < ranks < 2 * count else 2 * count
 
 
 class _Products:
@@ -154,42 +213,43 @@ def _wait(work: Any) -> None:
         work.wait()
 
 
-def _all_reduce(_: int, __: int, nbytes: int, group: Any) -> _Start:
+def _all_reduce(_: int, __: Ranks, nbytes: int, group: Any) -> _Start:
     data = torch.ones(nbytes // _FLOAT_BYTES)
     return lambda: dist.all_reduce(data, group=group, async_op=True)
 
 
-def _all_gather(_: int, count: int, nbytes: int, group: Any) -> _Start:
-    part = torch.ones(nbytes // _FLOAT_BYTES // count)
-    whole = torch.empty(part.numel() * count)
+def _all_gather(_: int, ranks: Ranks, nbytes: int, group: Any) -> _Start:
+    part = torch.ones(nbytes // _FLOAT_BYTES // len(ranks))
+    whole = torch.empty(part.numel() * len(ranks))
     return lambda: dist.all_gather_single(whole, part, group=group, async_op=True)
 
 
-def _reduce_scatter(_: int, count: int, nbytes: int, group: Any) -> _Start:
-    part = torch.empty(nbytes // _FLOAT_BYTES // count)
-    whole = torch.ones(part.numel() * count)
+def _reduce_scatter(_: int, ranks: Ranks, nbytes: int, group: Any) -> _Start:
+    part = torch.empty(nbytes // _FLOAT_BYTES // len(ranks))
+    whole = torch.ones(part.numel() * len(ranks))
     return lambda: dist.reduce_scatter_single(part, whole, group=group, async_op=True)
 
 
-def _all_to_all(_: int, count: int, nbytes: int, group: Any) -> _Start:
-    source = torch.ones(nbytes // _FLOAT_BYTES // count * count)
+def _all_to_all(_: int, ranks: Ranks, nbytes: int, group: Any) -> _Start:
+    source = torch.ones(nbytes // _FLOAT_BYTES // len(ranks) * len(ranks))
     target = torch.empty_like(source)
     return lambda: dist.all_to_all_single(target, source, group=group, async_op=True)
 
 
-def _broadcast(_: int, __: int, nbytes: int, group: Any) -> _Start:
+def _broadcast(_: int, ranks: Ranks, nbytes: int, group: Any) -> _Start:
     data = torch.ones(nbytes // _FLOAT_BYTES)
-    return lambda: dist.broadcast(data, 0, group=group, async_op=True)
+    return lambda: dist.broadcast(data, ranks[0], group=group, async_op=True)
 
 
-def _send(rank: int, _: int, nbytes: int, group: Any) -> _Start:
+def _send(rank: int, ranks: Ranks, nbytes: int, group: Any) -> _Start:
     data = torch.ones(nbytes // _FLOAT_BYTES)
-    if rank == 0:
-        return lambda: dist.isend(data, 1, group=group)
-    return lambda: dist.irecv(data, 0, group=group) if rank == 1 else None
+    first, second, *_ = ranks
+    if rank == first:
+        return lambda: dist.isend(data, second, group=group)
+    return lambda: dist.irecv(data, first, group=group) if rank == second else None
 
 
-_STARTS: Mapping[str, Callable[[int, int, int, Any], _Start]] = {
+_STARTS: Mapping[str, Callable[[int, Ranks, int, Any], _Start]] = {
     CommKind.ALL_REDUCE.value: _all_reduce,
     CommKind.ALL_GATHER.value: _all_gather,
     CommKind.REDUCE_SCATTER.value: _reduce_scatter,

@@ -96,7 +96,9 @@ class StepFiles:
         optimizer: In training, one of `optimizers.OPTIMIZERS`.
         updates: In training, the parameters of each rank.
         phases: In stages, the phases of each rank, see `phase_recording.described`.
+        last_phases: Those of the last micro-batch, if it is smaller than the others.
         links: In stages, the pairs of phases and ranks between which messages pass.
+        groups: In stages, the ranks of each process group that a phase names.
     """
 
     directory: Path
@@ -105,7 +107,9 @@ class StepFiles:
     optimizer: str = ""
     updates: Sequence[Sequence[Update]] = ()
     phases: Sequence[Mapping[str, Any]] = ()
+    last_phases: Sequence[Mapping[str, Any]] = ()
     links: Sequence[Link] = ()
+    groups: Sequence[tuple[int, ...]] = ()
 
     def values(self, rank: int) -> dict[str, Any]:
         """The values that a rank begins with as a file holds them."""
@@ -126,7 +130,13 @@ class StepFiles:
             "updates": self.updates,
         }
         written = [dict(start.written) for start in starts]
-        in_stages = {"phases": self.phases, "links": self.links, "written": written}
+        in_stages = {
+            "phases": self.phases,
+            "last_phases": self.last_phases,
+            "links": self.links,
+            "groups": self.groups,
+            "written": written,
+        }
         return {**job, **in_stages} if self.phases else job
 
 
@@ -247,16 +257,19 @@ def _training(rank: int, values: Mapping[str, Tensor], job: Mapping[str, Any]) -
 
 def _phase_recorder(rank: int, values: Mapping[str, Any], job: Mapping[str, Any]) -> PhaseRecorder:
     """The steps of a rank in stages, from the files of its phases."""
-    own = job["phases"][rank]
+    own, directory = job["phases"][rank], Path(job["directory"])
+    register_named(map(tuple, job["groups"]))
     register_links([(first, second, *pair) for first, second, *pair in job["links"]])
     start = PhaseValues(values["stored"], values["micro_batches"], job["written"][rank])
+    last = job["last_phases"]
     return PhaseRecorder(
-        read_phases(own, Path(job["directory"]), rank),
+        read_phases(own, directory, rank),
         [(phase, micro_batch) for phase, micro_batch in own["runs"]],
         start,
         torch.device("cpu"),
         Roll([""] * job["ranks"]),
         _training(rank, start.stored, job),
+        read_phases(last[rank], directory, rank) if last else None,
     )
 
 

@@ -21,12 +21,16 @@ from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.faults import Roll, explained
 from partitioner.backends.torch.groups import group_ranks, register_links, register_named
 from partitioner.backends.torch.phase_steps import Posts, links_of, run_phases
-from partitioner.backends.torch.phases import PhaseGraph, RankPhases, emit_all_phases
+from partitioner.backends.torch.phases import (
+    PhaseGraph,
+    RankPhases,
+    emit_all_phases,
+    step_runs,
+)
 from partitioner.backends.torch.rank_passes import Values, Whole, joined_inputs
 from partitioner.backends.torch.shards import part_of
 from partitioner.backends.torch.step_values import StepValues
 from partitioner.ir.layout import Placement
-from partitioner.ir.phases import Part
 
 #: Name, among a step's gradients, of the gradient of the loss that they are for.
 _SCALE = ""
@@ -219,12 +223,9 @@ class PhasePasses:
         return self.whole.signature.unflatten(dict(zip(self._shown, results, strict=True)))
 
     def _run_all(self, values: StepValues, *, backward: bool) -> None:
-        order = self._order.runs(self.rank)
-        if self.whole.rest is not None and self.whole.rest.has_own_setup:
-            order = (self._order.phases.number(Part.SETUP), self._micro.count - 1), *order
         runs = [
             (phase, micro_batch)
-            for phase, micro_batch in order
+            for phase, micro_batch in step_runs(self._order, self.rank, self.whole.rest)
             if phase in self._runs_of(micro_batch) and (backward or self.graphs.is_forward(phase))
         ]
         graphs = [phases.graphs for phases in self._all]

@@ -47,6 +47,7 @@ class PhaseRecorder:
         device: Where they lie.
         roll: The processes of all ranks.
         training: Its parameters and optimizer; None for inference.
+        last: The phases of the last micro-batch, if it is smaller than the others.
     """
 
     phases: RankPhases
@@ -55,19 +56,24 @@ class PhaseRecorder:
     device: torch.device
     roll: Roll
     training: Training | None = None
+    last: RankPhases | None = None
 
     def timed(self, steps: int, shown: Mapping[str, str]) -> tuple[list[Values], float]:
         """Run so many steps; see `Recorder.timed`. Results are those of each micro-batch."""
 
         def run(number: int) -> list[Values]:
             for _ in range(number):
-                results = self._run(self._plain, shown=shown)
+                results = self._run(self._plain, self._plain_last, shown=shown)
             return results
 
         return timed(run, steps)
 
     def record(self, steps: int, threads: int, group: Group = None) -> RankLog:
-        """Record so many steps, after one to warm up; all ranks must call it."""
+        """Record so many steps, after one to warm up; all ranks must call it.
+
+        All micro-batches must be of one size.
+        """
+        assert self.last is None, "tasks of micro-batches of several sizes are not told apart"
         clock = clock_of(self.device)
         marking = {
             phase: marked(eager(graph.graph.module, boxed=True), clock)
@@ -80,15 +86,18 @@ class PhaseRecorder:
             return self._marks(modules, spans, clock)
 
         def plain() -> None:
-            self._run(self._plain)
+            self._run(self._plain, self._plain)
 
         held = self._held
         return recorded(plain, marks, clock, held, self.device, steps, threads, group)
 
     @cached_property
     def _plain(self) -> Mapping[int, fx.GraphModule]:
-        graphs = self.phases.graphs.items()
-        return {phase: eager(graph.graph.module, boxed=True) for phase, graph in graphs}
+        return _plain(self.phases)
+
+    @cached_property
+    def _plain_last(self) -> Mapping[int, fx.GraphModule]:
+        return self._plain if self.last is None else _plain(self.last)
 
     def _of_messages(self, phase: int, spans: Sequence[Span]) -> tuple[Span, ...]:
         """The spans of a phase; what packs and unpacks a message is of the message."""
@@ -132,18 +141,19 @@ class PhaseRecorder:
             begun.extend(replace(span, micro_batch=micro_batch) for span in spans[phase])
             begun.append(None)
 
-        self._run(modules, around, ran, before_update)
+        self._run(modules, modules, around, ran, before_update)
         return begun
 
     def _run(
         self,
         modules: Mapping[int, fx.GraphModule],
+        last_modules: Mapping[int, fx.GraphModule],
         around: Callable[..., Any] | None = None,
         ran: Callable[[int, int], None] = lambda *_: None,
         before_update: Callable[[], None] = lambda: None,
         shown: Mapping[str, str] = MappingProxyType({}),
     ) -> list[Values]:
-        """Run the phases and the optimizer.
+        """Run the phases, those of the last micro-batch by modules of their own, and the optimizer.
 
         Returns:
             What is `shown` of each micro-batch.
@@ -152,7 +162,7 @@ class PhaseRecorder:
         if self.training is not None:
             stored |= self.training.values()
         count = len(self.values.micro_batches)
-        all_phases = [self.phases] * count
+        all_phases = [*[self.phases] * (count - 1), self.last or self.phases]
         held = StepValues(
             *(all_phases, stored, self.values.micro_batches, self.values.written),
             backward=self.training is not None,
@@ -161,7 +171,8 @@ class PhaseRecorder:
         posts = Posts(*where) if around is None else Posts(*where, around)
 
         def run(phase: int, micro_batch: int, arguments: list[Tensor]) -> Sequence[Tensor]:
-            results: Sequence[Tensor] = modules[phase](arguments)
+            run_phase = (last_modules if micro_batch == count - 1 else modules)[phase]
+            results: Sequence[Tensor] = run_phase(arguments)
             ran(phase, micro_batch)
             return results
 
@@ -190,6 +201,11 @@ class PhaseRecorder:
         return held_bytes({**own.stored, **inputs}, modules, self.training)
 
 
+def _plain(phases: RankPhases) -> Mapping[int, fx.GraphModule]:
+    graphs = phases.graphs.items()
+    return {phase: eager(graph.graph.module, boxed=True) for phase, graph in graphs}
+
+
 def _comms(message: Message) -> tuple[int, ...]:
     return tuple(sorted(part.number for part in message.parts))
 
@@ -197,15 +213,22 @@ def _comms(message: Message) -> tuple[int, ...]:
 # The description of a rank's phases -------------------------------------------------------------
 
 
-def described(phases: RankPhases, runs: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """The phases of a rank and the order in which it runs them as plain data, but no graphs."""
+def described(
+    phases: RankPhases, runs: Sequence[tuple[int, int]], *, last: bool = False
+) -> dict[str, Any]:
+    """The phases of a rank and the order in which it runs them as plain data, but no graphs.
+
+    Those of a smaller `last` micro-batch lack the phase of all micro-batches together.
+    """
+    graphs = {p: graph for p, graph in phases.graphs.items() if not (last and phases.is_of_all(p))}
     return {
         "stages": phases.numbers.stages,
         "splits": phases.numbers.splits,
         "runs": [run for run in runs if run[0] in phases.graphs],
+        "last": last,
         "messages": {
             phase: [list(map(_data, graph.receives)), list(map(_data, graph.sends))]
-            for phase, graph in phases.graphs.items()
+            for phase, graph in graphs.items()
         },
         "stored": phases.stored,
         "outputs": [output.value for output in phases.outputs],
@@ -238,7 +261,8 @@ def read_phases(data: Mapping[str, Any], directory: Path, rank: int) -> RankPhas
     )
     graphs = {}
     for phase, (received, sent) in messages.items():
-        path = directory / phase_file(empty, phase, is_first=phase == min(messages))
+        is_first = phase == min(messages) and not data["last"]
+        path = directory / phase_file(empty, phase, is_first=is_first, last=data["last"])
         file = read_rank_file(path)
         graph = PassGraph(read_pass(path), file.arguments, file.results)
         graphs[phase] = PhaseGraph(

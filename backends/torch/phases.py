@@ -28,7 +28,7 @@ from partitioner.backends.torch.emit import (
 from partitioner.backends.torch.messages import Message, message_name
 from partitioner.ir.graph import Graph
 from partitioner.ir.phases import Part as StepPart
-from partitioner.ir.phases import Phases
+from partitioner.ir.phases import Phases, StepOrder
 from partitioner.ir.program import Comm, Compute, Output, Part, Programs, RankProgram
 from partitioner.ir.types import TensorType
 
@@ -147,6 +147,17 @@ def emit_all_phases(
                 "give micro_batches that divide the batch"
             )
     return phases
+
+
+def step_runs(order: StepOrder, rank: int, rest: Rest | None) -> tuple[tuple[int, int], ...]:
+    """(phase, micro-batch) of all that a rank runs in a step, in order.
+
+    The last micro-batch, if it is smaller, may have a setup of its own, which comes first.
+    """
+    runs = order.runs(rank)
+    if rest is None or not rest.has_own_setup:
+        return runs
+    return (order.phases.number(StepPart.SETUP), order.table.micro_batches - 1), *runs
 
 
 def _in_common(phases: RankPhases) -> Any:

@@ -8,6 +8,6 @@ product with the values are partial: tensors of the size of the queries are redu
 stays where it lies. (This is the online softmax of flash decoding, a part a device.)
 """
 
-from partitioner.ir.keys.parts import has_few_queries, keys_in_parts
+from partitioner.ir.keys.parts import has_few_queries, keys_in_parts, weighs_values
 
-__all__ = ["has_few_queries", "keys_in_parts"]
+__all__ = ["has_few_queries", "keys_in_parts", "weighs_values"]

@@ -54,6 +54,11 @@ def has_few_queries(graph: Graph) -> bool:
     return any(_writer(graph, node) for node in graph.nodes)
 
 
+def weighs_values(graph: Graph, weights: str) -> bool:
+    """Whether a product reads a softmax, or what is its copy, as in attention."""
+    return any(True for _ in _values(graph, weights, _MOST_BETWEEN))
+
+
 def _writer(graph: Graph, node: Node) -> type[Writer] | None:
     """The writer of a node that is replaced; None if it stays."""
     if graph.backward:

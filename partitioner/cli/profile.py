@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated
@@ -101,6 +102,8 @@ def profile(
             time_limit_s=time_limit,
             **options.read_options(args, say),
         )
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK") != "0":
+        return 0  # rank 0 of torchrun's processes tells
     if as_json:
         data = {**dataclasses.asdict(profiled), "file": str(profiled.file)}
         print(json.dumps(data, indent=1))

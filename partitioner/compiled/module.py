@@ -288,12 +288,14 @@ class ModuleRanks(Ranks):
             The module's results in the last step, and what was measured.
 
         Raises:
-            BackendError: An input is wrong, the last micro-batch is smaller, or a rank failed.
+            BackendError: An input is wrong, steps are to be recorded whose last micro-batch is
+                smaller, or a rank failed.
             VerificationError: The module's weights or example inputs are fake.
         """
         from partitioner.backends.torch.local import run_module_files, run_steps
 
-        self.check_even()
+        if recorded:
+            self.check_even()
         check_contents(self.module)
         if requests < 1:
             raise BackendError(f"requests is {requests}; it must be at least 1")
@@ -329,6 +331,7 @@ class ModuleRanks(Ranks):
 
     def step_files(self, folder: Path, inputs: Mapping[str, torch.Tensor]) -> StepFiles:
         """The files in a folder with what they need for a step with these whole inputs."""
+        from partitioner.backends.torch.groups import group_ranks
         from partitioner.backends.torch.local import StepFiles
         from partitioner.backends.torch.phase_recording import described
         from partitioner.backends.torch.phase_steps import links_of
@@ -346,19 +349,27 @@ class ModuleRanks(Ranks):
         if order is None:
             return files
         assert isinstance(all_ranks, AllPhases)
-        phases = [described(of, order.runs(of.rank)) for of in all_ranks.ranks]
-        return replace(files, phases=phases, links=links_of(self.programs))
+        programs = [self.programs, *([] if self.rest is None else [self.rest.programs])]
+        return replace(
+            files,
+            phases=[described(of, all_ranks.runs(of.rank)) for of in all_ranks.ranks],
+            last_phases=[described(of, (), last=True) for of in all_ranks.last_ranks],
+            links=sorted({link for one in programs for link in links_of(one)}),
+            groups=sorted({ranks for one in programs for ranks in group_ranks(one)}),
+        )
 
     def check_even(self) -> None:
-        """Refuse a last micro-batch that is smaller, which files are not run with.
+        """Refuse a last micro-batch that is smaller, of which no record is made.
+
+        A record compares each task with its prediction, that of a whole micro-batch.
 
         Raises:
             BackendError: There is one.
         """
         if self.rest is not None:
             raise BackendError(
-                "processes of this machine do not run a last micro-batch that is smaller: give "
-                "micro_batches that divide the batch"
+                "steps whose last micro-batch is smaller are not recorded, as tasks are compared "
+                "with those of whole ones: give micro_batches that divide the batch"
             )
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -14,10 +13,10 @@ from typing_extensions import Unpack
 
 from partitioner import units
 from partitioner.backends.launch import run_job
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.entries import Entry, LinkEntry
+from partitioner.cost_model.cluster import Cluster, LinkLevel
+from partitioner.cost_model.entries import Entry
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.profile import Profile, beside, check_writable, write_links
+from partitioner.cost_model.profile import Profile, check_writable
 from partitioner.cost_model.resolve import one_process, resolve_cluster
 from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.model import ModuleInput, OnnxInput
@@ -28,7 +27,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import place
 from partitioner.ir.program import Programs
 from partitioner.lowering import lower
-from partitioner.options import ProfileOptions, open_with, takes, target_cluster
+from partitioner.options import ProfileOptions, open_with, processes, takes, target_cluster
 from partitioner.profiling.candidates import (
     Candidate,
     candidates,
@@ -37,7 +36,7 @@ from partitioner.profiling.candidates import (
     is_made_shortly_before,
     local_graph,
 )
-from partitioner.profiling.measure import Timing
+from partitioner.profiling.links import groups_of, knows_links, measure_here, measure_together
 from partitioner.profiling.whole import whole_seconds
 from partitioner.profiling.work import RUNNER, Item, Program, Work, leave_work, read_status
 from partitioner.profiling.yardsticks import yardsticks
@@ -76,6 +75,8 @@ class Profiled:
         unknown_share: Share of the seconds of all forms, as priced without the measurements, that
             neither entry nor measurement covers.
         seconds: Of the whole call.
+        far_levels: Names of the levels between machines that have no measurements: processes that
+            torchrun starts on these machines measure them.
     """
 
     file: Path
@@ -90,6 +91,7 @@ class Profiled:
     failed: Mapping[str, str]
     unknown_share: float
     seconds: float
+    far_levels: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """A few lines for people."""
@@ -108,6 +110,11 @@ class Profiled:
                 f"  note: forms with {units.share(self.unknown_share)} of the seconds are not "
                 "measured; the next run goes on with them"
             )
+        lines += [
+            f"  note: communications over {level!r} are not measured; torchrun with a process for "
+            "each device measures them: -m partitioner profile, with the same arguments"
+            for level in self.far_levels
+        ]
         lines += [f"  note: {op} cannot be measured: {why}" for op, why in self.failed.items()]
         return "\n".join(lines)
 
@@ -137,7 +144,9 @@ def profile(
     backend that will run it, those with the most predicted seconds first. Its median goes into a
     profile, which `compile` and the other functions read for ``cluster="local"``. Then the
     processes measure the communications between them. An ONNX model for several processes is also
-    run as a whole, in one process with all cores: a plan has to be faster than that. Forms that
+    run as a whole, in one process with all cores: a plan has to be faster than that. Called by all
+    processes that torchrun starts, it measures communications alone, those between machines and
+    of groups over several of them too. Forms that
     the profile has from the same backend are not measured again. A new profile also gets copies
     and products of several sizes, with which operators are compared that no profile has.
 
@@ -164,6 +173,8 @@ def profile(
     say = options.get("progress") or silent
     limit_s = options.get("time_limit_s", _TIME_LIMIT_S)
     cluster = target_cluster({"cluster": "local", **options}, devices)
+    if processes() > 1:
+        return _profiled_links(cluster, begin, say)
     strategy, mesh = options.get("strategy", "auto"), options.get("mesh")
     check_space(strategy, len(cluster), mesh)
     known = _profile_of(cluster)
@@ -182,7 +193,8 @@ def profile(
     whole_s = None
     if isinstance(opened, OnnxInput):
         whole_s = session.measure_whole(opened, begin + limit_s)
-    has_links = len(cluster) == 1 or _knows_links(known, len(cluster))
+    groups = [group for group in groups_of(cluster) if not group.level]
+    has_links = knows_links(known, groups)
     forms_s = limit_s if has_links else max(limit_s - _LINKS_S, limit_s / 2)
     missing = [one for one in measures if any(_is_new(one, known, backend))]
     session.measure(
@@ -190,7 +202,7 @@ def profile(
     )
     links = 0 if has_links else None
     if not has_links and time.perf_counter() < begin + limit_s:
-        links = _measure_links(known, len(cluster), say)
+        links = measure_here(known, groups, say)
     covered = {one.form.key for one in wanted} - {one.form.key for one in new} | session.measured
     all_s = sum(one.weight_s for one in wanted)
     unknown_s = sum(one.weight_s for one in wanted if one.form.key not in covered)
@@ -207,6 +219,21 @@ def profile(
         dict(sorted(session.failed.items())),
         unknown_s / all_s if all_s else 0.0,
         time.perf_counter() - begin,
+        tuple(level.name for level in cluster.levels[1:] if not _is_measured(level)),
+    )
+
+
+def _is_measured(level: LinkLevel) -> bool:
+    return level.profile is not None and bool(level.profile.links)
+
+
+def _profiled_links(cluster: Cluster, begin: float, say: Say) -> Profiled:
+    """The communications alone, between the processes that torchrun started."""
+    known = _profile_of(cluster)
+    links = measure_together(cluster, say)
+    seconds = time.perf_counter() - begin
+    return Profiled(
+        *(known.file, known.device, known.threads, "none", 0, 0, 0, links, None, {}, 0.0, seconds)
     )
 
 
@@ -225,42 +252,6 @@ def _graph(opened: OnnxInput | ModuleInput, micro_batches: int | None) -> Graph:
     if isinstance(opened, OnnxInput):
         return micro_batch_graph(opened.graph, micro_batches).graph
     return opened.in_micro_batches(micro_batches).graph
-
-
-def _knows_links(known: Profile, ranks: int) -> bool:
-    """Whether the communications of so many processes are measured, by this backend alone."""
-    from partitioner.backends.torch import links
-
-    backends = {entry.backend for entry in known.links.get(("all_reduce", ranks), ())}
-    return backends == {links.NAME}
-
-
-def _measure_links(known: Profile, ranks: int, say: Say) -> int:
-    """Measure the communications of so many processes; their number."""
-    from partitioner.backends.torch import links
-
-    say(f"measuring communications between {ranks} processes")
-    entries = []
-    for (kind, count, nbytes, is_beside), seconds in links.measure_links(ranks).items():
-        timing = Timing.of(seconds)
-        entries.append(
-            LinkEntry(
-                beside(kind) if is_beside else kind,
-                count,
-                nbytes,
-                timing.seconds,
-                timing.spread,
-                timing.repeats,
-                links.NAME,
-                _now(),
-            )
-        )
-    write_links(known.file, known.device, known.threads, entries)
-    return len(entries)
-
-
-def _now() -> str:
-    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
 
 
 def _profile_of(cluster: Cluster) -> Profile:

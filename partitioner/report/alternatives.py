@@ -10,6 +10,7 @@ from functools import cached_property
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.columns import DeviceColumns
 from partitioner.cost_model.evaluate import Evaluation, evaluate
+from partitioner.cost_model.overlap import most_joined
 from partitioner.cost_model.reshard import Resharder
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
@@ -130,7 +131,7 @@ class Neighbourhood:
                 distinct.setdefault((option.mesh, option.ins, option.outs), option)
             candidates[node.name] = tuple(distinct.values())
             meshes.update(dict.fromkeys(p.mesh for p in candidates[node.name]))
-        prices = DeviceColumns(self.graph, Resharder(self.cluster))
+        prices = DeviceColumns(self.graph, Resharder(self.cluster, most_joined(self.graph)))
         return build(self.graph, tuple(meshes), candidates, prices)
 
     def _near(self, node: Node) -> tuple[DeviceMesh, ...]:

@@ -12,6 +12,7 @@ from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.columns import DeviceColumns
 from partitioner.cost_model.compute import node_seconds
 from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.overlap import most_joined
 from partitioner.cost_model.reshard import Resharder
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
@@ -315,5 +316,6 @@ def first_problem(
     family, *_ = families(request.strategy, len(cluster), request.mesh)
     request.constraints.check(graph, len(cluster))
     request.constraints.check_axes(sorted({axis for mesh in family.groups for axis in mesh.names}))
-    shared = JointSearch(graph, cluster, request, rules or Rules.of(graph), Resharder(cluster))
+    resharder = Resharder(cluster, most_joined(graph))
+    shared = JointSearch(graph, cluster, request, rules or Rules.of(graph), resharder)
     return family, shared.problem(family, shared.options(family))

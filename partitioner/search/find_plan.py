@@ -16,6 +16,7 @@ from typing import Protocol
 from partitioner import units
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation
+from partitioner.cost_model.overlap import most_joined
 from partitioner.cost_model.reshard import Resharder
 from partitioner.ir.graph import Graph
 from partitioner.no_gc import no_collection
@@ -158,7 +159,7 @@ def _explicit(
         joint = tuple(sorted(joint, key=lambda family: len(family.groups) > 1))
     axes = {axis for family in joint for group in family.groups for axis in group.names}
     request.constraints.check_axes(sorted(axes))
-    search = JointSearch(graph, cluster, request, rules, Resharder(cluster))
+    search = JointSearch(graph, cluster, request, rules, Resharder(cluster, most_joined(graph)))
     meshes = axes_meshes(cluster, request)
     spaces: list[Space] = [JointSpace(search, family) for family in joint]
     if meshes:

@@ -54,24 +54,46 @@ def test_a_saved_program_is_loaded_and_verified(tmp_path: Path) -> None:
     program.save(folder, force=True)  # knows its own files
 
 
-def test_a_smaller_last_micro_batch_is_refused() -> None:
+def test_steps_with_a_smaller_last_micro_batch_are_not_recorded() -> None:
     last = UNet.batch(0, 10)
     program = staged(seeded(UNet), last, TWO, "zb1", 4)
-    for use in (lambda: program.profile(*last), lambda: program.ranks.run_seconds(Path(), 1)):
-        with pytest.raises(BackendError, match="do not run a last micro-batch that is smaller"):
+    for use in (
+        lambda: program.profile(*last),
+        lambda: program.ranks.run_written(Path(), None, 1, recorded=1),
+    ):
+        with pytest.raises(BackendError, match="last micro-batch is smaller are not recorded"):
             use()
 
 
-@pytest.mark.parametrize(("devices", "schedule"), [(TWO, "forward"), ([(0,), (1,), (2,)], "zb1")])
-def test_written_files_run_steps(devices: Devices, schedule: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "size", "devices", "schedule"),
+    [
+        (UNet, 8, TWO, "forward"),
+        (UNet, 8, [(0,), (1,), (2,)], "zb1"),
+        (UNet, 10, TWO, "zb1"),  # micro-batches of 3, 3, 3 and 1
+        (Halved, 10, TWO, "1f1b"),  # with a setup of its own
+    ],
+)
+def test_written_files_run_steps(
+    kind: Model, size: int, devices: Devices, schedule: str, tmp_path: Path
+) -> None:
     """Their results are the module's, whose weights no step changes."""
-    training, batch = schedule != "forward", UNet.batch(0)
-    program = staged(seeded(UNet), batch, devices, schedule, 4, training=training)
+    training, batch = schedule != "forward", kind.batch(0, size)
+    program = staged(seeded(kind), batch, devices, schedule, 4, training=training)
     program.ranks.write(tmp_path)
     inputs = {n: x.numpy() for n, x in program.signature.flatten(batch, {}).items()}
-    run = program.ranks.run_written(tmp_path, inputs, 2, recorded=1)
+    recorded = int(program.ranks.rest is None)
+    assert recorded == (size == 8)
+    run = program.ranks.run_written(tmp_path, inputs, 2, recorded=recorded)
     assert run.seconds > 0
-    assert [len(log.steps) for log in run.logs] == [1] * len(devices)
+    assert [len(log.steps) for log in run.logs] == [recorded] * len(run.logs)
+    if training:
+        assert program.model.module.micro is not None
+        sizes = list(program.model.module.micro.sizes)
+        module, parts = seeded(kind), zip(*(x.split(sizes) for x in batch), strict=True)
+        losses = [float(tree_leaves(module(*part))[0]) for part in parts]
+        loss = np.average(losses, weights=sizes)
+        assert np.allclose(run.outputs[program.signature.results[0]], loss)
     wanted = dict(zip(program.signature.results, tree_leaves(program(*batch)), strict=True))
     assert run.outputs.keys() == wanted.keys()
     for name, result in wanted.items():

@@ -15,7 +15,10 @@ from partitioner.backends.torch.faults import COMM
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model import buckets
 from partitioner.cost_model.buckets import Member, together
+from partitioner.cost_model.collectives import collective, comm_cost
 from partitioner.cost_model.memory import StepLives, exact_lifetimes
+from partitioner.cost_model.overlap import most_joined
+from partitioner.cost_model.schedule import Task
 from partitioner.ir.program import BUCKET_BYTES, CommKind
 
 WINDOWS = st.lists(
@@ -103,6 +106,53 @@ def test_ranks_join_what_the_schedule_joins(parallel: str, devices: int, joins: 
         ]
         assert sorted(joined) == sorted(planned.values())
     assert program.verify()
+
+
+@pytest.mark.parametrize(
+    ("parallel", "devices", "joins"),
+    [("dp", 2, True), ("zero3", 2, True), ("dp+tp", 6, True), ("dp", 3, False)],
+)
+def test_collectives_take_what_their_bucket_takes(parallel: str, devices: int, joins: bool) -> None:
+    """The members of a bucket share one start-up; those without one pay their own."""
+    program = gpt(parallel, devices)
+    schedule, cluster = program.schedule, program.cluster
+    spec = cluster.devices[0]
+    shared = [task for task in schedule.tasks if task.may_share]
+    assert shared
+
+    def whole_s(task: Task) -> float:
+        return task.devices[0] + task.hidden.get(0, 0.0)
+
+    for bucket in schedule.buckets:
+        tasks = [schedule.tasks[member.position] for member in bucket.members]
+        assert all(task.may_share for task in tasks)
+        ranks = tasks[0].comm.ranks if tasks[0].comm else ()
+        gathers = bucket.kind is CommKind.ALL_GATHER
+        nbytes = bucket.nbytes * (len(ranks) if gathers else 1)
+        best = collective(bucket.kind, ranks, nbytes, cluster)
+        copied = bucket.nbytes + (nbytes if gathers else 0)
+        expected_s = best.start_s(spec) + best.seconds + 2 * copied / spec.memory_bytes_per_s
+        assert sum(map(whole_s, tasks)) == pytest.approx(expected_s)
+    alone = [task for task in shared if task.comm and task.comm.bucket is None]
+    assert bool(schedule.buckets) == joins
+    assert joins or alone
+    for task in alone:
+        assert task.comm is not None
+        numel = max(size for *_, size in task.writes) // 4
+        assert whole_s(task) == pytest.approx(comm_cost(task.comm, numel, cluster).seconds[0])
+
+
+@pytest.mark.parametrize("parallel", ["dp", "zero3"])
+def test_no_plan_costs_less_than_its_search_thinks(parallel: str) -> None:
+    """A search prices a collective by the cheapest bucket that there may be."""
+    program = gpt(parallel)
+    most = most_joined(program.graph)
+    assert most[CommKind.ALL_REDUCE] < most[CommKind.ALL_GATHER] <= BUCKET_BYTES
+    for bucket in program.schedule.buckets:
+        assert bucket.nbytes <= most[bucket.kind]
+    certificate = program.plan.certificate
+    assert certificate is not None
+    assert certificate.bound <= certificate.cost
 
 
 @pytest.mark.parametrize("parallel", ["dp", "zero3"])

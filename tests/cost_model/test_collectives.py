@@ -11,6 +11,7 @@ from partitioner.cost_model.cluster import Cluster, LinkLevel
 from partitioner.cost_model.collectives import (
     TREE_SHARE,
     Algorithm,
+    bucket_seconds,
     collective,
     comm_cost,
     joined_seconds,
@@ -226,6 +227,28 @@ def test_small_ones_pay_their_share_of_a_bucket(kind: CommKind) -> None:
     assert joined(large) == alone(large)
     below = large - 4 * parts
     assert joined(below) <= alone(below)
+
+
+@pytest.mark.parametrize("kind", RINGS[:3])
+@given(
+    small=st.integers(1, SMALL_BYTES - 1),
+    share=st.floats(0.01, 0.5),
+    most=st.integers(1, BUCKET_BYTES),
+)
+def test_no_bucket_costs_less_than_a_search_thinks(
+    kind: CommKind, small: int, share: float, most: int
+) -> None:
+    """A bucket that is not full costs more, by its start-up; the price of a search is the least."""
+    cluster, ranks = flat(4, latency_s=1e-3), (0, 1, 2, 3)
+    parts = 4 if kind is CommKind.ALL_GATHER else 1
+    nbytes, bucket = small * parts, small * parts / share
+    alone_s = {0: SLOW.launch_s + collective(kind, ranks, nbytes, cluster).seconds}
+    really_s = bucket_seconds(kind, ranks, nbytes, bucket, 0, cluster)
+    bound = max(most, bucket / parts)
+    least_s = joined_seconds(kind, ranks, nbytes, alone_s, cluster, int(bound) + 1)[0]
+    assert least_s <= min(really_s, alone_s[0]) * (1 + 1e-9)
+    fuller_s = bucket_seconds(kind, ranks, nbytes, 2 * bucket, 0, cluster)
+    assert fuller_s < really_s
 
 
 def test_a_bucket_is_never_dearer_than_what_is_in_it() -> None:

@@ -30,6 +30,8 @@ from partitioner.cost_model.profile import (
     beside,
     check_writable,
     default_profile,
+    in_groups,
+    over,
     read_contents,
     whole_entry,
     whole_key,
@@ -358,6 +360,39 @@ def test_collectives_are_priced_by_measurements(tmp_path: Path) -> None:
     assert collective(kind, (2, 3), 2000, cluster) == Algorithm("measured", 1.0)
     by_rates = collective(kind, (0, 1, 2), 1000, flat(4))
     assert collective(kind, (0, 1, 2), 1000, cluster) == by_rates, "three ranks were not measured"
+
+
+def test_groups_of_two_levels_have_entries_of_their_own(tmp_path: Path) -> None:
+    """Ranks of one machine each, and several of each, over the outer level's name."""
+    file = tmp_path / "p"
+    grouped = in_groups("all_reduce", 2)
+    entries = {
+        ("", "all_reduce", 2): 0.25,
+        ("link", "all_reduce", 2): 0.5,
+        ("link", grouped, 4): 2.0,
+        ("link", beside(grouped), 4): 0.5,
+        ("link", "send", 2): 0.125,
+    }
+    known = [link(over(kind, level), 1000, s, n) for (level, kind, n), s in entries.items()]
+    write_links(file, DEVICE, THREADS, known)
+    profile = {"file": str(file), "device": DEVICE, "threads": THREADS}
+    rates = {"bandwidth_bytes_per_s": 1e9, "latency_s": 1e-6}
+    levels = [
+        {"name": "machine", "size": 2, **rates, "profile": profile},
+        {"name": "link", "size": 4, **rates, "profile": profile},
+    ]
+    cluster = Cluster.from_data({**flat(4).to_data(), "levels": levels})
+    assert Cluster.from_data(cluster.to_data()) == cluster
+    kind = CommKind.ALL_REDUCE
+    assert collective(kind, (2, 3), 1000, cluster) == Algorithm("measured", 0.25)
+    assert collective(kind, (0, 2), 1000, cluster) == Algorithm("measured", 0.5)
+    assert collective(kind, (1, 3), 1000, cluster) == Algorithm("measured", 0.5)
+    assert collective(kind, (0, 1, 2, 3), 1000, cluster) == Algorithm("measured", 2.0)
+    assert cluster.levels[1].hidden_share(4) == pytest.approx(0.75)
+    assert cluster.levels[1].message_s == 0.125
+    assert cluster.levels[0].message_s == cluster.levels[0].latency_s
+    three = collective(kind, (0, 1, 2), 1000, cluster)  # two of one machine, one of the other
+    assert three.name != "measured"
 
 
 def test_messages_are_priced_by_measurements(tmp_path: Path) -> None:

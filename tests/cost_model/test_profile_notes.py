@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.entries import Entry
+from partitioner.cost_model.entries import Entry, LinkEntry
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.profile import read_contents, write_entries
+from partitioner.cost_model.profile import over, read_contents, write_entries, write_links
 from partitioner.cost_model.profile_notes import profile_notes
 from partitioner.cost_model.resolve import cpu_fingerprint, resolve_cluster
 
@@ -96,3 +96,21 @@ def test_a_cluster_file_of_another_machine_says_so(tmp_path: Path) -> None:
         ),
     )
     assert "--cluster FILE" in notes(unknown)[-1]
+
+
+def test_levels_without_communications_are_named(tmp_path: Path) -> None:
+    """Of a level between machines: the entries of the inner one are none of its own."""
+    file, path = tmp_path / "lab.sqlite", tmp_path / "lab.toml"
+    named = f'profile = {{ file = "{file}", device = "core", threads = 1 }}\n'
+    rates = "bandwidth_bytes_per_s = 1e9\nlatency_s = 1e-6\n"
+    path.write_text(
+        '[[devices]]\ncount = 4\npreset = "cpu"\n'
+        f'[[levels]]\nname = "machine"\nsize = 2\n{rates}{named}'
+        f'[[levels]]\nname = "lan"\n{rates}{named}'
+    )
+    near = LinkEntry("send", 2, 1000, 1e-3, 0.01, 7, "gloo", NOW)
+    write_links(file, "core", 1, [near])
+    (note,) = notes(resolve_cluster(path))
+    assert f"profile {file} has no communications over level 'lan': they cost the level's" in note
+    write_links(file, "core", 1, [dataclasses.replace(near, kind=over("send", "lan"))])
+    assert notes(resolve_cluster(path)) == ()

@@ -34,7 +34,7 @@ REDUCTIONS: Mapping[str, tuple[str, float]] = {
 SUM_AXES_INPUT = 13
 
 
-def _reduced_dims(view: OpView) -> frozenset[int]:
+def reduced_dims(view: OpView) -> frozenset[int]:
     """Dims that a Reduce node reduces: none of them if it is a no-op."""
     rank = view.rank()
     axes = view.ints("axes", 1)
@@ -49,13 +49,13 @@ def _reduce(view: OpView) -> Rule:
     if view.node.op == "ReduceMean" and "float" not in view.out_type.dtype:
         how = ""  # an integer mean rounds each part
     keep = bool(view.int_attr("keepdims", 1))
-    return reduce(view, _reduced_dims(view), how, keep=keep, flops=flops)
+    return reduce(view, reduced_dims(view), how, keep=keep, flops=flops)
 
 
 def _local_mean(view: OpView, local: LocalView) -> LocalOp:
     """Where a reduced dim is cut, a device adds its part's mean times its share of the elements."""
     keepdims = view.int_attr("keepdims", 1)
-    return weighted_mean(view, local, _reduced_dims(view), keepdims=keepdims)
+    return weighted_mean(view, local, reduced_dims(view), keepdims=keepdims)
 
 
 def weighted_mean(
@@ -94,11 +94,16 @@ def _empty_sum(view: OpView, dims: list[int], keepdims: int) -> LocalOp:
     return LocalOp((named,), {axes: np.array(dims, np.int64)})
 
 
-def _softmax(view: OpView, flops: float) -> Rule:
-    """Softmax and its relatives; before opset 13 they run over all dims from `axis` on."""
+def softmax_dims(view: OpView) -> tuple[int, ...]:
+    """Dims that a softmax is over: before opset 13 all from `axis` on; they may be negative."""
     if view.opset >= 13:
-        return along(view, [view.int_attr("axis", -1)], flops=flops)
-    return along(view, range(view.dim("axis", 1), view.rank()), flops=flops)
+        return (view.int_attr("axis", -1),)
+    return tuple(range(view.dim("axis", 1), view.rank()))
+
+
+def _softmax(view: OpView, flops: float) -> Rule:
+    """Softmax and its relatives."""
+    return along(view, softmax_dims(view), flops=flops)
 
 
 def _cumulative(view: OpView) -> Rule:

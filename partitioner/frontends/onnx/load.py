@@ -17,12 +17,13 @@ from onnx import ModelProto
 from onnx_ir.passes.common import InlinePass
 
 from partitioner.frontends.errors import FrontendError, one_line
+from partitioner.frontends.onnx import norms, reductions
 from partitioner.frontends.onnx.border import border
 from partitioner.frontends.onnx.build import build_graph
 from partitioner.frontends.onnx.check_nodes import check_rules
 from partitioner.frontends.onnx.dims import Binding, Declared, bind_dims, declared_dims
 from partitioner.frontends.onnx.fold import lift_constants, settle_outputs
-from partitioner.frontends.onnx.norms import GROUP, WITH_KERNELS, norms_in_parts
+from partitioner.frontends.onnx.part_writer import in_parts
 from partitioner.frontends.onnx.read import Source, name_of, read_source
 from partitioner.frontends.onnx.shapes import make_static
 from partitioner.ir.graph import Graph, Opaque
@@ -55,7 +56,8 @@ class Traced:
     @property
     def forms(self) -> tuple[Traced, ...]:
         """The model, and with the same results in nodes that can be cut along more dims."""
-        divided = keys_in_parts(norms_in_parts(self.graph, WITH_KERNELS))
+        with_kernels = {**norms.WITH_KERNELS, **reductions.WITH_KERNELS}
+        divided = in_parts(keys_in_parts(self.graph), with_kernels)
         return (self,) if divided is self.graph else (self, replace(self, graph=divided))
 
 
@@ -111,7 +113,7 @@ def _load(
     lift_constants(read)
     graph = build_graph(read, source.name, declared, where, source.missing)
     check_rules(graph, where)
-    graph = norms_in_parts(graph, {GROUP})
+    graph = in_parts(graph, {**norms.WITHOUT_KERNELS, **reductions.WITHOUT_KERNELS})
     return Traced(graph, source.proto, source.folder, tuple(_notes(source, binding, graph)))
 
 

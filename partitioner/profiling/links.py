@@ -1,0 +1,126 @@
+"""Measures the communications between processes, and adds them to profiles."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.entries import LinkEntry
+from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.profile import Profile, beside, in_groups, over, write_links
+from partitioner.profiling.measure import Timing
+from partitioner.search.request import Say
+
+if TYPE_CHECKING:
+    from partitioner.backends.torch.links import LinkGroup, Place
+
+
+def groups_of(cluster: Cluster) -> tuple[LinkGroup, ...]:
+    """The groups of a cluster's ranks whose communications are measured."""
+    from partitioner.backends.torch.links import link_groups
+
+    return link_groups([(level.name, level.size) for level in cluster.levels])
+
+
+def knows_links(known: Profile, groups: Sequence[LinkGroup]) -> bool:
+    """Whether the communications of all groups of one level are measured, by this backend alone."""
+    from partitioner.backends.torch import links
+
+    def backends(group: LinkGroup) -> set[str]:
+        kind = in_groups("all_reduce", group.each)
+        return {entry.backend for entry in known.links.get((kind, len(group.ranks)), ())}
+
+    return all(backends(group) == {links.NAME} for group in groups)
+
+
+def measure_here(known: Profile, groups: Sequence[LinkGroup], say: Say) -> int:
+    """Measure the communications of groups of processes of this machine; their number."""
+    from partitioner.backends.torch import links
+
+    say(f"measuring communications between {max(len(group.ranks) for group in groups)} processes")
+    return _write(known, links.measure_links(groups))
+
+
+def measure_together(cluster: Cluster, say: Say) -> int:
+    """Measure those of all groups between the processes that torchrun started; their number.
+
+    Every process calls it; rank 0 adds the measurements of each level to the level's profile.
+
+    Raises:
+        CostError: There are more or fewer processes than devices, or a level names no profile.
+        BackendError: A process has not started.
+    """
+    import torch.distributed as dist
+
+    from partitioner.backends.torch import links
+
+    profiles = {}
+    for level in cluster.levels:
+        if level.profile is None:
+            raise CostError(
+                f"cluster {cluster.name!r}: level {level.name!r} names no profile, which its "
+                "communications would be added to"
+            )
+        profiles[level.profile.level] = level.profile
+    with _started(len(cluster)):
+        rank = dist.get_rank()
+        if rank == 0:
+            say(f"measuring communications between {len(cluster)} processes of torchrun")
+        measured = links.measure_links_together(groups_of(cluster))
+    for name, profile in profiles.items():
+        of_level = {place: seconds for place, seconds in measured.items() if place[1].level == name}
+        if rank == 0:
+            _write(profile, of_level)
+    return len(measured)
+
+
+@contextmanager
+def _started(ranks: int) -> Iterator[None]:
+    """torch.distributed over gloo between so many processes; it may be up already."""
+    import torch.distributed as dist
+
+    from partitioner.backends.process_group import TIMEOUT, Start
+
+    is_up = dist.is_initialized()
+    if not is_up:
+        start = Start.of_environment()
+        dist.init_process_group(
+            "gloo", store=start.store, rank=start.rank, world_size=start.ranks, timeout=TIMEOUT
+        )
+    try:
+        if dist.get_world_size() != ranks:
+            raise CostError(
+                f"the cluster has {ranks} devices, torchrun started {dist.get_world_size()} "
+                "processes"
+            )
+        yield
+        dist.barrier()
+    finally:
+        if not is_up:
+            dist.destroy_process_group()
+
+
+def _write(known: Profile, measured: Mapping[Place, Sequence[float]]) -> int:
+    """Add seconds of turns to a profile; their number."""
+    from partitioner.backends.torch import links
+
+    entries = []
+    for (kind, group, nbytes, is_beside), seconds in measured.items():
+        timing, grouped = Timing.of(seconds), in_groups(kind, group.each)
+        entries.append(
+            LinkEntry(
+                over(beside(grouped) if is_beside else grouped, group.level),
+                len(group.ranks),
+                nbytes,
+                timing.seconds,
+                timing.spread,
+                timing.repeats,
+                links.NAME,
+                dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            )
+        )
+    write_links(known.file, known.device, known.threads, entries)
+    return len(entries)

@@ -36,17 +36,19 @@ def most_joined(graph: Graph) -> Mapping[CommKind, int]:
     beside, written = beside_compute(graph), _written(graph)
 
     def most(values: Collection[str]) -> int:
-        sizes = (graph.types[value].nbytes for value in values if not _is_view(graph, value))
+        apart = (value for value in values if _viewed(graph, value) not in values)
+        sizes = (graph.types[value].nbytes for value in apart)
         return max(1, min(BUCKET_BYTES, sum(min(size, SMALL_BYTES) for size in sizes)))
 
     gathered, summed = most(beside), most(written)
     return {kind: gathered if kind is CommKind.ALL_GATHER else summed for kind in JOINING}
 
 
-def _is_view(graph: Graph, value: str) -> bool:
-    """Whether a value is another one's memory, which counts already."""
-    row = row_of(graph.producers[value]) if value in graph.producers else None
-    return row is not None and row.view
+def _viewed(graph: Graph, value: str) -> str:
+    """The value that a value is a view of; "" of others."""
+    producer = graph.producers.get(value)
+    row = None if producer is None else row_of(producer)
+    return producer.inputs[0] if producer and row and row.view and producer.inputs else ""
 
 
 def _written(graph: Graph) -> set[str]:

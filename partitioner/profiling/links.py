@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.entries import LinkEntry
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.profile import Profile, beside, in_groups, over, write_links
+from partitioner.cost_model.profile import (
+    Profile,
+    beside,
+    check_writable,
+    in_groups,
+    over,
+    write_links,
+)
 from partitioner.profiling.measure import Timing
 from partitioner.search.request import Say
 
@@ -68,6 +75,8 @@ def measure_together(cluster: Cluster, say: Say) -> int:
     with _started(len(cluster)):
         rank = dist.get_rank()
         if rank == 0:
+            for profile in profiles.values():
+                check_writable(profile.file)
             say(f"measuring communications between {len(cluster)} processes of torchrun")
         measured = links.measure_links_together(groups_of(cluster))
     for name, profile in profiles.items():

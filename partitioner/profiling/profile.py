@@ -144,11 +144,12 @@ def profile(
     backend that will run it, those with the most predicted seconds first. Its median goes into a
     profile, which `compile` and the other functions read for ``cluster="local"``. Then the
     processes measure the communications between them. An ONNX model for several processes is also
-    run as a whole, in one process with all cores: a plan has to be faster than that. Called by all
-    processes that torchrun starts, it measures communications alone, those between machines and
-    of groups over several of them too. Forms that
+    run as a whole, in one process with all cores: a plan has to be faster than that. Forms that
     the profile has from the same backend are not measured again. A new profile also gets copies
     and products of several sizes, with which operators are compared that no profile has.
+
+    Called by all processes that torchrun started, one for each device, it measures communications
+    alone: those between machines, and of groups over several of them, too.
 
     Args:
         model: As of `compile`.

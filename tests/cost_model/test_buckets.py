@@ -17,8 +17,11 @@ from partitioner.cost_model import buckets
 from partitioner.cost_model.buckets import Member, together
 from partitioner.cost_model.collectives import collective, comm_cost
 from partitioner.cost_model.memory import StepLives, exact_lifetimes
-from partitioner.cost_model.overlap import most_joined
+from partitioner.cost_model.overlap import beside_compute, most_joined
+from partitioner.cost_model.reshard import Resharder
 from partitioner.cost_model.schedule import Task
+from partitioner.cost_model.schedule import schedule as schedule_of
+from partitioner.ir.plan import resolve
 from partitioner.ir.program import BUCKET_BYTES, CommKind
 
 WINDOWS = st.lists(
@@ -108,48 +111,67 @@ def test_ranks_join_what_the_schedule_joins(parallel: str, devices: int, joins: 
     assert program.verify()
 
 
-@pytest.mark.parametrize(
-    ("parallel", "devices", "joins"),
-    [("dp", 2, True), ("zero3", 2, True), ("dp+tp", 6, True), ("dp", 3, False)],
-)
-def test_collectives_take_what_their_bucket_takes(parallel: str, devices: int, joins: bool) -> None:
+def whole_s(task: Task) -> float:
+    return task.devices[0] + task.hidden.get(0, 0.0)
+
+
+@pytest.mark.parametrize(("parallel", "devices"), [("dp", 2), ("zero3", 2), ("dp+tp", 6)])
+def test_collectives_take_what_their_bucket_takes(
+    parallel: str, devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The members of a bucket share one start-up; those without one pay their own."""
     program = gpt(parallel, devices)
-    schedule, cluster = program.schedule, program.cluster
-    spec = cluster.devices[0]
-    shared = [task for task in schedule.tasks if task.may_share]
-    assert shared
-
-    def whole_s(task: Task) -> float:
-        return task.devices[0] + task.hidden.get(0, 0.0)
-
-    for bucket in schedule.buckets:
-        tasks = [schedule.tasks[member.position] for member in bucket.members]
-        assert all(task.may_share for task in tasks)
-        ranks = tasks[0].comm.ranks if tasks[0].comm else ()
-        gathers = bucket.kind is CommKind.ALL_GATHER
-        nbytes = bucket.nbytes * (len(ranks) if gathers else 1)
+    cluster, placed = program.cluster, resolve(program.graph, program.plan)
+    spec, joined = cluster.devices[0], schedule_of(program.graph, placed, cluster)
+    assert joined.buckets
+    for bucket in joined.buckets:
+        at = [m for m in bucket.members if joined.tasks[m.position].may_share]
+        tasks = [joined.tasks[member.position] for member in at]
+        assert tasks
+        assert tasks[0].comm is not None
+        ranks, gathers = tasks[0].comm.ranks, bucket.kind is CommKind.ALL_GATHER
+        sent = sum(member.nbytes for member in at)
+        nbytes = sent * (len(ranks) if gathers else 1)
         best = collective(bucket.kind, ranks, nbytes, cluster)
-        copied = bucket.nbytes + (nbytes if gathers else 0)
+        copied = sent + (nbytes if gathers else 0)
         expected_s = best.start_s(spec) + best.seconds + 2 * copied / spec.memory_bytes_per_s
         assert sum(map(whole_s, tasks)) == pytest.approx(expected_s)
-    alone = [task for task in shared if task.comm and task.comm.bucket is None]
-    assert bool(schedule.buckets) == joins
-    assert joins or alone
+        assert sent <= most_joined(program.graph)[bucket.kind]
+    monkeypatch.setattr(buckets, "SMALL_BYTES", 0)
+    apart = schedule_of(program.graph, placed, cluster)
+    assert not apart.buckets
+    alone = [task for task in apart.tasks if task.may_share]
     for task in alone:
         assert task.comm is not None
         numel = max(size for *_, size in task.writes) // 4
         assert whole_s(task) == pytest.approx(comm_cost(task.comm, numel, cluster).seconds[0])
+    together_s = sum(whole_s(task) for task in joined.tasks if task.may_share)
+    assert together_s < sum(map(whole_s, alone))
 
 
 @pytest.mark.parametrize("parallel", ["dp", "zero3"])
 def test_no_plan_costs_less_than_its_search_thinks(parallel: str) -> None:
     """A search prices a collective by the cheapest bucket that there may be."""
     program = gpt(parallel)
+    placed = resolve(program.graph, program.plan)
     most = most_joined(program.graph)
     assert most[CommKind.ALL_REDUCE] < most[CommKind.ALL_GATHER] <= BUCKET_BYTES
-    for bucket in program.schedule.buckets:
-        assert bucket.nbytes <= most[bucket.kind]
+    beside, resharder = beside_compute(program.graph), Resharder(program.cluster, most)
+    homes = {value: at for one in placed for value, at in one.results()}
+    least_s = sum(
+        priced.whole_seconds(beside=True)[0]
+        for one in placed
+        for value, at in one.operands()
+        if value in beside and value in homes
+        for hop in resharder.hops(program.graph.types[value].dtype, homes[value], at)
+        for priced in hop.comms
+    )
+    really_s = sum(
+        whole_s(task)
+        for task in program.schedule.tasks
+        if task.comm is not None and task.reads[0][1][0] in beside
+    )
+    assert 0 < least_s <= really_s * (1 + 1e-9)
     certificate = program.plan.certificate
     assert certificate is not None
     assert certificate.bound <= certificate.cost

@@ -91,7 +91,7 @@ def test_written_files_run_steps(
         assert program.model.module.micro is not None
         sizes = list(program.model.module.micro.sizes)
         module, parts = seeded(kind), zip(*(x.split(sizes) for x in batch), strict=True)
-        losses = [float(tree_leaves(module(*part))[0]) for part in parts]
+        losses = [tree_leaves(module(*part))[0].item() for part in parts]
         loss = np.average(losses, weights=sizes)
         assert np.allclose(run.outputs[program.signature.results[0]], loss)
     wanted = dict(zip(program.signature.results, tree_leaves(program(*batch)), strict=True))

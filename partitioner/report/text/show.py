@@ -14,6 +14,7 @@ from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import Comm, CommKind
 from partitioner.report.bottleneck import turn_of
 from partitioner.report.lanes import lanes
+from partitioner.report.moved_each_step import moved_notes
 from partitioner.report.planned import Planned
 from partitioner.report.stages import plan_sentence, stages
 from partitioner.report.steps import comm_bytes, pass_name
@@ -89,7 +90,7 @@ def _head(result: Planned) -> list[str]:
             lines.append(f"group {index}: {mesh}{stage}")
     if len(alone) > MOST_ALONE:
         lines.append(f"{len(alone)} groups of one device: {numbers(sorted(alone))}")
-    return lines
+    return [*lines, *(f"note: {note}" for note in moved_notes(graph, plan))]
 
 
 def _stages(result: Planned) -> list[str]:

@@ -88,7 +88,7 @@ def _centred(writer: PartWriter, node: Node, x: str, axes: Iterable[int]) -> tup
     return centred, writer.add(node, "Mul", [squares, share])
 
 
-#: Normalizations without a kernel of ONNX Runtime.
+#: Normalizations without a kernel of ONNX Runtime on a CPU.
 WITHOUT_KERNELS: Mapping[str, Form] = {"GroupNormalization": Form(_divides, _scaled)}
 
 #: Normalizations of which ONNX Runtime has a kernel.

@@ -1,8 +1,8 @@
 """Reductions along a dim as maxima, sums and what is made of them, which may be cut along the dim.
 
 A norm is the root of a sum of squares, and a ReduceLogSum the logarithm of a sum: these are always
-written so, as the node that is added is as small as the result. The others have faster kernels
-where nothing is cut, so their form in parts is another graph, and the search takes the better one:
+written so, as the node that is added is as small as the result. The parts of the others go over
+the data more often than a kernel, so they are another graph, and the search takes the better one:
 a softmax is exponentials less the largest element over their sum, and the place of the largest
 element is the first place where an element equals it. That form is for long dims, such as those of
 a vocabulary, that are cut with the product before them; the weights of attention have a form of
@@ -26,8 +26,8 @@ from partitioner.ir.ops.onnx.reduction import reduced_dims, softmax_dims
 from partitioner.ir.ops.table import OpView
 from partitioner.ir.types import numpy_dtype
 
-#: Least elements along the reduced dims for a second form: fewer are gathered in the time in which
-#: the all-reduces of the parts start (4 KiB a row; see `cost_model.presets`).
+#: Least elements along the reduced dims for a second form: a row of fewer, 4 KiB, is gathered in
+#: less time than an all-reduce takes to start, by the figures of all presets but `ideal`.
 LEAST_ELEMENTS = 1024
 #: First opset in which Equal and IsInf take all types of floats that have a form here.
 _COMPARES = 11
@@ -249,13 +249,13 @@ _ARG = Form(
     _place,
 )
 
-#: Reductions whose parts are as fast as ONNX Runtime's kernel.
+#: Reductions whose parts are one kernel more, on what is as small as the result.
 WITHOUT_KERNELS: Mapping[str, Form] = {
     "ReduceL2": Form(_divides, _root_of_squares),
     "ReduceLogSum": Form(_divides, _log_of_sum),
 }
 
-#: Reductions whose kernel is faster where nothing is cut.
+#: Reductions whose parts go over the data more often than the kernel of ONNX Runtime.
 WITH_KERNELS: Mapping[str, Form] = {
     "ArgMax": _ARG,
     "ArgMin": _ARG,

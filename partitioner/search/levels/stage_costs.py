@@ -31,7 +31,8 @@ def evaluation(staged: Staged, meshes: Sequence[DeviceMesh], cluster: Cluster) -
     """The figures of a plan by stage.
 
     Loads are what `cost_model.evaluate` says of every device, where values go between stages of
-    equal cuts; otherwise each stage's busiest device counts. The latency is that of stages that
+    equal cuts; otherwise each stage's busiest device counts. Only buckets are not known here: small
+    collectives take the least that they may (`collectives.joined_seconds`). The latency is that of stages that
     run one after the other, peaks are what is resident of a stage (weights, stored values, zeros)
     and the most that all other values take anywhere in the model: both are upper estimates.
     """

@@ -32,9 +32,10 @@ def evaluation(staged: Staged, meshes: Sequence[DeviceMesh], cluster: Cluster) -
 
     Loads are what `cost_model.evaluate` says of every device, where values go between stages of
     equal cuts; otherwise each stage's busiest device counts. Only buckets are not known here: small
-    collectives take the least that they may (`collectives.joined_seconds`). The latency is that of stages that
-    run one after the other, peaks are what is resident of a stage (weights, stored values, zeros)
-    and the most that all other values take anywhere in the model: both are upper estimates.
+    collectives take the least that they may (`collectives.joined_seconds`). The latency is that of
+    stages that run one after the other, peaks are what is resident of a stage (weights, stored
+    values, zeros) and the most that all other values take anywhere in the model: both are upper
+    estimates.
     """
     stages = _Stages(staged, meshes, cluster)
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(meshes))

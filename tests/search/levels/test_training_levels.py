@@ -330,7 +330,7 @@ def test_where_memory_binds_less_is_kept_though_all_of_it_fits(
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_computed_again() -> None:
+def test_what_does_not_fit_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """With everything kept this takes 209 MB of a device."""
     model = traced(layers=8, width=256, batch=65_536)
     tight = resolve_cluster("4x8xh100").with_memory(150_000_000)
@@ -340,7 +340,7 @@ def test_what_does_not_fit_is_computed_again() -> None:
     again = model.offered.optional.intersection(left.by_name)
     assert again
     assert again < model.offered.optional  # some are kept after all
-    exact = evaluate(left, plan, tight)
+    exact = before_buckets(monkeypatch, left, plan, tight)
     assert exact.fits
     ours = evaluation(staged, groups(staged, tight), tight)
     assert staged.cut.load_s == pytest.approx(exact.step_s)

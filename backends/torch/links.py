@@ -8,10 +8,10 @@ and stops the next; one that passes beside compute is waited for behind the next
 from __future__ import annotations
 
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,19 +127,44 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
 def _measured(
     rank: int, groups: Sequence[LinkGroup], sizes: Sequence[int]
 ) -> Iterator[tuple[str, int, int, bool, list[float]]]:
-    """The kind, the group's number, the bytes, whether beside compute, and seconds of turns."""
-    products = _Products()
+    """The kind, the group's number, the bytes, whether beside compute, and seconds of turns.
+
+    In a turn all kinds, groups and sizes are measured once, so that what else the machine does for
+    seconds falls on one turn of each, not on all turns of some.
+    """
+    products, buffers = _Products(), _Buffers(max(sizes))
+    measured: list[tuple[str, int, int, _Communication]] = []
     for number, (_, each, ranks) in enumerate(groups):
         group = dist.new_group(list(ranks))
         for kind in _STARTS if rank in ranks else ():
             if each > 1 and kind == CommKind.SEND.value:
                 continue  # a message is between two ranks
             for nbytes in sizes:
-                start = _STARTS[kind](rank, ranks, nbytes, group)
-                at_once, later = _seconds(start, nbytes, products, group)
-                yield kind, number, nbytes, False, at_once
-                yield kind, number, nbytes, True, later
+                start = _STARTS[kind](rank, ranks, buffers, nbytes // _FLOAT_BYTES, group)
+                one = _Communication.begun(start, nbytes, products, group)
+                measured.append((kind, number, nbytes, one))
         dist.barrier()
+    for _ in range(_TURNS):
+        for *_place, one in measured:
+            one.turn()
+    for kind, number, nbytes, one in measured:
+        yield kind, number, nbytes, False, one.at_once_s
+        yield kind, number, nbytes, True, one.later_s
+    dist.barrier()
+
+
+class _Buffers:
+    """What all communications read and write."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._source = torch.ones(nbytes // _FLOAT_BYTES)
+        self._target = torch.zeros(nbytes // _FLOAT_BYTES)
+
+    def source(self, numel: int) -> torch.Tensor:
+        return self._source[:numel]
+
+    def target(self, numel: int) -> torch.Tensor:
+        return self._target[:numel]
 
 
 class _Products:
@@ -162,43 +187,63 @@ class _Products:
         return max(1, round(seconds / self._one_s))
 
 
-def _seconds(
-    start: _Start, nbytes: int, products: _Products, group: Any
-) -> tuple[list[float], list[float]]:
-    """Seconds that a communication adds to compute in each turn: waited for at once, and later."""
-    repeats = _MORE_REPEATS if nbytes <= _SMALL_BYTES else _REPEATS
-    _wait(start())
-    dist.barrier(group)
-    begin = time.perf_counter()
-    _wait(start())
-    number = products.number(_agreed(time.perf_counter() - begin + _BETWEEN_S, group))
+@dataclass
+class _Communication:
+    """One kind of communication of one size, between products.
 
-    def without() -> None:
-        for _ in range(repeats):
-            products(number)
+    Attributes:
+        start: Starts it.
+        repeats: How often a turn has it.
+        number: Products between two of it.
+        group: The process group.
+        products: Computes the products.
+        at_once_s: Seconds that one adds to its products in each turn, waited for at once.
+        later_s: The same, waited for behind the next products.
+    """
 
-    def at_once() -> None:
-        for _ in range(repeats):
-            products(number)
-            _wait(start())
+    start: _Start
+    repeats: int
+    number: int
+    group: Any
+    products: _Products
+    at_once_s: list[float] = field(default_factory=list)
+    later_s: list[float] = field(default_factory=list)
 
-    def later() -> None:
-        for _ in range(repeats):
-            work = start()
-            products(number)
-            _wait(work)
+    @classmethod
+    def begun(cls, start: _Start, nbytes: int, products: _Products, group: Any) -> _Communication:
+        """Run it twice, to warm up and to agree on the number of products."""
+        _wait(start())
+        dist.barrier(group)
+        begin = time.perf_counter()
+        _wait(start())
+        number = products.number(_agreed(time.perf_counter() - begin + _BETWEEN_S, group))
+        repeats = _MORE_REPEATS if nbytes <= _SMALL_BYTES else _REPEATS
+        return cls(start, repeats, number, group, products)
 
-    runs = (without, at_once, later)
-    took: list[list[float]] = [[] for _ in runs]
-    for _ in range(_TURNS):
-        for run, seconds in zip(runs, took, strict=True):
-            dist.barrier(group)
-            begin = time.perf_counter()
+    def turn(self) -> None:
+        """Run the products of a turn without it, with it, and with it beside them."""
+        alone_s, first_s, second_s = map(self._timed, (self._without, self._at_once, self._later))
+        self.at_once_s.append(max(0.0, first_s - alone_s) / self.repeats)
+        self.later_s.append(max(0.0, second_s - alone_s) / self.repeats)
+
+    def _timed(self, run: Callable[[], None]) -> float:
+        dist.barrier(self.group)
+        begin = time.perf_counter()
+        for _ in range(self.repeats):
             run()
-            seconds.append(time.perf_counter() - begin)
-    alone_s = statistics.median(took[0])
-    first, second = ([max(0.0, one - alone_s) / repeats for one in some] for some in took[1:])
-    return first, second
+        return time.perf_counter() - begin
+
+    def _without(self) -> None:
+        self.products(self.number)
+
+    def _at_once(self) -> None:
+        self.products(self.number)
+        _wait(self.start())
+
+    def _later(self) -> None:
+        work = self.start()
+        self.products(self.number)
+        _wait(work)
 
 
 def _agreed(seconds: float, group: Any) -> float:
@@ -213,43 +258,44 @@ def _wait(work: Any) -> None:
         work.wait()
 
 
-def _all_reduce(_: int, __: Ranks, nbytes: int, group: Any) -> _Start:
-    data = torch.ones(nbytes // _FLOAT_BYTES)
+def _all_reduce(_: int, __: Ranks, buffers: _Buffers, numel: int, group: Any) -> _Start:
+    data = buffers.target(numel)
     return lambda: dist.all_reduce(data, group=group, async_op=True)
 
 
-def _all_gather(_: int, ranks: Ranks, nbytes: int, group: Any) -> _Start:
-    part = torch.ones(nbytes // _FLOAT_BYTES // len(ranks))
-    whole = torch.empty(part.numel() * len(ranks))
+def _all_gather(_: int, ranks: Ranks, buffers: _Buffers, numel: int, group: Any) -> _Start:
+    part = buffers.source(numel // len(ranks))
+    whole = buffers.target(part.numel() * len(ranks))
     return lambda: dist.all_gather_single(whole, part, group=group, async_op=True)
 
 
-def _reduce_scatter(_: int, ranks: Ranks, nbytes: int, group: Any) -> _Start:
-    part = torch.empty(nbytes // _FLOAT_BYTES // len(ranks))
-    whole = torch.ones(part.numel() * len(ranks))
+def _reduce_scatter(_: int, ranks: Ranks, buffers: _Buffers, numel: int, group: Any) -> _Start:
+    part = buffers.target(numel // len(ranks))
+    whole = buffers.source(part.numel() * len(ranks))
     return lambda: dist.reduce_scatter_single(part, whole, group=group, async_op=True)
 
 
-def _all_to_all(_: int, ranks: Ranks, nbytes: int, group: Any) -> _Start:
-    source = torch.ones(nbytes // _FLOAT_BYTES // len(ranks) * len(ranks))
-    target = torch.empty_like(source)
+def _all_to_all(_: int, ranks: Ranks, buffers: _Buffers, numel: int, group: Any) -> _Start:
+    source = buffers.source(numel // len(ranks) * len(ranks))
+    target = buffers.target(source.numel())
     return lambda: dist.all_to_all_single(target, source, group=group, async_op=True)
 
 
-def _broadcast(_: int, ranks: Ranks, nbytes: int, group: Any) -> _Start:
-    data = torch.ones(nbytes // _FLOAT_BYTES)
+def _broadcast(_: int, ranks: Ranks, buffers: _Buffers, numel: int, group: Any) -> _Start:
+    data = buffers.target(numel)
     return lambda: dist.broadcast(data, ranks[0], group=group, async_op=True)
 
 
-def _send(rank: int, ranks: Ranks, nbytes: int, group: Any) -> _Start:
-    data = torch.ones(nbytes // _FLOAT_BYTES)
+def _send(rank: int, ranks: Ranks, buffers: _Buffers, numel: int, group: Any) -> _Start:
     first, second, *_ = ranks
     if rank == first:
+        data = buffers.source(numel)
         return lambda: dist.isend(data, second, group=group)
+    data = buffers.target(numel)
     return lambda: dist.irecv(data, first, group=group) if rank == second else None
 
 
-_STARTS: Mapping[str, Callable[[int, Ranks, int, Any], _Start]] = {
+_STARTS: Mapping[str, Callable[[int, Ranks, _Buffers, int, Any], _Start]] = {
     CommKind.ALL_REDUCE.value: _all_reduce,
     CommKind.ALL_GATHER.value: _all_gather,
     CommKind.REDUCE_SCATTER.value: _reduce_scatter,

@@ -294,7 +294,7 @@ def _plan_onnx(
         return smaller
     clock.say("looking for what would fit")
     refusal = _also_fits(relaxed(planned, graph, cluster, request, Rules.of(graph)), smaller)
-    raise _without_blocks(refusal, cluster, request)
+    raise _without_blocks(refusal, graph, cluster, request)
 
 
 def _plan_in_blocks(
@@ -312,7 +312,7 @@ def _plan_in_blocks(
         The outcome and its facts, or the change of the request under which one is known; "" if
         none is, or blocks are not for this request.
     """
-    if graph.backward or why_not_in_blocks(cluster, request):
+    if why_not_in_blocks(graph, cluster, request):
         return ""
     with clock("searching"):
         outcome = plan_in_blocks(graph, cluster, request, Budget.of(request, clock.say))
@@ -526,11 +526,11 @@ def _compile_module(
         graph, own = (offered and offered()) or (traced.graph, spaces.on(traced.graph))
         refusal = relaxed(planned, graph, cluster, own, Rules.of(graph))
         refusal = reduce(_also_fits, smaller, refusal)
-        raise refusal if opened.training else _without_blocks(refusal, cluster, request)
+        raise _without_blocks(refusal, traced.graph, cluster, request)
 
     def own_trace(plan: Plan) -> TracedModule:
         if plan.blocks:
-            return traced.on(block_graph(traced.graph, plan.blocks))
+            return traced.on(block_graph(traced.traced.uncut, plan.blocks))
         return traced.of(plan.nodes) if plan.pipeline is None else parts.of(plan)
 
     module, plan, evaluation, summary = plan_together(
@@ -599,7 +599,8 @@ def _plan_in_parts_or_blocks(
     in_parts = _plan_in_parts(whole, parts, notes, cluster, request, clock)
     if isinstance(in_parts, tuple):
         return in_parts
-    in_blocks = _plan_in_blocks(whole.graph, notes, cluster, request, clock, fuses=False)
+    graph = whole.traced.uncut
+    in_blocks = _plan_in_blocks(graph, notes, cluster, request, clock, fuses=False)
     return in_blocks if isinstance(in_blocks, tuple) else [in_parts, in_blocks]
 
 
@@ -752,9 +753,11 @@ def _also_fits(refusal: Infeasible, way: str) -> Infeasible:
     return Infeasible(f"{refusal}{joint} {way}", **known)
 
 
-def _without_blocks(refusal: Infeasible, cluster: Cluster, request: Request) -> Infeasible:
+def _without_blocks(
+    refusal: Infeasible, graph: Graph, cluster: Cluster, request: Request
+) -> Infeasible:
     """A refusal that says if it has not searched plans in blocks."""
-    if not (why := why_not_in_blocks(cluster, request)):
+    if not (why := why_not_in_blocks(graph, cluster, request)):
         return refusal
     return Infeasible(f"{refusal}; blocks are not searched with {why}", **vars(refusal))
 

@@ -28,6 +28,7 @@ from partitioner.problem.decode import planned_on
 from partitioner.search.block_options import Option, Runs
 from partitioner.search.outcome import Candidate, Outcome, SpaceResult, winner
 from partitioner.search.request import Budget, Request
+from partitioner.search.training_blocks import training_blocks
 from partitioner.solver import Objective, Solution
 from partitioner.strategies.block_graph import BlockGraph, traced_blocks
 from partitioner.strategies.spaces import Family
@@ -117,8 +118,9 @@ TIMES_LIMIT = (1.25, 1.5, 2.0, 3.0)
 SOLVER = "paths over runs of nodes in blocks"
 
 
-def why_not_in_blocks(cluster: Cluster, request: Request) -> str:
+def why_not_in_blocks(graph: Graph, cluster: Cluster, request: Request) -> str:
     """The part of a request with which no blocks are searched; "" if they are."""
+    trains = bool(graph.backward)
     asked = {
         "pins": request.constraints.bound,
         "parallel": request.parallel,
@@ -127,6 +129,8 @@ def why_not_in_blocks(cluster: Cluster, request: Request) -> str:
         f"strategy {request.strategy!r}": request.strategy == "intra"
         or (request.strategy == "inter" and len(cluster) == 1),
         f"more than {MOST_DEVICES} devices": len(cluster) > MOST_DEVICES,
+        "training on several devices": trains and len(cluster) > 1,
+        "recompute=False": trains and request.recompute is False,
     }
     return " or ".join(what for what, is_asked in asked.items() if is_asked)
 
@@ -139,7 +143,7 @@ def plan_in_blocks(
     Its bound is the price of the whole graph on the fastest device, or the share of one device in
     it if there are several: blocks compute no less.
     """
-    if graph.backward or len(graph.nodes) < 1:
+    if not graph.nodes:
         return None
     found = find_blocks(graph, cluster, budget, request.objective)
     groups = tuple(DeviceMesh.single(device) for device in range(len(cluster)))
@@ -195,6 +199,11 @@ def least_limit(graph: Graph, cluster: Cluster, request: Request, budget: Budget
 
 def find_blocks(graph: Graph, cluster: Cluster, budget: Budget, objective: Objective) -> Found:
     """Look for stretches and stages that bring a graph within the memory of its devices."""
+    if graph.backward:
+        trained = training_blocks(graph, cluster, budget)
+        whole = ((0, 0),)
+        ways_of_one = tuple(Way(blocks, whole) for blocks in trained.blocks)
+        return Found(ways_of_one, trained.runs, trained.complete)
     searches: dict[DeviceSpec, _Search] = {}
     for spec in cluster.first_of_spec:
         level = replace(cluster.levels[0], size=1)

@@ -111,6 +111,18 @@ class Found:
     complete: bool
 
 
+@dataclass(frozen=True)
+class Unfit:
+    """A search in which no plan fits.
+
+    Attributes:
+        needed_bytes: Bytes of the fullest device in the plan in which that has least; None if the
+            cost model expects none to fit.
+    """
+
+    needed_bytes: int | None
+
+
 #: Most ways that the referee prices.
 MOST_PRICED = 12
 #: Limits that are tried for a refusal, as multiples of the one asked for.
@@ -137,20 +149,21 @@ def why_not_in_blocks(graph: Graph, cluster: Cluster, request: Request) -> str:
 
 def plan_in_blocks(
     graph: Graph, cluster: Cluster, request: Request, budget: Budget
-) -> Outcome | None:
-    """The cheapest known plan that runs stretches of a graph in blocks; None if none fits.
+) -> Outcome | Unfit:
+    """The cheapest known plan that runs stretches of a graph in blocks, if one fits.
 
     Its bound is the price of the whole graph on the fastest device, or the share of one device in
     it if there are several: blocks compute no less.
     """
     if not graph.nodes:
-        return None
+        return Unfit(None)
     found = find_blocks(graph, cluster, budget, request.objective)
     groups = tuple(DeviceMesh.single(device) for device in range(len(cluster)))
     name = "inter" if len(cluster) > 1 else "single"
     family = Family(name, groups, groups, symmetric=False)
     objective = request.objective
     best: Candidate | None = None
+    needed: list[int] = []
     graphs: dict[Blocks, BlockGraph] = {}
     for priced, way in enumerate(found.ways, 1):
         if way.blocks not in graphs:
@@ -161,6 +174,7 @@ def plan_in_blocks(
         _, plan = planned_on(cut.graph, cluster, groups, decided)
         plan = replace(plan, blocks=way.blocks)
         evaluation = evaluate(cut.graph, plan, cluster)
+        needed.append(max(evaluation.needed_bytes.values()))
         cost = evaluation.cost(objective)
         if evaluation.fits_exactly and (best is None or cost < best.cost(objective)):
             least = min(cost, _least(graph, cluster, objective))
@@ -169,7 +183,7 @@ def plan_in_blocks(
         if best is not None and priced >= MOST_PRICED:
             break
     if best is None:
-        return None
+        return Unfit(min(needed, default=None))
     one = "one device" if len(cluster) == 1 else f"stages of {len(cluster)} devices in their order"
     spread = "" if len(cluster) == 1 else ", which may be spread over all devices"
     searched = f"{one}, with {found.runs} runs of nodes in blocks{spread}"
@@ -186,11 +200,17 @@ def _least(graph: Graph, cluster: Cluster, objective: Objective) -> float:
     return min(alone) / len(cluster)
 
 
-def least_limit(graph: Graph, cluster: Cluster, request: Request, budget: Budget) -> int | None:
+def least_limit(
+    graph: Graph, cluster: Cluster, request: Request, budget: Budget, unfit: Unfit
+) -> int | None:
     """A larger limit of memory under which a plan in blocks is known; None if none is found."""
-    for times in TIMES_LIMIT:
-        limit = round(times * cluster.devices[0].memory_bytes)
-        if plan_in_blocks(graph, cluster.with_memory(limit), request, budget) is not None:
+    asked = cluster.devices[0].memory_bytes
+    limits = [round(times * asked) for times in TIMES_LIMIT]
+    if unfit.needed_bytes is not None:  # a plan that takes no more is known
+        limits = [unfit.needed_bytes, *(limit for limit in limits if limit > unfit.needed_bytes)]
+    for limit in limits[:1] if graph.backward else limits:
+        found = plan_in_blocks(graph, cluster.with_memory(limit), request, budget)
+        if isinstance(found, Outcome):
             return limit
         if budget.work.late:
             break

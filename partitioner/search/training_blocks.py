@@ -10,6 +10,7 @@ are kept.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,20 +24,22 @@ from partitioner.cost_model.memory import with_headroom
 from partitioner.ir.blocks import Blocks, Chunk, Stretch
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
-from partitioner.search.block_options import PARTS, SQUARE_PARTS, Option, Runs
+from partitioner.search.block_options import SQUARE_PARTS, Option, Runs
 from partitioner.search.request import Budget
 from partitioner.strategies.block_recompute import computing_again
 from partitioner.strategies.stretch_layout import BlockError, lay_out, span_of
 
 #: Most parts of the forward pass: they begin where least lives.
-MOST_PARTS = 8
+MOST_PARTS = 6
+#: Numbers of parts of one dim that are tried; of two dims `SQUARE_PARTS` of each.
+PARTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 #: Shares of the memory that a path may fill by the bytes of its parts. These count whole tensors to
 #: their last use anywhere, so that they may be too many; the referee decides.
 MARGINS = (1.3, 1.15, 1.0, 0.9, 0.8)
 #: More blocks are not tried if they hold more than this share of what fewer hold.
 LESS = 0.97
 #: More blocks are not tried if they hold less than this share of the memory.
-ENOUGH = 0.2
+ENOUGH = 0.25
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class TrainingBlocks:
 
 def training_blocks(graph: Graph, cluster: Cluster, budget: Budget) -> TrainingBlocks:
     """Look for parts in blocks that bring a training graph within the memory of one device."""
-    parts = _Parts(graph, cluster)
+    parts = Parts(graph, cluster)
     complete = True
     priced: list[_Part] = []
     borders = parts.borders
@@ -120,7 +123,7 @@ def training_blocks(graph: Graph, cluster: Cluster, budget: Budget) -> TrainingB
                 complete = False
                 break
             priced += parts.in_blocks(start, stop)
-    plain = [parts.as_it_is(*of) for of in zip(borders, borders[1:], strict=False)]
+    plain = [parts.as_it_is(*of) for of in itertools.pairwise(borders)]
     found: dict[Blocks, None] = {}
     paths = [
         path
@@ -167,6 +170,12 @@ def _least(parts: Sequence[_Part], borders: Sequence[int]) -> _Path | None:
         else:
             best = path
     return best
+
+
+def _counts(counts: Sequence[int], least: float, size: int) -> Sequence[int]:
+    """The numbers of parts of a dim to try: no fewer than so many, or the most that it has."""
+    some = [count for count in counts if count <= size]
+    return [count for count in some if count >= least] or some[-1:]
 
 
 @dataclass
@@ -218,11 +227,14 @@ def _turn(graph: Graph) -> int:
 
 
 @dataclass
-class _Parts:
+class Parts:
+    """The parts of a training graph on the first device of a cluster."""
+
     graph: Graph
     cluster: Cluster
     runs: Runs = field(init=False)
     lives: _Lives = field(init=False)
+    _known: dict[tuple[str, ...], tuple[Runs, _Lives]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.runs = Runs(self.graph, self.cluster)
@@ -299,51 +311,83 @@ class _Parts:
         )
 
     def in_blocks(self, start: int, stop: int) -> Iterator[_Part]:
-        """A part in blocks, in dims and numbers."""
+        """A part in blocks: along its longest dim that can be cut, two of them, and the batch."""
+        held = self.as_it_is(start, stop).held_bytes
         first, last = self.span(start, stop)
         spans = [(start, stop), (first, last)][: 2 if first < last else 1]
-        seeds = [self._largest(*span) for span in spans]
-        if None in seeds:
+        seeds = [seed for span in spans if (seed := self.largest(*span)) is not None]
+        if held < ENOUGH * self.room or len(seeds) < len(spans):
             return
-        shapes = [self.graph.types[seed].shape for seed in seeds if seed is not None]
-        rank = min(map(len, shapes))
+        # A part of a tensor is no smaller than its share.
+        least = held / (MARGINS[0] * self.room) if self.room > 0 else math.inf
+        sizes = [min(of) for of in zip(*(self.graph.types[s].shape for s in seeds), strict=False)]
         fitting: list[int] = []
-        for dim in range(rank):
-            tried = list(self._along(spans, seeds, (dim,), PARTS))
+        few = math.inf
+        for dim in sorted(range(len(sizes)), key=lambda dim: (-sizes[dim], dim)):
+            if fitting and (dim > 0 or sizes[dim] == 1):
+                continue
+            tried = list(self._along(spans, seeds, (dim,), _counts(PARTS, least, sizes[dim])))
             yield from tried
-            if tried:
-                fitting.append(dim)
-        if len(fitting) > 1:
-            yield from self._along(spans, seeds, tuple(fitting[-2:]), SQUARE_PARTS)
+            fitting += [dim] if tried else []
+            few = min([few, *(part.held_bytes for part in tried)])
+        is_few = not fitting or few < ENOUGH * self.room
+        for dim in () if is_few else range(len(sizes)):
+            pair = tuple(sorted((fitting[0], dim)))
+            most = min(sizes[one] for one in pair)
+            if dim not in fitting and most > 1:
+                counts = _counts(SQUARE_PARTS, math.sqrt(least), most)
+                tried = list(self._along(spans, seeds, pair, counts))
+                yield from tried
+                if tried:
+                    return
+
+    def stretches(
+        self,
+        spans: Sequence[tuple[int, int]],
+        seeds: Sequence[str],
+        dims: Sequence[int],
+        count: int,
+    ) -> tuple[Stretch, ...]:
+        """The passes of a part, each cut into so many parts along each of some dims of a value."""
+        return tuple(
+            Stretch(
+                self.graph.nodes[start].name,
+                self.graph.nodes[stop - 1].name,
+                tuple(Chunk(seed, dim, count) for dim in dims),
+            )
+            for (start, stop), seed in zip(spans, seeds, strict=True)
+        )
 
     def _along(
         self,
         spans: Sequence[tuple[int, int]],
-        seeds: Sequence[str | None],
+        seeds: Sequence[str],
         dims: tuple[int, ...],
         counts: Sequence[int],
     ) -> Iterator[_Part]:
         before = math.inf
         copied: tuple[Runs, _Lives, Blocks] | None = None
         for count in counts:
-            stretches = []
-            for (start, stop), seed in zip(spans, seeds, strict=True):
-                assert seed is not None
-                chunks = tuple(Chunk(seed, dim, count) for dim in dims)
-                edges = self.graph.nodes[start].name, self.graph.nodes[stop - 1].name
-                stretches.append(Stretch(*edges, chunks))
+            stretches = self.stretches(spans, seeds, dims, count)
             try:
                 if copied is None:
-                    graph, blocks = computing_again(self.graph, Blocks(tuple(stretches)))
-                    runs = Runs(graph, self.cluster)
-                    copied = runs, _Lives.of(runs), blocks
-                part = self._priced(copied, spans[0], tuple(stretches))
+                    copied = self._copied(Blocks(stretches))
+                part = self._priced(copied, spans[0], stretches)
             except BlockError:
                 return
             yield part
             if part.held_bytes > LESS * before or part.held_bytes < ENOUGH * self.room:
                 return
             before = part.held_bytes
+
+    def _copied(self, blocks: Blocks) -> tuple[Runs, _Lives, Blocks]:
+        """The graph with what stretches compute again, its tensors, and the stretches there."""
+        graph, blocks = computing_again(self.graph, blocks)
+        names = tuple(node.name for node in graph.nodes)
+        if names not in self._known:  # whichever dims are cut, most often the same is copied
+            runs = Runs(graph, self.cluster)
+            self._known[names] = runs, _Lives.of(runs)
+        return *self._known[names], blocks
 
     def _priced(
         self,
@@ -358,15 +402,17 @@ class _Parts:
             stretch = replace(stretch, chunks=cut.chunks)
             first, last = span_of(runs.graph, stretch)
             option = Option(first, last + 1, stretch.chunks, 0, 0, 0, 0.0)
-            priced = runs.priced(option, lay_out(runs.graph, stretch), 1 << 62)
             others = (lives.first < start) | lives.apart
             there = (lives.first <= last) & (lives.last >= first) & others
             there &= (lives.first < first) | lives.apart
-            held = max(held, priced.activation_bytes - int(lives.nbytes[there].sum()))
+            apart = int(lives.nbytes[there].sum())
+            most = apart + int(MARGINS[0] * max(self.room, 0))
+            priced = runs.priced(option, lay_out(runs.graph, stretch), most)
+            held = max(held, priced.activation_bytes - apart)
             seconds += priced.seconds
         return _Part(start, stop, stretches, held, lives.across(stop, start), seconds)
 
-    def _largest(self, start: int, stop: int) -> str | None:
+    def largest(self, start: int, stop: int) -> str | None:
         """The largest value that a run makes; None if it makes none of two elements."""
         best, most = None, 1
         for node in self.graph.nodes[start:stop]:

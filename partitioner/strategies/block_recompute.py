@@ -154,9 +154,7 @@ class _Copier:
         for node in self.graph.nodes:
             if any(value in wanted for value in node.writes):
                 self._copy(node, names, copies)
-        names.update(
-            (value, names[inner]) for value, inner in read.items() if inner in self.inner
-        )
+        names.update((value, names[inner]) for value, inner in read.items() if inner in self.inner)
         return [*copies, *(_reading(node, names) for node in run)]
 
     def _aliased(self, value: str) -> str:

@@ -329,9 +329,9 @@ def _plan_in_blocks(
         single = OneDevice.best(cluster, objective, (graph, None))
         cost = outcome.evaluation.cost(objective)
         alone = whole_machine_notes(graph, cluster, cost, objective, fuses=fuses)
-    rules = Rules.of(outcome.graph)
+    opaque = _opaque_notes(Rules.of(graph))  # blocks have operators for parts, all of them placed
     return outcome, facts(
-        *(outcome, single, len(cluster), (note, *notes, *_opaque_notes(rules), *alone)),
+        *(outcome, single, len(cluster), (note, *notes, *opaque, *alone)),
         rules=rules_of(outcome.graph),
         sources=_sources(outcome, cluster),
         spaces=space_facts(outcome, cluster, single),

@@ -180,8 +180,8 @@ def plan_in_blocks(
             least = min(cost, _least(graph, cluster, objective))
             solution = Solution((), cost, least, "feasible", None, SOLVER)
             best = Candidate(family, cut.graph, plan, evaluation, solution)
-        if best is not None and priced >= MOST_PRICED:
-            break
+        if best is not None and priced >= (MOST_PRICED if not graph.backward else 1):
+            break  # in training the first that fits is the cheapest by the same prices
     if best is None:
         return Unfit(min(needed, default=None))
     one = "one device" if len(cluster) == 1 else f"stages of {len(cluster)} devices in their order"

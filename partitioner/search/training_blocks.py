@@ -32,14 +32,14 @@ from partitioner.strategies.stretch_layout import BlockError, lay_out, span_of
 #: Most parts of the forward pass: they begin where least lives.
 MOST_PARTS = 6
 #: Numbers of parts of one dim that are tried; of two dims `SQUARE_PARTS` of each.
-PARTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+PARTS = (2, 3, 4, 6, 8, 12, 16, 32)
 #: Shares of the memory that a path may fill by the bytes of its parts. These count whole tensors to
 #: their last use anywhere, so that they may be too many; the referee decides.
 MARGINS = (1.3, 1.15, 1.0, 0.9, 0.8)
 #: More blocks are not tried if they hold more than this share of what fewer hold.
 LESS = 0.97
 #: More blocks are not tried if they hold less than this share of the memory.
-ENOUGH = 0.25
+ENOUGH = 0.4
 
 
 @dataclass(frozen=True)

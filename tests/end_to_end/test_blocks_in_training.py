@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from unets import UNet
@@ -16,12 +18,11 @@ from unets import UNet
 import partitioner
 from partitioner.compiled.module import ModuleModel, ModuleProgram
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.ir.blocks import Blocks
+from partitioner.ir.blocks import Blocks, Chunk, Stretch
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan
 from partitioner.problem.decode import planned_on
 from partitioner.search.training_blocks import Parts
-from partitioner.solver import Infeasible
 from partitioner.strategies.block_graph import block_graph
 from partitioner.strategies.stretch_layout import BlockError
 
@@ -46,7 +47,10 @@ class Twice(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.enter, self.mix = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=2, dilation=2)
+        self.enter, self.mix = (
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.Conv2d(4, 4, 3, padding=2, dilation=2),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of four classes."""
@@ -79,63 +83,200 @@ FORMS: dict[str, Callable[[], nn.Module]] = {
     "unet": lambda: UNet(4, 2).eval(),
 }
 
+SWEEP = pytest.mark.sweep
 #: Dims that are cut, with the number of parts of each.
 Cut = tuple[tuple[int, ...], int]
 
 
-def in_blocks(
-    module: nn.Module, example: tuple[Tensor, ...], cut: Cut, *borders: float
-) -> ModuleProgram:
-    """A program of one device whose passes run in blocks, between borders as shares of the nodes.
+def example_of(net: nn.Module, *sizes: int) -> tuple[Tensor, Tensor]:
+    """One image, and a class for each pixel of the scores."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(1, 3, *sizes, generator=draw)
+    with torch.no_grad():
+        shape = copy.deepcopy(net)(x).shape
+    return x, torch.randint(shape[1], (1, *shape[2:]), generator=draw)
 
-    Without borders, all of it is one part.
-    """
-    whole = partitioner.compile(module, example, devices=1, training=True)
-    parts = Parts(whole.graph, whole.cluster)
-    at = [0, *(round(share * parts.turn) for share in borders), parts.turn]
-    first, later = [], []
-    for start, stop in zip(at, at[1:], strict=False):
-        spans = [(start, stop), parts.span(start, stop)]
-        seeds = [parts.largest(*span) or "" for span in spans]
-        forward, backward = parts.stretches(spans, seeds, *cut)
-        first.append(forward)
-        later.append(backward)
-    blocks = Blocks((*first, *reversed(later)))
+
+def whole_of(module: nn.Module, example: tuple[Tensor, ...]) -> ModuleProgram:
+    return partitioner.compile(module, example, devices=1, training=True)
+
+
+def with_blocks(whole: ModuleProgram, blocks: Blocks) -> ModuleProgram:
+    """The program of one device with stretches in blocks."""
     graph = block_graph(whole.graph, blocks)
     decided = {node.name: NodePlan(0, {}) for node in graph.nodes}
     _, plan = planned_on(graph, whole.cluster, (DeviceMesh.single(0),), decided)
     plan = replace(plan, blocks=blocks)
     model = ModuleModel(whole.model.module.on(graph), whole.model.source)
-    return ModuleProgram.of(
-        model, whole.cluster, plan, evaluate(graph, plan, whole.cluster), {}
-    )
+    cost = evaluate(graph, plan, whole.cluster)
+    return ModuleProgram.of(model, whole.cluster, plan, cost, {})
 
 
-def images(*sizes: int) -> tuple[Tensor, ...]:
-    """A batch of one image; the classes are given when the scores' size is known."""
-    torch.manual_seed(1)
-    return (torch.randn(1, 3, *sizes),)
-
-
-def example_of(net: nn.Module, *sizes: int) -> tuple[Tensor, ...]:
-    x = torch.randn(1, 3, *sizes, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        scores = copy.deepcopy(net)(x)
-    return x, torch.randint(3, (1, *scores.shape[2:]), generator=torch.Generator().manual_seed(2)) % scores.shape[1]
+def in_blocks(
+    module: nn.Module, example: tuple[Tensor, ...], cut: Cut, *borders: float
+) -> ModuleProgram:
+    """Both passes of each part in blocks; parts end at borders, as shares of the forward nodes."""
+    whole = whole_of(module, example)
+    parts = Parts(whole.graph, whole.cluster)
+    at = [0, *(round(share * parts.turn) for share in borders), parts.turn]
+    first, later = [], []
+    for start, stop in itertools.pairwise(at):
+        spans = [(start, stop), parts.span(start, stop)]
+        seeds = [parts.largest(*span) or "" for span in spans]
+        forward, backward = parts.stretches(spans, seeds, *cut)
+        first.append(forward)
+        later.append(backward)
+    return with_blocks(whole, Blocks((*first, *reversed(later))))
 
 
 def check(program: ModuleProgram, blocks: int) -> None:
+    """Loss, gradients and buffers are those of the whole module, in so many blocks."""
     found = program.verify(seed=1)
     assert found.equal, str(found)
     assert max(output.error for output in found.outputs) <= 1e-5
     assert len(set(program.graph.blocks.values())) == blocks
 
 
-@pytest.mark.parametrize("cut", [((2,), 2), ((3,), 3), ((2,), 5), ((2, 3), 2)])
+@pytest.mark.parametrize(
+    "cut",
+    [((2,), 3), *(pytest.param(c, marks=SWEEP) for c in (((3,), 2), ((2,), 5), ((2, 3), 2)))],
+)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_step_in_blocks_is_that_of_the_whole(form: str, cut: Cut) -> None:
     """Rows, columns and tiles of an image of odd sizes; all of both passes is one part."""
     torch.manual_seed(0)
     net = FORMS[form]()
-    program = in_blocks(Loss(net), example_of(net, 41, 38), cut)
+    sizes = (42, 38) if form == "unet" else (41, 38)  # its pools halve, its skips must match
+    program = in_blocks(Loss(net), example_of(net, *sizes), cut)
     check(program, 2 * cut[1] ** len(cut[0]))
+
+
+@pytest.mark.parametrize(("form", "borders"), [("unet", (0.45,)), ("twice", (0.5, 0.75))])
+def test_parts_keep_their_borders(form: str, borders: tuple[float, ...]) -> None:
+    """Skips and shared weights go from one part to another; gradients of a border are whole."""
+    torch.manual_seed(0)
+    net = FORMS[form]()
+    program = in_blocks(Loss(net), example_of(net, 42, 38), ((2,), 3), *borders)
+    check(program, 6 * (1 + len(borders)))
+    graph = program.graph
+    later = graph.backward
+    read = {value for node in graph.nodes if node.name in later for value in node.reads}
+    kept = [
+        value
+        for node in graph.nodes
+        if node.name not in later and node.op != "partitioner::state"
+        for value in read.intersection(node.writes)
+    ]
+    # What a part hands on, a skip and what combines blocks (the sums of the loss); nothing inside.
+    assert 0 < len(kept) <= 3 * len(borders) + 1
+
+
+def test_a_batch_is_cut_too() -> None:
+    """A mean over the batch, and classes of whole images."""
+    net = nn.Sequential(*FORMS["pools"](), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    example = torch.randn(5, 3, 17, 13), torch.randint(3, (5,))
+    check(in_blocks(Loss(net), example, ((0,), 3)), 6)
+
+
+def statistics(norm: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), norm, nn.ReLU(), nn.Conv2d(4, 3, 3))
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, lambda n: nn.GroupNorm(2, n), nn.InstanceNorm2d])
+def test_statistics_of_all_blocks_are_refused_by_name(norm: Callable[[int], nn.Module]) -> None:
+    net = statistics(norm(4))
+    with pytest.raises(BlockError, match=r"blocks: '.*' \(.*\) (needs dim|reads what|combines)"):
+        in_blocks(Loss(net), example_of(net, 21, 18), ((2,), 2))
+
+
+def test_stretches_end_at_the_statistics_of_a_batch_norm() -> None:
+    """Its sums are added up over the blocks; running statistics are updated once."""
+    torch.manual_seed(0)
+    net = statistics(nn.BatchNorm2d(4))
+    whole = whole_of(Loss(net), example_of(net, 21, 18))
+    ops = {node.op.rpartition("::")[2]: node.name for node in whole.graph.nodes}
+    names = [node.name for node in whole.graph.nodes]
+    turn = next(name for name in names if name in whole.graph.backward)
+
+    def stretch(first: str, last: str, value: str) -> Stretch:
+        made = whole.graph.by_name[value].writes[0]
+        return Stretch(first, last, (Chunk(made, 2, 3),))
+
+    convolution = next(n.name for n in whole.graph.nodes if n.op == "aten::convolution")
+    blocks = Blocks(
+        (
+            stretch(names[0], ops["batch_norm_sums"], convolution),
+            stretch(ops["batch_norm_apply"], ops["cross_entropy_parts"], ops["relu"]),
+            stretch(turn, ops["batch_norm_grad_sums"], ops["threshold_backward"]),
+            stretch(ops["batch_norm_grad_input"], names[-1], ops["batch_norm_grad_input"]),
+        )
+    )
+    check(with_blocks(whole, blocks), 12)
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    """A group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def apart(module: nn.Module, step: nn.Module, example: tuple[Tensor, ...]) -> float:
+    """Largest difference of parameters from plain PyTorch's after ten steps of AdamW."""
+    reference = copy.deepcopy(module)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (reference, step)]
+    for number in range(10):
+        torch.manual_seed(number)
+        x = torch.randn_like(example[0])
+        for one, optimizer in zip((reference, step), optimizers, strict=True):
+            one(x, *example[1:]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return max(
+        float((value - found).detach().abs().max())
+        for value, found in zip(reference.parameters(), step.parameters(), strict=True)
+    )
+
+
+def without_norms(net: UNet) -> UNet:
+    """A U-Net as it was published."""
+    for parent in net.modules():
+        for name, child in parent.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(parent, name, nn.Identity())
+    return net
+
+
+def vgg() -> nn.Module:
+    """A small net of its kind."""
+    widths = [3, 8, 8, 16]
+    layers: list[nn.Module] = []
+    for number, (before, after) in enumerate(itertools.pairwise(widths), 1):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)] if number % 2 == 0 else []
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("name", ["unet", "vgg"])
+def test_one_image_is_trained_in_blocks(name: str, tmp_path: Path) -> None:
+    """Neither the whole nor recomputation fits: ten steps are equal, within the limit."""
+    torch.manual_seed(0)
+    net = vgg() if name == "vgg" else without_norms(UNet(4, 2))
+    x = torch.randn(1, 3, 104, 72)
+    y = torch.tensor([3]) if name == "vgg" else torch.randint(2, (1, 104, 72))
+    whole = whole_of(Loss(net), (x, y))
+    limit = int(0.4 * whole.summary["peak_bytes"][0])
+    program = partitioner.compile(Loss(net), (x, y), devices=1, training=True, memory=limit)
+    assert program.plan.blocks
+    assert program.summary["peak_bytes"][0] <= limit
+    measured = program.profile(x, y, steps=1).measured
+    assert measured is not None
+    assert 0 < (measured.ranks[0].peak_bytes or 0) <= limit
+    assert apart(Loss(net), program.module(), (x, y)) <= 1e-5
+    program.save(tmp_path / "out")
+    again = partitioner.load(tmp_path / "out", Loss(net), (x, y))
+    assert again.plan == program.plan
+    assert again.graph.digest == program.graph.digest

@@ -24,15 +24,15 @@ from partitioner.cost_model.memory import with_headroom
 from partitioner.ir.blocks import Blocks, Chunk, Stretch
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
-from partitioner.search.block_options import SQUARE_PARTS, Option, Runs
+from partitioner.search.block_options import Option, Runs
 from partitioner.search.request import Budget
 from partitioner.strategies.block_recompute import computing_again
 from partitioner.strategies.stretch_layout import BlockError, lay_out, span_of
 
 #: Most parts of the forward pass: they begin where least lives.
 MOST_PARTS = 6
-#: Numbers of parts of one dim that are tried; of two dims `SQUARE_PARTS` of each.
-PARTS = (2, 3, 4, 6, 8, 12, 16, 32)
+#: Numbers of parts of a dim that are tried, and of each of two dims.
+PARTS, SQUARE_PARTS = (2, 3, 4, 6, 8, 12, 16, 32), (2, 3, 4, 6)
 #: Shares of the memory that a path may fill by the bytes of its parts. These count whole tensors to
 #: their last use anywhere, so that they may be too many; the referee decides.
 MARGINS = (1.3, 1.15, 1.0, 0.9, 0.8)

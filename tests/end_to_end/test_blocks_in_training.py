@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
+from trained_images import Loss, apart, plain_unet, vgg
 from unets import UNet
 
 import partitioner
@@ -23,23 +24,9 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan
 from partitioner.problem.decode import planned_on
 from partitioner.search.training_blocks import Parts
+from partitioner.solver import Infeasible
 from partitioner.strategies.block_graph import block_graph
 from partitioner.strategies.stretch_layout import BlockError
-
-
-class Loss(nn.Module):
-    """A net whose loss is the mean over pixels, or of one image's class."""
-
-    def __init__(self, net: nn.Module, kind: str = "pixels") -> None:
-        super().__init__()
-        self.net, self.kind = net, kind
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Loss."""
-        scores = self.net(x)
-        if self.kind == "squares":
-            return functional.mse_loss(scores, torch.zeros_like(scores))
-        return functional.cross_entropy(scores, y, ignore_index=1)
 
 
 class Twice(nn.Module):
@@ -222,61 +209,44 @@ def one_process() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def apart(module: nn.Module, step: nn.Module, example: tuple[Tensor, ...]) -> float:
-    """Largest difference of parameters from plain PyTorch's after ten steps of AdamW."""
-    reference = copy.deepcopy(module)
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (reference, step)]
-    for number in range(10):
-        torch.manual_seed(number)
-        x = torch.randn_like(example[0])
-        for one, optimizer in zip((reference, step), optimizers, strict=True):
-            one(x, *example[1:]).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return max(
-        float((value - found).detach().abs().max())
-        for value, found in zip(reference.parameters(), step.parameters(), strict=True)
-    )
-
-
-def without_norms(net: UNet) -> UNet:
-    """A U-Net as it was published."""
-    for parent in net.modules():
-        for name, child in parent.named_children():
-            if isinstance(child, nn.BatchNorm2d):
-                setattr(parent, name, nn.Identity())
-    return net
-
-
-def vgg() -> nn.Module:
-    """A small net of its kind."""
-    widths = [3, 8, 8, 16]
-    layers: list[nn.Module] = []
-    for number, (before, after) in enumerate(itertools.pairwise(widths), 1):
-        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()]
-        layers += [nn.MaxPool2d(2)] if number % 2 == 0 else []
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+@pytest.mark.usefixtures("one_process")
+def test_a_vgg_is_trained_on_one_image() -> None:
+    """Ten steps of AdamW: its convolutions run in blocks, its head as it is."""
+    torch.manual_seed(0)
+    module, example = Loss(vgg(8, 8, 16)), (torch.randn(1, 3, 40, 36), torch.tensor([3]))
+    program = in_blocks(module, example, ((2,), 3))
+    assert apart(module, program.module(), example) <= 1e-5
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize("name", ["unet", "vgg"])
-def test_one_image_is_trained_in_blocks(name: str, tmp_path: Path) -> None:
-    """Neither the whole nor recomputation fits: ten steps are equal, within the limit."""
+def test_a_unet_is_trained_on_one_image_where_recomputation_does_not_fit(tmp_path: Path) -> None:
+    """Ten steps of AdamW are equal; measured bytes are within the limit."""
     torch.manual_seed(0)
-    net = vgg() if name == "vgg" else without_norms(UNet(4, 2))
-    x = torch.randn(1, 3, 104, 72)
-    y = torch.tensor([3]) if name == "vgg" else torch.randint(2, (1, 104, 72))
-    whole = whole_of(Loss(net), (x, y))
-    limit = int(0.4 * whole.summary["peak_bytes"][0])
-    program = partitioner.compile(Loss(net), (x, y), devices=1, training=True, memory=limit)
+    module = Loss(plain_unet(4, 2))
+    example = torch.randn(1, 3, 200, 136), torch.randint(2, (1, 200, 136))
+    limit = int(0.4 * whole_of(module, example).summary["peak_bytes"][0])
+    program = partitioner.compile(module, example, devices=1, training=True, memory=limit)
     assert program.plan.blocks
     assert program.summary["peak_bytes"][0] <= limit
-    measured = program.profile(x, y, steps=1).measured
+    measured = program.profile(*example, steps=1).measured
     assert measured is not None
     assert 0 < (measured.ranks[0].peak_bytes or 0) <= limit
-    assert apart(Loss(net), program.module(), (x, y)) <= 1e-5
+    assert apart(module, program.module(), example) <= 1e-5
     program.save(tmp_path / "out")
-    again = partitioner.load(tmp_path / "out", Loss(net), (x, y))
+    again = partitioner.load(tmp_path / "out", module, example)
     assert again.plan == program.plan
     assert again.graph.digest == program.graph.digest
+
+
+def test_what_blocks_in_training_are_not_searched_with_is_named() -> None:
+    module = Loss(chain(nn.ReLU())())
+    example = torch.randn(1, 3, 20, 18), torch.randint(3, (1, 20, 18))
+    for options, why in (
+        ({"devices": 1, "recompute": False}, "recompute=False"),
+        ({"devices": 2}, "training on several devices"),
+    ):
+        with pytest.raises(Infeasible, match=f"; blocks are not searched with {why}$"):
+            partitioner.compile(
+                module, example, training=True, memory=20_000, time_limit_s=3, **options
+            )

@@ -101,7 +101,7 @@ class Found:
     """The cheapest ways that the cost model expects to fit.
 
     Attributes:
-        ways: The ways, the cheapest first.
+        ways: The ways: some of the cheapest, then the others, those first that leave most room.
         runs: Number of runs in blocks that were priced.
         complete: Whether all were priced within the budget.
     """
@@ -123,8 +123,8 @@ class Unfit:
     needed_bytes: int | None
 
 
-#: Most ways that the referee prices.
-MOST_PRICED = 12
+#: Ways that the referee prices, the cheapest, and most that it prices beyond if none of them fits.
+MOST_PRICED, MOST_MORE = 12, 24
 #: Limits that are tried for a refusal, as multiples of the one asked for.
 TIMES_LIMIT = (1.25, 1.5, 2.0, 3.0)
 SOLVER = "paths over runs of nodes in blocks"
@@ -132,16 +132,16 @@ SOLVER = "paths over runs of nodes in blocks"
 
 def why_not_in_blocks(graph: Graph, cluster: Cluster, request: Request) -> str:
     """The part of a request with which no blocks are searched; "" if they are."""
-    trains = bool(graph.backward)
-    asked = {
-        "pins": request.constraints.bound,
-        "parallel": request.parallel,
-        "a mesh": request.mesh,
+    trains, several = bool(graph.backward), len(cluster) > 1
+    asked = {  # on one device, a kind of parallelism says nothing
+        "a plan to keep": request.constraints.plan is not None,
+        "pins": several and request.constraints.bound and request.constraints.plan is None,
+        "parallel": several and request.parallel,
+        "a mesh": several and request.mesh,
         "tune": request.tune,
-        f"strategy {request.strategy!r}": request.strategy == "intra"
-        or (request.strategy == "inter" and len(cluster) == 1),
+        f"strategy {request.strategy!r}": several and request.strategy == "intra",
         f"more than {MOST_DEVICES} devices": len(cluster) > MOST_DEVICES,
-        "training on several devices": trains and len(cluster) > 1,
+        "training on several devices": trains and several,
         "recompute=False": trains and request.recompute is False,
     }
     return " or ".join(what for what, is_asked in asked.items() if is_asked)
@@ -180,8 +180,9 @@ def plan_in_blocks(
             least = min(cost, _least(graph, cluster, objective))
             solution = Solution((), cost, least, "feasible", None, SOLVER)
             best = Candidate(family, cut.graph, plan, evaluation, solution)
-        if best is not None and priced >= (MOST_PRICED if not graph.backward else 1):
-            break  # in training the first that fits is the cheapest by the same prices
+        # In training the first that fits is the cheapest by the same prices.
+        if best is not None and priced >= (1 if graph.backward else MOST_PRICED):
+            break
     if best is None:
         return Unfit(min(needed, default=None))
     one = "one device" if len(cluster) == 1 else f"stages of {len(cluster)} devices in their order"
@@ -230,22 +231,26 @@ def find_blocks(graph: Graph, cluster: Cluster, budget: Budget, objective: Objec
         runs = Runs(graph, replace(cluster, devices=(spec,), levels=(level,)))
         searches[spec] = _Search.of(graph, runs, len(cluster), budget)
     ways: dict[Way, tuple[float, int]] = {}
+    margins: dict[Way, float] = {}
     for spec, device in cluster.first_of_spec.items():
-        for path in searches[spec].paths_of_all():
+        for margin, path in searches[spec].paths_of_all():
             blocks = _blocks(graph, path.options)
             for is_spread in (False, True)[: len(cluster)]:
                 way = Way(blocks, ((0, device),), is_spread)
                 seconds = path.seconds / (len(cluster) if is_spread else 1)
                 ways.setdefault(way, (seconds, len(blocks.stretches)))
+                margins[way] = margin
     for margin in STAGE_MARGINS if len(cluster) > 1 else ():
         if (chain := _staged(cluster, searches, margin, objective)) is not None:
             blocks = _blocks(graph, chain.options)
             for is_spread in (False, True):
-                ways.setdefault(
-                    Way(blocks, chain.stages, is_spread), (chain.longest_s, len(blocks.stretches))
-                )
+                way = Way(blocks, chain.stages, is_spread)
+                ways.setdefault(way, (chain.longest_s, len(blocks.stretches)))
+                margins[way] = margin
+    cheapest = sorted(ways, key=ways.__getitem__)
+    more = sorted(cheapest[MOST_PRICED:], key=lambda way: (margins[way], ways[way]))
     return Found(
-        tuple(sorted(ways, key=ways.__getitem__)),
+        (*cheapest[:MOST_PRICED], *more[:MOST_MORE]),
         sum(len(search.options) for search in searches.values()),
         all(search.complete for search in searches.values()),
     )
@@ -342,14 +347,14 @@ class _Search:
             return itertools.product(STAYING, NEXT)
         return ((share, 0.0) for share in (STAGE_SHARES if self.devices > 1 else STAYING[:1]))
 
-    def paths_of_all(self) -> Iterator[_Path]:
-        """Paths over the whole graph."""
+    def paths_of_all(self) -> Iterator[tuple[float, _Path]]:
+        """Paths over the whole graph, with the share of the memory that each may fill."""
         count = len(self.graph.nodes)
         for margin in MARGINS:
             for share, ahead in self._shares():
                 paths = self._paths(0, margin, share, ahead, (count,))
                 if count in paths:
-                    yield paths[count]
+                    yield margin, paths[count]
 
     def paths_from(self, begin: int, margin: float) -> Mapping[int, _Path]:
         """The cheapest path from a position to each at which a stage may end."""

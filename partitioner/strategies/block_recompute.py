@@ -28,7 +28,8 @@ def computing_again(graph: Graph, blocks: Blocks) -> tuple[Graph, Blocks]:
     Stretches of the backward pass begin with the copies; a graph without one is as it was.
 
     Raises:
-        BlockError: A stretch is none of the graph's, or is in both passes.
+        BlockError: A stretch is none of the graph's or cannot run so, two overlap, or one is in
+            both passes.
     """
     if not graph.backward:
         return graph, blocks
@@ -74,9 +75,12 @@ class _Copier:
     @cached_property
     def spans(self) -> dict[Stretch, tuple[int, int]]:
         """Positions of the first and last node of each stretch."""
-        spans = {}
+        spans, at = {}, 0
         for stretch in self.blocks.stretches:
             first, last = spans[stretch] = span_of(self.graph, stretch)
+            if first < at:
+                raise BlockError(f"blocks: {stretch.first!r} is in two stretches")
+            at = last + 1
             if len({node.name in self.graph.backward for node in self._nodes(first, last)}) > 1:
                 raise BlockError(f"blocks: {stretch.first!r} to {stretch.last!r} is in both passes")
         return spans
@@ -122,16 +126,16 @@ class _Copier:
         return inner
 
     def _is_inner(self, value: str, stretch: Stretch) -> bool:
+        """Whether only its own stretch reads a value, and cut ones of the backward pass."""
         if value in self.graph.outputs:
             return False
-        for reader in self.graph.consumers[value]:
-            of = self.stretch_of.get(reader.name)
-            if of is stretch or of in self.later:
-                continue
-            if reader.op != _ALIAS or reader.name not in self.graph.backward:
-                return False
-            aliased = self.graph.consumers[reader.outputs[0]]
-            if any(self.stretch_of.get(node.name) not in self.later for node in aliased):
+        readers = list(self.graph.consumers[value])
+        for reader in readers:
+            if reader.op == _ALIAS and reader.name in self.graph.backward:
+                if reader.outputs[0] in self.graph.outputs:
+                    return False
+                readers += self.graph.consumers[reader.outputs[0]]
+            elif (of := self.stretch_of.get(reader.name)) is not stretch and of not in self.later:
                 return False
         return True
 

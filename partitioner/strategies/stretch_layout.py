@@ -139,8 +139,8 @@ class _Cutter:
 
     @cached_property
     def made_inside(self) -> Mapping[str, Node]:
-        """The node of the stretch that makes each value."""
-        return {value: node for node in self.nodes for value in node.writes}
+        """The node of the stretch that makes each value, but for stored ones, which are whole."""
+        return {value: node for node in self.nodes if not _is_store(node) for value in node.writes}
 
     @cached_property
     def followed(self) -> Mapping[str, _Followed]:
@@ -162,8 +162,8 @@ class _Cutter:
         row = row_of(node)
         if not isinstance(rule, Rule):
             raise _refusal(node, f"has no loops: {rule}")
-        if row is not None and (row.stored or row.in_place is not None or row.either):
-            raise _refusal(node, "holds or writes what it reads")
+        if row is not None and row.either:
+            raise _refusal(node, "takes either of two values")
         return rule
 
     def _follow(self, chunk: Chunk) -> _Followed:
@@ -174,7 +174,7 @@ class _Cutter:
         followed = _Followed(chunk, {chunk.value: chunk.dim})
         readers: dict[str, list[Node]] = defaultdict(list)
         for node in self.nodes:
-            for value in node.reads:
+            for value in () if _is_store(node) else node.reads:
                 readers[value].append(node)
         todo = [chunk.value]
         while todo:
@@ -291,6 +291,12 @@ def _tensors(node: Node, rule: Rule) -> Iterator[tuple[str, Dims | None]]:
     """The operands and results of a node by name, with their dims."""
     yield from zip(node.inputs, rule.operands, strict=True)
     yield from zip(node.outputs, rule.results, strict=True)
+
+
+def _is_store(node: Node) -> bool:
+    """Whether a node holds a value from step to step, or writes to one: that is done once."""
+    row = row_of(node)
+    return row is not None and (row.stored or row.in_place is not None)
 
 
 def _refusal(node: Node, why: str) -> BlockError:

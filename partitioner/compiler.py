@@ -45,7 +45,13 @@ from partitioner.report.summary import facts
 from partitioner.report.whole_machine import whole_machine_notes
 from partitioner.search.explicit import first_problem
 from partitioner.search.find_plan import find_plan
-from partitioner.search.in_blocks import Unfit, least_limit, plan_in_blocks, why_not_in_blocks
+from partitioner.search.in_blocks import (
+    Prices,
+    Unfit,
+    least_limit,
+    plan_in_blocks,
+    why_not_in_blocks,
+)
 from partitioner.search.limits import EXPLICIT, MOST_EXPLICIT
 from partitioner.search.micro_batch_counts import CountSearch, Graphs, Trial, usual_trials
 from partitioner.search.outcome import Candidate, NoCheaper, Outcome, stopped_refusal
@@ -314,11 +320,13 @@ def _plan_in_blocks(
     """
     if why_not_in_blocks(graph, cluster, request):
         return ""
+    prices = Prices()
     with clock("searching"):
-        outcome = plan_in_blocks(graph, cluster, request, Budget.of(request, clock.say))
+        outcome = plan_in_blocks(graph, cluster, request, Budget.of(request, clock.say), prices)
     if isinstance(outcome, Unfit):
         quick = replace(request, time_limit_s=min(MORE_S, request.time_limit_s))
-        limit = least_limit(graph, cluster, request, Budget.of(quick, clock.say), outcome)
+        quickly = Budget.of(quick, clock.say)
+        limit = least_limit(graph, cluster, request, quickly, prices, outcome)
         whole = OneDevice.best(cluster, request.objective, (graph, None)).held_bytes
         if limit is None or limit >= whole:
             return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -66,16 +67,34 @@ class Option:
 
 
 @dataclass
+class _Entry:
+    """A run in blocks.
+
+    Attributes:
+        priced: The run, priced if `most_bytes` are not 0.
+        cut: Its nodes with the loops that it cuts.
+        layout: Its layout, until it is priced.
+        most_bytes: As it was priced for.
+    """
+
+    priced: Option
+    cut: tuple[str, ...]
+    layout: StretchLayout | None
+    most_bytes: int = 0
+
+
+@dataclass
 class Runs:
     """The runs of a graph's nodes on one device.
 
     Attributes:
         graph: The graph.
-        cluster: The cluster; its first device runs the graph.
+        cluster: The cluster; its first device runs the graph, whatever its memory.
     """
 
     graph: Graph
     cluster: Cluster
+    _entries: dict[tuple[int, int, tuple[Chunk, ...]], _Entry | None] = field(default_factory=dict)
     _clusters: dict[int, Cluster] = field(default_factory=dict)
 
     @cached_property
@@ -210,21 +229,15 @@ class Runs:
             if not min(least, size) <= parts <= size or _expected(tried, parts) > most_bytes:
                 continue
             chunks = tuple(Chunk(value, dim, parts) for value, dim in dims)
-            option = Option(start, stop, chunks, 0, 0, 0, 0.0)
-            try:
-                layout = lay_out(self.graph, option.stretch(self.graph))
-            except BlockError:
+            entry = self._entry(Option(start, stop, chunks, 0, 0, 0, 0.0))
+            if entry is None:
                 return
-            edges = {self.graph.nodes[at].name for at in (start, stop - 1)}
-            if edges.intersection(node.name for node in (*layout.once, *layout.after)):
-                return  # as a shorter run
-            if is_first:
-                key = tuple(f"{p.node.name} {' '.join(p.layouts)}" for p in layout.placed)
-                if key in known:
-                    return
-                known.add(key)
-                is_first = False
-            priced = self.priced(option, layout, most_bytes)
+            if is_first and entry.cut in known:
+                entry.layout = None
+                return
+            known.add(entry.cut)
+            is_first = False
+            priced = self._within(entry, most_bytes)
             yield priced
             tried.append((parts, priced.activation_bytes))
             shrinks = priced.constant_bytes < constants
@@ -233,6 +246,27 @@ class Runs:
                 constants <= enough_bytes // 4 or not shrinks
             ):
                 return
+
+    def _entry(self, option: Option) -> _Entry | None:
+        """The run in these blocks; None if it cannot run so, or is a shorter run in them."""
+        key = option.start, option.stop, option.chunks
+        if key not in self._entries:
+            self._entries[key] = None
+            with suppress(BlockError):
+                layout = lay_out(self.graph, option.stretch(self.graph))
+                edges = {self.graph.nodes[at].name for at in (option.start, option.stop - 1)}
+                if edges.isdisjoint(node.name for node in (*layout.once, *layout.after)):
+                    cut = (f"{p.node.name} {' '.join(p.layouts)}" for p in layout.placed)
+                    self._entries[key] = _Entry(option, tuple(cut), layout)
+        return self._entries[key]
+
+    def _within(self, entry: _Entry, most_bytes: int) -> Option:
+        """The option, priced as of `priced`; once, unless it was too large and now is not."""
+        if entry.most_bytes < most_bytes and entry.priced.activation_bytes <= most_bytes:
+            layout = entry.layout or lay_out(self.graph, entry.priced.stretch(self.graph))
+            entry.priced = self.priced(entry.priced, layout, most_bytes)
+            entry.layout, entry.most_bytes = None, most_bytes
+        return entry.priced
 
     def _seeds(self, start: int, stop: int) -> Iterator[tuple[str, int]]:
         """Dims that a cut may begin with: of what the last node makes, and of the first."""

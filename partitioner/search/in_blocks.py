@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from partitioner.cost_model.cluster import Cluster, DeviceSpec
 from partitioner.cost_model.evaluate import evaluate, one_device
@@ -112,6 +112,22 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Prices:
+    """The runs of a graph in blocks that searches have priced, whatever their limits of memory."""
+
+    _runs: dict[DeviceSpec, Runs] = field(default_factory=dict)
+
+    def runs(self, graph: Graph, cluster: Cluster, spec: DeviceSpec) -> Runs:
+        """Those on a device of a cluster."""
+        any_memory = replace(spec, memory_bytes=1)
+        if any_memory not in self._runs:
+            level = replace(cluster.levels[0], size=1)
+            alone = replace(cluster, devices=(spec,), levels=(level,))
+            self._runs[any_memory] = Runs(graph, alone)
+        return self._runs[any_memory]
+
+
+@dataclass(frozen=True)
 class Unfit:
     """A search in which no plan fits.
 
@@ -148,16 +164,18 @@ def why_not_in_blocks(graph: Graph, cluster: Cluster, request: Request) -> str:
 
 
 def plan_in_blocks(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget
+    graph: Graph, cluster: Cluster, request: Request, budget: Budget, prices: Prices
 ) -> Outcome | Unfit:
     """The cheapest known plan that runs stretches of a graph in blocks, if one fits.
+
+    Runs are priced into `prices`, where other limits of memory find them.
 
     Its bound is the price of the whole graph on the fastest device, or the share of one device in
     it if there are several: blocks compute no less.
     """
     if not graph.nodes:
         return Unfit(None)
-    found = find_blocks(graph, cluster, budget, request.objective)
+    found = find_blocks(graph, cluster, budget, request.objective, prices)
     groups = tuple(DeviceMesh.single(device) for device in range(len(cluster)))
     name = "inter" if len(cluster) > 1 else "single"
     family = Family(name, groups, groups, symmetric=False)
@@ -183,6 +201,8 @@ def plan_in_blocks(
         # In training the first that fits is the cheapest by the same prices.
         if best is not None and priced >= (1 if graph.backward else MOST_PRICED):
             break
+        if best is None and priced >= MOST_PRICED and budget.work.late:
+            break
     if best is None:
         return Unfit(min(needed, default=None))
     one = "one device" if len(cluster) == 1 else f"stages of {len(cluster)} devices in their order"
@@ -202,15 +222,29 @@ def _least(graph: Graph, cluster: Cluster, objective: Objective) -> float:
 
 
 def least_limit(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget, unfit: Unfit
+    graph: Graph,
+    cluster: Cluster,
+    request: Request,
+    budget: Budget,
+    prices: Prices,
+    unfit: Unfit,
 ) -> int | None:
-    """A larger limit of memory under which a plan in blocks is known; None if none is found."""
+    """A larger limit of memory under which a plan in blocks is known; None if none is found.
+
+    Args:
+        graph: The graph.
+        cluster: The devices.
+        request: The request.
+        budget: The budget of this search.
+        prices: Those of the search in which no plan fits.
+        unfit: What came of it.
+    """
     asked = cluster.devices[0].memory_bytes
     limits = [round(times * asked) for times in TIMES_LIMIT]
     if unfit.needed_bytes is not None:  # a plan that takes no more is known
         limits = [unfit.needed_bytes, *(limit for limit in limits if limit > unfit.needed_bytes)]
     for limit in limits[:1] if graph.backward else limits:
-        found = plan_in_blocks(graph, cluster.with_memory(limit), request, budget)
+        found = plan_in_blocks(graph, cluster.with_memory(limit), request, budget, prices)
         if isinstance(found, Outcome):
             return limit
         if budget.work.late:
@@ -218,7 +252,9 @@ def least_limit(
     return None
 
 
-def find_blocks(graph: Graph, cluster: Cluster, budget: Budget, objective: Objective) -> Found:
+def find_blocks(
+    graph: Graph, cluster: Cluster, budget: Budget, objective: Objective, prices: Prices
+) -> Found:
     """Look for stretches and stages that bring a graph within the memory of its devices."""
     if graph.backward:
         trained = training_blocks(graph, cluster, budget)
@@ -227,9 +263,7 @@ def find_blocks(graph: Graph, cluster: Cluster, budget: Budget, objective: Objec
         return Found(ways_of_one, trained.runs, trained.complete)
     searches: dict[DeviceSpec, _Search] = {}
     for spec in cluster.first_of_spec:
-        level = replace(cluster.levels[0], size=1)
-        runs = Runs(graph, replace(cluster, devices=(spec,), levels=(level,)))
-        searches[spec] = _Search.of(graph, runs, len(cluster), budget)
+        searches[spec] = _Search.of(prices.runs(graph, cluster, spec), spec, len(cluster), budget)
     ways: dict[Way, tuple[float, int]] = {}
     margins: dict[Way, float] = {}
     for spec, device in cluster.first_of_spec.items():
@@ -314,32 +348,33 @@ class _Search:
     """The paths of a graph on devices of one kind.
 
     Attributes:
-        graph: The graph.
-        runs: Its runs on one such device.
+        runs: The graph's runs on one such device.
+        limit: Bytes of memory of a device.
         devices: Number of all devices.
         options: The runs in blocks that may fit.
         complete: Whether all were priced within the budget.
         starts: Positions at which stages may begin, ascending, the first 0.
     """
 
-    graph: Graph
     runs: Runs
+    limit: int
     devices: int
     options: Sequence[Option]
     complete: bool
     starts: Sequence[int]
 
     @classmethod
-    def of(cls, graph: Graph, runs: Runs, devices: int, budget: Budget) -> _Search:
+    def of(cls, runs: Runs, spec: DeviceSpec, devices: int, budget: Budget) -> _Search:
         """Price the runs in blocks."""
-        options, complete = _options(graph, runs, devices, budget)
-        starts = _starts(runs, len(graph.nodes)) if devices > 1 else (0,)
-        return cls(graph, runs, devices, options, complete, starts)
+        limit = spec.memory_bytes
+        options, complete = _options(runs, limit, devices, budget)
+        starts = _starts(runs, len(runs.graph.nodes)) if devices > 1 else (0,)
+        return cls(runs, limit, devices, options, complete, starts)
 
     @property
-    def limit(self) -> int:
-        """Bytes of memory of a device."""
-        return self.runs.cluster.devices[0].memory_bytes
+    def graph(self) -> Graph:
+        """The graph."""
+        return self.runs.graph
 
     def _shares(self) -> Iterator[tuple[float, float]]:
         """Shares of the constants that stay, and of the memory for those of the next block."""
@@ -396,9 +431,9 @@ def _arriving_bytes(runs: Runs, begin: int) -> int:
     return runs.around(begin, begin)[1] + runs.largest_at(begin)
 
 
-def _options(graph: Graph, runs: Runs, devices: int, budget: Budget) -> tuple[list[Option], bool]:
-    """The runs in blocks that may fit one of so many devices."""
-    count, limit = len(graph.nodes), runs.cluster.devices[0].memory_bytes
+def _options(runs: Runs, limit: int, devices: int, budget: Budget) -> tuple[list[Option], bool]:
+    """The runs in blocks that may fit one of so many devices, each of so many bytes."""
+    graph, count = runs.graph, len(runs.graph.nodes)
     total = runs.constant_bytes(0, count)
     streams = not is_of_torch(graph)
     room = limit if streams else limit - total // devices

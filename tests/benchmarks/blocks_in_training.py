@@ -10,6 +10,7 @@ difference of a parameter from plain PyTorch's after ten steps of AdamW.
 from __future__ import annotations
 
 import sys
+import tempfile
 
 import torch
 import torch.distributed as dist
@@ -27,8 +28,15 @@ SHARES = (0.5, 0.25)
 def main(names: list[str]) -> None:
     """Print a row for each net and share."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    for name in names or ["unet", "vgg"]:
+    with tempfile.TemporaryDirectory() as folder:
+        store = dist.FileStore(f"{folder}/store", 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        table(names or ["unet", "vgg"])
+        dist.destroy_process_group()
+
+
+def table(names: list[str]) -> None:
+    for name in names:
         torch.manual_seed(0)
         net: nn.Module = plain_unet(8, 3) if name == "unet" else vgg(16, 16, 32, 32, 64, 64)
         pixels = torch.randint(2, (1, *SIZES))
@@ -41,7 +49,6 @@ def main(names: list[str]) -> None:
             limit = int(needs * share)
             program = partitioner.compile(module, example, devices=1, training=True, memory=limit)
             row(name, limit, program, module, example)
-    dist.destroy_process_group()
 
 
 def row(

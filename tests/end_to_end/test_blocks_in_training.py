@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +51,8 @@ class Twice(nn.Module):
 
 class Moved(nn.Module):
     """Adds a buffer of the image's size, which it then writes."""
+
+    moved: Tensor
 
     def __init__(self, *sizes: int) -> None:
         super().__init__()
@@ -177,7 +180,7 @@ def test_parts_keep_their_borders(form: str, borders: tuple[float, ...]) -> None
 
 def test_a_batch_is_cut_too() -> None:
     """A mean over the batch, and classes of whole images."""
-    net = nn.Sequential(*FORMS["pools"](), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    net = nn.Sequential(FORMS["pools"](), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     example = torch.randn(5, 3, 17, 13), torch.randint(3, (5,))
     check(in_blocks(Loss(net), example, ((0,), 3)), 6)
 
@@ -219,9 +222,10 @@ def test_stretches_end_at_the_statistics_of_a_batch_norm() -> None:
 
 
 @pytest.fixture
-def one_process() -> Iterator[None]:
+def one_process(tmp_path: Path) -> Iterator[None]:
     """A group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -264,10 +268,11 @@ def test_a_unet_is_trained_on_one_image_where_recomputation_does_not_fit(tmp_pat
 def test_what_blocks_in_training_are_not_searched_with_is_named() -> None:
     module = Loss(chain(nn.ReLU())())
     example = torch.randn(1, 3, 20, 18), torch.randint(3, (1, 20, 18))
-    for options, why in (
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"devices": 1, "recompute": False}, "recompute=False"),
         ({"devices": 2}, "training on several devices"),
-    ):
+    )
+    for options, why in cases:
         with pytest.raises(Infeasible, match=f"; blocks are not searched with {why}$"):
             partitioner.compile(
                 module, example, training=True, memory=20_000, time_limit_s=3, **options

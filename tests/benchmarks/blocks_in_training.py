@@ -29,8 +29,8 @@ def main(names: list[str]) -> None:
     """Print a row for each net and share."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        store = dist.FileStore(f"{folder}/store", 1)
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        meet = f"file://{folder}/store"
+        dist.init_process_group("gloo", init_method=meet, rank=0, world_size=1)
         table(names or ["unet", "vgg"])
         dist.destroy_process_group()
 

@@ -224,8 +224,8 @@ def test_stretches_end_at_the_statistics_of_a_batch_norm() -> None:
 @pytest.fixture
 def one_process(tmp_path: Path) -> Iterator[None]:
     """A group of this process alone."""
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    meet = f"file://{tmp_path / 'store'}"
+    dist.init_process_group("gloo", init_method=meet, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 

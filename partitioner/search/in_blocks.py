@@ -149,11 +149,12 @@ SOLVER = "paths over runs of nodes in blocks"
 def why_not_in_blocks(graph: Graph, cluster: Cluster, request: Request) -> str:
     """The part of a request with which no blocks are searched; "" if they are."""
     trains, several = bool(graph.backward), len(cluster) > 1
-    asked = {  # on one device, a kind of parallelism says nothing
-        "a plan to keep": request.constraints.plan is not None,
-        "pins": several and request.constraints.bound and request.constraints.plan is None,
-        "parallel": several and request.parallel,
-        "a mesh": several and request.mesh,
+    is_kept, is_kind = request.constraints.plan is not None, bool(request.parallel)
+    asked = {  # a kind of parallelism has a mesh and pins of its own; on one device it says nothing
+        "a plan to keep": is_kept,
+        "pins": several and request.constraints.bound and not is_kept and not is_kind,
+        "parallel": several and is_kind,
+        "a mesh": several and request.mesh and not is_kind,
         "tune": request.tune,
         f"strategy {request.strategy!r}": several and request.strategy == "intra",
         f"more than {MOST_DEVICES} devices": len(cluster) > MOST_DEVICES,

@@ -146,9 +146,9 @@ def test_a_unet_of_few_channels_in_a_third_of_its_memory(tmp_path: Path) -> None
     ("options", "why"),
     [
         ({"mesh": {"tp": 2}}, "a mesh"),
-        ({"parallel": "tp"}, "parallel or a mesh"),
+        ({"parallel": "tp"}, "parallel"),
         ({"strategy": "intra"}, "strategy 'intra'"),
-        ({"constraints": partitioner.Constraints.placed({"first": 1})}, "pins"),
+        ({"constraints": {"pin": [{"nodes": ["first"], "device": 1}]}}, "pins"),
     ],
 )
 def test_a_refusal_says_that_blocks_were_not_searched(
@@ -163,9 +163,10 @@ def test_a_refusal_says_that_blocks_were_not_searched(
 @pytest.mark.parametrize(
     "options",
     [
-        {"mesh": {"tp": 1}, "parallel": "tp"},
+        {"mesh": {"tp": 1}},
+        {"parallel": "tp"},
         {"strategy": "inter"},
-        {"constraints": partitioner.Constraints.placed({"first": 0})},
+        {"constraints": {"pin": [{"nodes": ["first"], "device": 0}]}},
     ],
 )
 def test_kinds_of_parallelism_leave_blocks_on_one_device(

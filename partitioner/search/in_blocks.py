@@ -142,7 +142,7 @@ class Unfit:
 #: Ways that the referee prices, the cheapest, and most that it prices beyond if none of them fits.
 MOST_PRICED, MOST_MORE = 12, 24
 #: Limits that are tried for a refusal, as multiples of the one asked for.
-TIMES_LIMIT = (1.25, 1.5, 2.0, 3.0)
+TIMES_LIMIT = (1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
 SOLVER = "paths over runs of nodes in blocks"
 
 

@@ -21,7 +21,7 @@ import partitioner
 from partitioner.compiled.module import ModuleProgram
 
 MIB = 2**20
-SIZES = (512, 512)
+SIZES = (256, 256)
 SHARES = (0.5, 0.25)
 
 
@@ -58,7 +58,7 @@ def row(
     module: nn.Module,
     example: tuple[torch.Tensor, ...],
 ) -> None:
-    measured = program.profile(*example, steps=3).measured
+    measured = program.profile(*example, steps=2).measured
     assert measured is not None
     blocks = "+".join(str(stretch.blocks) for stretch in program.plan.blocks.stretches)
     print(

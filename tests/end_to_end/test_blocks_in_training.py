@@ -275,5 +275,5 @@ def test_what_blocks_in_training_are_not_searched_with_is_named() -> None:
     for options, why in cases:
         with pytest.raises(Infeasible, match=f"; blocks are not searched with {why}$"):
             partitioner.compile(
-                module, example, training=True, memory=20_000, time_limit_s=3, **options
+                module, example, training=True, memory=20_000, time_limit_s=1, **options
             )

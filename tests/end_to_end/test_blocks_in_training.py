@@ -158,6 +158,21 @@ def test_a_step_in_blocks_is_that_of_the_whole(form: str, cut: Cut) -> None:
     check(program, 2 * cut[1] ** len(cut[0]))
 
 
+def test_dropout_draws_the_same_elements_in_blocks() -> None:
+    """Of pixels, and of channels of the whole image, which are drawn once."""
+    net = nn.Sequential(FORMS["pools"](), nn.Dropout2d(0.4), nn.Conv2d(3, 3, 3))
+    example = example_of(net, 31, 38)
+    program = in_blocks(Loss(net), example, ((2, 3), 2))
+    assert any(node.op == "partitioner::dropout_part" for node in program.graph.nodes)
+    whole, parts = whole_of(Loss(net), example).gradients(*example), program.gradients(*example)
+    for name, gradient in whole[1].items():
+        allowed = 1e-5 * float(gradient.abs().max())
+        torch.testing.assert_close(parts[1][name], gradient, rtol=0, atol=allowed)
+    found = program.verify(seed=1)
+    assert found.equal, str(found)
+    assert 0 < max(output.error for output in found.outputs) <= 1e-5  # with the whole program
+
+
 @pytest.mark.parametrize(("form", "borders"), [("unet", (0.45,)), ("twice", (0.5, 0.75))])
 def test_parts_keep_their_borders(form: str, borders: tuple[float, ...]) -> None:
     """Skips and shared weights go from one part to another; gradients of a border are whole."""

@@ -22,7 +22,7 @@ from partitioner.compiled.module import ModuleProgram
 
 MIB = 2**20
 SIZES = (256, 256)
-SHARES = (0.5, 0.25)
+SHARES = (0.5, 0.3)
 
 
 def main(names: list[str]) -> None:
@@ -38,7 +38,7 @@ def main(names: list[str]) -> None:
 def table(names: list[str]) -> None:
     for name in names:
         torch.manual_seed(0)
-        net: nn.Module = plain_unet(8, 3) if name == "unet" else vgg(16, 16, 32, 32, 64, 64)
+        net: nn.Module = plain_unet(8, 2) if name == "unet" else vgg(16, 16, 32, 32)
         pixels = torch.randint(2, (1, *SIZES))
         example = torch.randn(1, 3, *SIZES), pixels if name == "unet" else torch.tensor([3])
         module = Loss(net)

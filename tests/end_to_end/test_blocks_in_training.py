@@ -267,7 +267,9 @@ def test_a_unet_is_trained_on_one_image_where_recomputation_does_not_fit(tmp_pat
     module = Loss(plain_unet(4, 2))
     example = torch.randn(1, 3, 200, 136), torch.randint(2, (1, 200, 136))
     limit = int(0.4 * whole_of(module, example).summary["peak_bytes"][0])
-    program = partitioner.compile(module, example, devices=1, training=True, memory=limit)
+    program = partitioner.compile(
+        module, example, devices=1, training=True, memory=limit, time_limit_s=10
+    )
     assert program.plan.blocks
     assert program.summary["peak_bytes"][0] <= limit
     measured = program.profile(*example, steps=1).measured

@@ -46,7 +46,13 @@ from partitioner.report.summary import facts
 from partitioner.report.whole_machine import whole_machine_notes
 from partitioner.search.explicit import first_problem
 from partitioner.search.find_plan import find_plan
-from partitioner.search.in_blocks import least_limit, plan_in_blocks, why_not_in_blocks
+from partitioner.search.in_blocks import (
+    Prices,
+    Unfit,
+    least_limit,
+    plan_in_blocks,
+    why_not_in_blocks,
+)
 from partitioner.search.limits import EXPLICIT, MOST_EXPLICIT
 from partitioner.search.micro_batch_counts import CountSearch, Graphs, Trial, usual_trials
 from partitioner.search.outcome import Candidate, NoCheaper, Outcome, stopped_refusal
@@ -295,7 +301,7 @@ def _plan_onnx(
         return smaller
     clock.say("looking for what would fit")
     refusal = _also_fits(relaxed(planned, graph, cluster, request, Rules.of(graph)), smaller)
-    raise _without_blocks(refusal, cluster, request)
+    raise _without_blocks(refusal, graph, cluster, request)
 
 
 def _plan_in_blocks(
@@ -313,13 +319,15 @@ def _plan_in_blocks(
         The outcome and its facts, or the change of the request under which one is known; "" if
         none is, or blocks are not for this request.
     """
-    if graph.backward or why_not_in_blocks(cluster, request):
+    if why_not_in_blocks(graph, cluster, request):
         return ""
+    prices = Prices()
     with clock("searching"):
-        outcome = plan_in_blocks(graph, cluster, request, Budget.of(request, clock.say))
-    if outcome is None:
+        outcome = plan_in_blocks(graph, cluster, request, Budget.of(request, clock.say), prices)
+    if isinstance(outcome, Unfit):
         quick = replace(request, time_limit_s=min(MORE_S, request.time_limit_s))
-        limit = least_limit(graph, cluster, request, Budget.of(quick, clock.say))
+        quickly = Budget.of(quick, clock.say)
+        limit = least_limit(graph, cluster, request, quickly, prices, outcome)
         whole = OneDevice.best(cluster, request.objective, (graph, None)).held_bytes
         if limit is None or limit >= whole:
             return ""
@@ -330,9 +338,9 @@ def _plan_in_blocks(
         single = OneDevice.best(cluster, objective, (graph, None))
         cost = outcome.evaluation.cost(objective)
         alone = whole_machine_notes(graph, cluster, cost, objective, fuses=fuses)
-    rules = Rules.of(outcome.graph)
+    opaque = _opaque_notes(Rules.of(graph))  # blocks have operators for parts, all of them placed
     return outcome, facts(
-        *(outcome, single, len(cluster), (note, *notes, *_opaque_notes(rules), *alone)),
+        *(outcome, single, len(cluster), (note, *notes, *opaque, *alone)),
         rules=rules_of(outcome.graph),
         sources=_sources(outcome, cluster),
         spaces=space_facts(outcome, cluster, single),
@@ -527,11 +535,11 @@ def _compile_module(
         graph, own = (offered and offered()) or (traced.graph, spaces.on(traced.graph))
         refusal = relaxed(planned, graph, cluster, own, Rules.of(graph))
         refusal = reduce(_also_fits, smaller, refusal)
-        raise refusal if opened.training else _without_blocks(refusal, cluster, request)
+        raise _without_blocks(refusal, traced.graph, cluster, request)
 
     def own_trace(plan: Plan) -> TracedModule:
         if plan.blocks:
-            return traced.on(block_graph(traced.graph, plan.blocks))
+            return traced.on(block_graph(traced.traced.uncut, plan.blocks))
         return traced.of(plan.nodes) if plan.pipeline is None else parts.of(plan)
 
     module, plan, evaluation, summary = plan_together(
@@ -601,7 +609,8 @@ def _plan_in_parts_or_blocks(
     in_parts = _plan_in_parts(whole, parts, notes, cluster, request, clock)
     if isinstance(in_parts, tuple):
         return in_parts
-    in_blocks = _plan_in_blocks(whole.graph, notes, cluster, request, clock, fuses=False)
+    graph = whole.traced.uncut
+    in_blocks = _plan_in_blocks(graph, notes, cluster, request, clock, fuses=False)
     return in_blocks if isinstance(in_blocks, tuple) else [in_parts, in_blocks]
 
 
@@ -754,9 +763,11 @@ def _also_fits(refusal: Infeasible, way: str) -> Infeasible:
     return Infeasible(f"{refusal}{joint} {way}", **known)
 
 
-def _without_blocks(refusal: Infeasible, cluster: Cluster, request: Request) -> Infeasible:
+def _without_blocks(
+    refusal: Infeasible, graph: Graph, cluster: Cluster, request: Request
+) -> Infeasible:
     """A refusal that says if it has not searched plans in blocks."""
-    if not (why := why_not_in_blocks(cluster, request)):
+    if not (why := why_not_in_blocks(graph, cluster, request)):
         return refusal
     return Infeasible(f"{refusal}; blocks are not searched with {why}", **vars(refusal))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -30,6 +31,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Certificate, Plan
 from partitioner.report.measured import FILE, Measured
 from partitioner.search.limits import MOST_EXPLICIT
+from partitioner.strategies.block_graph import block_graph
 
 if TYPE_CHECKING:
     from torch import nn
@@ -143,7 +145,10 @@ def _load_module(
         if plan.pipeline is None
         else trace_micro_batch(opened, example, options, plan.pipeline.micro_batches)
     )
-    if traced.graph.digest != request.graph_digest:
+    if plan.blocks:
+        with suppress(OptionError):  # the module has other nodes
+            traced = traced.on(block_graph(traced.traced.uncut, plan.blocks))
+    elif traced.graph.digest != request.graph_digest:
         traced = traced.of(plan.nodes)
     if traced.graph.digest != request.graph_digest:
         model = request.file or request.factory or "the module that is given"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -20,7 +21,7 @@ from partitioner.cost_model.compute import kernel_seconds, node_seconds
 from partitioner.cost_model.memory import safe_lifetimes, usage_curves
 from partitioner.cost_model.schedule import LOAD_BYTES_PER_S, Schedule, schedule
 from partitioner.ir.blocks import Chunk, Stretch
-from partitioner.ir.graph import Graph
+from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
@@ -47,7 +48,7 @@ class Option:
         chunks: The dims that are cut.
         activation_bytes: Most bytes of tensors while it runs, without head-room.
         constant_bytes: Most bytes of constants that one block reads.
-        staying_bytes: Of the constants of its nodes that run once, before the blocks.
+        staying_bytes: Of the constants of its nodes that run once, in no block.
         seconds: Of all blocks, with the loading of their constants.
     """
 
@@ -66,16 +67,34 @@ class Option:
 
 
 @dataclass
+class _Entry:
+    """A run in blocks.
+
+    Attributes:
+        priced: The run, priced if `most_bytes` are not 0.
+        cut: Its nodes with the loops that it cuts.
+        layout: Its layout, until it is priced.
+        most_bytes: As it was priced for.
+    """
+
+    priced: Option
+    cut: tuple[str, ...]
+    layout: StretchLayout | None
+    most_bytes: int = 0
+
+
+@dataclass
 class Runs:
     """The runs of a graph's nodes on one device.
 
     Attributes:
-        graph: The graph, of inference.
-        cluster: The cluster; its first device runs the graph.
+        graph: The graph.
+        cluster: The cluster; its first device runs the graph, whatever its memory.
     """
 
     graph: Graph
     cluster: Cluster
+    _entries: dict[tuple[int, int, tuple[Chunk, ...]], _Entry | None] = field(default_factory=dict)
     _clusters: dict[int, Cluster] = field(default_factory=dict)
 
     @cached_property
@@ -114,7 +133,7 @@ class Runs:
         return sum(self.graph.types[name].nbytes for name in names)
 
     @cached_property
-    def _lives(self) -> tuple[npt.NDArray[np.int64], ...]:
+    def lives(self) -> tuple[npt.NDArray[np.int64], ...]:
         """First and last position, bytes, and whether it is an input, of each tensor."""
         inputs = set(self.graph.inputs)
         rows = [
@@ -125,7 +144,7 @@ class Runs:
 
     def around(self, start: int, stop: int) -> tuple[int, int]:
         """Bytes of what a run reads or leaves as it is, while it runs and when it ends."""
-        first, last, nbytes, fed = self._lives
+        first, last, nbytes, fed = self.lives
         there = (first < start) | ((fed == 1) & (first < stop))
         return (
             int(nbytes[there & (last >= start)].sum()),
@@ -134,13 +153,13 @@ class Runs:
 
     def largest_at(self, start: int) -> int:
         """Bytes of the largest tensor that lives across a position."""
-        first, last, nbytes, _ = self._lives
+        first, last, nbytes, _ = self.lives
         across = (first < start) & (last >= start)
         return int(nbytes[across].max(initial=0))
 
     def handed_bytes(self, start: int, stop: int) -> int:
         """Bytes that a run makes and that are read behind it."""
-        first, last, nbytes, fed = self._lives
+        first, last, nbytes, fed = self.lives
         made = (first >= start) & (first < stop) & (fed == 0)
         return int(nbytes[made & (last >= stop)].sum())
 
@@ -210,21 +229,15 @@ class Runs:
             if not min(least, size) <= parts <= size or _expected(tried, parts) > most_bytes:
                 continue
             chunks = tuple(Chunk(value, dim, parts) for value, dim in dims)
-            option = Option(start, stop, chunks, 0, 0, 0, 0.0)
-            try:
-                layout = lay_out(self.graph, option.stretch(self.graph))
-            except BlockError:
+            entry = self._entry(Option(start, stop, chunks, 0, 0, 0, 0.0))
+            if entry is None:
                 return
-            edges = {self.graph.nodes[at].name for at in (start, stop - 1)}
-            if edges.intersection(node.name for node in layout.once):
-                return  # as a shorter run
-            if is_first:
-                key = tuple(f"{p.node.name} {' '.join(p.layouts)}" for p in layout.placed)
-                if key in known:
-                    return
-                known.add(key)
-                is_first = False
-            priced = self._priced(option, layout, most_bytes)
+            if is_first and entry.cut in known:
+                entry.layout = None
+                return
+            known.add(entry.cut)
+            is_first = False
+            priced = self._within(entry, most_bytes)
             yield priced
             tried.append((parts, priced.activation_bytes))
             shrinks = priced.constant_bytes < constants
@@ -234,6 +247,27 @@ class Runs:
             ):
                 return
 
+    def _entry(self, option: Option) -> _Entry | None:
+        """The run in these blocks; None if it cannot run so, or is a shorter run in them."""
+        key = option.start, option.stop, option.chunks
+        if key not in self._entries:
+            self._entries[key] = None
+            with suppress(BlockError):
+                layout = lay_out(self.graph, option.stretch(self.graph))
+                edges = {self.graph.nodes[at].name for at in (option.start, option.stop - 1)}
+                if edges.isdisjoint(node.name for node in (*layout.once, *layout.after)):
+                    cut = (f"{p.node.name} {' '.join(p.layouts)}" for p in layout.placed)
+                    self._entries[key] = _Entry(option, tuple(cut), layout)
+        return self._entries[key]
+
+    def _within(self, entry: _Entry, most_bytes: int) -> Option:
+        """The option, priced as of `priced`; once, unless it was too large and now is not."""
+        if entry.most_bytes < most_bytes and entry.priced.activation_bytes <= most_bytes:
+            layout = entry.layout or lay_out(self.graph, entry.priced.stretch(self.graph))
+            entry.priced = self.priced(entry.priced, layout, most_bytes)
+            entry.layout, entry.most_bytes = None, most_bytes
+        return entry.priced
+
     def _seeds(self, start: int, stop: int) -> Iterator[tuple[str, int]]:
         """Dims that a cut may begin with: of what the last node makes, and of the first."""
         for position in dict.fromkeys((stop - 1, start)):
@@ -242,11 +276,17 @@ class Runs:
                     if size > 1:
                         yield value, dim
 
-    def _priced(self, option: Option, layout: StretchLayout, most_bytes: int) -> Option:
-        """The option with its bytes and, if these are few enough, its seconds."""
+    def priced(self, option: Option, layout: StretchLayout, most_bytes: int) -> Option:
+        """The option with its bytes and, if these are few enough, its seconds.
+
+        Args:
+            option: A run in blocks.
+            layout: Its layout.
+            most_bytes: Of an option of more bytes of tensors no more is counted.
+        """
         inside, after = self.around(option.start, option.stop)
         handed = {value: self.graph.types[value].nbytes for value in layout.handed}
-        once = sum(self.graph.types[v].nbytes for node in layout.once for v in node.writes)
+        once = sum(map(self._made_bytes, (*layout.once, *layout.after)))
         inner = {axis: size // 2 for axis, size in layout.mesh.axes}
         least = inside + self._block(layout, inner).peak
         if least > most_bytes:
@@ -268,7 +308,8 @@ class Runs:
             for device, _, times in _representatives(layout.mesh):
                 seconds += times * self._seconds(layout, device)
         seconds += sum(map(self._moved_s, handed.values()))
-        seconds += sum(self.seconds[self.graph.order[node.name]] for node in layout.once)
+        around = (*layout.once, *layout.after)
+        seconds += sum(self.seconds[self.graph.order[node.name]] for node in around)
         if not is_of_torch(self.graph):
             seconds += loaded / LOAD_BYTES_PER_S
         return replace(
@@ -277,11 +318,18 @@ class Runs:
             constant_bytes=constants,
             staying_bytes=sum(
                 self.graph.types[name].nbytes
-                for node in layout.once
+                for node in around
                 for name in self.constants[self.graph.order[node.name]]
             ),
             seconds=seconds,
         )
+
+    def _made_bytes(self, node: Node) -> int:
+        """Bytes that a node makes as it is; a view and a stored value are none."""
+        row = row_of(node)
+        if row is not None and (row.view or row.stored):
+            return 0
+        return sum(self.graph.types[value].nbytes for value in node.writes)
 
     def _seconds(self, layout: StretchLayout, block: int) -> float:
         """Seconds of the nodes of a block."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from partitioner.cost_model.cluster import Cluster, DeviceSpec
 from partitioner.cost_model.evaluate import evaluate, one_device
@@ -28,6 +28,7 @@ from partitioner.problem.decode import planned_on
 from partitioner.search.block_options import Option, Runs
 from partitioner.search.outcome import Candidate, Outcome, SpaceResult, winner
 from partitioner.search.request import Budget, Request
+from partitioner.search.training_blocks import training_blocks
 from partitioner.solver import Objective, Solution
 from partitioner.strategies.block_graph import BlockGraph, traced_blocks
 from partitioner.strategies.spaces import Family
@@ -100,7 +101,7 @@ class Found:
     """The cheapest ways that the cost model expects to fit.
 
     Attributes:
-        ways: The ways, the cheapest first.
+        ways: The ways: some of the cheapest, then the others, those first that leave most room.
         runs: Number of runs in blocks that were priced.
         complete: Whether all were priced within the budget.
     """
@@ -110,43 +111,78 @@ class Found:
     complete: bool
 
 
-#: Most ways that the referee prices.
-MOST_PRICED = 12
+@dataclass(frozen=True)
+class Prices:
+    """The runs of a graph in blocks that searches have priced, whatever their limits of memory."""
+
+    _runs: dict[DeviceSpec, Runs] = field(default_factory=dict)
+
+    def runs(self, graph: Graph, cluster: Cluster, spec: DeviceSpec) -> Runs:
+        """Those on a device of a cluster."""
+        any_memory = replace(spec, memory_bytes=1)
+        if any_memory not in self._runs:
+            level = replace(cluster.levels[0], size=1)
+            alone = replace(cluster, devices=(spec,), levels=(level,))
+            self._runs[any_memory] = Runs(graph, alone)
+        return self._runs[any_memory]
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """A search in which no plan fits.
+
+    Attributes:
+        needed_bytes: Bytes of the fullest device in the plan in which that has least; None if the
+            cost model expects none to fit.
+    """
+
+    needed_bytes: int | None
+
+
+#: Ways that the referee prices, the cheapest, and most that it prices beyond if none of them fits.
+MOST_PRICED, MOST_MORE = 12, 24
 #: Limits that are tried for a refusal, as multiples of the one asked for.
-TIMES_LIMIT = (1.25, 1.5, 2.0, 3.0)
+TIMES_LIMIT = (1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
 SOLVER = "paths over runs of nodes in blocks"
 
 
-def why_not_in_blocks(cluster: Cluster, request: Request) -> str:
+def why_not_in_blocks(graph: Graph, cluster: Cluster, request: Request) -> str:
     """The part of a request with which no blocks are searched; "" if they are."""
-    asked = {
-        "pins": request.constraints.bound,
-        "parallel": request.parallel,
-        "a mesh": request.mesh,
+    trains, several = bool(graph.backward), len(cluster) > 1
+    is_kept, is_kind = request.constraints.plan is not None, bool(request.parallel)
+    asked = {  # a kind of parallelism has a mesh and pins of its own; on one device it says nothing
+        "a plan to keep": is_kept,
+        "pins": several and request.constraints.bound and not is_kept and not is_kind,
+        "parallel": several and is_kind,
+        "a mesh": several and request.mesh and not is_kind,
         "tune": request.tune,
-        f"strategy {request.strategy!r}": request.strategy == "intra"
-        or (request.strategy == "inter" and len(cluster) == 1),
+        f"strategy {request.strategy!r}": several and request.strategy == "intra",
         f"more than {MOST_DEVICES} devices": len(cluster) > MOST_DEVICES,
+        "training on several devices": trains and several,
+        "recompute=False": trains and request.recompute is False,
     }
     return " or ".join(what for what, is_asked in asked.items() if is_asked)
 
 
 def plan_in_blocks(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget
-) -> Outcome | None:
-    """The cheapest known plan that runs stretches of a graph in blocks; None if none fits.
+    graph: Graph, cluster: Cluster, request: Request, budget: Budget, prices: Prices
+) -> Outcome | Unfit:
+    """The cheapest known plan that runs stretches of a graph in blocks, if one fits.
+
+    Runs are priced into `prices`, where other limits of memory find them.
 
     Its bound is the price of the whole graph on the fastest device, or the share of one device in
     it if there are several: blocks compute no less.
     """
-    if graph.backward or len(graph.nodes) < 1:
-        return None
-    found = find_blocks(graph, cluster, budget, request.objective)
+    if not graph.nodes:
+        return Unfit(None)
+    found = find_blocks(graph, cluster, budget, request.objective, prices)
     groups = tuple(DeviceMesh.single(device) for device in range(len(cluster)))
     name = "inter" if len(cluster) > 1 else "single"
     family = Family(name, groups, groups, symmetric=False)
     objective = request.objective
     best: Candidate | None = None
+    needed: list[int] = []
     graphs: dict[Blocks, BlockGraph] = {}
     for priced, way in enumerate(found.ways, 1):
         if way.blocks not in graphs:
@@ -157,15 +193,19 @@ def plan_in_blocks(
         _, plan = planned_on(cut.graph, cluster, groups, decided)
         plan = replace(plan, blocks=way.blocks)
         evaluation = evaluate(cut.graph, plan, cluster)
+        needed.append(max(evaluation.needed_bytes.values()))
         cost = evaluation.cost(objective)
         if evaluation.fits_exactly and (best is None or cost < best.cost(objective)):
             least = min(cost, _least(graph, cluster, objective))
             solution = Solution((), cost, least, "feasible", None, SOLVER)
             best = Candidate(family, cut.graph, plan, evaluation, solution)
-        if best is not None and priced >= MOST_PRICED:
+        # In training the first that fits is the cheapest by the same prices.
+        if best is not None and priced >= (1 if graph.backward else MOST_PRICED):
+            break
+        if best is None and priced >= MOST_PRICED and budget.work.late:
             break
     if best is None:
-        return None
+        return Unfit(min(needed, default=None))
     one = "one device" if len(cluster) == 1 else f"stages of {len(cluster)} devices in their order"
     spread = "" if len(cluster) == 1 else ", which may be spread over all devices"
     searched = f"{one}, with {found.runs} runs of nodes in blocks{spread}"
@@ -182,41 +222,70 @@ def _least(graph: Graph, cluster: Cluster, objective: Objective) -> float:
     return min(alone) / len(cluster)
 
 
-def least_limit(graph: Graph, cluster: Cluster, request: Request, budget: Budget) -> int | None:
-    """A larger limit of memory under which a plan in blocks is known; None if none is found."""
-    for times in TIMES_LIMIT:
-        limit = round(times * cluster.devices[0].memory_bytes)
-        if plan_in_blocks(graph, cluster.with_memory(limit), request, budget) is not None:
+def least_limit(
+    graph: Graph,
+    cluster: Cluster,
+    request: Request,
+    budget: Budget,
+    prices: Prices,
+    unfit: Unfit,
+) -> int | None:
+    """A larger limit of memory under which a plan in blocks is known; None if none is found.
+
+    Args:
+        graph: The graph.
+        cluster: The devices.
+        request: The request.
+        budget: The budget of this search.
+        prices: Those of the search in which no plan fits.
+        unfit: What came of it.
+    """
+    asked = cluster.devices[0].memory_bytes
+    limits = [round(times * asked) for times in TIMES_LIMIT]
+    if unfit.needed_bytes is not None:  # a plan that takes no more is known
+        limits = [unfit.needed_bytes, *(limit for limit in limits if limit > unfit.needed_bytes)]
+    for limit in limits[:1] if graph.backward else limits:
+        found = plan_in_blocks(graph, cluster.with_memory(limit), request, budget, prices)
+        if isinstance(found, Outcome):
             return limit
         if budget.work.late:
             break
     return None
 
 
-def find_blocks(graph: Graph, cluster: Cluster, budget: Budget, objective: Objective) -> Found:
+def find_blocks(
+    graph: Graph, cluster: Cluster, budget: Budget, objective: Objective, prices: Prices
+) -> Found:
     """Look for stretches and stages that bring a graph within the memory of its devices."""
+    if graph.backward:
+        trained = training_blocks(graph, cluster, budget)
+        whole = ((0, 0),)
+        ways_of_one = tuple(Way(blocks, whole) for blocks in trained.blocks)
+        return Found(ways_of_one, trained.runs, trained.complete)
     searches: dict[DeviceSpec, _Search] = {}
     for spec in cluster.first_of_spec:
-        level = replace(cluster.levels[0], size=1)
-        runs = Runs(graph, replace(cluster, devices=(spec,), levels=(level,)))
-        searches[spec] = _Search.of(graph, runs, len(cluster), budget)
+        searches[spec] = _Search.of(prices.runs(graph, cluster, spec), spec, len(cluster), budget)
     ways: dict[Way, tuple[float, int]] = {}
+    margins: dict[Way, float] = {}
     for spec, device in cluster.first_of_spec.items():
-        for path in searches[spec].paths_of_all():
+        for margin, path in searches[spec].paths_of_all():
             blocks = _blocks(graph, path.options)
             for is_spread in (False, True)[: len(cluster)]:
                 way = Way(blocks, ((0, device),), is_spread)
                 seconds = path.seconds / (len(cluster) if is_spread else 1)
                 ways.setdefault(way, (seconds, len(blocks.stretches)))
+                margins[way] = margin
     for margin in STAGE_MARGINS if len(cluster) > 1 else ():
         if (chain := _staged(cluster, searches, margin, objective)) is not None:
             blocks = _blocks(graph, chain.options)
             for is_spread in (False, True):
-                ways.setdefault(
-                    Way(blocks, chain.stages, is_spread), (chain.longest_s, len(blocks.stretches))
-                )
+                way = Way(blocks, chain.stages, is_spread)
+                ways.setdefault(way, (chain.longest_s, len(blocks.stretches)))
+                margins[way] = margin
+    cheapest = sorted(ways, key=ways.__getitem__)
+    more = sorted(cheapest[MOST_PRICED:], key=lambda way: (margins[way], ways[way]))
     return Found(
-        tuple(sorted(ways, key=ways.__getitem__)),
+        (*cheapest[:MOST_PRICED], *more[:MOST_MORE]),
         sum(len(search.options) for search in searches.values()),
         all(search.complete for search in searches.values()),
     )
@@ -280,32 +349,33 @@ class _Search:
     """The paths of a graph on devices of one kind.
 
     Attributes:
-        graph: The graph.
-        runs: Its runs on one such device.
+        runs: The graph's runs on one such device.
+        limit: Bytes of memory of a device.
         devices: Number of all devices.
         options: The runs in blocks that may fit.
         complete: Whether all were priced within the budget.
         starts: Positions at which stages may begin, ascending, the first 0.
     """
 
-    graph: Graph
     runs: Runs
+    limit: int
     devices: int
     options: Sequence[Option]
     complete: bool
     starts: Sequence[int]
 
     @classmethod
-    def of(cls, graph: Graph, runs: Runs, devices: int, budget: Budget) -> _Search:
+    def of(cls, runs: Runs, spec: DeviceSpec, devices: int, budget: Budget) -> _Search:
         """Price the runs in blocks."""
-        options, complete = _options(graph, runs, devices, budget)
-        starts = _starts(runs, len(graph.nodes)) if devices > 1 else (0,)
-        return cls(graph, runs, devices, options, complete, starts)
+        limit = spec.memory_bytes
+        options, complete = _options(runs, limit, devices, budget)
+        starts = _starts(runs, len(runs.graph.nodes)) if devices > 1 else (0,)
+        return cls(runs, limit, devices, options, complete, starts)
 
     @property
-    def limit(self) -> int:
-        """Bytes of memory of a device."""
-        return self.runs.cluster.devices[0].memory_bytes
+    def graph(self) -> Graph:
+        """The graph."""
+        return self.runs.graph
 
     def _shares(self) -> Iterator[tuple[float, float]]:
         """Shares of the constants that stay, and of the memory for those of the next block."""
@@ -313,14 +383,14 @@ class _Search:
             return itertools.product(STAYING, NEXT)
         return ((share, 0.0) for share in (STAGE_SHARES if self.devices > 1 else STAYING[:1]))
 
-    def paths_of_all(self) -> Iterator[_Path]:
-        """Paths over the whole graph."""
+    def paths_of_all(self) -> Iterator[tuple[float, _Path]]:
+        """Paths over the whole graph, with the share of the memory that each may fill."""
         count = len(self.graph.nodes)
         for margin in MARGINS:
             for share, ahead in self._shares():
                 paths = self._paths(0, margin, share, ahead, (count,))
                 if count in paths:
-                    yield paths[count]
+                    yield margin, paths[count]
 
     def paths_from(self, begin: int, margin: float) -> Mapping[int, _Path]:
         """The cheapest path from a position to each at which a stage may end."""
@@ -362,9 +432,9 @@ def _arriving_bytes(runs: Runs, begin: int) -> int:
     return runs.around(begin, begin)[1] + runs.largest_at(begin)
 
 
-def _options(graph: Graph, runs: Runs, devices: int, budget: Budget) -> tuple[list[Option], bool]:
-    """The runs in blocks that may fit one of so many devices."""
-    count, limit = len(graph.nodes), runs.cluster.devices[0].memory_bytes
+def _options(runs: Runs, limit: int, devices: int, budget: Budget) -> tuple[list[Option], bool]:
+    """The runs in blocks that may fit one of so many devices, each of so many bytes."""
+    graph, count = runs.graph, len(runs.graph.nodes)
     total = runs.constant_bytes(0, count)
     streams = not is_of_torch(graph)
     room = limit if streams else limit - total // devices

@@ -25,6 +25,7 @@ from partitioner.ir.ops import LocalOp
 from partitioner.ir.ops.pieces import added, joined, part_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.types import TensorType, numpy_dtype
+from partitioner.strategies.block_recompute import computing_again
 from partitioner.strategies.stretch_layout import BlockError, StretchLayout, lay_out, span_of
 
 _Box = tuple[Interval, ...]  # one interval of each dim
@@ -36,8 +37,8 @@ class BlockGraph:
 
     Attributes:
         graph: The graph.
-        positions: Position in the whole graph of each node or, of those of a stretch that is cut,
-            of its first node; by name.
+        positions: Position of each node or, of those of a stretch that is cut, of its first node,
+            in the whole graph (in training, in that with what stretches compute again); by name.
         numbers: Number of the block in its stretch, of the nodes of the blocks of cut stretches.
     """
 
@@ -61,7 +62,7 @@ def traced_blocks(graph: Graph, blocks: Blocks) -> BlockGraph:
     Raises:
         BlockError: As `block_graph`.
     """
-    writer = _Writer(graph, blocks)
+    writer = _Writer(*computing_again(graph, blocks))
     return BlockGraph(writer.run(), writer.positions, writer.numbers)
 
 
@@ -75,18 +76,20 @@ class _Writer:
     cut_constants: dict[tuple[str, Region], str] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
     block_of: dict[str, int] = field(default_factory=dict)
+    backward: set[str] = field(default_factory=set)
     positions: dict[str, int] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)  # in their stretch
     count: int = 0  # of blocks so far
 
     def run(self) -> Graph:
         whole = self.whole
-        if whole.backward or whole.optional:
-            raise BlockError("blocks: training does not run in blocks of layers")
+        if whole.optional:
+            raise BlockError("blocks: a graph with offers does not run in blocks")
         self.types.update(whole.types)
         self.constants.update(whole.constants)
         self.taken = {*whole.types, *whole.by_name}
         self.positions.update(whole.order)
+        self.backward.update(whole.backward)
         at = 0
         for stretch in self.blocks.stretches:
             first, last = span_of(whole, stretch)
@@ -97,7 +100,11 @@ class _Writer:
                 layout, begin = lay_out(whole, stretch), len(self.nodes)
                 self.nodes += layout.once
                 self._stretch(layout)
-                self.positions.update((node.name, first) for node in self.nodes[begin:])
+                self.nodes += layout.after
+                new = [node.name for node in self.nodes[begin:]]
+                self.positions.update(dict.fromkeys(new, first))
+                if stretch.first in whole.backward:
+                    self.backward.update(new)
             else:
                 self.nodes += whole.nodes[first : last + 1]
                 self._end_block(first - last - 1)
@@ -113,6 +120,7 @@ class _Writer:
             nodes=tuple(self.nodes),
             types={name: type_ for name, type_ in self.types.items() if name in kept},
             constants=constants,
+            backward=frozenset(self.backward & {node.name for node in self.nodes}),
             twins={},
             blocks={n.name: self.block_of[n.name] for n in self.nodes if n.name in self.block_of},
         )

@@ -4,7 +4,7 @@ The blocks are the coordinates of a mesh. The cut dim of one value is followed t
 the stretch's nodes, both ways, to a loop of each. From the stretch's end back, each node's loop is
 cut into what the nodes behind it read: windows that overlap where these have a halo, so that the
 overlap is computed again in each block. Nodes that read nothing that is cut run once, before the
-blocks.
+blocks; those that read what the blocks combine run once behind them.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class StretchLayout:
     Attributes:
         mesh: The blocks.
         once: Nodes that run before the blocks, in order.
+        after: Nodes that run behind the blocks, in order: they read what blocks hand on.
         placed: The nodes that run in each block, in order.
         made: Sharding of each value that the blocks make.
         handed: Of those that are read behind the stretch, the parts that the blocks hand on: equal
@@ -47,6 +48,7 @@ class StretchLayout:
 
     mesh: DeviceMesh
     once: tuple[Node, ...]
+    after: tuple[Node, ...]
     placed: tuple[PlacedNode, ...]
     made: Mapping[str, Sharding]
     handed: Mapping[str, Sharding]
@@ -102,15 +104,27 @@ class _Cutter:
             )
         in_blocks = [n for n in self.nodes if any(n.name in f.loops for f in self._all)]
         names = {node.name for node in in_blocks}
-        once = tuple(node for node in self.nodes if node.name not in names)
-        for node in once:
-            if not self.cut.isdisjoint(node.reads):
-                raise _refusal(node, "reads all blocks of a value")
+        once, after = self._around(names)
         handed = dict(pair for node in in_blocks for pair in self._handed(node, names))
         placed = [at for node in reversed(in_blocks) if (at := self._place(node)) is not None]
         placed.reverse()
         made = {value: at.sharding for p in placed for value, at in p.results()}
-        return StretchLayout(self.mesh, once, tuple(placed), made, handed)
+        return StretchLayout(self.mesh, once, after, tuple(placed), made, handed)
+
+    def _around(self, names: set[str]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+        """The nodes that are in no block: those before the blocks, and those behind them."""
+        once, after, late = [], [], set[str]()
+        for node in self.nodes:
+            is_late = not late.isdisjoint(node.reads)
+            if node.name in names:
+                if is_late:
+                    raise _refusal(node, "reads what the blocks combine")
+            elif is_late or not self.cut.isdisjoint(node.reads):
+                after.append(node)
+                late.update(node.writes)
+            else:
+                once.append(node)
+        return tuple(once), tuple(after)
 
     @cached_property
     def mesh(self) -> DeviceMesh:
@@ -125,8 +139,8 @@ class _Cutter:
 
     @cached_property
     def made_inside(self) -> Mapping[str, Node]:
-        """The node of the stretch that makes each value."""
-        return {value: node for node in self.nodes for value in node.writes}
+        """The node of the stretch that makes each value, but for stored ones, which are whole."""
+        return {value: node for node in self.nodes if not _is_store(node) for value in node.writes}
 
     @cached_property
     def followed(self) -> Mapping[str, _Followed]:
@@ -148,8 +162,8 @@ class _Cutter:
         row = row_of(node)
         if not isinstance(rule, Rule):
             raise _refusal(node, f"has no loops: {rule}")
-        if row is not None and (row.stored or row.in_place is not None or row.either):
-            raise _refusal(node, "holds or writes what it reads")
+        if row is not None and row.either:
+            raise _refusal(node, "takes either of two values")
         return rule
 
     def _follow(self, chunk: Chunk) -> _Followed:
@@ -160,7 +174,7 @@ class _Cutter:
         followed = _Followed(chunk, {chunk.value: chunk.dim})
         readers: dict[str, list[Node]] = defaultdict(list)
         for node in self.nodes:
-            for value in node.reads:
+            for value in () if _is_store(node) else node.reads:
                 readers[value].append(node)
         todo = [chunk.value]
         while todo:
@@ -277,6 +291,12 @@ def _tensors(node: Node, rule: Rule) -> Iterator[tuple[str, Dims | None]]:
     """The operands and results of a node by name, with their dims."""
     yield from zip(node.inputs, rule.operands, strict=True)
     yield from zip(node.outputs, rule.results, strict=True)
+
+
+def _is_store(node: Node) -> bool:
+    """Whether a node holds a value from step to step, or writes to one: that is done once."""
+    row = row_of(node)
+    return row is not None and (row.stored or row.in_place is not None)
 
 
 def _refusal(node: Node, why: str) -> BlockError:

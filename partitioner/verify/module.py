@@ -27,6 +27,7 @@ from partitioner.backends.torch.all_phases import AllPhases
 from partitioner.backends.torch.all_ranks import AllRanks, Step
 from partitioner.frontends.torch.nodes import dtype_name
 from partitioner.frontends.torch.trace import TracedModule
+from partitioner.ir.graph import Graph
 from partitioner.verify.compare import (
     MEASURED,
     TOLERANCE,
@@ -91,7 +92,8 @@ def _verified(module: TracedModule, ranks: AllRanks | AllPhases, seed: int) -> V
         against = (
             "the same program on one device (its dropout is drawn otherwise than the module's)"
         )
-        whole = _named(module, ours.alone().step())
+        uncut = module.traced.uncut if module.graph.blocks else module.graph
+        whole = _named(module, ours.alone(uncut).step())
     else:
         against = "the whole module"
         whole = _eager(module, args, kwargs)
@@ -105,7 +107,9 @@ def _verified(module: TracedModule, ranks: AllRanks | AllPhases, seed: int) -> V
         compared = tuple(_compared(values, whole, floor, _allowed(module, rounding, table), table))
     first = None
     if not all(output.equal for output in compared) and isinstance(ranks, AllRanks):
-        first = first_difference(module.graph, ours.side, ours.alone().side, floor, table)
+        first = first_difference(
+            module.graph, ours.side, ours.alone(module.graph).side, floor, table
+        )
     return Verification(len(ranks.ranks), seed, compared, first, against)
 
 
@@ -190,9 +194,9 @@ class _FedRanks:
     def step(self) -> Step:
         return self.ranks.step(self.inputs, self.stored)
 
-    def alone(self) -> _FedRanks:
-        """The same graph on one device."""
-        graph, ranks = self.ranks.graph, self.ranks
+    def alone(self, graph: Graph) -> _FedRanks:
+        """A graph of the same inputs on one device."""
+        ranks = self.ranks
         if isinstance(ranks, AllPhases):
             programs = uncut_programs(graph, deliver_all=True, micro_batches=ranks.micro.count)
             rest = ranks.rest

@@ -118,7 +118,7 @@ def test_one_layer_larger_than_the_memory_is_cut(tmp_path: Path) -> None:
     assert any(stretch.chunks for stretch in compiled.plan.blocks.stretches)
 
 
-def test_a_module_in_blocks() -> None:
+def test_a_module_in_blocks(tmp_path: Path) -> None:
     example = (torch.randn(1, 3, 137, 104),)
     module = nn.Sequential(*unet().down[:1], nn.MaxPool2d(2, ceil_mode=True))
     needs = partitioner.compile(module, example, devices=1).summary["peak_bytes"][0]
@@ -128,6 +128,8 @@ def test_a_module_in_blocks() -> None:
     found = compiled.verify(seed=1)
     assert found.equal, str(found)
     torch.testing.assert_close(compiled(*example), module(*example), rtol=1e-5, atol=1e-5)
+    compiled.save(tmp_path / "out")
+    assert partitioner.load(tmp_path / "out", module, example).plan == compiled.plan
 
 
 @pytest.mark.slow
@@ -143,8 +145,10 @@ def test_a_unet_of_few_channels_in_a_third_of_its_memory(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"mesh": {"tp": 1}}, "a mesh"),
-        ({"strategy": "inter"}, "strategy 'inter'"),
+        ({"mesh": {"tp": 2}}, "a mesh"),
+        ({"parallel": "tp"}, "parallel"),
+        ({"strategy": "intra"}, "strategy 'intra'"),
+        ({"constraints": {"pin": [{"nodes": ["first"], "device": 1}]}}, "pins"),
     ],
 )
 def test_a_refusal_says_that_blocks_were_not_searched(
@@ -152,8 +156,28 @@ def test_a_refusal_says_that_blocks_were_not_searched(
 ) -> None:
     model = wide(tmp_path / "wide.onnx")
     with pytest.raises(Infeasible, match=f"; blocks are not searched with {why}$") as refusal:
-        partitioner.compile(model, devices=1, memory="400KiB", time_limit_s=3, **options)
+        partitioner.compile(model, devices=2, memory="400KiB", time_limit_s=3, **options)
     assert "in blocks" not in str(refusal.value).partition("; blocks are")[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mesh": {"tp": 1}},
+        {"parallel": "tp"},
+        {"strategy": "inter"},
+        {"constraints": {"pin": [{"nodes": ["first"], "device": 0}]}},
+    ],
+)
+def test_kinds_of_parallelism_leave_blocks_on_one_device(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = wide(tmp_path / "wide.onnx")
+    compiled = partitioner.compile(model, devices=1, memory="600KiB", time_limit_s=5, **options)
+    assert (
+        compiled.plan.blocks == partitioner.compile(model, devices=1, memory="600KiB").plan.blocks
+    )
+    assert compiled.verify(seed=1).equal
 
 
 def test_a_refusal_says_what_would_fit_in_blocks(tmp_path: Path) -> None:

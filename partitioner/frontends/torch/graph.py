@@ -94,6 +94,11 @@ class ModuleGraph:
         return self.graph if self.offer is None else self.offer()
 
     @property
+    def uncut(self) -> Graph:
+        """The graph of which stretches may run in blocks: in training it keeps all values."""
+        return self.graph if self.kept is None else self.kept
+
+    @property
     def forms(self) -> tuple[Graph, ...]:
         """The graph, and with the same results in nodes that can be cut along more dims."""
         divided = keys_in_parts(self.graph)
@@ -104,8 +109,8 @@ class ModuleGraph:
         for form in self.forms[1:]:
             if any(n.name in names for n in form.nodes if n.name not in self.graph.by_name):
                 return replace(self, graph=form)
-        rounds = ring_of(self.graph if self.kept is None else self.kept, names)
-        if rounds is not (self.graph if self.kept is None else self.kept):
+        rounds = ring_of(self.uncut, names)
+        if rounds is not self.uncut:
             return replace(self, graph=rounds)
         if self.kept is None or all(node.name in names for node in self.kept.nodes):
             return self

@@ -1,0 +1,296 @@
+"""Blocks in training: a step in blocks gives what the whole module gives, or is refused."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from trained_images import Loss, apart, plain_unet, vgg
+from unets import UNet
+
+import partitioner
+from partitioner.compiled.module import ModuleModel, ModuleProgram
+from partitioner.cost_model.evaluate import evaluate
+from partitioner.ir.blocks import Blocks, Chunk, Stretch
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import NodePlan
+from partitioner.problem.decode import planned_on
+from partitioner.search.training_blocks import Parts
+from partitioner.solver import Infeasible
+from partitioner.strategies.block_graph import block_graph
+from partitioner.strategies.stretch_layout import BlockError
+
+
+class Twice(nn.Module):
+    """Convolutions that share their weights, a mask of integers, and a value read from far away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.mix = (
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.Conv2d(4, 4, 3, padding=2, dilation=2),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of four classes."""
+        h = functional.leaky_relu(self.enter(x), 0.1)
+        far = self.mix(h)
+        far = self.mix(far.tanh()) * (h > 0).to(torch.int64)
+        return functional.silu(self.mix(far)) + h
+
+
+class Moved(nn.Module):
+    """Adds a buffer of the image's size, which it then writes."""
+
+    moved: Tensor
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.register_buffer("moved", torch.linspace(-1, 1, math.prod(sizes)).reshape(sizes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of any shape."""
+        x = (x + self.moved).sigmoid()
+        self.moved.mul_(0.5)
+        return x
+
+
+def chain(*layers: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), *layers, nn.Conv2d(4, 3, 1))
+
+
+FORMS: dict[str, Callable[[], nn.Module]] = {
+    "pools": chain(
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, ceil_mode=True),
+        nn.Conv2d(4, 4, (3, 2), stride=(1, 2), padding=1),
+        nn.Dropout(0.3),
+        nn.AvgPool2d(2, 1, padding=1),
+    ),
+    "grown": chain(
+        nn.ELU(),
+        nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1, output_padding=1),
+        nn.Upsample(scale_factor=2, mode="bilinear"),
+        nn.Conv2d(4, 4, 3, stride=3),
+    ),
+    "frozen": chain(
+        nn.BatchNorm2d(4).eval(), nn.GELU(), Moved(41, 38), nn.Conv2d(4, 4, 5, groups=2)
+    ),
+    "twice": lambda: nn.Sequential(Twice(), nn.Conv2d(4, 3, 1)),
+    "unet": lambda: UNet(4, 2).eval(),
+}
+
+SWEEP = pytest.mark.sweep
+#: Dims that are cut, with the number of parts of each.
+Cut = tuple[tuple[int, ...], int]
+
+
+def example_of(net: nn.Module, *sizes: int) -> tuple[Tensor, Tensor]:
+    """One image, and a class for each pixel of the scores."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(1, 3, *sizes, generator=draw)
+    with torch.no_grad():
+        shape = copy.deepcopy(net)(x).shape
+    return x, torch.randint(shape[1], (1, *shape[2:]), generator=draw)
+
+
+def whole_of(module: nn.Module, example: tuple[Tensor, ...]) -> ModuleProgram:
+    return partitioner.compile(module, example, devices=1, training=True)
+
+
+def with_blocks(whole: ModuleProgram, blocks: Blocks) -> ModuleProgram:
+    """The program of one device with stretches in blocks."""
+    graph = block_graph(whole.graph, blocks)
+    decided = {node.name: NodePlan(0, {}) for node in graph.nodes}
+    _, plan = planned_on(graph, whole.cluster, (DeviceMesh.single(0),), decided)
+    plan = replace(plan, blocks=blocks)
+    model = ModuleModel(whole.model.module.on(graph), whole.model.source)
+    cost = evaluate(graph, plan, whole.cluster)
+    return ModuleProgram.of(model, whole.cluster, plan, cost, {})
+
+
+def in_blocks(
+    module: nn.Module, example: tuple[Tensor, ...], cut: Cut, *borders: float
+) -> ModuleProgram:
+    """Both passes of each part in blocks; parts end at borders, as shares of the forward nodes."""
+    whole = whole_of(module, example)
+    parts = Parts(whole.graph, whole.cluster)
+    at = [0, *(round(share * parts.turn) for share in borders), parts.turn]
+    first, later = [], []
+    for start, stop in itertools.pairwise(at):
+        spans = [(start, stop), parts.span(start, stop)]
+        seeds = [parts.largest(*span) or "" for span in spans]
+        forward, backward = parts.stretches(spans, seeds, *cut)
+        first.append(forward)
+        later.append(backward)
+    return with_blocks(whole, Blocks((*first, *reversed(later))))
+
+
+def check(program: ModuleProgram, blocks: int) -> None:
+    """Loss, gradients and buffers are those of the whole module, in so many blocks."""
+    found = program.verify(seed=1)
+    assert found.equal, str(found)
+    assert max(output.error for output in found.outputs) <= 1e-5
+    assert len(set(program.graph.blocks.values())) == blocks
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [((2,), 3), *(pytest.param(c, marks=SWEEP) for c in (((3,), 2), ((2,), 5), ((2, 3), 2)))],
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_step_in_blocks_is_that_of_the_whole(form: str, cut: Cut) -> None:
+    """Rows, columns and tiles of an image of odd sizes; all of both passes is one part."""
+    torch.manual_seed(0)
+    net = FORMS[form]()
+    sizes = (42, 38) if form == "unet" else (41, 38)  # its pools halve, its skips must match
+    program = in_blocks(Loss(net), example_of(net, *sizes), cut)
+    check(program, 2 * cut[1] ** len(cut[0]))
+
+
+def test_dropout_draws_the_same_elements_in_blocks() -> None:
+    """Of pixels, and of channels of the whole image, which are drawn once."""
+    net = nn.Sequential(FORMS["pools"](), nn.Dropout2d(0.4), nn.Conv2d(3, 3, 3))
+    example = example_of(net, 31, 38)
+    program = in_blocks(Loss(net), example, ((2, 3), 2))
+    assert any(node.op == "partitioner::dropout_part" for node in program.graph.nodes)
+    whole, parts = whole_of(Loss(net), example).gradients(*example), program.gradients(*example)
+    for name, gradient in whole[1].items():
+        allowed = 1e-5 * float(gradient.abs().max())
+        torch.testing.assert_close(parts[1][name], gradient, rtol=0, atol=allowed)
+    found = program.verify(seed=1)
+    assert found.equal, str(found)
+    assert 0 < max(output.error for output in found.outputs) <= 1e-5  # with the whole program
+
+
+@pytest.mark.parametrize(("form", "borders"), [("unet", (0.45,)), ("twice", (0.5, 0.75))])
+def test_parts_keep_their_borders(form: str, borders: tuple[float, ...]) -> None:
+    """Skips and shared weights go from one part to another; gradients of a border are whole."""
+    torch.manual_seed(0)
+    net = FORMS[form]()
+    program = in_blocks(Loss(net), example_of(net, 42, 38), ((2,), 3), *borders)
+    check(program, 6 * (1 + len(borders)))
+    graph = program.graph
+    later = graph.backward
+    read = {value for node in graph.nodes if node.name in later for value in node.reads}
+    kept = [
+        value
+        for node in graph.nodes
+        if node.name not in later and node.op != "partitioner::state"
+        for value in read.intersection(node.writes)
+    ]
+    # What a part hands on, a skip and what combines blocks (the sums of the loss); nothing inside.
+    assert 0 < len(kept) <= 3 * len(borders) + 1
+
+
+def test_a_batch_is_cut_too() -> None:
+    """A mean over the batch, and classes of whole images."""
+    net = nn.Sequential(FORMS["pools"](), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    example = torch.randn(5, 3, 17, 13), torch.randint(3, (5,))
+    check(in_blocks(Loss(net), example, ((0,), 3)), 6)
+
+
+def statistics(norm: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), norm, nn.ReLU(), nn.Conv2d(4, 3, 3))
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, lambda n: nn.GroupNorm(2, n), nn.InstanceNorm2d])
+def test_statistics_of_all_blocks_are_refused_by_name(norm: Callable[[int], nn.Module]) -> None:
+    net = statistics(norm(4))
+    with pytest.raises(BlockError, match=r"blocks: '.*' \(.*\) (needs dim|reads what|combines)"):
+        in_blocks(Loss(net), example_of(net, 21, 18), ((2,), 2))
+
+
+def test_stretches_end_at_the_statistics_of_a_batch_norm() -> None:
+    """Its sums are added up over the blocks; running statistics are updated once."""
+    torch.manual_seed(0)
+    net = statistics(nn.BatchNorm2d(4))
+    whole = whole_of(Loss(net), example_of(net, 21, 18))
+    ops = {node.op.rpartition("::")[2]: node.name for node in whole.graph.nodes}
+    names = [node.name for node in whole.graph.nodes]
+    turn = next(name for name in names if name in whole.graph.backward)
+
+    def stretch(first: str, last: str, value: str) -> Stretch:
+        made = whole.graph.by_name[value].writes[0]
+        return Stretch(first, last, (Chunk(made, 2, 3),))
+
+    convolution = next(n.name for n in whole.graph.nodes if n.op == "aten::convolution")
+    blocks = Blocks(
+        (
+            stretch(names[0], ops["batch_norm_sums"], convolution),
+            stretch(ops["batch_norm_apply"], ops["cross_entropy_parts"], ops["relu"]),
+            stretch(turn, ops["batch_norm_grad_sums"], ops["threshold_backward"]),
+            stretch(ops["batch_norm_grad_input"], names[-1], ops["batch_norm_grad_input"]),
+        )
+    )
+    check(with_blocks(whole, blocks), 12)
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    """A group of this process alone."""
+    meet = f"file://{tmp_path / 'store'}"
+    dist.init_process_group("gloo", init_method=meet, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("form", ["vgg", "frozen"])
+def test_ten_steps_in_blocks_are_those_of_pytorch(form: str) -> None:
+    """A class of one image; and a buffer that each step writes, which the backward pass rereads."""
+    torch.manual_seed(0)
+    if form == "vgg":
+        module, example = Loss(vgg(8, 8, 16)), (torch.randn(1, 3, 40, 36), torch.tensor([3]))
+    else:
+        net = FORMS[form]()
+        module, example = Loss(net), example_of(net, 41, 38)
+    program = in_blocks(module, example, ((2,), 3))
+    assert apart(module, program.module(), example) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
+def test_a_unet_is_trained_on_one_image_where_recomputation_does_not_fit(tmp_path: Path) -> None:
+    """Ten steps of AdamW are equal; measured bytes are within the limit."""
+    torch.manual_seed(0)
+    module = Loss(plain_unet(4, 2))
+    example = torch.randn(1, 3, 200, 136), torch.randint(2, (1, 200, 136))
+    limit = int(0.4 * whole_of(module, example).summary["peak_bytes"][0])
+    program = partitioner.compile(
+        module, example, devices=1, training=True, memory=limit, time_limit_s=10
+    )
+    assert program.plan.blocks
+    assert program.summary["peak_bytes"][0] <= limit
+    measured = program.profile(*example, steps=1).measured
+    assert measured is not None
+    assert 0 < (measured.ranks[0].peak_bytes or 0) <= limit
+    assert apart(module, program.module(), example) <= 1e-5
+    program.save(tmp_path / "out")
+    again = partitioner.load(tmp_path / "out", module, example)
+    assert again.plan == program.plan
+    assert again.graph.digest == program.graph.digest
+
+
+def test_what_blocks_in_training_are_not_searched_with_is_named() -> None:
+    module = Loss(chain(nn.ReLU())())
+    example = torch.randn(1, 3, 20, 18), torch.randint(3, (1, 20, 18))
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"devices": 1, "recompute": False}, "recompute=False"),
+        ({"devices": 2}, "training on several devices"),
+    )
+    for options, why in cases:
+        with pytest.raises(Infeasible, match=f"; blocks are not searched with {why}$"):
+            partitioner.compile(
+                module, example, training=True, memory=20_000, time_limit_s=1, **options
+            )

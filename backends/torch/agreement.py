@@ -92,8 +92,11 @@ class Agreement:
             return False
         words = [word for one in sums for word in one.words.values()]
         words += [0] * (self.words - len(words))
-        row = torch.tensor([-1 if problem else code(doing.encode()), int(asks), *words])
-        rows = self._gather(row, doing).reshape(self.ranks, -1)
+        row = [-1 if problem else code(doing.encode()), int(asks), *words]
+        gathered = self._gather(torch.tensor(row), doing)
+        if not problem and gathered.tolist() == row * self.ranks:
+            return asks
+        rows = gathered.reshape(self.ranks, -1)
         codes = rows[:, 0]
         if bool((codes == codes[0]).all()) and not problem:
             news, start = bool(rows[:, 1].any()), 2

@@ -168,18 +168,25 @@ class PhasePasses:
     # Passes ----------------------------------------------------------------------------------
 
     def forward(
-        self, inputs: list[Values], shards: Mapping[str, Tensor], *, backward: bool = False
+        self,
+        inputs: list[Values],
+        shards: Mapping[str, Tensor],
+        agreed: Callable[[], None],
+        *,
+        backward: bool = False,
     ) -> tuple[tuple[Tensor, ...], Values]:
         """Run a step; written buffers get their next contents.
 
         Args:
             inputs: Of each micro-batch, by local name.
             shards: This rank's shards of stored values by first name.
+            agreed: As of `RankPasses.forward`.
             backward: Whether the backward passes run.
 
         Returns:
             The module's results, and this rank's gradients by first name.
         """
+        agreed()
         stored = self.whole.local_shards(shards)
         tangent = self.whole.signature.tangent
         for name, part in self.graphs.inputs.items():

@@ -401,15 +401,16 @@ class RankModule(nn.Module):
         grads = torch.is_grad_enabled()
         # DTensors cannot be made in inference mode
         with torch.inference_mode(False), torch.set_grad_enabled(grads):
-            passes, values = self._begin(training, args, kwargs)
+            passes, values, agreed = self._begin(training, args, kwargs)
             shards = self._shards_now()
             if passes.differentiates and grads:
                 trained = {n: t for n, t in self._tensors.items() if t.requires_grad}
                 names, tensors = tuple(trained), trained.values()
-                results = _Step.apply(self, passes, values, shards, names, self._anchor, *tensors)  # type: ignore[no-untyped-call]
+                start = self, passes, values, shards, agreed, names
+                results = _Step.apply(*start, self._anchor, *tensors)  # type: ignore[no-untyped-call]
             else:
                 own = set(map(id, shards.values()))
-                results = passes.forward(values, shards)[0]
+                results = passes.forward(values, shards, agreed)[0]
                 results = tuple(x.detach() if id(x) in own else x for x in results)
             return passes.structured(results)
 
@@ -443,8 +444,11 @@ class RankModule(nn.Module):
 
     def _begin(
         self, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[Passes, Any]:
-        """The graphs of a call and their inputs by local name; the ranks agree on them first."""
+    ) -> tuple[Passes, Any, Callable[[], None]]:
+        """The graphs of a call, their inputs by local name, and what waits for all to agree.
+
+        A rank computes while it waits, if it has nothing else to ask the other ranks.
+        """
         word = self._word if training or not self._whole.training else "evaluation"
         problem, key, base = "", "", self._passes[""]
         signature, inputs = self._whole.signature, None
@@ -463,22 +467,39 @@ class RankModule(nn.Module):
             problem = str(error) if self._local_inputs else f"rank {self.rank}: {error}"
         doing = f"{word} step {self.steps} with seed {self._seed} on {key or 'its part'}"
         sums = () if problem else (self._input_sums(word, args, kwargs), self._written_sums())
-        if self._agreement.check(doing, problem, sums, asks=self._is_loaded):
-            self._agreement.compare(_loading(self._loaded))
-            self._is_loaded = False
-            self._written = self._versions(self._tensors)
-        if self._local_inputs and word == "evaluation":
-            whole = base.joined(signature.flatten(args, kwargs), self._agreement)
-            args, kwargs = signature.call(whole)
-            key = signature.described(args, kwargs)
-        passes = self._variant(training, word, key, args, kwargs)
-        signature = passes.whole.signature
-        if passes is not base or inputs is None:
-            inputs = signature.flatten(args, kwargs)
-        seed = {signature.seed: torch.tensor((self._seed << 32) + self.steps)}
-        if word != "evaluation":
-            self.steps += passes.draws
-        return passes, passes.start(inputs, seed, local=self._local_inputs and passes is base)
+        agree = self._agreement.begin(doing, problem, sums, asks=self._is_loaded)
+        if problem or self._is_loaded or self._variant_name(word, key) not in self._passes:
+            self._agree(agree)
+            agree = _agreed
+        draws = 0
+        try:
+            if self._local_inputs and word == "evaluation":
+                whole = base.joined(signature.flatten(args, kwargs), self._agreement)
+                args, kwargs = signature.call(whole)
+                key = signature.described(args, kwargs)
+            passes = self._variant(training, word, key, args, kwargs)
+            signature = passes.whole.signature
+            if passes is not base or inputs is None:
+                inputs = signature.flatten(args, kwargs)
+            seed = {signature.seed: torch.tensor((self._seed << 32) + self.steps)}
+            draws = 0 if word == "evaluation" else passes.draws
+            self.steps += draws
+            values = passes.start(inputs, seed, local=self._local_inputs and passes is base)
+        except Exception:
+            self._agree(agree, draws)  # where the other ranks wait for this one
+            raise
+        return passes, values, partial(self._agree, agree, draws)
+
+    def _agree(self, agree: Callable[[], bool], draws: int = 0) -> None:
+        """Wait until all ranks agree; a step of so many draws begins only if they do."""
+        try:
+            if agree():
+                self._agreement.compare(_loading(self._loaded))
+                self._is_loaded = False
+                self._written = self._versions(self._tensors)
+        except BackendError:
+            self.steps -= draws
+            raise
 
     def _in_words(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """A call in words; equal if one trace fits both."""
@@ -513,14 +534,16 @@ class RankModule(nn.Module):
         word = code(array("q", counts.values()).tobytes()) if counts else 0
         return Sums({"": word}, "other writes to", _WRITTEN_ADVICE, self._holders, counts)
 
+    def _variant_name(self, word: str, key: str) -> str:
+        """Where the graphs of a call are found; "" for those of the trace."""
+        is_traced = word == self._word and (self._local_inputs or key == self._traced)
+        return "" if is_traced else f"{word} on {key}"
+
     def _variant(
         self, training: bool, word: str, key: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Passes:
         """The graphs of a call, made with the first call of its kind."""
-        base = self._passes[""]
-        if word == self._word and (self._local_inputs or key == self._traced):
-            return base
-        name = f"{word} on {key}"
+        name = self._variant_name(word, key)
         if name not in self._passes:
             share = partial(self._agreement.first, doing=name)
             with self._agreement.together(name):
@@ -654,11 +677,12 @@ class _Step(torch.autograd.Function):
         passes: Passes,
         values: Any,
         shards: Mapping[str, Tensor],
+        agreed: Callable[[], None],
         names: Sequence[str],
         *_: Tensor,
     ) -> tuple[Tensor, ...]:
         """Run the forward graph; results require gradients as the module's do."""
-        computed, kept = passes.forward(values, shards, backward=True)
+        computed, kept = passes.forward(values, shards, agreed, backward=True)
         results = tuple(result.detach() for result in computed)  # kept values hold no graph
         ctx.module, ctx.passes, ctx.kept, ctx.names = module, passes, kept, names
         ctx.step = module.steps - 1
@@ -700,7 +724,12 @@ class _Step(torch.autograd.Function):
         doing = f"backward() of training step {ctx.step}"
         module._agreement.check(f"{doing} by {float(tangent):g}" if is_scaled else doing, problem)
         ctx.kept = None
-        return *[None] * 6, *module._gradients(ctx.passes, kept, tangent, ctx.names)
+        return *[None] * 7, *module._gradients(ctx.passes, kept, tangent, ctx.names)
+
+
+def _agreed() -> bool:
+    """The end of an agreement that the rank has waited for; no rank asks."""
+    return False
 
 
 @cache

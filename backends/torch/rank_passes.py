@@ -16,7 +16,7 @@ from partitioner.backends.regions import region_shape, whole_region
 from partitioner.backends.tensors import dtype_word, torch_dtype
 from partitioner.backends.torch.agreement import Agreement
 from partitioner.backends.torch.buffers import memory_of, without_views, write_buffers
-from partitioner.backends.torch.direct import direct
+from partitioner.backends.torch.direct import Gate, direct, gated
 from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.emit import PassGraph, emit_rank, rest_argument
 from partitioner.backends.torch.faults import Roll, explained
@@ -137,12 +137,14 @@ class RankPasses:
         self._roll = roll
         register_named(group_ranks(whole.programs))
         self.graphs = emit_rank(whole.programs, rank, whole.graph, device, keeps=True)
-        passes = {"forward": self.graphs.forward, "backward": self.graphs.backward}
         self._modules = {
-            w: graph.module.to(device) for w, graph in passes.items() if graph is not None
+            which: graph.module.to(device) for which, graph in self.graphs.passes.items()
         }
+        passes = {which: eager(module, boxed=True) for which, module in self._modules.items()}
+        self._gate = Gate()
+        self._gated = gated(passes["forward"], self._gate)
         self._runs: dict[str, Callable[[list[Tensor]], Sequence[Tensor]]] = {
-            which: direct(eager(module, boxed=True)) for which, module in self._modules.items()
+            which: direct(one) for which, one in passes.items()
         }
         self._outputs = {o.whole: o.value for o in self.graphs.outputs}
         names = dict.fromkeys(whole.signature.results)
@@ -217,13 +219,20 @@ class RankPasses:
     # Passes ----------------------------------------------------------------------------------
 
     def forward(
-        self, inputs: Values, shards: Mapping[str, Tensor], *, backward: bool = False
+        self,
+        inputs: Values,
+        shards: Mapping[str, Tensor],
+        agreed: Callable[[], None],
+        *,
+        backward: bool = False,
     ) -> tuple[tuple[Tensor, ...], Values]:
         """Run the forward graph; written buffers get their next contents.
 
         Args:
             inputs: By local name.
             shards: This rank's shards of stored values by first name.
+            agreed: Returns once all ranks do the same; called once, before anything is sent or
+                written.
             backward: Whether the backward pass follows.
 
         Returns:
@@ -232,7 +241,16 @@ class RankPasses:
         del backward  # all that it reads is kept in any case
         values = {**inputs, **self.whole.local_shards(shards)}
         graph = self.graphs.forward
-        values.update(self._run("forward", graph, [values[name] for name in graph.arguments]))
+        if self._runs["forward"] is self._gated:
+            self._gate.wait = agreed
+        else:
+            agreed()
+        try:
+            arguments = [values[name] for name in graph.arguments]
+            values.update(self._run("forward", graph, arguments))
+        except Exception:
+            self._gate.enter()  # where the other ranks wait for this one
+            raise
         later = self.graphs.backward.arguments if self.graphs.backward is not None else ()
         shown = [self._outputs[value] for value in self._shown]
         next_contents = {
@@ -271,6 +289,8 @@ class RankPasses:
         try:
             with torch.no_grad(), without_autocast(self.device.type):
                 results = self._runs[which](arguments)
+        except BackendError:
+            raise
         except RuntimeError as error:
             failure = explained(error, self._runs[which], self.rank, self._roll, which)
             if failure is None:

@@ -49,7 +49,7 @@ def _operands(node: fx.Node) -> tuple[Any, ...]:
 
 def _join(graph: fx.Graph, first: fx.Node, data: fx.Node, weights: fx.Node) -> None:
     with graph.inserting_before(first):
-        call = graph.call_function(layer_norm_grads, (*data.args, weights.args[_SHARED]))
+        call = graph.call_function(layer_norm_grads, data.args)
         found, both = (graph.call_function(getitem, (call, index)) for index in range(2))
     note_tasks((call, found, both), (*noted_tasks(data), *noted_tasks(weights)))
     for node, result in ((data, found), (weights, both)):
@@ -64,13 +64,11 @@ def layer_norm_grads(
     mean: Tensor,
     rstd: Tensor,
     weight: Tensor,
-    dtype: torch.dtype,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Results of the operators `layer_norm_grad_input` and `layer_norm_grad_weight`."""
-    if weight.dtype != dtype:
-        shared = grad_out, x, normalized_shape, mean, rstd
-        data: Tensor = operators.layer_norm_grad_input(*shared, weight)
-        return data, operators.layer_norm_grad_weight(*shared, dtype)
+    """Results of the operators `layer_norm_grad_input` and `layer_norm_grad_weight`.
+
+    PyTorch's kernel has one type for the weight, its gradient and that of the bias.
+    """
     data, of_weight, of_bias = aten.native_layer_norm_backward(
         *(grad_out, x, normalized_shape, mean.contiguous(), rstd.contiguous()),
         *(weight, weight, [True, True, True]),

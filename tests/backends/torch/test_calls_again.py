@@ -22,19 +22,19 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm1d(4)
         self.down.requires_grad_(False)
 
-    def forward(self, x: Tensor, *, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         scores = self.down(self.norm(self.up(x)).relu()) * scale
         return (scores - y).square().mean(), self.up.weight
 
 
-ARGS = (torch.linspace(-1, 1, 24).reshape(6, 4).sin(),)
-KWARGS = {"y": torch.ones(6, 4), "scale": torch.tensor(0.5)}
+X = torch.linspace(-1, 1, 24).reshape(6, 4).sin()
+BATCH = {"x": X, "y": torch.ones(6, 4), "scale": torch.tensor(0.5)}
 
 
 @pytest.fixture(scope="module")
 def program() -> partitioner.ModuleProgram:
     torch.manual_seed(0)
-    program = partitioner.compile(Net(), ARGS, kwargs=KWARGS, devices=1, training=True)
+    program = partitioner.compile(Net(), BATCH, devices=1, training=True)
     assert isinstance(program, partitioner.ModuleProgram)
     return program
 
@@ -44,7 +44,7 @@ def module(program: partitioner.ModuleProgram) -> Iterator[RankModule]:
     """On one rank, which has been called."""
     torch.distributed.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
     module = program.module()
-    module(*ARGS, **KWARGS)
+    module(**BATCH)
     yield module
     torch.distributed.destroy_process_group()
 
@@ -121,17 +121,17 @@ def test_a_change_after_a_call_is_refused(
 ) -> None:
     change(module)
     with pytest.raises(BackendError, match=f"^rank 0: {REFUSED[change]}"):
-        module(*ARGS, **KWARGS)
+        module(**BATCH)
 
 
 def test_more_parts_are_no_change(module: RankModule) -> None:
-    loss, _ = module(*ARGS, **KWARGS)
+    loss, _ = module(**BATCH)
     module.register_parameter("more", nn.Parameter(torch.zeros(1)))
     module.up.register_buffer("more", torch.zeros(1))
-    torch.testing.assert_close(module(*ARGS, **KWARGS)[0], loss)
+    torch.testing.assert_close(module(**BATCH)[0], loss)
     module.up.eval()
     with pytest.raises(BackendError, match=r"^rank 0: up is in evaluation mode"):
-        module(*ARGS, **KWARGS)
+        module(**BATCH)
 
 
 def plain(program: partitioner.ModuleProgram, module: RankModule) -> nn.Module:
@@ -155,10 +155,10 @@ def test_what_is_written_is_read(program: partitioner.ModuleProgram, module: Ran
         module.up.weight.data = module.up.weight.data.t()
 
     for change in (writes, writes_data, turns):
-        before = module(*ARGS, **KWARGS)[0]
+        before = module(**BATCH)[0]
         change()
-        expected = plain(program, module)(*ARGS, **KWARGS)[0]
-        loss = module(*ARGS, **KWARGS)[0]
+        expected = plain(program, module)(**BATCH)[0]
+        loss = module(**BATCH)[0]
         torch.testing.assert_close(loss, expected)
         assert loss != before
 
@@ -166,57 +166,56 @@ def test_what_is_written_is_read(program: partitioner.ModuleProgram, module: Ran
 def test_what_a_call_returns_is_the_callers(module: RankModule) -> None:
     """Changes of the sizes of a result do not reach the parameter that it is."""
     with torch.no_grad():
-        _, weight = module(*ARGS, **KWARGS)
+        _, weight = module(**BATCH)
         expected = weight.clone()
         weight.unsqueeze_(0)
-        assert module(*ARGS, **KWARGS)[1].equal(expected)
+        assert module(**BATCH)[1].equal(expected)
     assert module.up.weight.shape == (4, 4)
 
 
 def test_modes_of_calls(program: partitioner.ModuleProgram, module: RankModule) -> None:
     """Modes and forms of a call change from call to call."""
-    reordered = dict(reversed(KWARGS.items()))
-    for kwargs in (KWARGS, reordered):
+    reordered = dict(reversed(BATCH.items()))
+    for kwargs in (BATCH, reordered):
         for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
             whole = plain(program, module)
             with mode():
-                loss = module(*ARGS, **kwargs)[0]
-                torch.testing.assert_close(loss, whole(*ARGS, **kwargs)[0])
+                loss = module(**kwargs)[0]
+                torch.testing.assert_close(loss, whole(**kwargs)[0])
             assert loss.requires_grad == (mode is torch.enable_grad)
     module.eval()
     whole = plain(program, module)
-    torch.testing.assert_close(module(*ARGS, **KWARGS)[0], whole(*ARGS, **KWARGS)[0])
+    torch.testing.assert_close(module(**BATCH)[0], whole(**BATCH)[0])
     module.train()
     steps = module.steps
     for wrong, match in (
-        ({**KWARGS, "scale": 0.5}, r"float32\[6,4\], scale 0\.5|scale.* is 0\.5"),
-        ({"y": KWARGS["y"]}, r"arguments are 1 positional values, y"),
-        ({**KWARGS, "more": KWARGS["y"]}, r"arguments are 1 positional values, .*more"),
+        ({"x": X, "y": X}, r"arguments are 0 positional values, x, y \("),
+        ({**BATCH, "more": X}, r"arguments are 0 positional values, .*more"),
     ):
         with pytest.raises(BackendError, match=match):
-            module(*ARGS, **wrong)
+            module(**wrong)
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(BackendError, match="autocast of b"):
-        module(*ARGS, **KWARGS)
+        module(**BATCH)
     with pytest.raises(BackendError, match="an input requires a gradient"):
-        module(ARGS[0].clone().requires_grad_(), **KWARGS)
+        module(**{**BATCH, "x": X.clone().requires_grad_()})
     assert module.steps == steps
-    loss = module(*ARGS, **KWARGS)[0]
+    loss = module(**BATCH)[0]
     whole = plain(program, module)
     loss.backward()
-    whole(*ARGS, **KWARGS)[0].backward()
+    whole(**BATCH)[0].backward()
     assert module.steps == steps + 1
     torch.testing.assert_close(module.up.weight.grad, whole.up.weight.grad)
 
 
 def test_a_copy_has_tensors_of_its_own(module: RankModule) -> None:
-    before = module(*ARGS, **KWARGS)[0]
+    before = module(**BATCH)[0]
     other = copy.deepcopy(module)
     with torch.no_grad():
         other.up.weight.zero_()
         other.norm.weight.zero_()
-    assert module(*ARGS, **KWARGS)[0] == before
-    assert other(*ARGS, **KWARGS)[0] != before
+    assert module(**BATCH)[0] == before
+    assert other(**BATCH)[0] != before
     other.norm.eval()
-    module(*ARGS, **KWARGS)
+    module(**BATCH)
     with pytest.raises(BackendError, match="norm is in evaluation mode"):
-        other(*ARGS, **KWARGS)
+        other(**BATCH)

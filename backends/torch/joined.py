@@ -34,11 +34,10 @@ def join_norms(graph: fx.Graph) -> None:
         if weights.target is not operators.layer_norm_grad_weight.default:
             continue
         data = of_data.pop(_operands(weights), None)
-        scale = None if data is None else data.args[_SHARED]
-        if not isinstance(scale, fx.Node):
+        if data is None:
             continue
-        first = min(data, weights, key=order.__getitem__)
-        if order[scale] < order[first]:
+        first, scale = min(data, weights, key=order.__getitem__), data.args[_SHARED]
+        if isinstance(scale, fx.Node) and order[scale] < order[first]:
             _join(graph, first, data, weights)
 
 

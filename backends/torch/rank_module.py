@@ -451,7 +451,8 @@ class RankModule(nn.Module):
         """
         word = self._word if training or not self._whole.training else "evaluation"
         problem, key, base = "", "", self._passes[""]
-        signature, inputs = self._whole.signature, None
+        signature = self._whole.signature
+        inputs: dict[str, Any] | None = None
         try:
             self._contents.check(self)
             if training:

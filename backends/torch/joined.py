@@ -43,6 +43,7 @@ def join_norms(graph: fx.Graph) -> None:
 
 def _operands(node: fx.Node) -> tuple[Any, ...]:
     grad_out, x, sizes, mean, rstd = node.args[:_SHARED]
+    assert isinstance(sizes, Sequence)
     return grad_out, x, tuple(sizes), mean, rstd
 
 

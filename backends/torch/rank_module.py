@@ -169,8 +169,8 @@ class RankModule(nn.Module):
         if not whole.training:
             self.register_load_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
             self.register_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
-        _note_constants(self, whole.attributes)
         self._note_contents()
+        _note_constants(self, whole.attributes)
 
     def _note_contents(self) -> None:
         """Note the tensors that calls begin with, and what else the module consists of."""

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,6 +74,15 @@ class Agreement:
     ) -> bool:
         """Compare the activities that the ranks are about to begin, and the values that they take.
 
+        Returns, and raises, what the result of `begin` does.
+        """
+        return self.begin(doing, problem, sums, asks=asks)()
+
+    def begin(
+        self, doing: str, problem: str = "", sums: Sequence[Sums] = (), *, asks: bool = False
+    ) -> Callable[[], bool]:
+        """Begin to `check`: the rank may compute before it waits, but not communicate.
+
         Args:
             doing: In words; the same on all ranks if they may go on.
             problem: Why this rank cannot go on; "" if it can.
@@ -81,19 +91,24 @@ class Agreement:
             asks: Whether this rank has news that all are to `compare`.
 
         Returns:
-            Whether any rank has.
-
-        Raises:
-            BackendError: A rank has a problem, or the ranks differ; the same text on every rank.
+            Waits for the other ranks, and returns whether any rank asks. It raises a BackendError
+            if a rank has a problem, or the ranks differ: the same text on every rank.
         """
         if not self._group:
-            if problem:
-                raise BackendError(problem)
-            return False
+            return partial(_alone, problem)
         words = [word for one in sums for word in one.words.values()]
         words += [0] * (self.words - len(words))
-        row = torch.tensor([-1 if problem else code(doing.encode()), int(asks), *words])
-        rows = self._gather(row, doing).reshape(self.ranks, -1)
+        row = [-1 if problem else code(doing.encode()), int(asks), *words]
+        gathered = self._begin_gather(torch.tensor(row), doing)
+        return lambda: self._compared(doing, problem, sums, row, gathered())
+
+    def _compared(
+        self, doing: str, problem: str, sums: Sequence[Sums], row: list[int], gathered: Tensor
+    ) -> bool:
+        """Whether any rank asks, from the rows of all ranks, of which this one has `row`."""
+        if not problem and gathered.tolist() == row * self.ranks:
+            return bool(row[1])
+        rows = gathered.reshape(self.ranks, -1)
         codes = rows[:, 0]
         if bool((codes == codes[0]).all()) and not problem:
             news, start = bool(rows[:, 1].any()), 2
@@ -222,10 +237,28 @@ class Agreement:
 
     def _gather(self, part: Tensor, doing: str) -> Tensor:
         """The ranks' tensors along their first dim, on the CPU."""
+        return self._begin_gather(part, doing)()
+
+    def _begin_gather(self, part: Tensor, doing: str) -> Callable[[], Tensor]:
+        """Begin to gather; the result waits."""
         whole = part.new_empty((self.ranks * part.shape[0], *part.shape[1:]), device=self._device)
-        try:
+        with self._telling(doing):
             group = resolved_group(self._group)
-            self._wait(group._allgather_base(whole, part.to(self._device)), doing)
+            work = group._allgather_base(whole, part.to(self._device))
+        del group
+
+        def gathered() -> Tensor:
+            with self._telling(doing):
+                self._wait(work, doing)
+            return whole.cpu()
+
+        return gathered
+
+    @contextmanager
+    def _telling(self, doing: str) -> Iterator[None]:
+        """Say in errors of messages for what this rank waits."""
+        try:
+            yield
         except RuntimeError as error:
             if isinstance(error, PartitionerError):
                 raise
@@ -233,7 +266,6 @@ class Agreement:
                 f"rank {self.rank}: waiting for the other ranks before {doing}: "
                 f"{cause(error, self.roll)}"
             ) from error
-        return whole.cpu()
 
     def _wait(self, work: Any, doing: str) -> None:
         """Wait for a message, and look now and then whether another rank waits for this one.
@@ -258,6 +290,13 @@ class Agreement:
                 raise BackendError(_differ(elsewhere))
         if posted:
             self._whereabouts.post("")
+
+
+def _alone(problem: str) -> bool:
+    """The agreement of one rank with itself."""
+    if problem:
+        raise BackendError(problem)
+    return False
 
 
 def _differ(texts: Mapping[int, str]) -> str:

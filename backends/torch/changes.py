@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, wraps
+from operator import is_
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -19,7 +21,6 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import dtype_word
@@ -33,46 +34,98 @@ _STEP_HOOKS: WeakSet[Callable[..., object]] = WeakSet()
 _WHOLE_ONLY = (torch.optim.Rprop, torch.optim.Adafactor, torch.optim.SparseAdam)
 
 
-def storages(tensors: Mapping[str, Tensor]) -> dict[str, torch.UntypedStorage]:
-    """The storage of each tensor, which an assignment to `tensor.data` replaces.
+@dataclass(frozen=True)
+class Contents:
+    """The objects that a rank's module consists of, by which changes of it are noticed.
 
-    Such an assignment has no effect on a DTensor: its part stays as it is. So it is refused under
-    every plan.
+    A check at each call compares objects by identity. Only where one is another does it look at
+    names, to say what was changed.
+
+    Attributes:
+        stored: The parameters and buffers of the whole model.
+        tensors: Those of the rank, by first name.
+        storages: The storage of each tensor, which an assignment to `tensor.data` replaces. Such an
+            assignment has no effect on a DTensor: its part stays as it is. So it is refused under
+            every plan.
+        parts: The submodules.
+        names: Names of the submodules, of the parameters and of the buffers of the module and of
+            each part.
+        objects: These submodules, parameters and buffers.
+        facts: Storage and element type of each tensor.
+        frozen: Tensors that must not require a gradient.
     """
-    return {name: tensor.untyped_storage() for name, tensor in tensors.items()}
 
+    stored: Sequence[Stored]
+    tensors: Mapping[str, Tensor]
+    storages: Mapping[str, torch.UntypedStorage]
+    parts: Sequence[nn.Module]
+    names: Sequence[tuple[str, ...]]
+    objects: Sequence[object]
+    facts: Sequence[tuple[int, torch.dtype]]
+    frozen: Sequence[Tensor]
 
-def check_changes(
-    module: nn.Module,
-    stored: Sequence[Stored],
-    tensors: Mapping[str, Tensor],
-    held: Mapping[str, torch.UntypedStorage],
-) -> None:
-    """Refuse a module that was changed since it was made.
+    @classmethod
+    def of(
+        cls, module: nn.Module, stored: Sequence[Stored], tensors: Mapping[str, Tensor]
+    ) -> Contents:
+        """The contents of a module as it is."""
+        parts = tuple(module.modules())[1:]
+        held = [entry for entry in stored if entry.names[0] in tensors]
+        storages = {name: tensor.untyped_storage() for name, tensor in tensors.items()}
+        types = {entry.names[0]: entry.dtype for entry in held}
+        return cls(
+            *(stored, tensors, storages, parts),
+            *(_names_in((module, *parts)), _objects_in((module, *parts))),
+            [(storages[name]._cdata, types[name]) for name in tensors],
+            [tensors[e.names[0]] for e in held if e.value and e.frozen],
+        )
 
-    Args:
-        tensors: Those that the rank's module was made with, by first name.
-        held: Their `storages` then.
+    def check(self, module: nn.Module) -> None:
+        """Refuse the module if it was changed.
 
-    Raises:
-        BackendError: A submodule is in another mode than the module, or has hooks; a parameter or
-            buffer was replaced by another tensor, its `data` was, or it has another element type; a
-            parameter requires
-            a gradient and was frozen in the trace. (One that required a gradient in the trace, and
-            that the loss does not use, gets none.)
-    """
-    parts = dict(module.named_modules())
-    _check_parts(module, parts)
-    for entry in stored:
-        tensor = tensors.get(entry.names[0])
-        if tensor is None:
-            continue
+        Raises:
+            BackendError: A submodule is in another mode than the module, or has hooks; a parameter
+                or buffer was replaced by another tensor, its `data` was, or it has another element
+                type; a parameter requires a gradient and was frozen in the trace. (One that
+                required a gradient in the trace, and that the loss does not use, gets none.)
+        """
+        is_same = self._are_plain_parts(module.training) and self._are_same_objects(module)
+        if is_same and self._are_same_tensors():
+            return
+        parts = dict(module.named_modules())
+        _check_parts(module, parts)
+        for entry in self.stored:
+            tensor = self.tensors.get(entry.names[0])
+            if tensor is not None:
+                self._check_tensor(module, entry, tensor, parts)
+
+    def _are_plain_parts(self, mode: bool) -> bool:
+        """Whether all submodules are in a mode, and have no hooks."""
+        return not any(part.training is not mode or _has_hooks(part) for part in self.parts)
+
+    def _are_same_objects(self, module: nn.Module) -> bool:
+        parts = module, *self.parts
+        objects = _objects_in(parts)
+        is_same = len(objects) == len(self.objects) and all(map(is_, objects, self.objects))
+        return is_same and _names_in(parts) == self.names
+
+    def _are_same_tensors(self) -> bool:
+        facts = [(x.untyped_storage()._cdata, x.dtype) for x in self.tensors.values()]
+        return facts == self.facts and not any(x.requires_grad for x in self.frozen)
+
+    def _check_tensor(
+        self,
+        module: nn.Module,
+        entry: Stored,
+        tensor: Tensor,
+        parts: Mapping[str, nn.Module],
+    ) -> None:
         if tensor.dtype != entry.dtype:
             raise BackendError(
                 f"{entry.names[0]} is {dtype_word(tensor.dtype)} now and was "
                 f"{dtype_word(entry.dtype)}: for another element type, compile the module in it"
             )
-        if tensor.untyped_storage()._cdata != held[entry.names[0]]._cdata:
+        if tensor.untyped_storage()._cdata != self.storages[entry.names[0]]._cdata:
             raise BackendError(
                 f"{entry.names[0]}.data was set, which changes no parameter that a plan cuts: "
                 "write in place under torch.no_grad(), as by copy_()"
@@ -91,6 +144,31 @@ def check_changes(
             )
 
 
+def _contents(part: nn.Module) -> tuple[Mapping[str, object], ...]:
+    """The submodules, parameters and buffers of a part, by name."""
+    return part._modules, part._parameters, part._buffers
+
+
+def _names_in(parts: Iterable[nn.Module]) -> list[tuple[str, ...]]:
+    """Names of the submodules, of the parameters and of the buffers of each part, in order."""
+    return [tuple(held) for part in parts for held in _contents(part)]
+
+
+def _objects_in(parts: Iterable[nn.Module]) -> list[object]:
+    """Submodules, parameters and buffers of all parts, in order."""
+    return [x for part in parts for held in _contents(part) for x in held.values()]
+
+
+def _has_hooks(part: nn.Module) -> bool:
+    """Whether a submodule has hooks that would not be called."""
+    return bool(
+        part._forward_hooks
+        or part._forward_pre_hooks
+        or part._backward_hooks
+        or part._backward_pre_hooks
+    )
+
+
 def _check_parts(module: nn.Module, parts: Mapping[str, nn.Module]) -> None:
     for name, submodule in parts.items():
         if submodule.training != module.training:
@@ -100,8 +178,7 @@ def _check_parts(module: nn.Module, parts: Mapping[str, nn.Module]) -> None:
                 f"{name}.{'train' if submodule.training else 'eval'}() before compile, and only "
                 "train() and eval() of the whole module after it"
             )
-        hooks = (submodule._forward_hooks, submodule._forward_pre_hooks, submodule._backward_hooks)
-        if name and any((*hooks, submodule._backward_pre_hooks)):
+        if name and _has_hooks(submodule):
             raise BackendError(
                 f"{name} has a hook, which would not be called: submodules do not run by "
                 "themselves; hooks of the whole module and of parameters are called"
@@ -262,9 +339,9 @@ def _watch_scalers() -> None:
     GradScaler._unscale_grads_ = agreed  # type: ignore[assignment,method-assign]
 
 
-def check_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def check_inputs(values: Iterable[Any]) -> None:
     """Refuse inputs that require a gradient in a training step."""
-    for value in pytree.tree_leaves((args, dict(kwargs))):
+    for value in values:
         if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
             raise BackendError(
                 "an input requires a gradient: only parameters get one; detach() it, or make what "

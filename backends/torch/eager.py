@@ -4,7 +4,8 @@ Graphs are functional, as they are read, saved and compiled. Here an all-reduce 
 operand that nothing else reads, a write to a stored value that the program does in place
 (`RankProgram.in_place`) is done so, and an all-gather gets the memory for its result. The last is
 needed: with gloo, `all_gather_into_tensor` calls `allgather_coalesced`, which spoils the heap if
-several are on their way (PyTorch 2.13, `tests/benchmarks/gathers.py`).
+several are on their way (PyTorch 2.13, `tests/benchmarks/gathers.py`). Both gradients of a layer
+norm are one call (see `joined`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, fx
 from torch.fx.graph import _BoxedCodeGen
 
 from partitioner.backends.torch.emit import IN_PLACE
+from partitioner.backends.torch.joined import join_norms
 from partitioner.backends.torch.operators.caches import write_part
 
 aten = torch.ops.aten
@@ -79,6 +81,7 @@ def eager(module: fx.GraphModule, *, boxed: bool = False) -> fx.GraphModule:
             node.target = c10d.all_reduce_.default
         elif node.meta.get(IN_PLACE):
             node.target = _IN_PLACE[node.target]
+    join_norms(graph)
     return fx.GraphModule(module, graph)
 
 

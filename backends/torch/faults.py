@@ -26,6 +26,8 @@ c10d = torch.ops._c10d_functional
 
 #: Key in a collective's `meta`: the communications that it carries.
 COMM = "partitioner.comm"
+#: Key in the `meta` of a call: the operator, if another function is called in its place.
+OPERATOR = "partitioner.operator"
 #: Seconds that an ended process may take to be seen as such, after its connections closed; no
 #: longer, since torchrun soon stops the remaining ones.
 _PATIENCE_S = 0.5
@@ -154,7 +156,8 @@ def _failed(trace: TracebackType | None, module: fx.GraphModule) -> tuple[Comm, 
         name = re.match(r"\s*(\w+)\s*(?::[^=]*)?=", line)
         node = nodes.get(name.group(1)) if name and code is module.forward.__code__ else None
         if node is not None:
-            if node.target is c10d.wait_tensor.default and isinstance(node.args[0], fx.Node):
+            operator = node.meta.get(OPERATOR, node.target)
+            if operator is c10d.wait_tensor.default and isinstance(node.args[0], fx.Node):
                 node = node.args[0]
             comms = node.meta.get(COMM, ())
         trace = trace.tb_next

@@ -26,6 +26,7 @@ from partitioner.backends.launch import (
 from partitioner.backends.observed import RankLog
 from partitioner.backends.process_group import timed
 from partitioner.backends.tensors import from_numpy, to_numpy
+from partitioner.backends.torch.direct import direct
 from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.faults import Roll
 from partitioner.backends.torch.groups import Link, register_links, register_named
@@ -208,7 +209,7 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     }
     if job["recorded"]:
         _record(rank, folder, _recorder(rank, inputs, job), job)
-    module = eager(module)
+    module = direct(eager(module))
     arguments = [inputs[name] for name in file.arguments]
     results, seconds = timed(lambda number: _serve(module, arguments, number), job["requests"])
     values = dict(zip(file.results, results, strict=True))

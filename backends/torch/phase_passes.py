@@ -17,6 +17,7 @@ from torch import Tensor
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import dtype_word, torch_dtype
 from partitioner.backends.torch.agreement import Agreement
+from partitioner.backends.torch.direct import direct
 from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.faults import Roll, explained
 from partitioner.backends.torch.groups import group_ranks, register_links, register_named
@@ -27,7 +28,12 @@ from partitioner.backends.torch.phases import (
     emit_all_phases,
     step_runs,
 )
-from partitioner.backends.torch.rank_passes import Values, Whole, joined_inputs
+from partitioner.backends.torch.rank_passes import (
+    Values,
+    Whole,
+    joined_inputs,
+    without_autocast,
+)
 from partitioner.backends.torch.shards import part_of
 from partitioner.backends.torch.step_values import StepValues
 from partitioner.ir.layout import Placement
@@ -166,18 +172,25 @@ class PhasePasses:
     # Passes ----------------------------------------------------------------------------------
 
     def forward(
-        self, inputs: list[Values], shards: Mapping[str, Tensor], *, backward: bool = False
+        self,
+        inputs: list[Values],
+        shards: Mapping[str, Tensor],
+        agreed: Callable[[], None],
+        *,
+        backward: bool = False,
     ) -> tuple[tuple[Tensor, ...], Values]:
         """Run a step; written buffers get their next contents.
 
         Args:
             inputs: Of each micro-batch, by local name.
             shards: This rank's shards of stored values by first name.
+            agreed: As of `RankPasses.forward`.
             backward: Whether the backward passes run.
 
         Returns:
             The module's results, and this rank's gradients by first name.
         """
+        agreed()
         stored = self.whole.local_shards(shards)
         tangent = self.whole.signature.tangent
         for name, part in self.graphs.inputs.items():
@@ -243,8 +256,7 @@ class PhasePasses:
         part, stage = self._order.phases.of(phase)
         run = self._runs_of(micro_batch)[phase]
         try:
-            # the graphs have their casts
-            with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            with torch.no_grad(), without_autocast(self.device.type):
                 return run(arguments)
         except RuntimeError as error:
             which = f"{part} (stage {stage})"
@@ -255,7 +267,8 @@ class PhasePasses:
 
 
 def _runs(graphs: Mapping[int, PhaseGraph], device: torch.device) -> dict[int, Run]:
-    return {p: eager(graph.graph.module.to(device), boxed=True) for p, graph in graphs.items()}
+    modules = {phase: graph.graph.module.to(device) for phase, graph in graphs.items()}
+    return {phase: direct(eager(module, boxed=True)) for phase, module in modules.items()}
 
 
 def _unboxed(

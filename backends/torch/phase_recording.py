@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from partitioner.backends.observed import RankLog, Role
 from partitioner.backends.process_group import Group, timed
 from partitioner.backends.torch.clocks import Clock, clock_of
+from partitioner.backends.torch.direct import direct
 from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.emit import PassGraph
 from partitioner.backends.torch.faults import Roll
@@ -80,7 +81,7 @@ class PhaseRecorder:
             for phase, graph in self.phases.graphs.items()
         }
         spans = {phase: self._of_messages(phase, of) for phase, (_, of) in marking.items()}
-        modules = {phase: module for phase, (module, _) in marking.items()}
+        modules = {phase: direct(module) for phase, (module, _) in marking.items()}
 
         def marks() -> list[Span | None]:
             return self._marks(modules, spans, clock)
@@ -203,7 +204,7 @@ class PhaseRecorder:
 
 def _plain(phases: RankPhases) -> Mapping[int, fx.GraphModule]:
     graphs = phases.graphs.items()
-    return {phase: eager(graph.graph.module, boxed=True) for phase, graph in graphs}
+    return {phase: direct(eager(graph.graph.module, boxed=True)) for phase, graph in graphs}
 
 
 def _comms(message: Message) -> tuple[int, ...]:

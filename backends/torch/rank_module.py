@@ -15,7 +15,8 @@ sizes, are other programs over the same shards, made when they are first called 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -30,10 +31,9 @@ from partitioner.backends.regions import box_view
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.agreement import AgreedError, Agreement
 from partitioner.backends.torch.changes import (
-    check_changes,
+    Contents,
     check_inputs,
     count_steps,
-    storages,
     watch_partial_gradients,
 )
 from partitioner.backends.torch.faults import named, telling
@@ -116,8 +116,11 @@ class RankModule(nn.Module):
         self._agreement = agreement
         problem = _problem(inputs, compared)
         agreement.check(f"module(inputs={inputs!r}, seed={seed}, {_origin(source)})", problem)
-        self._local_regions = local_regions(whole) if self._local_inputs else {}
-        agreement.words = 1 + (len(self._local_regions) if self._local_inputs else 1)
+        regions = sorted(local_regions(whole).items()) if self._local_inputs else []
+        self._input_keys = {  # by input and rank
+            name: {r: repr(region) for r, region in by_rank.items()} for name, by_rank in regions
+        }
+        agreement.words = 1 + (len(self._input_keys) if self._local_inputs else 1)
         places = whole.places
         self._places = {
             entry.names[0]: places.get(entry.names[0])
@@ -136,8 +139,10 @@ class RankModule(nn.Module):
             rank: [e.names[0] for e in whole.stored if e.trained and self._holds(rank, e)]
             for rank in range(agreement.ranks)
         }
+        self._holders = {"": {rank: repr(names) for rank, names in self._trained.items()}}
         self._whole = whole
         self._traced = whole.signature.traced
+        self._described: dict[Hashable, str] = {}  # calls in words, by sizes and types
         self._word = "training" if whole.training else "inference"
         with agreement.together("module()"):
             self._passes = {"": self._passes_of(whole)}
@@ -158,15 +163,22 @@ class RankModule(nn.Module):
         agreement.compare(_beginning(words | constant_words))
         self._loaded = {name: int(name in self._tensors) for name in words}  # checksums, or 1
         self._is_loaded = False  # since the ranks compared them
-        self._written = self._versions(self._tensors)  # as the ranks compared them
-        self._storages = storages(self._tensors)
         self._elsewhere = self._list_another(meshes)
         self._watch_optimizers()
         self.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
         if not whole.training:
             self.register_load_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
             self.register_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
+        self._note_contents()
         _note_constants(self, whole.attributes)
+
+    def _note_contents(self) -> None:
+        """Note the tensors that calls begin with, and what else the module consists of."""
+        self._contents = Contents.of(self, self._whole.stored, self._tensors)
+        self._written = self._versions(self._tensors)  # as the ranks compared them
+        shards = {name: _local(tensor) for name, tensor in self._tensors.items()}
+        # writing to these is no change of a parameter: the parts that are its own stay the same
+        self._shards = shards | {value: tensor.data for value, tensor in self._at_rest.items()}
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute that is no constant of the graphs."""
@@ -175,15 +187,15 @@ class RankModule(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RankModule:
         """A module with tensors of its own and the same graphs, as means of weights need it."""
-        for name in ("_agreement", "_passes", "_places", "_trained", "_variants", "_whole"):
+        for name in _SHARED:
             shared = vars(self)[name]
             memo[id(shared)] = shared
         other = type(self).__new__(type(self))
         memo[id(self)] = other
-        own = {name: value for name, value in vars(self).items() if name != "_storages"}
+        noted = ("_contents", "_written", "_shards")
+        own = {name: value for name, value in vars(self).items() if name not in noted}
         vars(other).update(copy.deepcopy(own, memo))
-        other._written = other._versions(other._tensors)
-        other._storages = storages(other._tensors)
+        other._note_contents()
         other._watch_optimizers()
         return other
 
@@ -389,17 +401,29 @@ class RankModule(nn.Module):
         grads = torch.is_grad_enabled()
         # DTensors cannot be made in inference mode
         with torch.inference_mode(False), torch.set_grad_enabled(grads):
-            passes, values = self._begin(training, args, kwargs)
-            shards = {name: _local(tensor) for name, tensor in self._tensors.items()}
-            # writing to these is no change of a parameter: the parts that are its own stay the same
-            shards |= {value: tensor.data for value, tensor in self._at_rest.items()}
+            passes, values, agreed = self._begin(training, args, kwargs)
+            shards = self._shards_now()
             if passes.differentiates and grads:
                 trained = {n: t for n, t in self._tensors.items() if t.requires_grad}
                 names, tensors = tuple(trained), trained.values()
-                results = _Step.apply(self, passes, values, shards, names, self._anchor, *tensors)  # type: ignore[no-untyped-call]
+                start = self, passes, values, shards, agreed, names
+                results = _Step.apply(*start, self._anchor, *tensors)  # type: ignore[no-untyped-call]
             else:
-                results = passes.forward(values, shards)[0]
+                own = set(map(id, shards.values()))
+                results = passes.forward(values, shards, agreed)[0]
+                results = tuple(x.detach() if id(x) in own else x for x in results)
             return passes.structured(results)
+
+    def _shards_now(self) -> Mapping[str, Tensor]:
+        """This rank's shards by first name, and values at rest by value, detached.
+
+        The same tensors at each call, as long as parameters and buffers lie where they lay.
+        """
+        for name, tensor in self._tensors.items():
+            local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+            if not local.is_set_to(self._shards[name]):
+                self._shards[name] = local.detach()
+        return self._shards
 
     def train_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Run a forward and a backward pass; the arguments are the module's own.
@@ -420,40 +444,74 @@ class RankModule(nn.Module):
 
     def _begin(
         self, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[Passes, Any]:
-        """The graphs of a call and their inputs by local name; the ranks agree on them first."""
+    ) -> tuple[Passes, Any, Callable[[], None]]:
+        """The graphs of a call, their inputs by local name, and what waits for all to agree.
+
+        A rank computes while it waits, if it has nothing else to ask the other ranks.
+        """
         word = self._word if training or not self._whole.training else "evaluation"
         problem, key, base = "", "", self._passes[""]
         signature = self._whole.signature
+        inputs: dict[str, Any] | None = None
         try:
-            check_changes(self, self._whole.stored, self._tensors, self._storages)
+            self._contents.check(self)
             if training:
-                check_inputs(args, kwargs)
+                check_inputs(signature.plain(args, kwargs) or pytree.tree_leaves((args, kwargs)))
             if self._local_inputs:
-                base.local(signature.flatten(args, kwargs))
+                inputs = signature.flatten(args, kwargs)
+                base.local(inputs)
             else:
-                key = signature.described(args, kwargs)
+                key = self._in_words(args, kwargs)
                 if word == self._word:
-                    signature.flatten(args, kwargs)  # other arguments may be another loss
+                    inputs = signature.flatten(args, kwargs)  # others may be another loss
         except BackendError as error:
             problem = str(error) if self._local_inputs else f"rank {self.rank}: {error}"
         doing = f"{word} step {self.steps} with seed {self._seed} on {key or 'its part'}"
         sums = () if problem else (self._input_sums(word, args, kwargs), self._written_sums())
-        if self._agreement.check(doing, problem, sums, asks=self._is_loaded):
-            self._agreement.compare(_loading(self._loaded))
-            self._is_loaded = False
-            self._written = self._versions(self._tensors)
-        if self._local_inputs and word == "evaluation":
-            inputs = base.joined(signature.flatten(args, kwargs), self._agreement)
-            args, kwargs = signature.call(inputs)
-            key = signature.described(args, kwargs)
-        passes = self._variant(training, word, key, args, kwargs)
-        signature = passes.whole.signature
-        inputs = signature.flatten(args, kwargs)
-        seed = {signature.seed: torch.tensor((self._seed << 32) + self.steps)}
-        if word != "evaluation":
-            self.steps += passes.draws
-        return passes, passes.start(inputs, seed, local=self._local_inputs and passes is base)
+        agree = self._agreement.begin(doing, problem, sums, asks=self._is_loaded)
+        if problem or self._is_loaded or self._variant_name(word, key) not in self._passes:
+            self._agree(agree)
+            agree = _agreed
+        draws = 0
+        try:
+            if self._local_inputs and word == "evaluation":
+                whole = base.joined(signature.flatten(args, kwargs), self._agreement)
+                args, kwargs = signature.call(whole)
+                key = signature.described(args, kwargs)
+            passes = self._variant(training, word, key, args, kwargs)
+            signature = passes.whole.signature
+            if passes is not base or inputs is None:
+                inputs = signature.flatten(args, kwargs)
+            seed = {signature.seed: torch.tensor((self._seed << 32) + self.steps)}
+            draws = 0 if word == "evaluation" else passes.draws
+            self.steps += draws
+            values = passes.start(inputs, seed, local=self._local_inputs and passes is base)
+        except Exception:
+            self._agree(agree, draws)  # where the other ranks wait for this one
+            raise
+        return passes, values, partial(self._agree, agree, draws)
+
+    def _agree(self, agree: Callable[[], bool], draws: int = 0) -> None:
+        """Wait until all ranks agree; a step of so many draws begins only if they do."""
+        try:
+            if agree():
+                self._agreement.compare(_loading(self._loaded))
+                self._is_loaded = False
+                self._written = self._versions(self._tensors)
+        except BackendError:
+            self.steps -= draws
+            raise
+
+    def _in_words(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """A call in words; equal if one trace fits both."""
+        signature = self._whole.signature
+        tensors = signature.plain(args, kwargs)
+        if tensors is None:
+            return signature.described(args, kwargs)
+        sizes = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+        if sizes not in self._described:
+            self._described[sizes] = signature.described(args, kwargs)
+        return self._described[sizes]
 
     def _input_sums(self, word: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sums:
         """Checksums of a call's inputs; 0 if they are not to be compared."""
@@ -466,29 +524,27 @@ class RankModule(nn.Module):
         if not self._local_inputs:
             words = {"": code(repr(known).encode()) if known else 0}
             return Sums(words, "other data in input", _GLOBAL_ADVICE, inner=known)
-        regions = sorted(self._local_regions.items())
-        words = {
-            name: known.get(name, 0) if self.rank in by_rank else 0 for name, by_rank in regions
-        }
-        keys = {name: {r: repr(x) for r, x in by_rank.items()} for name, by_rank in regions}
+        keys = self._input_keys
+        words = {name: known.get(name, 0) if self.rank in keys[name] else 0 for name in keys}
         return Sums(words, "another part of input", _LOCAL_ADVICE, keys)
 
     def _written_sums(self) -> Sums:
         """Checksum of how often the trained parameters that this rank holds were written to."""
-        now = self._versions(e.names[0] for e in self._whole.stored if e.trained)
+        now = self._versions(self._trained[self.rank])
         counts = {name: count - self._written[name] for name, count in now.items()}
-        holders = {r: repr(names) for r, names in self._trained.items()}
-        word = code(repr(counts).encode()) if counts else 0
-        return Sums({"": word}, "other writes to", _WRITTEN_ADVICE, {"": holders}, counts)
+        word = code(array("q", counts.values()).tobytes()) if counts else 0
+        return Sums({"": word}, "other writes to", _WRITTEN_ADVICE, self._holders, counts)
+
+    def _variant_name(self, word: str, key: str) -> str:
+        """Where the graphs of a call are found; "" for those of the trace."""
+        is_traced = word == self._word and (self._local_inputs or key == self._traced)
+        return "" if is_traced else f"{word} on {key}"
 
     def _variant(
         self, training: bool, word: str, key: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Passes:
         """The graphs of a call, made with the first call of its kind."""
-        base = self._passes[""]
-        if word == self._word and (self._local_inputs or key == self._traced):
-            return base
-        name = f"{word} on {key}"
+        name = self._variant_name(word, key)
         if name not in self._passes:
             share = partial(self._agreement.first, doing=name)
             with self._agreement.together(name):
@@ -522,7 +578,7 @@ class RankModule(nn.Module):
             tensor, gradient = self._tensors[name], gradients.get(name)
             if gradient is not None:
                 gradient = self._own_part(passes, name, gradient)
-                gradient = _strided_as(_local(tensor), gradient)
+                gradient = _strided_as(self._shards[name], gradient)
                 if isinstance(tensor, DTensor):
                     gradient = distributed_as(tensor, gradient)
             yield gradient
@@ -533,7 +589,7 @@ class RankModule(nn.Module):
         Raises:
             BackendError: The plan gives this rank no such part.
         """
-        if gradient.shape == _local(self._tensors[name]).shape:
+        if gradient.shape == self._shards[name].shape:
             return gradient
         (value,) = (e.gradient for e in passes.whole.stored if e.names[0] == name)
         place = passes.whole.programs.homes[value].placement
@@ -552,6 +608,12 @@ class RankModule(nn.Module):
         for passes in self._passes.values():
             passes.compile(*args, **kwargs)
 
+
+#: Attributes that copies of a module share.
+_SHARED = (
+    *("_agreement", "_described", "_holders", "_input_keys", "_passes"),
+    *("_places", "_trained", "_variants", "_whole"),
+)
 
 #: What ranks should do that are called with other data.
 _GLOBAL_ADVICE = (
@@ -616,11 +678,12 @@ class _Step(torch.autograd.Function):
         passes: Passes,
         values: Any,
         shards: Mapping[str, Tensor],
+        agreed: Callable[[], None],
         names: Sequence[str],
         *_: Tensor,
     ) -> tuple[Tensor, ...]:
         """Run the forward graph; results require gradients as the module's do."""
-        computed, kept = passes.forward(values, shards, backward=True)
+        computed, kept = passes.forward(values, shards, agreed, backward=True)
         results = tuple(result.detach() for result in computed)  # kept values hold no graph
         ctx.module, ctx.passes, ctx.kept, ctx.names = module, passes, kept, names
         ctx.step = module.steps - 1
@@ -662,7 +725,12 @@ class _Step(torch.autograd.Function):
         doing = f"backward() of training step {ctx.step}"
         module._agreement.check(f"{doing} by {float(tangent):g}" if is_scaled else doing, problem)
         ctx.kept = None
-        return *[None] * 6, *module._gradients(ctx.passes, kept, tangent, ctx.names)
+        return *[None] * 7, *module._gradients(ctx.passes, kept, tangent, ctx.names)
+
+
+def _agreed() -> bool:
+    """The end of an agreement that the rank has waited for; no rank asks."""
+    return False
 
 
 @cache

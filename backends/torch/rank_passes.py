@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from partitioner.backends.regions import region_shape, whole_region
 from partitioner.backends.tensors import dtype_word, torch_dtype
 from partitioner.backends.torch.agreement import Agreement
 from partitioner.backends.torch.buffers import memory_of, without_views, write_buffers
+from partitioner.backends.torch.direct import Gate, direct, gated
 from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.emit import PassGraph, emit_rank, rest_argument
 from partitioner.backends.torch.faults import Roll, explained
@@ -98,16 +101,15 @@ class Whole:
 
     def local_shards(self, shards: Mapping[str, Tensor]) -> Values:
         """A rank's shards, which have first names, and values at rest, by local name."""
+        return {local: shards[name] for local, name in self._local_names if name in shards}
+
+    @cached_property
+    def _local_names(self) -> list[tuple[str, str]]:
+        """Local name of each stored value with its first name, and of each value at rest."""
         homes = self.programs.homes
-        return {
-            homes[entry.value].name: shards[entry.names[0]]
-            for entry in self.stored
-            if entry.value in homes and entry.names[0] in shards
-        } | {
-            rest_argument(homes[entry.rest].name): shards[entry.rest]
-            for entry in self.stored
-            if entry.rest in homes and entry.rest in shards
-        }
+        used = [(homes[e.value].name, e.names[0]) for e in self.stored if e.value in homes]
+        rests = (entry.rest for entry in self.stored if entry.rest in homes)
+        return used + [(rest_argument(homes[rest].name), rest) for rest in rests]
 
 
 class RankPasses:
@@ -135,16 +137,29 @@ class RankPasses:
         self._roll = roll
         register_named(group_ranks(whole.programs))
         self.graphs = emit_rank(whole.programs, rank, whole.graph, device, keeps=True)
-        passes = {"forward": self.graphs.forward, "backward": self.graphs.backward}
         self._modules = {
-            w: graph.module.to(device) for w, graph in passes.items() if graph is not None
+            which: graph.module.to(device) for which, graph in self.graphs.passes.items()
         }
+        passes = {which: eager(module, boxed=True) for which, module in self._modules.items()}
+        self._gate = Gate()
+        self._gated = gated(passes["forward"], self._gate)
         self._runs: dict[str, Callable[[list[Tensor]], Sequence[Tensor]]] = {
-            which: eager(module, boxed=True) for which, module in self._modules.items()
+            which: direct(one) for which, one in passes.items()
         }
         self._outputs = {o.whole: o.value for o in self.graphs.outputs}
         names = dict.fromkeys(whole.signature.results)
         self._shown = tuple(value for value in names if value)
+        # stored values and local names: of next contents, and of gradients
+        self._next = self._local_outputs({e.names[0]: e.written for e in whole.stored})
+        self._gradients = self._local_outputs({e.names[0]: e.gradient for e in whole.stored})
+        tangent = whole.signature.tangent
+        inputs = self.graphs.inputs.items()
+        self._tangents = [local for local, part in inputs if part.whole == tangent]
+
+    def _local_outputs(self, values: Mapping[str, str]) -> list[tuple[str, str]]:
+        """Names of stored values with the local names of values of the graph, if it has them."""
+        outputs = self._outputs
+        return [(name, outputs[value]) for name, value in values.items() if value in outputs]
 
     @property
     def differentiates(self) -> bool:
@@ -204,13 +219,20 @@ class RankPasses:
     # Passes ----------------------------------------------------------------------------------
 
     def forward(
-        self, inputs: Values, shards: Mapping[str, Tensor], *, backward: bool = False
+        self,
+        inputs: Values,
+        shards: Mapping[str, Tensor],
+        agreed: Callable[[], None],
+        *,
+        backward: bool = False,
     ) -> tuple[tuple[Tensor, ...], Values]:
         """Run the forward graph; written buffers get their next contents.
 
         Args:
             inputs: By local name.
             shards: This rank's shards of stored values by first name.
+            agreed: Returns once all ranks do the same; called once, before anything is sent or
+                written.
             backward: Whether the backward pass follows.
 
         Returns:
@@ -219,13 +241,20 @@ class RankPasses:
         del backward  # all that it reads is kept in any case
         values = {**inputs, **self.whole.local_shards(shards)}
         graph = self.graphs.forward
-        values.update(self._run("forward", graph, [values[name] for name in graph.arguments]))
+        if self._runs["forward"] is self._gated:
+            self._gate.wait = agreed
+        else:
+            agreed()
+        try:
+            arguments = [values[name] for name in graph.arguments]
+            values.update(self._run("forward", graph, arguments))
+        except Exception:
+            self._gate.enter()  # where the other ranks wait for this one
+            raise
         later = self.graphs.backward.arguments if self.graphs.backward is not None else ()
         shown = [self._outputs[value] for value in self._shown]
         next_contents = {
-            entry.names[0]: values[self._outputs[entry.written]]
-            for entry in self.whole.stored
-            if self._outputs.get(entry.written) in values and entry.names[0] in shards
+            name: values[local] for name, local in self._next if local in values and name in shards
         }
         if next_contents:
             written = {memory_of(shards[name]) for name in next_contents}
@@ -247,15 +276,9 @@ class RankPasses:
         """
         graph = self.graphs.backward
         assert graph is not None
-        for local, part in self.graphs.inputs.items():
-            if part.whole == self.whole.signature.tangent:
-                values[local] = tangent
+        values.update(dict.fromkeys(self._tangents, tangent))
         results = self._run("backward", graph, [values.pop(name) for name in graph.arguments])
-        return {
-            entry.names[0]: results[self._outputs[entry.gradient]]
-            for entry in self.whole.stored
-            if self._outputs.get(entry.gradient) in results
-        }
+        return {name: results[local] for name, local in self._gradients if local in results}
 
     def structured(self, results: Sequence[Tensor]) -> Any:
         """The module's returned value."""
@@ -264,15 +287,23 @@ class RankPasses:
     def _run(self, which: str, graph: PassGraph, arguments: list[Tensor]) -> Values:
         """Results by name; the list of arguments may be emptied."""
         try:
-            # the graphs have their casts
-            with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            with torch.no_grad(), without_autocast(self.device.type):
                 results = self._runs[which](arguments)
+        except BackendError:
+            raise
         except RuntimeError as error:
             failure = explained(error, self._runs[which], self.rank, self._roll, which)
             if failure is None:
                 raise
             raise failure from error
         return dict(zip(graph.results, results, strict=True))
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    """A region without `torch.autocast`, as graphs have their own casts."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()
 
 
 def _boxed(compiled: Callable[..., Sequence[Tensor]]) -> Callable[[list[Tensor]], Sequence[Tensor]]:

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from partitioner.backends.observed import Event, RankLog, Role, Step
 from partitioner.backends.process_group import Group, clock_offset, timed, timed_steps
 from partitioner.backends.torch.clocks import Clock, clock_of
+from partitioner.backends.torch.direct import direct
 from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.optimizers import OPTIMIZERS
 from partitioner.backends.torch.shards import distributed_as, part_of
@@ -214,7 +215,7 @@ class Recorder:
         Returns:
             Results of the last step, as of one micro-batch, and the slowest rank's seconds.
         """
-        plain = [eager(one.module, boxed=True) for one in self.passes]
+        plain = [direct(eager(one.module, boxed=True)) for one in self.passes]
 
         def run(number: int) -> Values:
             for _ in range(number):
@@ -226,10 +227,10 @@ class Recorder:
 
     def record(self, steps: int, threads: int, group: Group = None) -> RankLog:
         """Record so many steps, after one to warm up; all ranks must call it."""
-        plain = [eager(one.module, boxed=True) for one in self.passes]
+        plain = [direct(eager(one.module, boxed=True)) for one in self.passes]
         clock = clock_of(self.device)
         marking = [marked(eager(one.module, boxed=True), clock) for one in self.passes]
-        modules = [module for module, _ in marking]
+        modules = [direct(module) for module, _ in marking]
         spans = [span for _, spans in marking for span in (*spans, None)]
         if self.training is not None:
             spans.append(self.training.span)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -54,6 +55,9 @@ class Signature:
                 tensor has another value, or there is another `torch.autocast` around the call.
         """
         self._check_autocast()
+        tensors = self.plain(args, kwargs)
+        if tensors is not None:
+            return {name: x for name, x in zip(self.inputs, tensors, strict=True) if name}
         flat, spec = pytree.tree_flatten((tuple(args), self._ordered(kwargs)))
         if spec != self.in_spec:
             raise BackendError(
@@ -68,17 +72,40 @@ class Signature:
                 raise BackendError(f"an argument is {value!r}; it was traced as {example!r}")
         return inputs
 
+    def plain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...] | None:
+        """The arguments in the order of the trace, if they and the trace's are tensors alone.
+
+        None if it takes another look to tell.
+        """
+        if self._keywords is None or len(args) != len(self.inputs) - len(self._keywords):
+            return None
+        if kwargs.keys() != self._keywords.keys():
+            return None
+        tensors = (*args, *map(kwargs.__getitem__, self._keywords))
+        return tensors if all(isinstance(x, Tensor) for x in tensors) else None
+
+    @cached_property
+    def _keywords(self) -> dict[str, None] | None:
+        """Keywords of the trace, in order; None if not all of its arguments were tensors."""
+        args, kwargs = self.in_spec.child(0), self.in_spec.child(1)
+        leaves = (*args.children(), *kwargs.children())
+        is_flat = all(one.is_leaf() for one in leaves)
+        is_flat = is_flat and all(isinstance(x, Tensor) for x in self.example)
+        return dict.fromkeys(kwargs.context) if is_flat else None
+
     def _check_autocast(self) -> None:
         for device in ("cpu", "cuda"):
+            if not torch.is_autocast_enabled(device):
+                continue
             dtype = dtype_word(torch.get_autocast_dtype(device))
-            if torch.is_autocast_enabled(device) and dtype != self.autocast:
+            if dtype != self.autocast:
                 raise BackendError(
                     f"called under torch.autocast of {dtype}; the module was compiled "
                     f"{f'under {self.autocast}' if self.autocast else 'without it'}: "
                     "compile it as it is called"
                 )
 
-    @property
+    @cached_property
     def traced(self) -> str:
         """The call of the trace in words; see `described`."""
         known = {name: self.types.get(name, value) for name, value in self._slots() if name}

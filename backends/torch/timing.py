@@ -17,6 +17,8 @@ from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.prepared import Prepared
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.changes import count_steps
+from partitioner.backends.torch.direct import direct
+from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.emit import UPDATE, emit_rank
 from partitioner.backends.torch.host_memory import keep_freed_memory
 from partitioner.backends.torch.optimizers import OPTIMIZERS
@@ -50,7 +52,7 @@ def prepared(
             forward = emit_rank(programs, 0, graph, torch.device("cpu")).forward
             types = programs.inputs
             arguments = [from_numpy(inputs[name], types[name].dtype) for name in forward.arguments]
-            ready = Prepared(partial(_forward, forward.module, arguments))
+            ready = Prepared(partial(_forward, direct(eager(forward.module)), arguments))
         ready.run()
     except Exception as error:
         raise BackendError(one_line(error)) from error

@@ -96,6 +96,7 @@ class Writer(ABC):
         dtype, computed = self.type(made).dtype, wide(self.type(scores).dtype)
         same = dtype == computed
         weights, sums = self._weights(self.cast(scores, computed), may_hide=may_hide)
+        sums = self.at_least(sums, 1.0) if may_hide else sums
         result = self.quotient(weights, sums, made if same else "")
         if not same:
             self.cast(result, dtype, made)
@@ -126,6 +127,8 @@ class Writer(ABC):
             scores = self.hidden(self._of_rows(scores, by_head), mask)
         weights, sums = self._weights(scores, may_hide=bool(mask))
         result = self.product(self._of_rows(weights, by_kv), value)
+        # behind the product, so that both are there before either is reduced and read
+        sums = self.at_least(sums, 1.0) if mask else sums
         result, sums = self._of_rows(result, by_head), self._of_rows(sums, by_head)
         if dtype == wide(dtype):
             self.quotient(result, sums, made)
@@ -135,15 +138,15 @@ class Writer(ABC):
     def _weights(self, scores: str, *, may_hide: bool) -> tuple[str, str]:
         """Exponentials of the scores less their largest, and their sums.
 
-        The largest score of a row that sees a key adds 1 to the sum, so sums are at least that.
+        The largest score of a row that sees a key adds 1 to the sum: a sum below 1 is of a row that
+        sees none.
         """
         largest = self.largest(scores)
         if may_hide:
             lowest = np.finfo(numpy_dtype(self.type(scores).dtype)).min
             largest = self.at_least(largest, float(lowest))
         weights = self.exponential(self.difference(scores, largest))
-        sums = self.total(weights)
-        return weights, self.at_least(sums, 1.0) if may_hide else sums
+        return weights, self.total(weights)
 
     def _of_rows(self, x: str, rows: Sequence[int]) -> str:
         """The tensor with these dims before its last."""

@@ -1,22 +1,25 @@
 """A step of a decoder over a long cache on two processes: ours, by hand, and one process.
 
     OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py [--ranks 2] [--rounds 15]
-        [--length 32768] [--width 512] [--heads 8] [--layers 2]
+        [--length 32768] [--width 512] [--heads 8] [--layers 2] [--profile FILE]
 
 Each layer projects one token to a query, a key and a value, writes the last two to its caches,
 which are buffers of `--length` positions, and attends over them. `ours` is `parallel="cp"`.
 In `twin` each rank has its part of the caches by hand: it writes the token if it is one of its own
 positions, multiplies the query with its keys, and the ranks all-reduce the largest scores, then the
 sums of the exponentials with the products with the values. `one` is the plain module, on every rank
-at the same time. All start from equal caches; tokens are spread over the positions, so that either
-rank writes some. Modes take turns, and give the same results, which is checked. Printed are the
-median milliseconds of a step of each, and the median over rounds of the ratio to the twin's, with
-the least and the largest one.
+at the same time. The plan is made for this machine as `partitioner.profile` measures it at the
+start, or as an earlier run measured it into `--profile`. All start from equal caches; tokens are
+spread over the positions, so that either rank writes some. Modes take turns, and give the same
+results, which is checked. Printed are the median milliseconds of a step of each, and the median
+over rounds of the ratio to the twin's, with the least and the largest one.
 """
 
 import argparse
 import copy
+import tempfile
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -26,6 +29,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import partitioner
+
+#: Most seconds in which the machine is measured.
+MEASURING_S = 60.0
 
 
 class Decoder(nn.Module):
@@ -100,7 +106,10 @@ def run(rank: int, args: argparse.Namespace) -> None:
     whole = Decoder(args).eval()
     example = torch.randn(1, 1, args.width), torch.tensor([0])
     program = partitioner.compile(
-        copy.deepcopy(whole), example, args.ranks, parallel="cp", cluster="local"
+        *(copy.deepcopy(whole), example, args.ranks),
+        parallel="cp",
+        cluster="local",
+        profile=args.profile,
     )
     if rank == 0:
         print(program, flush=True)
@@ -132,8 +141,21 @@ def main() -> None:
     parser = with_numbers(
         __doc__, ranks=2, rounds=15, length=32768, width=512, heads=8, layers=2, port=29543
     )
+    parser.add_argument("--profile", type=Path)
     args = parser.parse_args()
-    mp.spawn(run, (args,), nprocs=args.ranks)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        args.profile = args.profile or Path(folder) / "profile.sqlite"
+        example = torch.randn(1, 1, args.width), torch.tensor([0])
+        print(
+            partitioner.profile(
+                *(Decoder(args).eval(), example, args.ranks),
+                profile=args.profile,
+                time_limit_s=MEASURING_S,
+            ),
+            flush=True,
+        )
+        mp.spawn(run, (args,), nprocs=args.ranks)
 
 
 if __name__ == "__main__":

@@ -303,3 +303,23 @@ def test_a_cache_shorter_than_the_devices_is_refused() -> None:
     q, k = torch.empty(1, 2, 1, 8, device="meta"), torch.empty(1, 2, 3, 8, device="meta")
     with pytest.raises(ConstraintError, match=r"dim 2 of 'key' and dim 2 of 'value'\) has 3 elem"):
         partitioner.compile(Attend(), (q, k, k), devices=4, parallel="cp")
+
+
+def test_sums_and_results_are_reduced_together() -> None:
+    """Under a mask, too: what is read of the sums waits until both are there."""
+
+    class Masked(nn.Module):
+        def forward(
+            self, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor
+        ) -> torch.Tensor:
+            attention = nn.functional.scaled_dot_product_attention
+            return attention(query, key, key * 2, attn_mask=mask)
+
+    query, key = torch.randn(1, 4, 1, 8), torch.randn(1, 4, 64, 8)
+    program = cut(Masked(), (query, key, torch.rand(1, 1, 1, 64) > 0.5), devices=2)
+    assert are_cut_along_keys(program)
+    sums = [task.comm for task in program.run_schedule.tasks if task.comm is not None]
+    buckets = [comm.bucket for comm in sums if comm.reduce == "sum"]
+    assert len(buckets) == 2
+    assert buckets[0] is not None
+    assert buckets[0] == buckets[1]

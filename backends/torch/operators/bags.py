@@ -65,13 +65,37 @@ class _Bags:
             list(starts) == sorted(starts) for starts in (self.index_starts, self.bag_starts)
         )
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the device has all indices and all bags, in order."""
+        indices = list(self.index_starts), list(self.index_lengths)
+        bags = list(self.bag_starts), list(self.bag_lengths)
+        return indices == ([0], [self.total]) and bags == ([0], [self.bags])
+
+    def in_order(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(place, row) as of `chosen`, and the first of them of each bag, if it `is_whole`."""
+        rows, counts = self.counting()
+        begins, ends = self.intervals()
+        torch.ops.aten._assert_async.msg((begins <= ends).all(), "embedding_bag: offsets decrease")
+        before = F.pad(counts.cumsum(0), (1, 0))
+        kept = counts.nonzero().squeeze(1)
+        return kept, rows[kept], before[begins]
+
     def chosen(self) -> tuple[Tensor, Tensor, Tensor]:
         """(place among the device's indices, row of the shard, bag), of what the device adds."""
+        rows, counts = self.counting()
+        bags = self.bag_of()
+        if not self.is_whole:
+            bags, here = local_places(bags, self.bag_starts, self.bag_lengths)
+            counts = counts & here
+        kept = counts.nonzero().squeeze(1)
+        return kept, rows[kept], bags[kept]
+
+    def counting(self) -> tuple[Tensor, Tensor]:
+        """The row of the shard of each of the device's indices, and whether it counts there."""
         check_ids(self.indices, self.size, "embedding_bag index")
         rows, inside = local_places(self.indices, self.starts, self.lengths)
-        bags, here = local_places(self.bag_of(), self.bag_starts, self.bag_lengths)
-        kept = (inside & here & (self.indices != self.padding)).nonzero().squeeze(1)
-        return kept, rows[kept], bags[kept]
+        return rows, inside if self.padding < 0 else inside & (self.indices != self.padding)
 
     def places(self) -> Tensor:
         """The place of each of the device's indices among all."""
@@ -81,18 +105,24 @@ class _Bags:
         ]
         return torch.cat(make) if make else self.indices.new_empty(0)
 
-    def bag_of(self) -> Tensor:
-        """The bag of each of the device's indices, among all bags."""
+    def intervals(self) -> tuple[Tensor, Tensor]:
+        """The first index of each bag, and the one behind its last."""
         begins, end = self.offsets[: self.bags].contiguous(), self.offsets[self.bags :]
         check, text = torch.ops.aten._assert_async.msg, "embedding_bag: the {} offset is not {}"
         check((begins[:1] == 0).all(), text.format("first", 0))
         check(
             (end == self.total).all(), text.format("last", f"the number of indices, {self.total}")
         )
-        ends = torch.cat([begins[1:], begins.new_full((1,), self.total)])
+        return begins, torch.cat([begins[1:], begins.new_full((1,), self.total)])
+
+    def bag_of(self) -> Tensor:
+        """The bag of each of the device's indices, among all bags."""
+        begins, ends = self.intervals()
         bags = torch.repeat_interleave(
             torch.arange(self.bags, device=begins.device), ends - begins, output_size=self.total
         )
+        if self.is_whole:
+            return bags
         pieces = zip(self.index_starts, self.index_lengths, strict=True)
         return torch.cat([bags[:0], *(bags[at : at + size] for at, size in pieces)])
 
@@ -123,6 +153,10 @@ def _times(rows: Tensor, factors: Tensor | None) -> Tensor:
 def embedding_bag(table: Tensor, *call: Any) -> Tensor:
     """(bags, channels)."""
     bags = _Bags(*call)
+    if bags.mode == SUM and bags.is_whole:
+        kept, rows, begins = bags.in_order()
+        factors = bags.factors(kept, begins, table.dtype)
+        return F.embedding_bag(rows, table, begins, mode="sum", per_sample_weights=factors)
     kept, rows, at = bags.chosen()
     if bags.mode != MAX:
         factors = bags.factors(kept, at, table.dtype)

@@ -12,6 +12,9 @@ LIBRARY: Any = torch.library.Library("partitioner", "DEF")  # type: ignore[no-un
 
 Kernel = Callable[..., Any]
 
+#: The kernel of each operator, by its only overload; it takes the operator's arguments.
+KERNELS: dict[torch._ops.OpOverload, Kernel] = {}
+
 
 def operator(schema: str, fake: Kernel) -> Callable[[Kernel], Kernel]:
     """Register the decorated function as an operator, for every device.
@@ -27,6 +30,7 @@ def operator(schema: str, fake: Kernel) -> Callable[[Kernel], Kernel]:
         LIBRARY.define(schema)
         LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"partitioner::{name}", fake, lib=LIBRARY)
+        KERNELS[getattr(torch.ops.partitioner, name).default] = kernel
         return kernel
 
     return register

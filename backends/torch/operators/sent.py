@@ -28,7 +28,11 @@ def sending(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., St
 
     def register(steps: Callable[..., Steps]) -> Callable[..., Steps]:
         name = schema.partition("(")[0]
-        operator(schema, fake)(lambda *call: _driven(steps(*call)))
+
+        @operator(schema, fake)
+        def send(*call: Any) -> tuple[Tensor, ...]:
+            return _driven(steps(*call))
+
         SENDING[getattr(torch.ops.partitioner, name).default] = steps
         return steps
 

@@ -6,7 +6,7 @@ outside the shard add nothing, so that the sum over the devices is the whole res
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from partitioner.backends.torch.operators.registry import gradient, operator
 
+#: Logits of a block of rows: 256 KiB of float32, within the second cache of every processor.
+_BLOCK = 1 << 16
 _PIECES = "int size, int[] starts, int[] lengths"
 
 
@@ -21,6 +23,10 @@ def local_places(
     ids: Tensor, starts: Sequence[int], lengths: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Positions of ids in the shard (0 for those outside), and a mask of those inside."""
+    if len(starts) == 1:
+        (start,), (length,) = starts, lengths
+        inside = (ids >= start) & (ids < start + length)
+        return torch.where(inside, ids - start, 0), inside
     places = torch.zeros_like(ids)
     inside = torch.zeros_like(ids, dtype=torch.bool)
     before = 0
@@ -34,9 +40,13 @@ def local_places(
 
 def check_ids(ids: Tensor, size: int, name: str, ignored: int | None = None) -> None:
     """Assert that ids are of the whole vocabulary, without waiting for the device."""
-    right = (ids >= 0) & (ids < size)
-    if ignored is not None:
-        right |= ids == ignored
+    if ignored is None and ids.numel():
+        least, largest = ids.aminmax()
+        right = (least >= 0) & (largest < size)
+    else:
+        right = (ids >= 0) & (ids < size)
+        if ignored is not None:
+            right |= ids == ignored
     torch.ops.aten._assert_async.msg(right.all(), f"{name} out of range: not in 0 to {size - 1}")
 
 
@@ -78,6 +88,18 @@ def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def _is_in_blocks(logits: Tensor) -> bool:
+    """Whether rows of logits are taken some at a time, so that they stay in the cache."""
+    is_matrix = logits.dim() == 2 and logits.device.type == "cpu"
+    return is_matrix and logits.shape[1] > 0 and logits.numel() > _BLOCK
+
+
+def _row_blocks(logits: Tensor) -> Iterator[slice]:
+    count = max(1, _BLOCK // logits.shape[1])
+    for start in range(0, logits.shape[0], count):
+        yield slice(start, start + count)
+
+
 def _class_dim(logits: Tensor) -> int:
     return min(1, logits.dim() - 1)
 
@@ -112,13 +134,20 @@ def cross_entropy_parts(
     check_ids(target, size, "cross entropy target", ignore_index)
     dim = _class_dim(logits)
     places, inside = local_places(target, starts, lengths)
-    less = _wide(logits) - _wide(maximum)
+    highest = _wide(maximum)
     if logits.shape[dim]:
-        chosen = less.gather(dim, places.unsqueeze(dim)).squeeze(dim)
+        chosen = _wide(logits.gather(dim, places.unsqueeze(dim))) - highest
+        chosen = chosen.squeeze(dim).masked_fill_(inside.logical_not(), 0)
     else:
-        chosen = less.new_zeros(target.shape)
-    chosen = chosen.masked_fill(inside.logical_not(), 0)
-    return less.exp_().sum(dim), chosen
+        wide = torch.promote_types(_wide(logits).dtype, highest.dtype)
+        chosen = highest.new_zeros(target.shape, dtype=wide)
+    if not _is_in_blocks(logits):
+        return (_wide(logits) - highest).exp_().sum(dim), chosen
+    sums = torch.empty_like(chosen)
+    for rows in _row_blocks(logits):
+        less = _wide(logits[rows]) - highest[rows]
+        torch.sum(less.exp_(), 1, out=sums[rows])
+    return sums, chosen
 
 
 @operator(
@@ -137,12 +166,24 @@ def cross_entropy_grad(
 ) -> Tensor:
     """Gradient of the logits from those of both results: the maximum is a constant."""
     dim = _class_dim(logits)
-    slopes = (_wide(logits) - _wide(maximum)).exp_().mul_(grad_sum.unsqueeze(dim))
-    if logits.shape[dim]:
-        places, inside = local_places(target, starts, lengths)
-        inner = grad_target.masked_fill(inside.logical_not(), 0)
-        slopes.scatter_add_(dim, places.unsqueeze(dim), inner.unsqueeze(dim))
-    return slopes.to(logits.dtype)
+    places, inside = local_places(target, starts, lengths)
+    inner = grad_target.masked_fill(inside.logical_not(), 0).unsqueeze(dim)
+    call = _wide(maximum), grad_sum.unsqueeze(dim), places.unsqueeze(dim), inner
+    if not _is_in_blocks(logits):
+        return _slopes(logits, *call).to(logits.dtype)
+    found = torch.empty_like(logits)
+    for rows in _row_blocks(logits):
+        found[rows] = _slopes(logits[rows], *(tensor[rows] for tensor in call))
+    return found
+
+
+def _slopes(
+    logits: Tensor, highest: Tensor, grad_sum: Tensor, places: Tensor, inner: Tensor
+) -> Tensor:
+    """Gradient of logits, at least in float32; the others have one class."""
+    dim = _class_dim(logits)
+    slopes = (_wide(logits) - highest).exp_().mul_(grad_sum)
+    return slopes.scatter_add_(dim, places, inner) if logits.shape[dim] else slopes
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ARG001

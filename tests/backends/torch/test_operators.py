@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import partitioner.backends.torch.operators
+from partitioner.backends.torch.operators import vocabulary
 from partitioner.backends.torch.operators.upsampling import KERNELS
 
 assert partitioner.backends.torch.operators
@@ -183,3 +184,60 @@ def test_a_ring_under_a_mask_of_large_numbers() -> None:
         *(False, None),
     )[0]
     torch.testing.assert_close(gradients[0][0] + gradients[1][0], of_query)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("pieces", [([0], [7]), ([2], [3]), ([5, 0], [2, 1]), ([], [])])
+def test_cross_entropy_in_blocks_of_rows(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, pieces: tuple[list[int], list[int]]
+) -> None:
+    """The last block is smaller, and some targets are ignored or of other classes."""
+    torch.manual_seed(0)
+    classes = sum(pieces[1])
+    logits = torch.randn(5, 7, 2, dtype=torch.float32).to(dtype)[:, :classes, 0]
+    target, maximum = torch.tensor([0, 6, -100, 2, 4]), torch.rand(5, 1).to(dtype)
+    operands = logits, maximum, target
+    results = []
+    for block in (1 << 16, 2 * max(1, classes)):
+        monkeypatch.setattr(vocabulary, "_BLOCK", block)
+        assert vocabulary._is_in_blocks(logits) == (block < logits.numel())
+        sums = operators.cross_entropy_parts(*operands, -100, 7, *pieces)
+        slopes = operators.cross_entropy_grad(*sums, *operands, *pieces)
+        results.append((*sums, slopes))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+    wide = logits.double() - maximum.double()
+    torch.testing.assert_close(results[0][0].double(), wide.exp().sum(1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("padding", [-1, 4])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_bags_of_shards_add_up(weighted: bool, padding: int) -> None:
+    """A device has some rows, and all indices of all bags: one bag is empty."""
+    torch.manual_seed(0)
+    table, indices = torch.randn(9, 3), torch.randint(9, (17,))
+    offsets = torch.tensor([0, 3, 3, 9, 12, 13])
+    weights = torch.rand(17) if weighted else None
+    whole = torch.nn.functional.embedding_bag(
+        *(indices, table, offsets),
+        mode="sum",
+        per_sample_weights=weights,
+        padding_idx=None if padding < 0 else padding,
+    )
+    settings = ([0], [17], [0], [6])
+    for shards in ((([0], [5]), ([5], [4])), (([7, 0], [2, 3]), ([3], [4]), ([], []))):
+        parts = [
+            operators.embedding_bag(
+                table[
+                    [row for at, size in zip(*pieces, strict=True) for row in range(at, at + size)]
+                ],
+                *(indices, offsets, weights, 0, 6, padding, 9, 17, *pieces, *settings),
+            )
+            for pieces in shards
+        ]
+        torch.testing.assert_close(torch.stack(parts).sum(0), whole)
+
+
+def test_offsets_of_bags_that_decrease_are_refused() -> None:
+    call = torch.tensor([0, 1, 0]), torch.tensor([0, 2, 1]), None, 0, 3, -1, 2, 3
+    with pytest.raises(RuntimeError, match="embedding_bag: offsets decrease"):
+        operators.embedding_bag(torch.ones(2, 1), *call, [0], [2], [0], [3], [0], [3])

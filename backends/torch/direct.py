@@ -1,0 +1,101 @@
+"""Passes as a rank runs them: without autograd, and up to their first communication at once.
+
+PyTorch (2.13) has an autograd function in Python for each functional collective, and for each
+operator that was registered with a gradient. Passes run without gradients: there the functions only
+pass a call on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx
+
+from partitioner.backends.torch.eager import gathered
+from partitioner.backends.torch.faults import OPERATOR
+from partitioner.backends.torch.operators.registry import KERNELS
+from partitioner.backends.torch.operators.sent import SENDING
+
+#: The namespace of the operators of communications.
+_COMMUNICATIONS = "_c10d_functional"
+
+
+@dataclass
+class Gate:
+    """A place in a pass where the rank waits, when it comes there first.
+
+    Attributes:
+        wait: Waits; None if there is nothing to wait for.
+    """
+
+    wait: Callable[[], None] | None = None
+
+    def enter(self) -> None:
+        """Wait, if nothing has since `wait` was set."""
+        wait, self.wait = self.wait, None
+        if wait is not None:
+            wait()
+
+
+def gated(module: fx.GraphModule, gate: Gate) -> fx.GraphModule:
+    """The pass, which is changed: it enters the gate before others may notice that it runs.
+
+    That is before it communicates, or writes to anything that it is given.
+
+    Args:
+        module: A pass as `eager` makes it.
+        gate: The gate.
+    """
+    graph = module.graph
+    first = next(node for node in graph.nodes if not _is_private(node))
+    with graph.inserting_before(first):
+        graph.call_function(gate.enter)
+    module.recompile()
+    return module
+
+
+def _is_private(node: fx.Node) -> bool:
+    """Whether a node only computes a value of its own."""
+    if node.op in ("placeholder", "get_attr") or node.target in ("contiguous", getitem):
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    is_local = node.target.namespace in ("aten", "partitioner") and node.target not in SENDING
+    return is_local and not node.target._schema.is_mutable
+
+
+def direct(module: fx.GraphModule) -> fx.GraphModule:
+    """The pass, which is changed: it must run under `torch.no_grad`.
+
+    Args:
+        module: A pass as `eager` makes it.
+    """
+    for node in module.graph.nodes:
+        call = _call_of(node.target) if node.op == "call_function" else None
+        if call is not None:
+            node.meta[OPERATOR], node.target = node.target, call
+    module.recompile()
+    return module
+
+
+def _call_of(target: Any) -> Callable[..., Any] | None:
+    """What to call in place of an operator; None for the operator itself."""
+    if target in KERNELS:
+        return KERNELS[target]
+    is_operator = isinstance(target, torch._ops.OpOverload)
+    communicates = is_operator and target.namespace == _COMMUNICATIONS
+    return _below_autograd(target) if communicates or target is gathered else None
+
+
+@cache
+def _below_autograd(operator: Callable[..., Any]) -> Callable[..., Any]:
+    def communicate(*args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*args)
+
+    return communicate

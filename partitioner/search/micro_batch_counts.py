@@ -10,7 +10,7 @@ from partitioner.cost_model.cluster import Cluster
 from partitioner.ir.graph import Graph
 from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import NoCheaper, Outcome
-from partitioner.search.pipelines import find_pipeline, over_counts, to_beat_s
+from partitioner.search.pipelines import NOT_SEARCHED, find_pipeline, over_counts, to_beat_s
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import ConstraintError
@@ -116,13 +116,15 @@ class CountSearch:
         """The best plan of these numbers.
 
         On many devices the trials end behind one whose plan is slower than that of the one before,
-        since each takes long.
+        since each takes long. The clock ends them, too.
 
         Raises:
             Infeasible: None of them has one; the refusal that is short of the fewest bytes.
             NoCheaper: None was found that costs less than the known plan of the budget.
         """
         for index, trial in enumerate(trials):
+            if index and self.budget.work.late:
+                break
             known_s = self._best_s
             fits = self._plan(trial.count, len(trials) - index, trial.sizes, known_s)
             is_known = self.outcomes and (fits or trial.count in self.slower)
@@ -196,7 +198,8 @@ class CountSearch:
         """The fastest plan, with a certificate over all numbers that were tried."""
         count = min(self.outcomes, key=lambda n: self.outcomes[n].evaluation.step_s)
         bounds = [error.bound for error in self.slower.values()]
-        return over_counts(self.outcomes, count, self.request.gap, bounds)
+        best = over_counts(self.outcomes, count, self.request.gap, bounds)
+        return best.stopped() if self.budget.work.stopped else best
 
     def _plan(
         self,
@@ -207,7 +210,8 @@ class CountSearch:
     ) -> bool:
         """Plan a number of micro-batches with a part of the budget; whether a plan fits.
 
-        The clock of the search stands while its graphs are made.
+        The clock of the search stands while its graphs are made. None but the first is planned
+        behind the time limit.
 
         Args:
             count: The number.
@@ -215,7 +219,10 @@ class CountSearch:
             sizes: Numbers of devices of a stage; None for those of the search.
             known_s: Seconds of a step of a known plan: dearer ones are of no interest.
         """
-        if count not in {**self.outcomes, **self.refused, **self.impossible, **self.slower}:
+        known = {**self.outcomes, **self.refused, **self.impossible, **self.slower}
+        if count not in known and known and self.budget.work.late:
+            self.refused[count] = Infeasible(NOT_SEARCHED, proven=False)
+        elif count not in known:
             self.budget.say(f"planning {count} micro-batch{'es' if count > 1 else ''}")
             graphs, sizes = iter(self.graphs(count)), sizes or self.sizes
             while count not in {**self.outcomes, **self.slower}:

@@ -116,7 +116,7 @@ class CountSearch:
         """The best plan of these numbers.
 
         On many devices the trials end behind one whose plan is slower than that of the one before,
-        since each takes long. The clock ends them, too.
+        since each takes long. Half the number of the best plan is tried then. The clock ends all.
 
         Raises:
             Infeasible: None of them has one; the refusal that is short of the fewest bytes.
@@ -131,12 +131,28 @@ class CountSearch:
             if is_known and trial.sizes is not None and self._best_s >= known_s:
                 break
         if self.outcomes:
+            if trials[0].sizes is not None and self.request.micro_batch_count is None:
+                self._halve()
             return self.best
         if self.slower:
             raise min(self.slower.values(), key=lambda error: error.bound)
         if self.refused:
             raise min(self.refused.values(), key=lambda error: error.bytes_short)
         raise next(iter(self.impossible.values()))
+
+    def _halve(self) -> None:
+        """Plan half as many micro-batches as the best plan has, through stages of its size.
+
+        Each then has samples to share inside of a node, too.
+        """
+        count, plan = self._best_count, self.best.plan
+        if count > 1 and not self.budget.work.late:
+            size = max(mesh.size() for mesh in plan.groups)
+            self._plan(_nearest(count, count // 2), 1, (size,), self._best_s)
+
+    @property
+    def _best_count(self) -> int:
+        return min(self.outcomes, key=lambda n: self.outcomes[n].evaluation.step_s)
 
     @property
     def _best_s(self) -> float:
@@ -196,7 +212,7 @@ class CountSearch:
     @property
     def best(self) -> Outcome:
         """The fastest plan, with a certificate over all numbers that were tried."""
-        count = min(self.outcomes, key=lambda n: self.outcomes[n].evaluation.step_s)
+        count = self._best_count
         bounds = [error.bound for error in self.slower.values()]
         best = over_counts(self.outcomes, count, self.request.gap, bounds)
         return best.stopped() if self.budget.work.stopped else best

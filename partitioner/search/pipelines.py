@@ -88,6 +88,9 @@ ROOM = 0.85
 CHOICES = 3
 #: Share of a device's memory that is left for what the count of a choice may miss.
 MARGIN = 0.005
+#: The schedule that is drafted first, for where the time limit leaves no time for others: it holds
+#: few micro-batches, and serves any number of lanes.
+LEAN = "1f1b"
 #: Why a space was left out that the time limit did not reach.
 NOT_SEARCHED = "not searched within the time limit"
 #: The solver's name in certificates.
@@ -519,8 +522,9 @@ class PipelineSearch:
         if self.budget.best_s < math.inf and self._bound_s >= self.budget.best_s:
             bound = f"no step takes less than {units.seconds(self._bound_s)}"
             return self._without_plans([(self._family(""), PartitionerError(bound))])
-        for name in self.ways.schedules:
-            if (plans or drafts) and self.budget.work.late:
+        for name in sorted(self.ways.schedules, key=lambda name: name != LEAN):
+            fits = plans or any(draft.rank[0] == 0 for draft in drafts)
+            if fits and self.budget.work.late:
                 failed.append((self._family(name), OutOfTime(NOT_SEARCHED)))
                 continue
             try:
@@ -530,7 +534,7 @@ class PipelineSearch:
                     drafts.append(self._draft(name))
             except (PipelineScheduleError, Infeasible) as error:
                 failed.append((self._family(name), error))
-        drafts.sort(key=lambda draft: draft.rank)
+        drafts.sort(key=lambda draft: (draft.rank, self.ways.schedules.index(draft.name)))
         for index, draft in enumerate(drafts):
             left = self._left_out(draft, plans, is_first=index == 0)
             if left is not None:

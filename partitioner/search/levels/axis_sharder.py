@@ -62,6 +62,8 @@ LEAST_GAIN = 0.005
 ROUNDS, LIMITED_ROUNDS = 6, 4
 #: Rounds in a row that gain next to nothing, at most: of a first plan, and later.
 FIRST_PATIENCE, PATIENCE = 1, 2
+#: Seconds that a search may take behind the time limit, as long as no mesh has a plan.
+LEAST_S = 10.0
 #: Steps of building a problem and searching it, for each item.
 ITEM_STEPS = 100
 #: The axis of the line that cuts are derived on.
@@ -77,6 +79,8 @@ class AxisSharder:
         defers_memory: As of `Budget`: no plan is searched within memory.
         groups: Groups that share the model: the memory of so many devices counts as one's.
         refusals: Why meshes have no first plan.
+        has_plan: Whether the plan of some mesh stands. Until then the clock stops no search of
+            `LEAST_S` seconds.
     """
 
     sharder: Sharder
@@ -84,6 +88,7 @@ class AxisSharder:
     defers_memory: bool = False
     groups: float = 1.0
     refusals: list[Infeasible] = field(default_factory=list)
+    has_plan: bool = False
     _cuts: dict[int, Mapping[str, tuple[Layouts, ...]]] = field(default_factory=dict)
     _composed: dict[tuple[DeviceMesh, str, Pick], PlacedNode | None] = field(default_factory=dict)
 
@@ -117,7 +122,7 @@ class AxisSharder:
             plan = self.unplanned(mesh, gap)
             try:
                 self._follow(plan, kinds, tight=kinds == KINDS[-1] and not plans)
-                plan.stands = True
+                plan.stand()
                 plan.offer()
                 plans.append(plan)
             except ConstraintError:
@@ -174,7 +179,7 @@ class AxisSharder:
             fine.picks[node.name] = cuts, form
         part = next(a for a, o in zip(mesh.names, origins, strict=True) if origins.count(o) > 1)
         fine.step(part, fine.room(mesh.names[-1]))
-        fine.stands = True
+        fine.stand()
         fine.offer()
         return fine
 
@@ -204,7 +209,7 @@ class AxisSharder:
         if not known:
             for axis in names:
                 plan.step(axis, plan.room(axis))
-            plan.stands = True
+            plan.stand()
             plan.offer()
         # Of one axis the second search is of the same problem, unless other values are kept.
         again = len(names) > 1 or (self.graph.optional and plan.tight)
@@ -338,6 +343,10 @@ class MeshPlan:
         """The plan so far."""
         assert self.sharded is not None
         return self.sharded
+
+    def stand(self) -> None:
+        """Note that all axes have had a turn."""
+        self.stands = self.owner.has_plan = True
 
     @property
     def tight(self) -> bool:
@@ -489,12 +498,13 @@ class MeshPlan:
         known = start.chosen if start is not None else None
 
         def solved(limit: float, rounds: int) -> Solution | None:
-            work = self.owner.work
-            if work.late:
+            work, least_s = self.owner.work, 0.0 if self.owner.has_plan else LEAST_S
+            if work.late and not least_s:
                 return None
             work.spend(ITEM_STEPS * len(tied.items))
             limited = replace(tied, limit_bytes=(limit,))
-            return minimised(limited, work, self.gap, rounds, sharder.engine, patience, known)
+            settings = self.gap, rounds, sharder.engine, patience, known
+            return minimised(limited, work, *settings, least_s=least_s)
 
         best = solved(math.inf, ROUNDS)
         if best is None and not warm:

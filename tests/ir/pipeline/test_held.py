@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from partitioner.ir.pipeline import (
-    from_csv,
-    held_together,
-    in_flight,
-    lane_in_flight,
-    lane_peak,
-)
+from partitioner.ir.pipeline import from_csv, in_flight, lane_in_flight, lane_peak
 
 
 def test_held_from_forward_to_backward() -> None:
@@ -28,12 +22,3 @@ def test_without_training_a_lane_holds_what_it_computes() -> None:
     assert in_flight(schedule) == (1, 1, 1)
     assert lane_in_flight(schedule) == (1, 1)
     assert lane_peak(schedule, (10, 5, 100)) == (100, 5)
-
-
-def test_micro_batches_that_wait_for_weight_gradients_are_among_those_held() -> None:
-    assert held_together(from_csv("0F0,0I0,0F1,0I1,0W0,0W1")) == ((2,), (2,))
-    assert held_together(from_csv("0F0,0F1,0I0,0W0,0I1,0W1")) == ((2,), (1,))
-    assert held_together(from_csv("0F0,0F1,0B0,0B1")) == ((2,), (0,))
-    two = from_csv("0F0,1F0,0F1,1I0,1W0,0I0,0W0,1F1,1I1,1W1,0I1,0W1")
-    assert held_together(two) == ((2, 1), (0, 1))
-    assert held_together(from_csv("0F0,0F1")) == ((1,), (0,))

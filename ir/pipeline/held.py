@@ -16,7 +16,7 @@ def in_flight(schedule: PipelineSchedule) -> tuple[int, ...]:
     """
     most = [0] * schedule.stages
     for lane in schedule.lanes:
-        for counts, _ in _held(lane, trains=schedule.trains):
+        for counts in _held(lane, trains=schedule.trains):
             for stage, held in counts.items():
                 most[stage] = max(most[stage], held)
     return tuple(most)
@@ -38,7 +38,7 @@ def lane_peak(schedule: PipelineSchedule, bytes_by_stage: Sequence[int]) -> tupl
         max(
             (
                 sum(bytes_by_stage[stage] * held for stage, held in counts.items())
-                for counts, _ in _held(lane, trains=schedule.trains)
+                for counts in _held(lane, trains=schedule.trains)
             ),
             default=0,
         )
@@ -46,40 +46,26 @@ def lane_peak(schedule: PipelineSchedule, bytes_by_stage: Sequence[int]) -> tupl
     )
 
 
-def held_together(schedule: PipelineSchedule) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of each stage, the micro-batches whose activations it holds where its lane holds most.
-
-    Then those of them whose input gradients are done: what was computed again for them is held for
-    their weight gradients. Where a lane holds most more than once, most of these count.
-    """
-    together, waiting = [0] * schedule.stages, [0] * schedule.stages
+def held_together(schedule: PipelineSchedule) -> tuple[int, ...]:
+    """Of each stage, the micro-batches whose activations it holds where its lane holds most."""
+    together = [0] * schedule.stages
     for lane in schedule.lanes:
-        moments = _held(lane, trains=schedule.trains)
-        most = max(moments, key=lambda both: [sum(c.values()) for c in both], default=({}, {}))
-        for counts, stages in zip(most, (together, waiting), strict=True):
-            for stage, held in counts.items():
-                stages[stage] = held
-    return tuple(together), tuple(waiting)
+        counts = max(_held(lane, trains=schedule.trains), key=lambda c: sum(c.values()), default={})
+        for stage, held in counts.items():
+            together[stage] = held
+    return tuple(together)
 
 
-def _held(
-    lane: Sequence[Action], *, trains: bool
-) -> Iterator[tuple[dict[int, int], dict[int, int]]]:
-    """Micro-batches held by stage, and those of which only weight gradients are due.
-
-    After each forward pass of a lane, and after each input gradient.
-    """
+def _held(lane: Sequence[Action], *, trains: bool) -> Iterator[dict[int, int]]:
+    """Micro-batches held by stage, after each forward pass of a lane."""
     counts: dict[int, int] = {}
-    waiting: dict[int, int] = {}
     for action in lane:
-        stage = action.stage
         if action.kind is ActionKind.FORWARD:
-            counts = {**counts, stage: counts.get(stage, 0) + 1} if trains else {stage: 1}
-            yield counts, waiting
-        elif action.kind is ActionKind.BACKWARD_INPUT:
-            waiting = {**waiting, stage: waiting.get(stage, 0) + 1}
-            yield counts, waiting
+            counts = (
+                {**counts, action.stage: counts.get(action.stage, 0) + 1}
+                if trains
+                else {action.stage: 1}
+            )
+            yield counts
         elif action.kind in _ENDS:
-            counts = {**counts, stage: counts[stage] - 1}
-            if action.kind is ActionKind.BACKWARD_WEIGHT:
-                waiting = {**waiting, stage: waiting[stage] - 1}
+            counts = {**counts, action.stage: counts[action.stage] - 1}

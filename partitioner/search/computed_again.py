@@ -160,17 +160,6 @@ class ComputedAgain:
         regions = tuple(sorted(offered, key=lambda region: region.unit))
         return cls(offering, kept, regions, np.maximum(whole.passing_bytes, kept.passing_bytes))
 
-    @cached_property
-    def _late_share(self) -> float:
-        """Share of the bytes that may be kept that weight gradients read."""
-        graph, nbytes = self.figures.sharding.graph, self.figures.kept_bytes
-        sizes = [0, 0]
-        for node in filter(takes_either, graph.nodes):
-            readers = (reader.name for value in node.writes for reader in graph.consumers[value])
-            is_late = not self.figures.weights.isdisjoint(readers)
-            sizes[is_late] += nbytes.get(node.inputs[0], 0)
-        return sizes[True] / max(sum(sizes), 1)
-
     # Cuts, by the relaxation -----------------------------------------------------------------
 
     @cached_property
@@ -226,7 +215,6 @@ class ComputedAgain:
         held: Sequence[int],
         lane_of: Sequence[int],
         limits: Sequence[float],
-        waiting: Sequence[int],
     ) -> Load:
         """What a cut takes, at least.
 
@@ -235,8 +223,6 @@ class ComputedAgain:
             held: Micro-batches that each stage holds where its lane holds most.
             lane_of: Lane of each stage.
             limits: Bytes of a device of each lane.
-            waiting: Of these micro-batches, those of which only weight gradients are due: what they
-                read is held, computed again or not.
         """
         units, lost, saved = self._steps
         extra, over = np.zeros(len(ends)), 0.0
@@ -255,8 +241,7 @@ class ComputedAgain:
             of = np.concatenate(
                 [np.full(last - first, s) for s, (first, last) in zip(stages, spans, strict=True)]
             )
-            less = np.array(held) - self._late_share * np.array(waiting)
-            sizes = saved[numbers] * RESERVED * less[of]
+            sizes = saved[numbers] * RESERVED * np.array(held)[of]
             order = np.argsort(lost[numbers] / np.maximum(sizes, 1e-9), kind="stable")
             sums = np.cumsum(sizes[order])
             whole = int(np.searchsorted(sums, need))
@@ -277,7 +262,6 @@ class ComputedAgain:
         held: Sequence[int],
         lane_of: Sequence[int],
         limits: Sequence[float],
-        waiting: Sequence[int],
     ) -> Taken:
         """The optional nodes that are computed in the stages of a cut; see `load`.
 
@@ -295,13 +279,11 @@ class ComputedAgain:
             things = []
             for stage in stages:
                 start, stop = bounds[stage]
-                late = self._late_share * waiting[stage]
-                weight = RESERVED * (held[stage] - late)
+                weight = RESERVED * held[stage]
                 kept = self.figures.byte_sums[1, stop] - self.figures.byte_sums[1, start]
                 first, last = np.searchsorted(at, (start, stop))
                 some = self.regions[first:last]
-                most = sum(region.ways[0][1] for region in some)
-                room -= weight * (kept - most) + RESERVED * late * kept
+                room -= weight * (kept - sum(region.ways[0][1] for region in some))
                 regions += some
                 things += [tuple((s, weight * n) for s, n in region.ways) for region in some]
             best = pack(things, room)

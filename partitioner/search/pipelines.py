@@ -662,7 +662,7 @@ class PipelineSearch:
         best: Candidate | None = None
         seen: set[frozenset[str]] = set()
         for turn in range(MOST_CHOICES):
-            taken = again.packed(ends, held, draft.lane_of, limits, draft.estimate.waiting)
+            taken = again.packed(ends, held, draft.lane_of, limits)
             fits, over = best is not None and best.evaluation.fits_exactly, budget.work.over
             if taken.again in seen or (fits and over) or (turn >= CHOICES and (fits or over)):
                 break
@@ -811,8 +811,7 @@ class PipelineSearch:
         if self.again is None:
             over = self.figures.over_bytes(ends, estimate.held, lane_of)
         else:
-            held, waiting = estimate.together, estimate.waiting
-            load = self.again.load(ends, held, lane_of, self._limits, waiting)
+            load = self.again.load(ends, estimate.together, lane_of, self._limits)
             over, again = load.over_bytes, load.seconds
         if over >= best[0] and (over > best[0] or estimate.least_s(ends, again) >= best[1]):
             return over, math.inf

@@ -155,7 +155,7 @@ class StageFigures:
     @cached_property
     def _unit_s(self) -> Floats:
         """Least seconds of the nodes of each unit that all devices run: forward, input, weight."""
-        graph, weights = self.sharding.graph, self.weights
+        graph, weights = self.sharding.graph, self._weights
         seconds = np.zeros((3, len(self.units)))
         for name in self._everywhere & self._node_s.keys():
             part = FORWARD if name not in graph.backward else WEIGHT if name in weights else INPUT
@@ -232,7 +232,7 @@ class StageFigures:
         graph, order = self.sharding.graph, self.tasks.order
         assert order is not None
         row = {device: index for index, device in enumerate(self.tasks.devices)}
-        loads, weights = np.zeros((len(row), 4, len(self.units))), self.weights
+        loads, weights = np.zeros((len(row), 4, len(self.units))), self._weights
         for task in self.tasks.tasks:
             name = task.placed.node.name if task.placed is not None else ""
             if task.comm is not None:
@@ -246,7 +246,7 @@ class StageFigures:
         return np.asarray(loads.max(axis=0))
 
     @cached_property
-    def weights(self) -> frozenset[str]:
+    def _weights(self) -> frozenset[str]:
         """Backward nodes that no other unit waits for."""
         graph, unit_of = self.sharding.graph, self.unit_of
         awaited: set[str] = set()
@@ -531,7 +531,7 @@ class StepEstimate:
         self.figures = figures
         self.table = table
         self.held = in_flight(table)
-        self.together, self.waiting = held_together(table)
+        self.together = held_together(table)
         starts = start_times(table)
         timed = sorted(
             (start, lane, index)

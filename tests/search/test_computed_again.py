@@ -128,22 +128,21 @@ def test_all_bytes_and_seconds_of_a_choice_are_those_of_the_referee() -> None:
 def test_the_relaxation_is_below_the_exact_choice(schedule: str) -> None:
     again = searched(32, 16, 48, 32)
     lane_of = textbook_lanes(schedule, 4 if schedule == "zbv" else 2)
-    held, waiting = held_together(pipeline_schedule(schedule, lane_of, COUNT))
-    assert any(waiting) == (schedule == "zbv")
+    held = held_together(pipeline_schedule(schedule, lane_of, COUNT))
     count = len(again.figures.units)
     ends = tuple(count * (stage + 1) // len(lane_of) for stage in range(len(lane_of)))
     free = [1e18, 1e18]
-    none = again.load(ends, held, lane_of, free, waiting)
+    none = again.load(ends, held, lane_of, free)
     assert none.over_bytes == 0
     assert not none.seconds.any()
-    most = again.packed(ends, held, lane_of, free, waiting)
+    most = again.packed(ends, held, lane_of, free)
     assert not most.again
-    least = again.packed(ends, held, lane_of, [0.0, 0.0], waiting)
+    least = again.packed(ends, held, lane_of, [0.0, 0.0])
     limits = [(a + b) / 2 for a, b in zip(most.bytes, least.bytes, strict=True)]
-    exact = again.packed(ends, held, lane_of, limits, waiting)
+    exact = again.packed(ends, held, lane_of, limits)
     assert all(n <= limit + 1e-6 for n, limit in zip(exact.bytes, limits, strict=True))
     assert most.again < exact.again <= least.again
-    lower = again.load(ends, held, lane_of, limits, waiting)
+    lower = again.load(ends, held, lane_of, limits)
     assert lower.over_bytes == 0
     lost = sum(
         seconds
@@ -152,7 +151,7 @@ def test_the_relaxation_is_below_the_exact_choice(schedule: str) -> None:
         if nodes and nodes == exact.again & frozenset().union(*region.again)
     )
     assert 0 < lower.seconds.sum() <= lost * (1 + 1e-9)
-    short = again.load(ends, held, lane_of, [0.0, 0.0], waiting)
+    short = again.load(ends, held, lane_of, [0.0, 0.0])
     assert short.over_bytes == pytest.approx(sum(least.bytes))
 
 
@@ -242,9 +241,9 @@ def test_no_choice_of_a_cut_that_fits_is_much_faster(share: float) -> None:
     kept = next(e for taken, e in every if not taken)
     least = min(e.peak[0].bytes for _, e in every)
     limit = round(least + share * (kept.peak[0].bytes - least))
-    counted = again.packed(ends, held, lane_of, [1e18, 1e18], (0, 0))
+    counted = again.packed(ends, held, lane_of, [1e18, 1e18])
     limits = [limit + counted.bytes[lane] - kept.peak[lane].bytes for lane in lane_of]
-    packed = evaluated(again.packed(ends, held, lane_of, limits, (0, 0)).again)
+    packed = evaluated(again.packed(ends, held, lane_of, limits).again)
     fitting = [e for _, e in every if max(e.peak[d].bytes for d in (0, 1)) <= limit]
     best = min(e.step_s for e in fitting)
     assert packed.peak[0].bytes <= limit

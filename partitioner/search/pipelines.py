@@ -84,12 +84,8 @@ ATTEMPTS, SHORT, MOST_LESS = 3, 1.2, 0.75
 #: Share of a device's memory that a sharding by levels may take at first: stages are not equally
 #: large, and each has what its phases make beside.
 ROOM = 0.85
-#: Choices of what stages of a cut compute again, each by the memory of the last one's plan; more
-#: where none of these fits, within the time limit.
-CHOICES, MOST_CHOICES = 3, 6
-#: Share of what a lane's plan is above its memory by that the next choice saves beyond it: what is
-#: computed again takes room while it is.
-BEYOND = 0.5
+#: Choices of what stages of a cut compute again, each by the memory of the last one's plan.
+CHOICES = 3
 #: Share of a device's memory that is left for what the count of a choice may miss.
 MARGIN = 0.005
 #: The schedule that is drafted first, for where the time limit leaves no time for others: it holds
@@ -521,10 +517,24 @@ class PipelineSearch:
             PipelineScheduleError: No schedule serves the lanes.
         """
         failed: list[tuple[Family, PartitionerError]] = []
+        plans: list[Candidate] = []
+        drafts: list[_Draft] = []
         if self.budget.best_s < math.inf and self._bound_s >= self.budget.best_s:
             bound = f"no step takes less than {units.seconds(self._bound_s)}"
             return self._without_plans([(self._family(""), PartitionerError(bound))])
-        plans, drafts = self._begun(failed)
+        for name in sorted(self.ways.schedules, key=lambda name: name != LEAN):
+            fits = plans or any(draft.rank[0] == 0 for draft in drafts)
+            if fits and self.budget.work.late:
+                failed.append((self._family(name), OutOfTime(NOT_SEARCHED)))
+                continue
+            try:
+                if self.ways.groups:
+                    plans.append(self._as_pinned(name))
+                else:
+                    drafts.append(self._draft(name))
+            except (PipelineScheduleError, Infeasible) as error:
+                failed.append((self._family(name), error))
+        drafts.sort(key=lambda draft: (draft.rank, self.ways.schedules.index(draft.name)))
         for index, draft in enumerate(drafts):
             left = self._left_out(draft, plans, is_first=index == 0)
             if left is not None:
@@ -540,27 +550,6 @@ class PipelineSearch:
         if drafts and not refusals:
             return self._without_plans(failed)
         raise min(refusals, key=lambda error: error.bytes_short, default=failed[0][1])
-
-    def _begun(
-        self, failed: list[tuple[Family, PartitionerError]]
-    ) -> tuple[list[Candidate], list[_Draft]]:
-        """The plans of pinned stages, or drafts, the best first; `failed` gets the reasons else."""
-        plans: list[Candidate] = []
-        drafts: list[_Draft] = []
-        for name in sorted(self.ways.schedules, key=lambda name: name != LEAN):
-            fits = plans or any(draft.rank[0] == 0 for draft in drafts)
-            if fits and self.budget.work.late:
-                failed.append((self._family(name), OutOfTime(NOT_SEARCHED)))
-                continue
-            try:
-                if self.ways.groups:
-                    plans.append(self._as_pinned(name))
-                else:
-                    drafts.append(self._draft(name))
-            except (PipelineScheduleError, Infeasible) as error:
-                failed.append((self._family(name), error))
-        drafts.sort(key=lambda draft: (draft.rank, self.ways.schedules.index(draft.name)))
-        return plans, drafts
 
     def _left_out(
         self, draft: _Draft, plans: Sequence[Candidate], *, is_first: bool
@@ -661,10 +650,10 @@ class PipelineSearch:
         held, size = draft.estimate.together, self.figures.sharding.size
         best: Candidate | None = None
         seen: set[frozenset[str]] = set()
-        for turn in range(MOST_CHOICES):
+        for _ in range(CHOICES):
             taken = again.packed(ends, held, draft.lane_of, limits)
-            fits, over = best is not None and best.evaluation.fits_exactly, budget.work.over
-            if taken.again in seen or (fits and over) or (turn >= CHOICES and (fits or over)):
+            enough = best is not None and best.evaluation.fits_exactly and budget.work.over
+            if taken.again in seen or enough:
                 break
             seen.add(taken.again)
             sharding = again.offering.taking(taken.again)
@@ -674,8 +663,7 @@ class PipelineSearch:
             most, exact_bytes = self._limits, candidate.evaluation.exact_bytes
             for lane, counted in enumerate(taken.bytes):
                 peak = max(exact_bytes[device] for device in range(lane * size, (lane + 1) * size))
-                above = BEYOND * max(0.0, peak - most[lane])
-                limits[lane] = (1 - MARGIN) * most[lane] + counted - peak - above
+                limits[lane] = (1 - MARGIN) * most[lane] + counted - peak
         assert best is not None
         return best
 

@@ -517,24 +517,10 @@ class PipelineSearch:
             PipelineScheduleError: No schedule serves the lanes.
         """
         failed: list[tuple[Family, PartitionerError]] = []
-        plans: list[Candidate] = []
-        drafts: list[_Draft] = []
         if self.budget.best_s < math.inf and self._bound_s >= self.budget.best_s:
             bound = f"no step takes less than {units.seconds(self._bound_s)}"
             return self._without_plans([(self._family(""), PartitionerError(bound))])
-        for name in sorted(self.ways.schedules, key=lambda name: name != LEAN):
-            fits = plans or any(draft.rank[0] == 0 for draft in drafts)
-            if fits and self.budget.work.late:
-                failed.append((self._family(name), OutOfTime(NOT_SEARCHED)))
-                continue
-            try:
-                if self.ways.groups:
-                    plans.append(self._as_pinned(name))
-                else:
-                    drafts.append(self._draft(name))
-            except (PipelineScheduleError, Infeasible) as error:
-                failed.append((self._family(name), error))
-        drafts.sort(key=lambda draft: (draft.rank, self.ways.schedules.index(draft.name)))
+        plans, drafts = self._begun(failed)
         for index, draft in enumerate(drafts):
             left = self._left_out(draft, plans, is_first=index == 0)
             if left is not None:
@@ -550,6 +536,27 @@ class PipelineSearch:
         if drafts and not refusals:
             return self._without_plans(failed)
         raise min(refusals, key=lambda error: error.bytes_short, default=failed[0][1])
+
+    def _begun(
+        self, failed: list[tuple[Family, PartitionerError]]
+    ) -> tuple[list[Candidate], list[_Draft]]:
+        """The plans of pinned stages, or drafts, the best first; `failed` gets the reasons else."""
+        plans: list[Candidate] = []
+        drafts: list[_Draft] = []
+        for name in sorted(self.ways.schedules, key=lambda name: name != LEAN):
+            fits = plans or any(draft.rank[0] == 0 for draft in drafts)
+            if fits and self.budget.work.late:
+                failed.append((self._family(name), OutOfTime(NOT_SEARCHED)))
+                continue
+            try:
+                if self.ways.groups:
+                    plans.append(self._as_pinned(name))
+                else:
+                    drafts.append(self._draft(name))
+            except (PipelineScheduleError, Infeasible) as error:
+                failed.append((self._family(name), error))
+        drafts.sort(key=lambda draft: (draft.rank, self.ways.schedules.index(draft.name)))
+        return plans, drafts
 
     def _left_out(
         self, draft: _Draft, plans: Sequence[Candidate], *, is_first: bool

@@ -63,7 +63,7 @@ ROUNDS, LIMITED_ROUNDS = 6, 4
 #: Rounds in a row that gain next to nothing, at most: of a first plan, and later.
 FIRST_PATIENCE, PATIENCE = 1, 2
 #: Seconds that a search may take behind the time limit, as long as no mesh has a plan.
-LEAST_S = 10.0
+FIRST_S = 10.0
 #: Steps of building a problem and searching it, for each item.
 ITEM_STEPS = 100
 #: The axis of the line that cuts are derived on.
@@ -80,7 +80,7 @@ class AxisSharder:
         groups: Groups that share the model: the memory of so many devices counts as one's.
         refusals: Why meshes have no first plan.
         has_plan: Whether the plan of some mesh stands. Until then the clock stops no search of
-            `LEAST_S` seconds.
+            `FIRST_S` seconds.
     """
 
     sharder: Sharder
@@ -498,7 +498,7 @@ class MeshPlan:
         known = start.chosen if start is not None else None
 
         def solved(limit: float, rounds: int) -> Solution | None:
-            work, least_s = self.owner.work, 0.0 if self.owner.has_plan else LEAST_S
+            work, least_s = self.owner.work, 0.0 if self.owner.has_plan else FIRST_S
             if work.late and not least_s:
                 return None
             work.spend(ITEM_STEPS * len(tied.items))

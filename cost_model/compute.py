@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
 
 from partitioner.cost_model.cluster import Cluster, DeviceSpec
 from partitioner.cost_model.dispatch import dispatch_seconds
@@ -98,6 +99,65 @@ def node_estimates(
     return estimates
 
 
+@dataclass
+class NodePrices:
+    """Estimates of nodes of one plan, each form once: the layers of a model repeat.
+
+    Attributes:
+        graph: The graph.
+        cluster: The devices.
+        in_parts: As of `node_seconds`.
+    """
+
+    graph: Graph
+    cluster: Cluster
+    in_parts: bool | None = None
+    _known: dict[Hashable, Mapping[int, Estimate]] = field(default_factory=dict)
+
+    def estimates(
+        self, placed: PlacedNode, devices: tuple[int, ...] | None = None
+    ) -> Mapping[int, Estimate]:
+        """See `node_estimates`; the nodes must live as long as this, by their rules' identity."""
+        form = self._form(placed)
+        if form is None:
+            return self._estimates(placed, devices)
+        key = form, devices
+        if key not in self._known:
+            self._known[key] = self._estimates(placed, devices)
+        return self._known[key]
+
+    def seconds(
+        self, placed: PlacedNode, devices: tuple[int, ...] | None = None
+    ) -> Mapping[int, float]:
+        """See `node_seconds`."""
+        return {d: estimate.seconds for d, estimate in self.estimates(placed, devices).items()}
+
+    def _estimates(
+        self, placed: PlacedNode, devices: tuple[int, ...] | None
+    ) -> Mapping[int, Estimate]:
+        in_parts = self.in_parts
+        return node_estimates(self.graph, placed, self.cluster, devices, in_parts=in_parts)
+
+    @cached_property
+    def _is_measured(self) -> bool:
+        return any(spec.profile is not None for spec in self.cluster.devices)
+
+    def _form(self, placed: PlacedNode) -> Hashable:
+        """All that the estimates of a node depend on; None if there may be more.
+
+        Measured seconds may depend on any attribute, and so may FLOPs of a node without a rule.
+        """
+        node, rule = placed.node, placed.rule
+        row = row_of(node)
+        if rule is None or self._is_measured or (row is not None and row.overwrites):
+            return None
+        types = self.graph.types
+        values = (*node.inputs, *node.captures, *node.outputs)
+        dtypes = tuple([types[value].dtype if value else "" for value in values])
+        layouts = tuple(placed.layouts.items())
+        return node.op, id(rule), placed.mesh, layouts, placed.ins, placed.outs, dtypes
+
+
 @dataclass(frozen=True)
 class Sources:
     """Where the seconds of a plan's nodes come from, added up over nodes and devices.
@@ -116,12 +176,12 @@ class Sources:
         cluster = cluster.beside(device for node in placed for device in node.mesh.devices)
         seconds: dict[str, float] = {}
         error_s = 0.0
-        in_parts = stores_parts(placed)
+        prices = NodePrices(graph, cluster, stores_parts(placed))
         for node in placed:
-            for estimate in node_estimates(graph, node, cluster, in_parts=in_parts).values():
+            for estimate, times in Counter(prices.estimates(node).values()).items():
                 spent_s = seconds.get(estimate.source, 0.0)
-                seconds[estimate.source] = spent_s + estimate.seconds
-                error_s += estimate.seconds * estimate.error
+                seconds[estimate.source] = spent_s + times * estimate.seconds
+                error_s += times * estimate.seconds * estimate.error
         return cls(seconds, error_s)
 
     def shares(self) -> Mapping[str, float]:

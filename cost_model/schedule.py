@@ -15,7 +15,7 @@ from functools import cached_property
 from partitioner.cost_model.buckets import Bucket, in_buckets
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.collectives import bucket_seconds, comm_cost, whole_bytes
-from partitioner.cost_model.compute import kernel_seconds, node_seconds, stored_bytes
+from partitioner.cost_model.compute import NodePrices, kernel_seconds, stored_bytes
 from partitioner.cost_model.forms import stores_parts
 from partitioner.cost_model.overlap import beside_compute
 from partitioner.cost_model.reshard import Hop, PricedComm, Resharder
@@ -338,6 +338,10 @@ class _Builder:
         )
 
     @cached_property
+    def _prices(self) -> NodePrices:
+        return NodePrices(self.graph, self.cluster, self.in_parts)
+
+    @cached_property
     def _loads_constants(self) -> bool:
         """Whether blocks load their constants: a PyTorch module holds them anyway."""
         return not is_of_torch(self.graph)
@@ -414,8 +418,8 @@ class _Builder:
                         placed.node, dtype, size, at.sharding
                     )
                 writes.append((device, key, 0 if stored else size))
-        devices = self._observed(placed.mesh.devices)
-        seconds = node_seconds(self.graph, placed, self.cluster, devices, in_parts=self.in_parts)
+        devices = tuple(self._observed(placed.mesh.devices))
+        seconds = self._prices.seconds(placed, devices)
         if self.order is not None:
             seconds = self._with_sums(placed, phase, seconds, self.order)
         reads = tuple((device, key) for device in devices for key in keys)

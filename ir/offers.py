@@ -10,7 +10,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 
 from partitioner.ir.graph import Graph, Node, needed
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import inherit_rules, row_of
 from partitioner.ir.plan import PlacedNode
 
 
@@ -28,13 +28,15 @@ def chosen(graph: Graph, present: Container[str]) -> Graph:
             made.update(node.writes)
     nodes = needed(nodes, graph.outputs, graph.by_name.keys() - graph.optional)
     kept = {*graph.inputs, *graph.constants, *(v for node in nodes for v in node.writes)}
-    return replace(
+    settled = replace(
         graph,
         nodes=tuple(nodes),
         types={value: type_ for value, type_ in graph.types.items() if value in kept},
         backward=graph.backward & {node.name for node in nodes},
         optional=frozenset(),
     )
+    inherit_rules(settled, graph)
+    return settled
 
 
 def alternatives(graph: Graph, node: Node, placed: tuple[PlacedNode, ...]) -> Iterator[PlacedNode]:

@@ -63,15 +63,14 @@ class Phases:
 
     def number(self, part: Part, stage: int = 0) -> int:
         """The phase of a part of a stage."""
-        last = self.stages - 1
-        return {
-            Part.SETUP: 0,
-            Part.FORWARD: 1 + stage,
-            Part.BACKWARD: 1 + self.stages + last - stage,
-            Part.WEIGHT: 1 + 2 * self.stages + last - stage,
-            Part.DELIVER: 1 + 3 * self.stages,
-            Part.REDUCE: 2 + 3 * self.stages,
-        }[part]
+        stages = self.stages
+        if part is Part.FORWARD:
+            return 1 + stage
+        if part is Part.BACKWARD:
+            return 2 * stages - stage
+        if part is Part.WEIGHT:
+            return 3 * stages - stage
+        return 0 if part is Part.SETUP else 1 + 3 * stages + (part is Part.REDUCE)
 
     def of(self, phase: int) -> tuple[Part, int]:
         """The part and the stage of a phase; stage 0 for those of no stage."""

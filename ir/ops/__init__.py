@@ -21,6 +21,7 @@ __all__ = [
     "OpRow",
     "OpView",
     "OpaqueError",
+    "inherit_rules",
     "row_of",
     "rule_of",
     "rules_of",
@@ -84,6 +85,19 @@ def _rule_from_row(graph: Graph, node: Node) -> Rule | str:
         return row.rule(OpView(node, graph))
     except OpaqueError as error:
         return str(error)
+
+
+def inherit_rules(graph: Graph, source: Graph) -> None:
+    """Take over the rules that are known of the nodes that a graph has from another one.
+
+    The values of both have the same types, and the constants the same contents.
+    """
+    known = _KNOWN.get(source)
+    if known is None:
+        return
+    shared = (n.name for n in graph.nodes if source.by_name.get(n.name) is n)
+    by_node = {name: known.by_node[name] for name in shared if name in known.by_node}
+    _KNOWN[graph] = _Known(by_node, known.by_form, known.distinct)
 
 
 def rules_of(graph: Graph) -> Mapping[str, Rule | str]:

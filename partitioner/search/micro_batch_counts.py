@@ -10,7 +10,7 @@ from partitioner.cost_model.cluster import Cluster
 from partitioner.ir.graph import Graph
 from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import NoCheaper, Outcome
-from partitioner.search.pipelines import find_pipeline, over_counts, to_beat_s
+from partitioner.search.pipelines import NOT_SEARCHED, find_pipeline, over_counts, to_beat_s
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import ConstraintError
@@ -116,25 +116,43 @@ class CountSearch:
         """The best plan of these numbers.
 
         On many devices the trials end behind one whose plan is slower than that of the one before,
-        since each takes long.
+        since each takes long. Half the number of the best plan is tried then. The clock ends all.
 
         Raises:
             Infeasible: None of them has one; the refusal that is short of the fewest bytes.
             NoCheaper: None was found that costs less than the known plan of the budget.
         """
         for index, trial in enumerate(trials):
+            if index and self.budget.work.late:
+                break
             known_s = self._best_s
             fits = self._plan(trial.count, len(trials) - index, trial.sizes, known_s)
             is_known = self.outcomes and (fits or trial.count in self.slower)
             if is_known and trial.sizes is not None and self._best_s >= known_s:
                 break
         if self.outcomes:
+            if trials[0].sizes is not None and self.request.micro_batch_count is None:
+                self._halve()
             return self.best
         if self.slower:
             raise min(self.slower.values(), key=lambda error: error.bound)
         if self.refused:
             raise min(self.refused.values(), key=lambda error: error.bytes_short)
         raise next(iter(self.impossible.values()))
+
+    def _halve(self) -> None:
+        """Plan half as many micro-batches as the best plan has, through stages of its size.
+
+        Each then has samples to share inside of a node, too.
+        """
+        count, plan = self._best_count, self.best.plan
+        if count > 1 and not self.budget.work.late:
+            size = max(mesh.size() for mesh in plan.groups)
+            self._plan(_nearest(count, count // 2), 1, (size,), self._best_s)
+
+    @property
+    def _best_count(self) -> int:
+        return min(self.outcomes, key=lambda n: self.outcomes[n].evaluation.step_s)
 
     @property
     def _best_s(self) -> float:
@@ -194,9 +212,10 @@ class CountSearch:
     @property
     def best(self) -> Outcome:
         """The fastest plan, with a certificate over all numbers that were tried."""
-        count = min(self.outcomes, key=lambda n: self.outcomes[n].evaluation.step_s)
+        count = self._best_count
         bounds = [error.bound for error in self.slower.values()]
-        return over_counts(self.outcomes, count, self.request.gap, bounds)
+        best = over_counts(self.outcomes, count, self.request.gap, bounds)
+        return best.stopped() if self.budget.work.stopped else best
 
     def _plan(
         self,
@@ -207,7 +226,8 @@ class CountSearch:
     ) -> bool:
         """Plan a number of micro-batches with a part of the budget; whether a plan fits.
 
-        The clock of the search stands while its graphs are made.
+        The clock of the search stands while its graphs are made. None but the first is planned
+        behind the time limit.
 
         Args:
             count: The number.
@@ -215,7 +235,10 @@ class CountSearch:
             sizes: Numbers of devices of a stage; None for those of the search.
             known_s: Seconds of a step of a known plan: dearer ones are of no interest.
         """
-        if count not in {**self.outcomes, **self.refused, **self.impossible, **self.slower}:
+        known = {**self.outcomes, **self.refused, **self.impossible, **self.slower}
+        if count not in known and known and self.budget.work.late:
+            self.refused[count] = Infeasible(NOT_SEARCHED, proven=False)
+        elif count not in known:
             self.budget.say(f"planning {count} micro-batch{'es' if count > 1 else ''}")
             graphs, sizes = iter(self.graphs(count)), sizes or self.sizes
             while count not in {**self.outcomes, **self.slower}:

@@ -88,6 +88,11 @@ ROOM = 0.85
 CHOICES = 3
 #: Share of a device's memory that is left for what the count of a choice may miss.
 MARGIN = 0.005
+#: The schedule that is drafted first, for where the time limit leaves no time for others: it holds
+#: few micro-batches, and serves any number of lanes.
+LEAN = "1f1b"
+#: Why a space was left out that the time limit did not reach.
+NOT_SEARCHED = "not searched within the time limit"
 #: The solver's name in certificates.
 SOLVER = "stage cutter, simulated steps"
 
@@ -130,6 +135,12 @@ def find_pipeline(
     sizes = sizes or request.stage_sizes(len(cluster))
     sizes = (len(groups[0]),) if groups else _even(sizes, cluster)
     for index, size in enumerate(sizes):
+        mesh = DeviceMesh.line(size)
+        text = f"pipeline of {micro_batches} micro-batches in stages"
+        family = Family(text, (mesh,), (mesh,), symmetric=False)
+        if index and budget.work.late:
+            results.append(SpaceResult(failed=((family, OutOfTime(NOT_SEARCHED)),)))
+            continue
         share = _beating(results, budget.share(len(sizes) - index), request.tune or 1)
         names = _schedules(request, len(cluster) // size, graph)
         ways = Ways(micro_batches, names, groups, wanted=request.tune or 1)
@@ -138,16 +149,14 @@ def find_pipeline(
             results.append(_of_size(graph, cluster, request, share, size, ways))
         except (PipelineScheduleError, Infeasible) as error:
             errors.append(error)
-            mesh = DeviceMesh.line(size)
-            text = f"pipeline of {micro_batches} micro-batches in stages"
-            family = Family(text, (mesh,), (mesh,), symmetric=False)
             results.append(SpaceResult(failed=((family, error),)))
     if len(sizes) > 1 and _takes_several_sizes(graph, cluster, request) and not budget.work.over:
         budget.say("cutting stages of several sizes")
         with suppress(PipelineScheduleError, Infeasible, ConstraintError):
             share = _beating(results, budget, request.tune or 1)
             results.append(_of_several_sizes(graph, cluster, request, share, micro_batches))
-    if len(errors) == len(sizes) and not any(result.plans for result in results):
+    searched = [result for result in results if result.searched]
+    if errors and not searched:
         short = [error for error in errors if isinstance(error, Infeasible)]
         raise min(short, key=lambda error: error.bytes_short) if short else errors[0]
     if not any(result.plans for result in results):
@@ -203,7 +212,8 @@ def _of_size(
         try:
             return _search_of(graph, sharding, cluster, budget, ways).search()
         except Infeasible as error:
-            if not graph.optional or not error.bytes_short or attempt == ATTEMPTS:
+            last = attempt == ATTEMPTS or budget.work.late
+            if last or not graph.optional or not error.bytes_short:
                 raise
             refusal = error
         if by_levels:
@@ -411,11 +421,17 @@ def _sharded(
 ) -> Sharding:
     """The best plan of the graph on one mesh of so many devices, of `limit` bytes each.
 
-    It takes half of what is left of the budget.
+    It takes half of what is left of the budget, of the clock as well: its cuts take the rest.
     """
     first = cluster.first(size).with_memory(max(1, limit))
     spaces = request.inside_stages(size, micro_batches, len(cluster) // size).over(size).on(graph)
-    outcome = find_plan(graph, first, spaces, replace(budget.share(2), best_s=math.inf))
+    work = budget.work.share(2)
+    work.deadline -= work.left_s / 2
+    try:
+        outcome = find_plan(graph, first, spaces, replace(budget, work=work, best_s=math.inf))
+    finally:
+        if work.stopped:
+            budget.work.cut_off()
     return Sharding(outcome.graph, outcome.plan)
 
 
@@ -501,20 +517,10 @@ class PipelineSearch:
             PipelineScheduleError: No schedule serves the lanes.
         """
         failed: list[tuple[Family, PartitionerError]] = []
-        plans: list[Candidate] = []
-        drafts: list[_Draft] = []
         if self.budget.best_s < math.inf and self._bound_s >= self.budget.best_s:
             bound = f"no step takes less than {units.seconds(self._bound_s)}"
             return self._without_plans([(self._family(""), PartitionerError(bound))])
-        for name in self.ways.schedules:
-            try:
-                if self.ways.groups:
-                    plans.append(self._as_pinned(name))
-                else:
-                    drafts.append(self._draft(name))
-            except (PipelineScheduleError, Infeasible) as error:
-                failed.append((self._family(name), error))
-        drafts.sort(key=lambda draft: draft.rank)
+        plans, drafts = self._begun(failed)
         for index, draft in enumerate(drafts):
             left = self._left_out(draft, plans, is_first=index == 0)
             if left is not None:
@@ -530,6 +536,27 @@ class PipelineSearch:
         if drafts and not refusals:
             return self._without_plans(failed)
         raise min(refusals, key=lambda error: error.bytes_short, default=failed[0][1])
+
+    def _begun(
+        self, failed: list[tuple[Family, PartitionerError]]
+    ) -> tuple[list[Candidate], list[_Draft]]:
+        """The plans of pinned stages, or drafts, the best first; `failed` gets the reasons else."""
+        plans: list[Candidate] = []
+        drafts: list[_Draft] = []
+        for name in sorted(self.ways.schedules, key=lambda name: name != LEAN):
+            fits = plans or any(draft.rank[0] == 0 for draft in drafts)
+            if fits and self.budget.work.late:
+                failed.append((self._family(name), OutOfTime(NOT_SEARCHED)))
+                continue
+            try:
+                if self.ways.groups:
+                    plans.append(self._as_pinned(name))
+                else:
+                    drafts.append(self._draft(name))
+            except (PipelineScheduleError, Infeasible) as error:
+                failed.append((self._family(name), error))
+        drafts.sort(key=lambda draft: (draft.rank, self.ways.schedules.index(draft.name)))
+        return plans, drafts
 
     def _left_out(
         self, draft: _Draft, plans: Sequence[Candidate], *, is_first: bool

@@ -68,6 +68,12 @@ class Work:
         if self.parent is not None and self.parent.left_s <= 0:
             self.parent.stop()
 
+    def cut_off(self) -> None:
+        """Note that the clock of a share has cut something off that nobody goes on with."""
+        self.stopped = True
+        if self.parent is not None:
+            self.parent.cut_off()
+
     @property
     def left(self) -> float:
         """Steps that may still be done; 0 once all are."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -34,6 +35,7 @@ from partitioner.problem.build import Built, build
 from partitioner.search.levels.mesh_sharder import Sharded, Sharder
 from partitioner.search.levels.meshes import split_from
 from partitioner.search.levels.one_column import minimised, refused
+from partitioner.search.outcome import OutOfTime
 from partitioner.solver import Infeasible, Solution, evaluate_choices
 from partitioner.solver.problem import Problem
 from partitioner.solver.work import Work
@@ -49,6 +51,9 @@ Taken = tuple[Pick, int]  #: Cuts of a node, and which of its `ir.offers.alterna
 #: Kinds of parallelism of the first plan on the two innermost axes; the first that fits is taken.
 #: A mesh of one axis has the first of the two, axes further out repeat it all: "dp".
 KINDS = (("zero2", "tp"), ("zero3", "tp"))
+#: Those that come first where a step has micro-batches: each of them would gather anew what is
+#: stored in parts, and stages share what is stored already.
+WHOLE = ("dp", "tp")
 #: Passes over the axes after the first plan.
 PASSES = 2
 #: Passes end when the cost falls by less than this share.
@@ -57,6 +62,8 @@ LEAST_GAIN = 0.005
 ROUNDS, LIMITED_ROUNDS = 6, 4
 #: Rounds in a row that gain next to nothing, at most: of a first plan, and later.
 FIRST_PATIENCE, PATIENCE = 1, 2
+#: Seconds that a search may take behind the time limit, as long as no mesh has a plan.
+FIRST_S = 10.0
 #: Steps of building a problem and searching it, for each item.
 ITEM_STEPS = 100
 #: The axis of the line that cuts are derived on.
@@ -72,6 +79,8 @@ class AxisSharder:
         defers_memory: As of `Budget`: no plan is searched within memory.
         groups: Groups that share the model: the memory of so many devices counts as one's.
         refusals: Why meshes have no first plan.
+        has_plan: Whether the plan of some mesh stands. Until then the clock stops no search of
+            `FIRST_S` seconds.
     """
 
     sharder: Sharder
@@ -79,6 +88,7 @@ class AxisSharder:
     defers_memory: bool = False
     groups: float = 1.0
     refusals: list[Infeasible] = field(default_factory=list)
+    has_plan: bool = False
     _cuts: dict[int, Mapping[str, tuple[Layouts, ...]]] = field(default_factory=dict)
     _composed: dict[tuple[DeviceMesh, str, Pick], PlacedNode | None] = field(default_factory=dict)
 
@@ -102,14 +112,17 @@ class AxisSharder:
 
         Where values may be computed again, there is one of each kind that fits, as long as memory
         forbids a cheaper plan: kinds that gather anew for each pass have room for more that is
-        kept. If no kind suits the mesh, the one that is returned is empty.
+        kept. In micro-batches they gather too often for that. If no kind suits the mesh, the one
+        that is returned is empty.
         """
         plans: list[MeshPlan] = []
         free_s = math.inf
-        for kinds in KINDS:
+        in_parts = self.sharder.micro_batches > 1
+        for kinds in (WHOLE, *KINDS) if in_parts else KINDS:
             plan = self.unplanned(mesh, gap)
             try:
                 self._follow(plan, kinds, tight=kinds == KINDS[-1] and not plans)
+                plan.stand()
                 plan.offer()
                 plans.append(plan)
             except ConstraintError:
@@ -117,7 +130,7 @@ class AxisSharder:
             except Infeasible as error:
                 self.refusals.append(error)
             free_s = min(free_s, plan.free_s)
-            if plans and not (self.graph.optional and plan.tight):
+            if plans and (in_parts or self.work.late or not (self.graph.optional and plan.tight)):
                 break
         plans = plans or [self.unplanned(mesh, gap)]
         for plan in plans:
@@ -166,6 +179,7 @@ class AxisSharder:
             fine.picks[node.name] = cuts, form
         part = next(a for a, o in zip(mesh.names, origins, strict=True) if origins.count(o) > 1)
         fine.step(part, fine.room(mesh.names[-1]))
+        fine.stand()
         fine.offer()
         return fine
 
@@ -179,7 +193,9 @@ class AxisSharder:
         return next(equal, 0)
 
     def improve(self, plan: MeshPlan, best_s: float = math.inf) -> Sharded:
-        """A good plan on the mesh, from its first plan on; each axis has one turn at least.
+        """A good plan on the mesh, from its first plan on.
+
+        Each axis has one turn at least, unless the clock stops the search.
 
         Args:
             best_s: Cost of the best plan of other meshes: if this one's is more after a pass, the
@@ -193,16 +209,17 @@ class AxisSharder:
         if not known:
             for axis in names:
                 plan.step(axis, plan.room(axis))
+            plan.stand()
             plan.offer()
         # Of one axis the second search is of the same problem, unless other values are kept.
         again = len(names) > 1 or (self.graph.optional and plan.tight)
         for turn in range(PASSES if again else int(known)):
             due = known and turn == 0
-            if not due and self.work.over:
+            if self.work.late or not (due or self.work.left):
                 break
             before = plan.best.cost_s
             for axis in names:
-                if due or not self.work.over:
+                if due or self.work.left:
                     plan.step(axis, plan.room(names[-1]))
             plan.offer()
             if plan.best.cost_s > min(best_s, before * (1 - LEAST_GAIN)):
@@ -290,6 +307,8 @@ class MeshPlan:
         picks: The cuts and the alternative of each node.
         sharded: The plan; None if there is none yet.
         free_s: Least cost of the plans seen that do not fit the memory of a device.
+        stands: Whether all axes have had a turn: before that, memory counts as if those to come
+            cut everything.
     """
 
     owner: AxisSharder
@@ -298,6 +317,7 @@ class MeshPlan:
     picks: dict[str, Taken]
     sharded: Sharded | None = None
     free_s: float = math.inf
+    stands: bool = False
     _admitted: dict[tuple[str, Pick], PlacedNode | None] = field(default_factory=dict)
     #: By axis: bytes and plan when its search ended. The same problem would give the same plan.
     _searched: dict[str, tuple[float, dict[str, Taken]]] = field(default_factory=dict)
@@ -324,6 +344,10 @@ class MeshPlan:
         assert self.sharded is not None
         return self.sharded
 
+    def stand(self) -> None:
+        """Note that all axes have had a turn."""
+        self.stands = self.owner.has_plan = True
+
     @property
     def tight(self) -> bool:
         """Whether memory forbids a plan that costs less by more than the gap."""
@@ -341,6 +365,8 @@ class MeshPlan:
     ) -> None:
         """Choose the cuts over one axis anew, unless nothing has changed since that was last done.
 
+        Where the clock stops the search, a plan that stands stays as it is.
+
         Args:
             room: Bytes that a device counts as having.
             tight: Whether to search within the memory if the cheapest plan does not fit.
@@ -352,17 +378,35 @@ class MeshPlan:
         if pins is None and self._searched.get(axis) == (room, self.picks):
             return
         index = self.even.mesh.names.index(axis)
-        options = {node.name: self._options(node, index, pins) for node in self.graph.nodes}
-        self._choose(options, room, warm=pins is None, tight=tight)
-        if pins is None:
-            self._searched[axis] = room, self.picks
+        with suppress(OutOfTime):
+            options = {}
+            for node in self.graph.nodes:
+                self._check_clock()
+                options[node.name] = self._options(node, index, pins)
+            self._choose(options, room, warm=pins is None, tight=tight)
+            if pins is None:
+                self._searched[axis] = room, self.picks
 
     def offer(self) -> None:
-        """Search which offered values are computed again; all cuts stay."""
+        """Search which offered values are computed again; all cuts stay.
+
+        Where the clock stops the search, those of the plan so far are.
+        """
         if not self.graph.optional:
             return
-        options = {node.name: self._offered(node) for node in self.graph.nodes}
-        self._choose(options, self.room(self.even.mesh.names[-1]), warm=True, tight=True)
+        with suppress(OutOfTime):
+            self._check_clock()
+            options = {node.name: self._offered(node) for node in self.graph.nodes}
+            self._choose(options, self.room(self.even.mesh.names[-1]), warm=True, tight=True)
+
+    def _check_clock(self) -> None:
+        """End the step of a plan that stands, if the clock stops the search.
+
+        Raises:
+            OutOfTime: It does.
+        """
+        if self.stands and self.owner.work.late:
+            raise OutOfTime("the time limit stopped the search")
 
     def _choose(
         self,
@@ -375,7 +419,7 @@ class MeshPlan:
         candidates = {name: tuple(choices.values()) for name, choices in options.items()}
         home = DeviceMesh.single(self.even.model.devices[0])
         groups = tuple(dict.fromkeys((self.even.model, home)))
-        built = build(self.graph, groups, candidates, self._prices)
+        built = build(self.graph, groups, candidates, self._prices, check=self._check_clock)
         solution, tied = self._solve(built, room, warm=warm, tight=tight)
         self.picks = {
             name: list(choices)[pick]
@@ -454,12 +498,13 @@ class MeshPlan:
         known = start.chosen if start is not None else None
 
         def solved(limit: float, rounds: int) -> Solution | None:
-            work = self.owner.work
-            if work.late:
+            work, least_s = self.owner.work, 0.0 if self.owner.has_plan else FIRST_S
+            if work.late and not least_s:
                 return None
             work.spend(ITEM_STEPS * len(tied.items))
             limited = replace(tied, limit_bytes=(limit,))
-            return minimised(limited, work, self.gap, rounds, sharder.engine, patience, known)
+            settings = self.gap, rounds, sharder.engine, patience, known
+            return minimised(limited, work, *settings, least_s=least_s)
 
         best = solved(math.inf, ROUNDS)
         if best is None and not warm:

@@ -29,11 +29,14 @@ def minimised(
     engine: Engine,
     patience: int,
     start: Sequence[int] | None = None,
+    *,
+    least_s: float = 0.0,
 ) -> Solution | None:
     """A plan of little load within the column's memory; None if none was found.
 
-    The clock that stops `work` stops the search; the other arguments are those of `pairwise.solve`.
-    `start` is a plan that fits, so that nothing that costs more is of use.
+    The clock that stops `work` stops the search, but not before it has taken `least_s` seconds; the
+    other arguments are those of `pairwise.solve`. `start` is a plan that fits, so that nothing that
+    costs more is of use.
     """
     from partitioner.solver.pairwise import solve  # they load Numba
     from partitioner.solver.pairwise.convert import PER_SECOND, convert
@@ -44,7 +47,7 @@ def minimised(
     converted = convert(merged.problem)
     outcome = solve(
         converted.pairwise,
-        max(work.left_s, LEAST_S),
+        max(work.left_s, least_s, LEAST_S),
         gap,
         rounds=rounds,
         engine=engine,

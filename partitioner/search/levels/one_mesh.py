@@ -182,7 +182,8 @@ class _MeshSearch:
             if idle == IDLE:
                 self.failed[layout] = "meshes before it were no better than the best"
                 continue
-            if work.late or (self._best_s < math.inf and work.left <= least):
+            known = self._best_s < math.inf
+            if (work.late and (known or pairs)) or (known and work.left <= least):
                 plans: tuple[MeshPlan, ...] = (self.sharder.unplanned(layout.mesh, gap),)
             else:
                 self.budget.say(f"first plan on {layout}")

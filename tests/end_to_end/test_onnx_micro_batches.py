@@ -318,8 +318,7 @@ def test_auto_says_why_a_model_runs_as_a_whole() -> None:
 
 def test_auto_runs_in_parts_what_does_not_fit_as_a_whole() -> None:
     proto = examples.build("tiny", batch=64, channels=16)
-    with pytest.raises(Infeasible):  # a strategy rules out blocks
-        partitioner.compile(proto, devices=1, memory=1_000_000, strategy="intra")
+    assert partitioner.compile(proto, devices=1).evaluation.held_bytes[0] > 1_000_000
     result = partitioner.compile(proto, devices=1, memory=1_000_000, micro_batches="auto")
     in_parts = partitioner.compile(proto, devices=1, memory=1_000_000, micro_batches=8)
     assert (result.plan.micro_batches or 1) > 1 or result.plan.blocks

@@ -17,7 +17,6 @@ from torch_jobs import RunJob, job_parameters
 
 import partitioner
 from partitioner.compiled.base import Compiled
-from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import rules_of
 from partitioner.ir.plan import NodePlan
@@ -261,12 +260,11 @@ def test_an_image_that_no_device_holds_whole(size: int, memory: str) -> None:
     torch.manual_seed(0)
     net = UNet("bilinear").eval()
     example = (torch.empty(1, 3, size, size) if size > 512 else torch.randn(1, 3, size, size),)
-    with pytest.raises(PartitionerError, match="no plan fits"):  # as a whole; blocks would
-        partitioner.compile(net, example, devices=1, memory=memory, strategy="intra")
     compiled = partitioner.compile(
         net, example, devices=4, memory=memory, parallel="spatial", mesh={"h": 4}, time_limit_s=10
     )
     whole = partitioner.compile(net, example, devices=1)
+    assert max(whole.summary["peak_bytes"]) > compiled.evaluation.limit_bytes[0]
     assert compiled.evaluation.fits
     assert max(compiled.summary["peak_bytes"]) < 0.4 * max(whole.summary["peak_bytes"])
     if size <= 512:

@@ -129,6 +129,12 @@ class LinkLevel:
         """Published seconds of communications of `each` ranks in every group of the level below."""
         return None if self.table is None else LINKS[self.table].get(each)
 
+    def known_sizes(self, each: int) -> frozenset[float]:
+        """Bytes at which communications of `each` ranks a group are measured or published."""
+        measured = frozenset[float]() if self.profile is None else self.profile.link_sizes
+        table = self.tables(each)
+        return measured if table is None else measured | table.sizes
+
     @property
     def message_s(self) -> float:
         """Seconds of a message without contents."""

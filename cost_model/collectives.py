@@ -128,7 +128,8 @@ def joined_seconds(
         return alone_s
     most = max(nbytes, bucket_bytes * parts)
     doublings = range(math.ceil(math.log2(most / nbytes)))
-    sizes = [*(nbytes * 2**power for power in doublings), most]
+    known = [size for size in _known_sizes(ranks, cluster) if nbytes < size < most]
+    sizes = [*(nbytes * 2**power for power in doublings), *known, most]
     return {
         rank: min(
             seconds,
@@ -136,6 +137,17 @@ def joined_seconds(
         )
         for rank, seconds in alone_s.items()
     }
+
+
+def _known_sizes(ranks: tuple[int, ...], cluster: Cluster) -> set[float]:
+    """Sizes for which a level has seconds: between two of them, the least is at one of both."""
+    level, groups = cluster.level(ranks), _inner_groups(ranks, cluster)
+    inner = groups[0] if groups else ()
+    sizes = {float(size) for each in {1, len(inner)} - {0} for size in level.known_sizes(each)}
+    if inner:  # steps of two levels pass the whole tensor, and a part of it
+        below = _known_sizes(inner, cluster)
+        sizes |= below | {size * len(inner) for size in sizes}
+    return sizes
 
 
 def bucket_seconds(

@@ -59,6 +59,11 @@ class LinkTable:
         return min(high_s, low_s * math.exp(share * math.log(high_s / low_s)))
 
     @cached_property
+    def sizes(self) -> frozenset[float]:
+        """Bytes at which seconds are known, of any kind and number of ranks."""
+        return frozenset(nbytes for points in self.points.values() for nbytes, _ in points)
+
+    @cached_property
     def _ranks(self) -> Mapping[str, tuple[int, ...]]:
         kinds = {kind for kind, _ in self.points}
         return {kind: tuple(sorted(n for k, n in self.points if k == kind)) for kind in kinds}

@@ -238,6 +238,11 @@ class Profile:
         """
         return self._link_table.seconds(in_groups(kind, each), ranks, nbytes)
 
+    @property
+    def link_sizes(self) -> frozenset[float]:
+        """Bytes at which communications over the level are measured."""
+        return self._link_table.sizes
+
     @cached_property
     def _link_table(self) -> LinkTable:
         return LinkTable({key: _rising(entries) for key, entries in self.links.items()})

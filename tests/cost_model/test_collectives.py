@@ -1,6 +1,7 @@
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from cost_cases import SLOW, TWO_LEVELS, flat
@@ -16,6 +17,8 @@ from partitioner.cost_model.collectives import (
     comm_cost,
     joined_seconds,
 )
+from partitioner.cost_model.entries import LinkEntry
+from partitioner.cost_model.profile import Profile
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.program import BUCKET_BYTES, SMALL_BYTES, Comm, CommKind
@@ -249,6 +252,20 @@ def test_no_bucket_costs_less_than_a_search_thinks(
     assert least_s <= min(really_s, alone_s[0]) * (1 + 1e-9)
     fuller_s = bucket_seconds(kind, ranks, nbytes, 2 * bucket, 0, cluster)
     assert fuller_s < really_s
+
+
+def test_a_bucket_is_cheapest_at_a_size_that_is_measured() -> None:
+    """Seconds that jump behind a size: the least is at the size before the jump."""
+    rows = ((4096, 1e-4), (65_536, 1e-4), (80_000, 1e-3), (1 << 22, 1e-2))
+    entries = tuple(
+        LinkEntry("all_reduce", 2, nbytes, seconds, 0.01, 7, "gloo", "2026-01-01")
+        for nbytes, seconds in rows
+    )
+    profile = Profile(Path(), "a", 1, 1, {}, links={("all_reduce", 2): entries})
+    level = LinkLevel("link", 2, 1e9, 1e-6, profile=profile)
+    cluster, kind = Cluster("jumps", (SLOW,) * 2, (level,)), CommKind.ALL_REDUCE
+    least_s = joined_seconds(kind, (0, 1), 5000, {0: 1.0}, cluster)[0]
+    assert least_s == bucket_seconds(kind, (0, 1), 5000, 65_536, 0, cluster)
 
 
 def test_a_bucket_is_never_dearer_than_what_is_in_it() -> None:

@@ -58,6 +58,7 @@ class Agreement:
         self._group = ""  # its name
         self._device = torch.device("cpu")
         self._whereabouts: Whereabouts | None = None
+        self._begun: Callable[[], bool] | None = None  # that the rank has not waited for
         self.roll = Roll(())
         if self.ranks > 1:
             gloo = dist.is_gloo_available() and dist.get_backend() != "gloo"
@@ -83,6 +84,9 @@ class Agreement:
     ) -> Callable[[], bool]:
         """Begin to `check`: the rank may compute before it waits, but not communicate.
 
+        A rank that was interrupted before it waited does so first: other ranks may tell it that
+        they did something else.
+
         Args:
             doing: In words; the same on all ranks if they may go on.
             problem: Why this rank cannot go on; "" if it can.
@@ -99,8 +103,21 @@ class Agreement:
         words = [word for one in sums for word in one.words.values()]
         words += [0] * (self.words - len(words))
         row = [-1 if problem else code(doing.encode()), int(asks), *words]
+        if self._begun is not None:
+            self._begun()
         gathered = self._begin_gather(torch.tensor(row), doing)
-        return lambda: self._compared(doing, problem, sums, row, gathered())
+
+        def finish() -> bool:
+            try:
+                rows = gathered()
+            except Exception:
+                self._begun = None
+                raise
+            self._begun = None
+            return self._compared(doing, problem, sums, row, rows)
+
+        self._begun = finish
+        return finish
 
     def _compared(
         self, doing: str, problem: str, sums: Sequence[Sums], row: list[int], gathered: Tensor

@@ -484,7 +484,6 @@ class RankModule(nn.Module):
                 inputs = signature.flatten(args, kwargs)
             seed = {signature.seed: torch.tensor((self._seed << 32) + self.steps)}
             draws = 0 if word == "evaluation" else passes.draws
-            self.steps += draws
             values = passes.start(inputs, seed, local=self._local_inputs and passes is base)
         except Exception:
             self._agree(agree, draws)  # where the other ranks wait for this one
@@ -493,14 +492,11 @@ class RankModule(nn.Module):
 
     def _agree(self, agree: Callable[[], bool], draws: int = 0) -> None:
         """Wait until all ranks agree; a step of so many draws begins only if they do."""
-        try:
-            if agree():
-                self._agreement.compare(_loading(self._loaded))
-                self._is_loaded = False
-                self._written = self._versions(self._tensors)
-        except BackendError:
-            self.steps -= draws
-            raise
+        if agree():
+            self._agreement.compare(_loading(self._loaded))
+            self._is_loaded = False
+            self._written = self._versions(self._tensors)
+        self.steps += draws
 
     def _in_words(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """A call in words; equal if one trace fits both."""

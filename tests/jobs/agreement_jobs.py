@@ -228,6 +228,26 @@ def skips_a_step(rank: int) -> None:
     module(*batch(2))  # they go on
 
 
+def is_interrupted(rank: int) -> None:
+    """Before it waits for the others, which do something else: it hears so in its next call."""
+    module = program().module()
+    training_step(module, *batch(0))
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    if rank == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "_shards_now", stop)
+            with pytest.raises(KeyboardInterrupt):
+                module(*batch(1))
+    match = r"rank 0: training step 1 with .*; rank 1: full_state_dict\(\)"
+    with pytest.raises(BackendError, match=match):
+        module.full_state_dict()
+    assert module.steps == 1
+    training_step(module, *batch(1))  # they go on
+
+
 def meets(_: nn.Module) -> None:
     dist.barrier()
 
@@ -345,6 +365,7 @@ JOBS = {
     "skips backward": Job(2, skips_backward, [program]),
     "something else": Job(2, does_something_else, [program]),
     "skips a step": Job(2, skips_a_step, [program]),
+    "is interrupted": Job(2, is_interrupted, [program]),
     "waits in a barrier": Job(2, partial(waits_elsewhere, meets, r"dist\.barrier"), [program]),
     "waits in a save": Job(2, partial(waits_elsewhere, saves, r"dcp\.save"), [program], slow=True),
     "waits in a gather": Job(

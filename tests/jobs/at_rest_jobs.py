@@ -102,7 +102,8 @@ def expected_bytes(kind: str, ranks: int, *, measured: bool = False) -> Mapping[
     """Bytes of one rank by the papers; what no dim of can be shared evenly is whole.
 
     Columns are no part of a weight in one piece, so they lie beside it. Gradients are counted with
-    those that travelled with them in one message: they share its memory.
+    those that travelled with them in one message: they share its memory. On two ranks the plan of
+    zero1 sends the gradient with columns alone, so that these are all that is kept of it.
     """
     sizes = {name: p.numel() * p.element_size() for name, p in Small().named_parameters()}
     shapes = {name: p.shape for name, p in Small().named_parameters()}
@@ -120,9 +121,10 @@ def expected_bytes(kind: str, ranks: int, *, measured: bool = False) -> Mapping[
         for name, size in sizes.items()
         if shapes[name][0] % ranks and any(n % ranks == 0 for n in shapes[name])
     )
+    alone = -1 if ranks == 2 else 1
     beside = {
         "parameters": columns if kind in ("zero1", "zero2") else 0,
-        "gradients": columns if kind == "zero1" and measured else 0,
+        "gradients": columns * alone if kind == "zero1" and measured else 0,
     }
     held = {what: nbytes + beside.get(what, 0) for what, nbytes in held.items()}
     return {**held, "state": 2 * held["state"]}

@@ -25,19 +25,23 @@ def moved_notes(graph: Graph, plan: Plan) -> tuple[str, ...]:
     if not uses.moved:
         return ()
     (value, (dim, used)), *others = uses.moved.items()
-    size, parts = used.size, len(used.sizes())
-    chunk = -(-size // parts)
-    chunks = [max(0, min(chunk, size - part * chunk)) for part in range(parts)]
     more = f" (and {len(others)} more)" if others else ""
     note = (
-        f"{value!r}{more} is moved each step: dim {dim}, of {size}, is cut as "
+        f"{value!r}{more} is moved each step: dim {dim}, of {used.size}, is cut as "
         f"{_listed(used.sizes())} where it is used, and stored values only like torch.chunk, as "
-        f"{_listed(chunks)}; a size that {parts} divides stays in place"
+        f"{_listed(_chunks(used))}; a size that {len(used.sizes())} divides stays in place"
     )
     return (note,)
 
 
-def _listed(sizes: tuple[int, ...] | list[int]) -> str:
+def _chunks(layout: DimLayout) -> tuple[int, ...]:
+    """Sizes of as many parts as a layout has, as torch.chunk makes them."""
+    parts = len(layout.sizes())
+    chunk = -(-layout.size // parts)
+    return tuple(max(0, min(chunk, layout.size - part * chunk)) for part in range(parts))
+
+
+def _listed(sizes: tuple[int, ...]) -> str:
     return ", ".join(map(str, sizes))
 
 
@@ -79,7 +83,8 @@ class _Uses:
         if stored is None or stored in self.moved:
             return
         for dim, (home, cut) in enumerate(zip(self.homes[stored].dims, used.dims, strict=True)):
-            if cut.axes and not cut.is_chunked and not cut.windows and cut != home:
+            is_balanced = bool(cut.axes) and not cut.is_chunked and not cut.windows
+            if is_balanced and cut != home and tuple(cut.sizes()) != _chunks(cut):
                 self.moved[stored] = dim, cut
                 return
 

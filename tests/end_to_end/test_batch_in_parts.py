@@ -174,6 +174,7 @@ def test_the_command_line_takes_auto(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "batch_norms.py").write_text(FACTORY)
     words = ["batch_norms:build", "--training", "--memory", str(MEMORY), "--time-limit", "6"]
+    words += ["--recompute", "no"]  # and so no blocks, which compute again
     assert main([*words, "-q"]) == 3
     assert "which changes the results: " in one_line(capsys.readouterr().err)
     assert main([*words, "--micro-batches", "auto", "-o", "p"]) == 0

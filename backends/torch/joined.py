@@ -50,9 +50,11 @@ def _operands(node: fx.Node) -> tuple[Any, ...]:
 def _join(graph: fx.Graph, first: fx.Node, data: fx.Node, weights: fx.Node) -> None:
     with graph.inserting_before(first):
         call = graph.call_function(layer_norm_grads, data.args)
-        found, both = (graph.call_function(getitem, (call, index)) for index in range(2))
-    note_tasks((call, found, both), (*noted_tasks(data), *noted_tasks(weights)))
-    for node, result in ((data, found), (weights, both)):
+        data_gradient, weight_gradients = (
+            graph.call_function(getitem, (call, index)) for index in range(2)
+        )
+    note_tasks((call, data_gradient, weight_gradients), (*noted_tasks(data), *noted_tasks(weights)))
+    for node, result in ((data, data_gradient), (weights, weight_gradients)):
         node.replace_all_uses_with(result)
         graph.erase_node(node)
 

@@ -124,17 +124,17 @@ def training_blocks(graph: Graph, cluster: Cluster, budget: Budget) -> TrainingB
                 break
             priced += parts.in_blocks(start, stop)
     plain = [parts.as_it_is(*of) for of in itertools.pairwise(borders)]
-    found: dict[Blocks, None] = {}
+    candidates: dict[Blocks, None] = {}
     paths = [
         path
         for margin in MARGINS
         if (path := _cheapest((*plain, *priced), borders, margin * parts.room)) is not None
     ]
     for path in sorted(paths, key=lambda path: path.seconds):
-        found.setdefault(path.blocks)
+        candidates.setdefault(path.blocks)
     if (least := _least((*plain, *priced), borders)) is not None:
-        found.setdefault(least.blocks)
-    return TrainingBlocks(tuple(filter(None, found)), len(priced), complete)
+        candidates.setdefault(least.blocks)
+    return TrainingBlocks(tuple(filter(None, candidates)), len(priced), complete)
 
 
 def _cheapest(parts: Sequence[_Part], borders: Sequence[int], room: float) -> _Path | None:

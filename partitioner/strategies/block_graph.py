@@ -26,6 +26,7 @@ from partitioner.ir.ops.pieces import added, joined, part_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.types import TensorType, numpy_dtype
 from partitioner.strategies.block_recompute import computing_again
+from partitioner.strategies.free_names import free_name
 from partitioner.strategies.stretch_layout import BlockError, StretchLayout, lay_out, span_of
 
 _Box = tuple[Interval, ...]  # one interval of each dim
@@ -262,12 +263,7 @@ class _Writer:
 
     def free(self, name: str) -> str:
         """The name, or with a number that makes it free; it is then taken."""
-        free, number = name, 0
-        while free in self.taken:
-            number += 1
-            free = f"{name}.{number}"
-        self.taken.add(free)
-        return free
+        return free_name(name, self.taken)
 
 
 @dataclass

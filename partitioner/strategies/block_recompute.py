@@ -17,6 +17,7 @@ from partitioner.ir.blocks import Blocks, Stretch
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
 from partitioner.ir.types import TensorType
+from partitioner.strategies.free_names import free_name
 from partitioner.strategies.stretch_layout import BlockError, lay_out, span_of
 
 _ALIAS = "partitioner::alias"
@@ -177,14 +178,14 @@ class _Copier:
             if value in self.stored and maker.reads and not (row is not None and row.stored):
                 self._copy(maker, names, copies)  # a view of a stored value
             else:
-                names[value] = self._free(value, "again")
+                names[value] = self._free(f"{value}.again")
                 self.types[names[value]] = self.types[value]
                 path = f"{maker.name}/again"
                 alias = Node(self._free(path), _ALIAS, (value,), (names[value],))
                 copies.append(alias)
         outputs = []
         for value in node.outputs:
-            name = self._free(value, "again") if value else ""
+            name = self._free(f"{value}.again") if value else ""
             outputs.append(name)
             if value:
                 names[value], self.types[name] = name, self.types[value]
@@ -194,15 +195,9 @@ class _Copier:
         self.twins[copied.name] = node.name
         copies.append(copied)
 
-    def _free(self, name: str, suffix: str = "") -> str:
+    def _free(self, name: str) -> str:
         """The name, or with a number that makes it free; it is then taken."""
-        name = f"{name}.{suffix}" if suffix else name
-        free, number = name, 0
-        while free in self.taken:
-            number += 1
-            free = f"{name}.{number}"
-        self.taken.add(free)
-        return free
+        return free_name(name, self.taken)
 
 
 def _reading(node: Node, names: dict[str, str]) -> Node:

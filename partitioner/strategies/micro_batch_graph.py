@@ -31,6 +31,7 @@ from partitioner.ir.ops import LocalOp, row_of, rules_of
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import TensorType
+from partitioner.strategies.free_names import free_name
 from partitioner.strategies.same_in_parts import AXIS, CombinesError, cut_factors
 
 
@@ -373,12 +374,7 @@ class _Cutter:
 
     def _free(self, name: str) -> str:
         """The name, or with a number that makes it free; it is then taken."""
-        free, number = name, 0
-        while free in self.taken:
-            number += 1
-            free = f"{name}.{number}"
-        self.taken.add(free)
-        return free
+        return free_name(name, self.taken)
 
 
 def _form(op: LocalOp) -> object:

@@ -121,10 +121,10 @@ def expected_bytes(kind: str, ranks: int, *, measured: bool = False) -> Mapping[
         for name, size in sizes.items()
         if shapes[name][0] % ranks and any(n % ranks == 0 for n in shapes[name])
     )
-    alone = -1 if ranks == 2 else 1
+    sign = -1 if ranks == 2 else 1  # less the columns that are sent, or with those beside it
     beside = {
         "parameters": columns if kind in ("zero1", "zero2") else 0,
-        "gradients": columns * alone if kind == "zero1" and measured else 0,
+        "gradients": columns * sign if kind == "zero1" and measured else 0,
     }
     held = {what: nbytes + beside.get(what, 0) for what, nbytes in held.items()}
     return {**held, "state": 2 * held["state"]}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,22 @@ class LinkGroup(NamedTuple):
 
 #: A communication: its kind, its group, its bytes, and whether it passes beside compute.
 Place = tuple[str, LinkGroup, int, bool]
+
+
+class _Turns(NamedTuple):
+    """Seconds of one rank in each turn, for each communication of it.
+
+    Attributes:
+        alone: Of the products alone.
+        at_once: Of the products and the communication, waited for at once.
+        later: The same, waited for behind the next products.
+    """
+
+    alone: list[float]
+    at_once: list[float]
+    later: list[float]
+
+
 #: Starts a communication, and returns what waits for it; None on a rank that takes no part.
 _Start = Callable[[], Any]
 Ranks = tuple[int, ...]
@@ -84,7 +101,9 @@ def _doubling(most: int) -> tuple[int, ...]:
 def measure_links(groups: Sequence[LinkGroup]) -> Mapping[Place, Sequence[float]]:
     """Seconds of each turn of each kind, group and size, between processes of this machine.
 
-    All ranks begin a turn together; it takes as long as its slowest rank.
+    All ranks begin a turn together, and it takes as long as its slowest rank, with communications
+    and without. A communication takes the difference, so that what slows either rank for a moment
+    is on both sides of it.
 
     Raises:
         BackendError: A rank raised or was killed.
@@ -94,25 +113,38 @@ def measure_links(groups: Sequence[LinkGroup]) -> Mapping[Place, Sequence[float]
         folder = Path(name)
         run_job(folder, ranks, {"runner": __name__, "sizes": SIZES, "groups": groups})
         times = [json.loads((folder / f"times-{rank}.json").read_text()) for rank in range(ranks)]
-    return _slowest(groups, times)
+    return added_seconds(groups, times)
 
 
 def measure_links_together(groups: Sequence[LinkGroup]) -> Mapping[Place, Sequence[float]]:
     """The same between the processes of torch.distributed, which must be up; all must call it."""
     times: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(times, list(_measured(dist.get_rank(), groups, SIZES)))
-    return _slowest(groups, times)
+    return added_seconds(groups, times)
 
 
-def _slowest(
+def added_seconds(
     groups: Sequence[LinkGroup], times: Sequence[Sequence[Any]]
 ) -> Mapping[Place, Sequence[float]]:
-    """The seconds of the slowest rank in each turn, of those that each rank has measured."""
-    known: dict[Place, list[float]] = {}
-    for of_rank in times:
-        for kind, group, nbytes, is_beside, seconds in of_rank:
-            place = kind, groups[group], nbytes, is_beside
-            known[place] = list(map(max, known.get(place, [0.0] * len(seconds)), seconds))
+    """Seconds that each communication adds to each turn of the slowest rank.
+
+    Args:
+        times: Of each rank: kind, number of the group, bytes and `_Turns` of each communication.
+    """
+    of_ranks: dict[tuple[str, int, int], list[_Turns]] = defaultdict(list)
+    for rank_times in times:
+        for kind, group, nbytes, turns in rank_times:
+            of_ranks[kind, group, nbytes].append(_Turns(*turns))
+    known: dict[Place, Sequence[float]] = {}
+    for (kind, group, nbytes), all_turns in of_ranks.items():
+        alone, at_once, later = (
+            [max(turn) for turn in zip(*of_all, strict=True)]
+            for of_all in zip(*all_turns, strict=True)
+        )
+        for is_beside, seconds in ((False, at_once), (True, later)):
+            known[kind, groups[group], nbytes, is_beside] = [
+                max(0.0, turn_s - alone_s) for turn_s, alone_s in zip(seconds, alone, strict=True)
+            ]
     return known
 
 
@@ -126,8 +158,8 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
 
 def _measured(
     rank: int, groups: Sequence[LinkGroup], sizes: Sequence[int]
-) -> Iterator[tuple[str, int, int, bool, list[float]]]:
-    """The kind, the group's number, the bytes, whether beside compute, and seconds of turns.
+) -> Iterator[tuple[str, int, int, _Turns]]:
+    """The kind, the group's number, the bytes, and seconds of turns.
 
     In a turn all kinds, groups and sizes are measured once, so that what else the machine does for
     seconds falls on one turn of each, not on all turns of some.
@@ -148,8 +180,7 @@ def _measured(
         for *_place, one in measured:
             one.turn()
     for kind, number, nbytes, one in measured:
-        yield kind, number, nbytes, False, one.at_once_s
-        yield kind, number, nbytes, True, one.later_s
+        yield kind, number, nbytes, one.turns
     dist.barrier()
 
 
@@ -197,8 +228,7 @@ class _Communication:
         number: Products between two of it.
         group: The process group.
         products: Computes the products.
-        at_once_s: Seconds that one adds to its products in each turn, waited for at once.
-        later_s: The same, waited for behind the next products.
+        turns: Seconds of the turns until now.
     """
 
     start: _Start
@@ -206,8 +236,7 @@ class _Communication:
     number: int
     group: Any
     products: _Products
-    at_once_s: list[float] = field(default_factory=list)
-    later_s: list[float] = field(default_factory=list)
+    turns: _Turns = field(default_factory=lambda: _Turns([], [], []))
 
     @classmethod
     def begun(cls, start: _Start, nbytes: int, products: _Products, group: Any) -> _Communication:
@@ -222,9 +251,9 @@ class _Communication:
 
     def turn(self) -> None:
         """Run the products of a turn without it, with it, and with it beside them."""
-        alone_s, first_s, second_s = map(self._timed, (self._without, self._at_once, self._later))
-        self.at_once_s.append(max(0.0, first_s - alone_s) / self.repeats)
-        self.later_s.append(max(0.0, second_s - alone_s) / self.repeats)
+        runs = self._without, self._at_once, self._later
+        for seconds, run in zip(self.turns, runs, strict=True):
+            seconds.append(self._timed(run) / self.repeats)
 
     def _timed(self, run: Callable[[], None]) -> float:
         dist.barrier(self.group)

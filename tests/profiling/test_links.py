@@ -8,7 +8,7 @@ import two_machines
 from two_machines import ROOT, NotPermittedError, cluster_of
 
 from partitioner import examples
-from partitioner.backends.torch.links import LinkGroup, link_groups
+from partitioner.backends.torch.links import LinkGroup, added_seconds, link_groups
 from partitioner.cost_model.collectives import collective
 from partitioner.cost_model.profile import Profile
 from partitioner.cost_model.resolve import resolve_cluster
@@ -34,6 +34,16 @@ def test_groups_are_those_that_the_runtime_forms() -> None:
         (2, (0, 1, 3, 4, 6, 7)),
         (3, (0, 1, 2, 3, 4, 5, 6, 7, 8)),
     ]
+
+
+def test_a_rank_that_is_slow_with_and_without_adds_nothing() -> None:
+    """The first rank is slow in the first turn, the second one in the second turn."""
+    group = LinkGroup("", 1, (0, 1))
+    first = ["all_reduce", 0, 1024, [[9.0, 1.0], [10.0, 2.0], [9.5, 1.5]]]
+    second = ["all_reduce", 0, 1024, [[1.0, 5.0], [10.0, 7.0], [9.5, 4.0]]]
+    added = added_seconds([group], [[first], [second]])
+    assert added["all_reduce", group, 1024, False] == [1.0, 2.0]
+    assert added["all_reduce", group, 1024, True] == [0.5, 0.0]
 
 
 @pytest.mark.slow

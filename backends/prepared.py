@@ -21,9 +21,12 @@ class Prepared:
             calls count.
         copies: Number of equal operators that a run computes.
         warm: Called before each timed run: brings into the caches what lies there in a model.
+        several: Gives a program of so many operators equal to the one of this; None if the
+            seconds of short runs are exact, or the program has several already.
     """
 
     run: Callable[[], object]
     own_seconds: Callable[[], Sequence[float]] | None = None
     copies: int = 1
     warm: Callable[[], object] = _nothing
+    several: Callable[[int], Prepared] | None = None

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -52,7 +52,11 @@ def prepared(
             forward = emit_rank(programs, 0, graph, torch.device("cpu")).forward
             types = programs.inputs
             arguments = [from_numpy(inputs[name], types[name].dtype) for name in forward.arguments]
-            ready = Prepared(partial(_forward, direct(eager(forward.module)), arguments))
+            module = direct(eager(forward.module))
+            ready = Prepared(
+                partial(_forward, module, arguments),
+                several=partial(_several, module, arguments),
+            )
         ready.run()
     except Exception as error:
         raise BackendError(one_line(error)) from error
@@ -62,6 +66,21 @@ def prepared(
 def _forward(module: nn.Module, arguments: list[Tensor]) -> object:
     with torch.no_grad():
         return module(*arguments)
+
+
+def _several(module: fx.GraphModule, arguments: list[Tensor], copies: int) -> Prepared:
+    """The program with its operators so many times one after the other, over the same inputs."""
+    graph = fx.Graph()
+    graph.set_codegen(module.graph._codegen)
+    *body, output = module.graph.nodes
+    inputs = {node: graph.node_copy(node) for node in body if node.op == "placeholder"}
+    for _ in range(copies):
+        values = dict(inputs)
+        for node in body:
+            if node not in inputs:
+                values[node] = graph.node_copy(node, values.__getitem__)
+    graph.node_copy(output, values.__getitem__)
+    return Prepared(partial(_forward, fx.GraphModule(module, graph), arguments), copies=copies)
 
 
 def _step(node: Node, local: Tensor) -> Prepared:

@@ -15,7 +15,7 @@ from torch import Tensor
 from partitioner.backends.torch.operators.registry import gradient, operator
 
 #: Logits of a block of rows: 256 KiB of float32, within the second cache of every processor.
-_BLOCK = 1 << 16
+_BLOCK = 1 << 18
 _PIECES = "int size, int[] starts, int[] lengths"
 
 
@@ -169,21 +169,28 @@ def cross_entropy_grad(
     places, inside = local_places(target, starts, lengths)
     inner = grad_target.masked_fill(inside.logical_not(), 0).unsqueeze(dim)
     call = _wide(maximum), grad_sum.unsqueeze(dim), places.unsqueeze(dim), inner
-    if not _is_in_blocks(logits):
-        return _slopes(logits, *call).to(logits.dtype)
-    found = torch.empty_like(logits)
-    for rows in _row_blocks(logits):
-        found[rows] = _slopes(logits[rows], *(tensor[rows] for tensor in call))
-    return found
+    slopes = torch.empty_like(logits)
+    for rows in _row_blocks(logits) if _is_in_blocks(logits) else (slice(None),):
+        _write_slopes(slopes[rows], logits[rows], *(tensor[rows] for tensor in call))
+    return slopes
 
 
-def _slopes(
-    logits: Tensor, highest: Tensor, grad_sum: Tensor, places: Tensor, inner: Tensor
-) -> Tensor:
-    """Gradient of logits, at least in float32; the others have one class."""
+def _write_slopes(
+    slopes: Tensor,
+    logits: Tensor,
+    highest: Tensor,
+    grad_sum: Tensor,
+    places: Tensor,
+    inner: Tensor,
+) -> None:
+    """Write the gradient of logits, computed at least in float32; the others have one class."""
     dim = _class_dim(logits)
-    slopes = (_wide(logits) - highest).exp_().mul_(grad_sum)
-    return slopes.scatter_add_(dim, places, inner) if logits.shape[dim] else slopes
+    wide = slopes if slopes.dtype == torch.promote_types(logits.dtype, highest.dtype) else None
+    computed = torch.sub(_wide(logits), highest, out=wide).exp_().mul_(grad_sum)
+    if logits.shape[dim]:
+        computed.scatter_add_(dim, places, inner)
+    if wide is None:
+        slopes.copy_(computed)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ARG001

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from partitioner.backends.torch.operators.registry import gradient, operator
 
-#: Logits of a block of rows: 256 KiB of float32, within the second cache of every processor.
+#: Logits of a block of rows: 1 MiB of float32, within the second cache of most processors.
 _BLOCK = 1 << 18
 _PIECES = "int size, int[] starts, int[] lengths"
 

@@ -136,14 +136,18 @@ def _long_enough(one: Prepared) -> Prepared:
     """The program, or one of as many of its operators as take `_RUN_S`."""
     if one.several is None:
         return one
-    begin = time.perf_counter()
-    one.run()
-    copies = math.ceil(_RUN_S / (time.perf_counter() - begin))
+    copies = math.ceil(_RUN_S / min(_run_s(one) for _ in range(3)))
     if copies == 1:
         return one
     several = one.several(min(copies, _MOST_COPIES))
     several.run()
     return several
+
+
+def _run_s(one: Prepared) -> float:
+    begin = time.perf_counter()
+    one.run()
+    return max(_LEAST_S, time.perf_counter() - begin)
 
 
 def _touch(arrays: Sequence[np.ndarray]) -> None:

@@ -30,6 +30,7 @@ def job_parameters(jobs: Mapping[str, Any]) -> list[Any]:
             marks=[
                 pytest.mark.timeout(job.limit_s + 150),
                 *([pytest.mark.slow] if job.slow else []),
+                *([pytest.mark.sweep] if job.sweep else []),
             ],
         )
         for name, job in jobs.items()

@@ -1,18 +1,25 @@
 """Models for all tests, made once a session and shared by the xdist workers."""
 
 import gc
+import os
+import subprocess
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from filelock import FileLock
+from fork_server import ForkServer
 from hypothesis import settings
 from torch_jobs import RunJob, job_scripts
 
 from partitioner import examples
+
+# Each worker and each rank that it starts has one thread: more of them only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 Models = Callable[[str], Path]
 
@@ -79,10 +86,29 @@ def exported(model_folder: Path) -> Models:
     return _cached(model_folder / "exported", write)
 
 
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """Starts processes that have imported everything."""
+    server = ForkServer()
+    yield server
+    server.end()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_workers(request: pytest.FixtureRequest, fork_server: ForkServer) -> Iterator[None]:
+    """Runs on ranks begin with a fork, except in the tests of such processes and the commands."""
+    folder, name = request.path.parent.name, request.path.name
+    with pytest.MonkeyPatch.context() as patch:
+        if folder != "cli" and name != "test_processes.py":
+            forks = SimpleNamespace(**vars(subprocess) | {"Popen": fork_server.popen})
+            patch.setattr("partitioner.backends.launch.subprocess", forks)
+        yield
+
+
 @pytest.fixture(scope="module")
-def run_job() -> Iterator[RunJob]:
+def run_job(fork_server: ForkServer) -> Iterator[RunJob]:
     """run_job(script, job) runs a job of a script in tests/jobs, which is started once a module."""
-    with job_scripts() as run:
+    with job_scripts(fork_server.popen) as run:
         yield run
 
 

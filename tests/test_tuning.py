@@ -54,6 +54,7 @@ def local(tmp_path: Path) -> Mapping[str, Any]:
 def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "LEAST_ROUNDS", 2)
     monkeypatch.setattr(tuning, "ROUNDS", 2)
+    monkeypatch.setattr(tuning, "_ENOUGH_S", 0.0)
 
 
 @pytest.fixture
@@ -78,6 +79,7 @@ def certificate_of(program: Compiled | ModuleProgram) -> Certificate:
 
 
 @pytest.mark.usefixtures("few_rounds")
+@pytest.mark.slow
 def test_the_measured_best_is_kept(
     mlp: onnx.ModelProto, local: Mapping[str, Any], tmp_path: Path
 ) -> None:

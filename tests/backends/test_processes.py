@@ -253,6 +253,7 @@ def two_hosts(tmp_path: Path, case: hand.Case) -> list[Path]:
     return folders
 
 
+@pytest.mark.slow
 def test_hosts_need_the_files_of_their_own_ranks_only(tmp_path: Path) -> None:
     case, port = hand.tensor_parallel(), free_port()
     folders = two_hosts(tmp_path, case)

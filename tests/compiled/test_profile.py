@@ -248,6 +248,7 @@ def test_a_training_step_is_recorded_with_its_optimizer(gpt: ModuleProgram, tmp_
     assert '"measured":{"backend":"torch' in page.read_text()
 
 
+@pytest.mark.slow
 def test_a_module_for_inference_is_recorded(tmp_path: Path) -> None:
     model, batch = small_gpt()
     program = partitioner.compile(model.eval(), batch, cluster="2xideal", strategy="intra")

@@ -69,7 +69,7 @@ def test_steps_with_a_smaller_last_micro_batch_are_not_recorded() -> None:
     ("kind", "size", "devices", "schedule"),
     [
         (UNet, 8, TWO, "forward"),
-        (UNet, 8, [(0,), (1,), (2,)], "zb1"),
+        pytest.param(UNet, 8, [(0,), (1,), (2,)], "zb1", marks=pytest.mark.slow),
         (UNet, 10, TWO, "zb1"),  # micro-batches of 3, 3, 3 and 1
         (Halved, 10, TWO, "1f1b"),  # with a setup of its own
     ],
@@ -100,7 +100,7 @@ def test_written_files_run_steps(
         assert np.allclose(run.outputs[name], result.detach().numpy(), rtol=1e-12)
 
 
-@pytest.mark.parametrize("schedule", ["zb1", "forward"])
+@pytest.mark.parametrize("schedule", ["zb1", pytest.param("forward", marks=pytest.mark.slow)])
 def test_every_task_and_message_of_a_step_in_stages_is_recorded(
     schedule: str, tmp_path: Path
 ) -> None:
@@ -123,7 +123,8 @@ def test_every_task_and_message_of_a_step_in_stages_is_recorded(
     assert '"measured":{"backend":"torch' in page.read_text()
 
 
-@pytest.mark.parametrize("parallel", ["dp", pytest.param("zero3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["dp", pytest.param("zero3", marks=pytest.mark.sweep)])
 def test_ranks_hold_about_what_is_reserved_for_them(parallel: str) -> None:
     """Weights, their sums of gradients, and those that are on their way to the other rank."""
     batch = [x.float() for x in Wide.batch(0, 16)]

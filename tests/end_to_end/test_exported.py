@@ -10,7 +10,13 @@ import onnxruntime as ort
 import pytest
 
 
-@pytest.mark.parametrize("name", sorted(models.SOURCES))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "gpt2" else pytest.mark.slow)
+        for name in sorted(models.SOURCES)
+    ],
+)
 def test_an_export_agrees_with_torch(name: str, exported: Callable[[str], Path]) -> None:
     path = exported(name)
     onnx.checker.check_model(str(path), full_check=True)

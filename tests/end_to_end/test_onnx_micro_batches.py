@@ -156,7 +156,9 @@ def test_outputs_are_those_of_the_whole_model(
     assert loaded.verify_written(folder).equal
 
 
-@pytest.mark.parametrize(("name", "devices"), [("skips", 3), ("transformer", 2)])
+@pytest.mark.parametrize(
+    ("name", "devices"), [("skips", 3), pytest.param("transformer", 2, marks=pytest.mark.slow)]
+)
 def test_ranks_are_processes(name: str, devices: int, tmp_path: Path) -> None:
     proto = MODELS[name]()
     feeds = inputs_of(proto)
@@ -191,6 +193,7 @@ def test_the_command_plans_and_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "input 'x' has shape (4, 8), not (8, 8)" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_torchrun(tmp_path: Path) -> None:
     proto = skips()
     feeds, out = inputs_of(proto), tmp_path / "out.npz"

@@ -48,7 +48,15 @@ def net(op: str, opset: int, attrs: Mapping[str, Any], batch: int = 2) -> onnx.M
     return onnx_models.model(nodes, *values, weights, opset=opset)
 
 
-@pytest.mark.parametrize("mesh", [{"h": 2}, {"h": 3}, {"w": 5}, {"h": 2, "w": 3}], ids=str)
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        *(pytest.param({"h": ranks}, marks=pytest.mark.sweep) for ranks in (2, 3)),
+        {"w": 5},
+        {"h": 2, "w": 3},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize(("op", "opset", "attrs"), FORMS, ids=str)
 def test_norms_cut_along_space(
     op: str, opset: int, attrs: Mapping[str, Any], mesh: Mapping[str, int], tmp_path: Path

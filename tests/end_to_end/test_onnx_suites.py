@@ -79,7 +79,7 @@ def table(ends: Mapping[str, tuple[SuiteCase, Ended]]) -> str:
 @pytest.mark.parametrize(
     ("suite", "every"),
     [
-        pytest.param("node", 4, marks=pytest.mark.slow),
+        pytest.param("node", 8, marks=pytest.mark.slow),
         *(
             pytest.param(suite, 1, marks=pytest.mark.sweep if suite == "node" else pytest.mark.slow)
             for suite in SUITES

@@ -67,7 +67,9 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return result.save(folder / request.param)
 
 
-@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize(
+    ("saved", "raw"), [("BFLOAT16", False), ("FLOAT8E4M3FN", True)], indirect=["saved"]
+)
 def test_files_hold_float32_or_raw_bytes(
     saved: Path, raw: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:

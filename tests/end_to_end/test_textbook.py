@@ -133,7 +133,17 @@ def test_two_operators_are_trained_apart() -> None:
     assert {group.devices for group in _trained(1, 2).plan.groups} == {(0,), (1,)}
 
 
-@pytest.mark.parametrize("options", [{}, {"micro_batches": 1}, {"schedule": "1f1b"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ({"micro_batches": 1}, {"schedule": "1f1b"})
+        ),
+    ],
+    ids=str,
+)
 def test_doubled_batch_on_four_devices_is_trained_in_two_stages_of_two(
     options: dict[str, Any],
 ) -> None:

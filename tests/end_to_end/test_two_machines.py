@@ -43,12 +43,12 @@ def trained(
 @pytest.mark.parametrize(
     ("processes", "options"),
     [
-        (1, SCHEDULE),
+        pytest.param(1, SCHEDULE, marks=pytest.mark.slow),
         pytest.param(2, SCHEDULE, marks=pytest.mark.sweep),
         pytest.param(
             2,
             {**SCHEDULE, "parallel": "pp+dp", "mesh": {"pp": 2, "dp": 2}},
-            marks=pytest.mark.slow,
+            marks=pytest.mark.sweep,
         ),
     ],
 )
@@ -67,7 +67,7 @@ def test_a_cut_of_the_pipeline_is_on_the_slow_link(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "processes",
-    [pytest.param(1, marks=pytest.mark.sweep), pytest.param(2, marks=pytest.mark.slow)],
+    [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.sweep)],
 )
 def test_each_rank_says_whom_it_waits_for_when_the_link_breaks(
     machines: TwoMachines, tmp_path: Path, processes: int

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -30,6 +30,7 @@ def job_parameters(jobs: Mapping[str, Any]) -> list[Any]:
             marks=[
                 pytest.mark.timeout(job.limit_s + 150),
                 *([pytest.mark.slow] if job.slow else []),
+                *([pytest.mark.sweep] if job.sweep else []),
             ],
         )
         for name, job in jobs.items()
@@ -59,12 +60,12 @@ def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 
 @contextmanager
-def job_scripts() -> Iterator[RunJob]:
-    """Runs jobs; a script is started when the first of its jobs is to run."""
+def job_scripts(popen: Callable[..., Any]) -> Iterator[RunJob]:
+    """Runs jobs; a script is started by `popen` when the first of its jobs is to run."""
     scripts: dict[str, _Script] = {}
 
     def run(script: str, job: str) -> None:
-        process = scripts.pop(script, None) or _Script(script, errors)
+        process = scripts.pop(script, None) or _Script(script, errors, popen)
         try:
             problem = process.answer(job)
         except BaseException:  # such as the end of the test's time: the next line is not awaited
@@ -86,9 +87,9 @@ def job_scripts() -> Iterator[RunJob]:
 class _Script:
     """A running script of jobs."""
 
-    def __init__(self, script: str, errors: TextIO) -> None:
+    def __init__(self, script: str, errors: TextIO, popen: Callable[..., Any]) -> None:
         self.errors = errors
-        self.process = subprocess.Popen(
+        self.process = popen(
             [sys.executable, ROOT / "tests/jobs" / script],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -127,10 +127,10 @@ def warm() -> None:
 
 
 JOBS = {
-    "data_parallel": Job(2, trains_as_one_process("dp"), [alone, warm], slow=True),
-    "model_parallel": Job(2, trains_as_one_process("model"), [alone, warm], slow=True),
+    "data_parallel": Job(2, trains_as_one_process("dp"), [alone, warm], sweep=True),
+    "model_parallel": Job(2, trains_as_one_process("model"), [alone, warm], sweep=True),
     "dual_parallel": Job(4, trains_as_one_process("dual"), [alone, warm], slow=True),
-    "columns": Job(4, columns, [alone, warm]),
+    "columns": Job(4, columns, [alone, warm], slow=True),
     "each_its_layers": Job(2, placed, [warm]),
     "each_its_part": Job(2, own_parts, [warm]),
 }

@@ -105,9 +105,9 @@ def job(name: str, *, slow: bool = True, **mesh: int) -> Job:
 
 
 JOBS = {
-    "resnet_2": job("resnet", h=2, slow=False),
+    "resnet_2": job("resnet", h=2),
     "resnet_2x2": job("resnet", h=2, w=2),
-    "unet_3": job("unet", w=3),
+    "unet_3": job("unet", w=3, slow=False),
     "unet_2x2": job("unet", h=2, w=2),
     "resnet50_3": job("resnet50", h=3),
     "volumes_2x2": job("volumes", d=2, w=2),

@@ -52,6 +52,7 @@ class Job:
         timeout_s: How long calls of the group may wait.
         limit_s: How long the job may take.
         slow: Whether its test is marked slow.
+        sweep: Whether its test is marked sweep.
     """
 
     ranks: int
@@ -61,6 +62,7 @@ class Job:
     timeout_s: float = 60
     limit_s: float = 150
     slow: bool = False
+    sweep: bool = False
 
 
 def main(jobs: Mapping[str, Job]) -> None:

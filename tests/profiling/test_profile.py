@@ -320,6 +320,7 @@ def test_a_cluster_without_a_profile_is_refused(mlp: onnx.ModelProto, empty: Pat
     assert not empty.exists()
 
 
+@pytest.mark.slow
 def test_the_command(
     mlp: onnx.ModelProto,
     empty: Path,

@@ -162,9 +162,11 @@ def _plan(figures: StageFigures, ends: tuple[int, ...], lanes: tuple[int, ...], 
     [
         {"devices": 2, "parallel": "pp"},
         {"devices": 2, "parallel": "pp", "schedule": "zb1", "micro_batches": 4},
-        {"devices": 3, "parallel": "pp", "micro_batches": 4},
+        pytest.param({"devices": 3, "parallel": "pp", "micro_batches": 4}, marks=pytest.mark.slow),
         {"devices": 4, "parallel": "pp+dp", "mesh": {"pp": 2, "dp": 2}, "micro_batches": 3},
-        {"devices": 4, "mesh": {"pp": 2, "tp": 2}, "micro_batches": 3},
+        pytest.param(
+            {"devices": 4, "mesh": {"pp": 2, "tp": 2}, "micro_batches": 3}, marks=pytest.mark.slow
+        ),
         {"devices": 2, "parallel": "dp", "micro_batches": 3},
         {"devices": 1, "micro_batches": 3},
     ],
@@ -317,7 +319,7 @@ def test_a_buffer_that_every_micro_batch_writes_keeps_its_readers_in_one_stage()
         )
 
 
-@pytest.mark.parametrize("memory", ["20KB", "60KB"])
+@pytest.mark.parametrize("memory", ["20KB", pytest.param("60KB", marks=pytest.mark.slow)])
 def test_memory_that_no_cut_keeps_is_refused_with_its_stage(memory: str) -> None:
     with pytest.raises(Infeasible) as refused:
         planned(

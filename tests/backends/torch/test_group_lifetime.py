@@ -71,7 +71,14 @@ print(f"{len(before) > 0} before, {after} after\\n", end="", flush=True)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists threads as Linux does")
-@pytest.mark.parametrize("layout", ["hand", pytest.param("zero3", marks=pytest.mark.slow), "pp"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "hand",
+        pytest.param("pp", marks=pytest.mark.slow),
+        pytest.param("zero3", marks=pytest.mark.sweep),
+    ],
+)
 def test_no_thread_of_a_group_runs_after_its_end(tmp_path: Path, layout: str) -> None:
     (tmp_path / "end.py").write_text(SCRIPT)
     done = subprocess.run(

@@ -238,7 +238,10 @@ def test_one_stage_of_several_kinds_is_refused_by_name() -> None:
         partitioner.compile(mlp(4, 32, 24), cluster=two_kinds(12, 12), mesh={"tp": 24})
 
 
-@pytest.mark.parametrize("cluster", [resolve_cluster("4x8xh100"), two_kinds(4, 20)])
+@pytest.mark.parametrize(
+    "cluster",
+    [resolve_cluster("4x8xh100"), pytest.param(two_kinds(4, 20), marks=pytest.mark.slow)],
+)
 def test_what_would_fit_is_a_memory_that_fits(cluster: Cluster) -> None:
     model = mlp(12, 64, 48)
     with pytest.raises(Infeasible, match=r"a device short .* it fits with --memory") as caught:

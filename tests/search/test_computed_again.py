@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,19 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.offers import chosen
-from partitioner.ir.pipeline import held_together, pipeline_schedule, textbook_lanes
+from partitioner.ir.pipeline import (
+    PipelineSchedule,
+    lane_moments,
+    pipeline_schedule,
+    textbook_lanes,
+)
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.search.computed_again import ComputedAgain, Offering
 from partitioner.search.offered_ways import offered_regions
 from partitioner.search.pipelines import staged_plan
 from partitioner.search.request import Budget, Request
-from partitioner.search.stage_figures import Sharding
+from partitioner.search.stage_figures import Sharding, StageFigures
+from partitioner.search.stage_memory import MomentRows
 from partitioner.solver.milp.engines import HIGHS
 from partitioner.solver.work import Work
 from partitioner.strategies.staging import stages_of_all
@@ -76,6 +82,15 @@ def searched(*widths: int) -> ComputedAgain:
     return ComputedAgain.of(offering, resolve_cluster(None, 2), COUNT, Budget.of(Request()))
 
 
+def rows_of(table: PipelineSchedule) -> tuple[MomentRows, ...]:
+    return tuple(map(MomentRows.of, lane_moments(table)))
+
+
+def kept_bytes(figures: StageFigures) -> float:
+    """Of a micro-batch, of the whole model."""
+    return float(figures.memory(splits=False).kept[:, -1].sum())
+
+
 def test_ways_of_regions_are_those_that_no_other_subset_beats() -> None:
     """Beside all subsets of the optional nodes of a region, each with what it must keep."""
     graph = offered(32, 16)
@@ -118,7 +133,7 @@ def test_all_bytes_and_seconds_of_a_choice_are_those_of_the_referee() -> None:
     for region in again.regions:
         for (lost, nbytes), nodes in zip(region.ways, region.again, strict=True):
             other = replace(figures, sharding=again.offering.taking(nodes))
-            saved = figures.byte_sums[1, -1] - other.byte_sums[1, -1]
+            saved = kept_bytes(figures) - kept_bytes(other)
             assert saved == pytest.approx(region.ways[0][1] - nbytes)
             more = other.load_sums[:3, -1].sum() - figures.load_sums[:3, -1].sum()
             assert more == pytest.approx(lost, rel=1e-3)
@@ -128,21 +143,22 @@ def test_all_bytes_and_seconds_of_a_choice_are_those_of_the_referee() -> None:
 def test_the_relaxation_is_below_the_exact_choice(schedule: str) -> None:
     again = searched(32, 16, 48, 32)
     lane_of = textbook_lanes(schedule, 4 if schedule == "zbv" else 2)
-    held = held_together(pipeline_schedule(schedule, lane_of, COUNT))
+    table = pipeline_schedule(schedule, lane_of, COUNT)
+    lanes, splits = rows_of(table), table.splits_backward
     count = len(again.figures.units)
     ends = tuple(count * (stage + 1) // len(lane_of) for stage in range(len(lane_of)))
     free = [1e18, 1e18]
-    none = again.load(ends, held, lane_of, free)
+    none = again.load(ends, lanes, free, splits=splits)
     assert none.over_bytes == 0
     assert not none.seconds.any()
-    most = again.packed(ends, held, lane_of, free)
+    most = again.packed(ends, lanes, free, splits=splits)
     assert not most.again
-    least = again.packed(ends, held, lane_of, [0.0, 0.0])
+    least = again.packed(ends, lanes, [0.0, 0.0], splits=splits)
     limits = [(a + b) / 2 for a, b in zip(most.bytes, least.bytes, strict=True)]
-    exact = again.packed(ends, held, lane_of, limits)
+    exact = again.packed(ends, lanes, limits, splits=splits)
     assert all(n <= limit + 1e-6 for n, limit in zip(exact.bytes, limits, strict=True))
     assert most.again < exact.again <= least.again
-    lower = again.load(ends, held, lane_of, limits)
+    lower = again.load(ends, lanes, limits, splits=splits)
     assert lower.over_bytes == 0
     lost = sum(
         seconds
@@ -151,7 +167,7 @@ def test_the_relaxation_is_below_the_exact_choice(schedule: str) -> None:
         if nodes and nodes == exact.again & frozenset().union(*region.again)
     )
     assert 0 < lower.seconds.sum() <= lost * (1 + 1e-9)
-    short = again.load(ends, held, lane_of, [0.0, 0.0])
+    short = again.load(ends, lanes, [0.0, 0.0], splits=splits)
     assert short.over_bytes == pytest.approx(sum(least.bytes))
 
 
@@ -224,7 +240,8 @@ def test_no_choice_of_a_cut_that_fits_is_much_faster(share: float) -> None:
     again = searched(24, 40)
     cluster = resolve_cluster(None, 2)
     count = len(again.figures.units)
-    ends, held, lane_of = (count // 2, count), (2, 1), (0, 1)
+    ends, lane_of = (count // 2, count), (0, 1)
+    lanes = rows_of(pipeline_schedule("1f1b", lane_of, COUNT))
     stage_of = {unit: int(i >= ends[0]) for i, unit in enumerate(again.figures.units)}
 
     def evaluated(taken: frozenset[str]) -> Evaluation:
@@ -241,11 +258,37 @@ def test_no_choice_of_a_cut_that_fits_is_much_faster(share: float) -> None:
     kept = next(e for taken, e in every if not taken)
     least = min(e.peak[0].bytes for _, e in every)
     limit = round(least + share * (kept.peak[0].bytes - least))
-    counted = again.packed(ends, held, lane_of, [1e18, 1e18])
+    counted = again.packed(ends, lanes, [1e18, 1e18], splits=False)
     limits = [limit + counted.bytes[lane] - kept.peak[lane].bytes for lane in lane_of]
-    packed = evaluated(again.packed(ends, held, lane_of, limits).again)
+    packed = evaluated(again.packed(ends, lanes, limits, splits=False).again)
     fitting = [e for _, e in every if max(e.peak[d].bytes for d in (0, 1)) <= limit]
     best = min(e.step_s for e in fitting)
     assert packed.peak[0].bytes <= limit
     assert packed.step_s <= 1.01 * best
     assert best > kept.step_s or share > 1
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb1", "zbv", "dualpipev"])
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_bytes_of_lanes_are_those_of_the_referee(schedule: str, share: float) -> None:
+    """Kept all, half and least, also of what weight gradients that are put off still need."""
+    again = searched(32, 48, 16, 40, 32, 48)
+    cluster, lanes = resolve_cluster(None, 2), 2
+    lane_of = textbook_lanes(schedule, 4 if schedule in ("zbv", "dualpipev") else 2)
+    table = pipeline_schedule(schedule, lane_of, 2 * COUNT)
+    units = again.figures.units
+    ends = tuple(len(units) * (stage + 1) // len(lane_of) for stage in range(len(lane_of)))
+    numbers = np.searchsorted(ends, np.arange(len(units)), side="right").tolist()
+    stage_of = dict(zip(units, numbers, strict=True))
+    packed = partial(again.packed, ends, rows_of(table), splits=table.splits_backward)
+    most, least = packed([1e18] * lanes), packed([0.0] * lanes)
+    limits = [a + share * (b - a) for a, b in zip(most.bytes, least.bytes, strict=True)]
+    taken = packed(limits)
+    sharding = again.offering.taking(taken.again)
+    stages = stages_of_all(sharding.graph, stage_of)
+    groups = [(lane,) for lane in lane_of]
+    plan = staged_plan([sharding] * len(ends), cluster, stages, groups, schedule, 2 * COUNT)
+    exact = evaluate(sharding.graph, plan, cluster).exact_bytes
+    print(schedule, share, [(n, round(exact[d] / n, 3)) for d, n in enumerate(taken.bytes)])
+    for lane, nbytes in enumerate(taken.bytes):
+        assert exact[lane] == pytest.approx(nbytes, rel=0.1)

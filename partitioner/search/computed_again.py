@@ -33,6 +33,8 @@ from partitioner.solver.stages.knapsack import Ways, pack, steps
 PRICES = 24
 #: Choices of what a lane computes again, each by other weights of the moments at which it is full.
 WEIGHINGS = 8
+#: Relative error that a sum of bytes may have.
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -414,8 +416,8 @@ def _within(
     best = excess, taken
     weights = np.zeros(len(fixed))
     for turn in range(1, WEIGHINGS + 1):
-        if excess.max() <= 0:
-            return taken, limit + float(excess.max())
+        if excess.max() <= ROUNDING * limit:
+            break
         weights[int(excess.argmax())] += 1.0
         shares = weights / turn
         held = np.einsum("m,msk->sk", shares, rows.held)
@@ -434,8 +436,6 @@ def _within(
         excess = over(taken)
         if excess.max() < best[0].max():
             best = excess, taken
-        if packed is None:
-            break
     excess, taken = best
     return taken, limit + float(excess.max())
 

@@ -340,7 +340,7 @@ class ComputedAgain:
             for index, each in zip(of, nbytes, strict=True):
                 kept[index] -= each[0]
             fixed = rows.fixed(memory, bounds) + rows.kept(kept)
-            taken, most = _within(rows, fixed, limit, ways, nbytes, of)
+            taken, most = ways_within(rows, fixed, limit, ways, nbytes, of)
             for number, way in zip(numbers, taken, strict=True):
                 again |= self.regions[number].again[way]
             used.append(most)
@@ -379,7 +379,7 @@ def _lost_at(
     return extra, 0.0
 
 
-def _within(
+def ways_within(
     rows: MomentRows,
     fixed: Floats,
     limit: float,

@@ -76,9 +76,15 @@ class StageMemory:
         of_value: dict[str, Counter[tuple[int, Span]]] = {}
         for life, (made, read) in lives.kept:
             span = _span(order.phases.of(made)[0], order.phases.of(read)[0])
-            of_value.setdefault(life.value, Counter())[life.device, span] += life.nbytes
-            if life.value in unit and life.device in row:
-                kept[row[life.device], span, unit[life.value]] += life.nbytes
+            if span is not None:
+                of_value.setdefault(life.value, Counter())[life.device, span] += life.nbytes
+            if life.value not in unit or life.device not in row:
+                continue
+            device, at = row[life.device], unit[life.value]
+            if span is None:
+                rest[device, at] += with_headroom(life.nbytes)
+            else:
+                kept[device, span, at] += life.nbytes
         return cls(
             _before(rest.max(axis=0)),
             _before(kept.max(axis=0)),
@@ -141,11 +147,11 @@ def _before(nbytes: Floats) -> Floats:
     return np.insert(np.cumsum(nbytes, axis=-1), 0, 0.0, axis=-1)
 
 
-def _span(made: Part, read: Part) -> Span:
-    """The passes between which a tensor is kept; of inference, until its step ends."""
+def _span(made: Part, read: Part) -> Span | None:
+    """The passes between which a tensor is kept; None if the last pass makes it."""
     if made is Part.FORWARD:
         return Span.TO_WEIGHT if read is Part.WEIGHT else Span.TO_INPUT
-    return Span.BETWEEN
+    return Span.BETWEEN if read is Part.WEIGHT else None
 
 
 def _passing(tasks: Schedule, lives: StepLives, unit_of: Mapping[str, int], units: int) -> Floats:

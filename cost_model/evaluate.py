@@ -192,19 +192,22 @@ def observed_schedule(
     pipeline: Pipeline | None = None,
     everywhere: frozenset[str] = frozenset(),
     resharder: Resharder | None = None,
+    units: Mapping[str, int] | None = None,
 ) -> tuple[Schedule, Mapping[int, int]]:
     """The tasks of one device of each class of equal work, and the one that each device equals.
 
-    `everywhere` and `resharder` are as of `evaluate`.
+    `everywhere` and `resharder` are as of `evaluate`, `units` as of `step_order`.
     """
     resharder = resharder or Resharder(cluster)
     first = representatives(graph, placed, cluster, resharder)
     try:
         observed = frozenset(first.values())
-        tasks = schedule(graph, placed, cluster, resharder, everywhere, observed, pipeline)
+        tasks = schedule(graph, placed, cluster, resharder, everywhere, observed, pipeline, units)
     except UnequalWorkError:
         first = {device: device for device in range(len(cluster))}
-        tasks = schedule(graph, placed, cluster, resharder, everywhere, pipeline=pipeline)
+        tasks = schedule(
+            graph, placed, cluster, resharder, everywhere, pipeline=pipeline, units=units
+        )
     return tasks, first
 
 

@@ -128,13 +128,15 @@ def schedule(
     everywhere: frozenset[str] = frozenset(),
     observed: frozenset[int] | None = None,
     pipeline: Pipeline | None = None,
+    units: Mapping[str, int] | None = None,
 ) -> Schedule:
     """Insert the communications that a resolved plan needs and price every task.
 
     `placed` has the nodes in the plan's order. Every device of the cluster gets the outputs in
     `everywhere` whole, at the end of the forward pass if there is a backward pass; the cost of a
     plan does not include that. The tasks are those of the `observed` devices (see
-    `classes.representatives`), of all if None. `pipeline` is that of the plan.
+    `classes.representatives`), of all if None. `pipeline` is that of the plan; `units` are as
+    of `step_order`.
 
     Raises:
         UnequalWorkError: Tasks of other devices would change the order of those of `observed`.
@@ -142,7 +144,7 @@ def schedule(
     """
     resharder, beside = resharder or Resharder(cluster), beside_compute(graph)
     cluster = cluster.beside(device for node in placed for device in node.mesh.devices)
-    order = None if pipeline is None else step_order(graph, placed, pipeline)
+    order = None if pipeline is None else step_order(graph, placed, pipeline, units)
     in_parts = stores_parts(placed)
     builder = _Builder(graph, cluster, resharder, everywhere, observed, beside, order, in_parts)
     if order is not None:

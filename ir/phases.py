@@ -157,8 +157,20 @@ class StepOrder(RunOrder):
     before: Mapping[int, frozenset[int]]
 
 
-def step_order(graph: Graph, placed: Sequence[PlacedNode], pipeline: Pipeline) -> StepOrder:
+def step_order(
+    graph: Graph,
+    placed: Sequence[PlacedNode],
+    pipeline: Pipeline,
+    units: Mapping[str, int] | None = None,
+) -> StepOrder:
     """The order of a step of a plan in stages.
+
+    Args:
+        graph: The graph.
+        placed: Its nodes.
+        pipeline: The pipeline of the plan.
+        units: Of every node, the number of the unit that it goes with, if backward passes are to be
+            split as if each unit were a stage; None for the stages of the plan.
 
     Raises:
         PhaseError: The stages cannot run in micro-batches: they share some devices and not all, or
@@ -181,7 +193,7 @@ def step_order(graph: Graph, placed: Sequence[PlacedNode], pipeline: Pipeline) -
     table = _table(pipeline.schedule, pipeline.micro_batches, lane_of, edges)
     phases = Phases(len(groups), table.splits_backward)
     before = _phases_before(phases, edges)
-    phase_of = _phases_of(graph, placed, phases, parts)
+    phase_of = _phases_of(graph, placed, phases, parts, units)
     _check(graph, placed, phases, phase_of, before)
     return StepOrder(table, lanes, phase_of, before)
 
@@ -220,12 +232,17 @@ def _table(
 
 
 def _phases_of(
-    graph: Graph, placed: Sequence[PlacedNode], phases: Phases, parts: Mapping[str, Part]
+    graph: Graph,
+    placed: Sequence[PlacedNode],
+    phases: Phases,
+    parts: Mapping[str, Part],
+    units: Mapping[str, int] | None,
 ) -> dict[str, int]:
     """Phase of each node, by name; `parts` are those of backward passes as one."""
     phase_of = {p.node.name: phases.number(parts[p.node.name], p.stage) for p in placed}
     if phases.splits:
-        phase_of |= _weight_phases(graph, placed, phases, phase_of)
+        units = units or {p.node.name: p.stage for p in placed}
+        phase_of |= _weight_phases(graph, placed, phases, phase_of, units)
     return phase_of
 
 
@@ -383,10 +400,13 @@ def _producers(graph: Graph, node: Node) -> Iterator[Node]:
 
 
 def _weight_phases(
-    graph: Graph, placed: Sequence[PlacedNode], phases: Phases, numbers: Mapping[str, int]
+    graph: Graph,
+    placed: Sequence[PlacedNode],
+    phases: Phases,
+    numbers: Mapping[str, int],
+    units: Mapping[str, int],
 ) -> dict[str, int]:
-    """Phases of the backward nodes that no other stage waits for."""
-    stage = {p.node.name: p.stage for p in placed}
+    """Phases of the backward nodes that no other unit waits for."""
     awaited: set[str] = set()
     weights = {}
     for p in reversed(placed):
@@ -394,7 +414,8 @@ def _weight_phases(
         if phases.of(numbers[name])[0] is not Part.BACKWARD:
             continue
         is_awaited = name in awaited or any(
-            stage[reader.name] != p.stage and phases.of(numbers[reader.name])[0] is Part.BACKWARD
+            units[reader.name] != units[name]
+            and phases.of(numbers[reader.name])[0] is Part.BACKWARD
             for value in p.node.writes
             for reader in graph.consumers[value]
         )

@@ -3,10 +3,101 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 
 from partitioner.ir.pipeline.actions import Action, ActionKind, PipelineSchedule
 
 _ENDS = (ActionKind.FULL_BACKWARD, ActionKind.BACKWARD_WEIGHT)
+
+
+class Span(IntEnum):
+    """The phases between which a stage keeps a tensor of a micro-batch.
+
+    Where backward passes are not split, all that the forward pass leaves is `TO_INPUT`.
+    """
+
+    TO_INPUT = 0  #: From the forward pass to that of input gradients.
+    TO_WEIGHT = 1  #: From the forward pass to that of weight gradients.
+    BETWEEN = 2  #: From input gradients to weight gradients.
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a lane keeps while it runs a pass of a stage.
+
+    Attributes:
+        stage: The stage that runs.
+        part: The pass: 0 forward, 1 backward or input gradients, 2 weight gradients.
+        held: Of each stage of the lane, the micro-batches of which it keeps the tensors of each
+            `Span`, with those that the pass makes or frees.
+    """
+
+    stage: int
+    part: int
+    held: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class LaneMoments:
+    """The moments at which a lane may hold most.
+
+    Attributes:
+        stages: The stages of the lane, ascending.
+        moments: Of two at which the same pass runs, one that holds no more of any stage and span
+            is left out.
+    """
+
+    stages: tuple[int, ...]
+    moments: tuple[Moment, ...]
+
+
+def lane_moments(schedule: PipelineSchedule) -> tuple[LaneMoments, ...]:
+    """Of each lane, the moments at which it may hold most."""
+    found = []
+    for lane in range(len(schedule.lanes)):
+        stages = tuple(stage for stage, of in enumerate(schedule.lane_of) if of == lane)
+        most: dict[tuple[int, int], list[Moment]] = {}
+        for moment in _passes(schedule, lane, stages):
+            others = most.setdefault((moment.stage, moment.part), [])
+            if not any(_covers(other, moment) for other in others):
+                others[:] = [*(other for other in others if not _covers(moment, other)), moment]
+        every = tuple(moment for each in most.values() for moment in each)
+        found.append(LaneMoments(stages, every))
+    return tuple(found)
+
+
+def _covers(moment: Moment, other: Moment) -> bool:
+    """Whether no stage holds less of any span than at another moment."""
+    pairs = zip(moment.held, other.held, strict=True)
+    return all(a >= b for one, two in pairs for a, b in zip(one, two, strict=True))
+
+
+def _passes(schedule: PipelineSchedule, lane: int, stages: Sequence[int]) -> Iterator[Moment]:
+    """Each pass of a lane, in order."""
+    counts = {stage: [0, 0, 0] for stage in stages}
+    splits = schedule.splits_backward
+
+    def moment(stage: int, part: int) -> Moment:
+        return Moment(stage, part, tuple((a, b, c) for a, b, c in counts.values()))
+
+    for action in schedule.lanes[lane]:
+        stage, own = action.stage, counts[action.stage]
+        if action.kind is ActionKind.FORWARD:
+            own[Span.TO_INPUT] += 1
+            own[Span.TO_WEIGHT] += 1
+            yield moment(stage, 0)
+            if not schedule.trains:
+                own[:] = 0, 0, 0
+        if action.kind in (ActionKind.FULL_BACKWARD, ActionKind.BACKWARD_INPUT):
+            own[Span.BETWEEN] += splits
+            yield moment(stage, 1)
+            own[Span.TO_INPUT] -= 1
+        if action.kind in _ENDS:
+            if splits:
+                yield moment(stage, 2)
+            own[Span.TO_WEIGHT] -= 1
+            own[Span.BETWEEN] -= splits
 
 
 def in_flight(schedule: PipelineSchedule) -> tuple[int, ...]:
@@ -44,16 +135,6 @@ def lane_peak(schedule: PipelineSchedule, bytes_by_stage: Sequence[int]) -> tupl
         )
         for lane in schedule.lanes
     )
-
-
-def held_together(schedule: PipelineSchedule) -> tuple[int, ...]:
-    """Of each stage, the micro-batches whose activations it holds where its lane holds most."""
-    together = [0] * schedule.stages
-    for lane in schedule.lanes:
-        counts = max(_held(lane, trains=schedule.trains), key=lambda c: sum(c.values()), default={})
-        for stage, held in counts.items():
-            together[stage] = held
-    return tuple(together)
 
 
 def _held(lane: Sequence[Action], *, trains: bool) -> Iterator[dict[int, int]]:

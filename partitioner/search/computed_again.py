@@ -9,29 +9,34 @@ stages of a device. Cuts are compared by its linear relaxation.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.memory import with_headroom
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.offers import chosen, originals
-from partitioner.ir.ops import rule_of
+from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.pipeline import Span
 from partitioner.ir.plan import NodePlan, Plan, resolve
 from partitioner.ir.rule import Cut, Rule
 from partitioner.search.offered_ways import Region, offered_regions, takes_either
 from partitioner.search.request import Budget
-from partitioner.search.stage_figures import Floats, Ints, Sharding, StageFigures
-from partitioner.solver.stages.knapsack import pack, steps
+from partitioner.search.stage_figures import Ints, Sharding, StageFigures, weight_nodes
+from partitioner.search.stage_memory import RESERVED, Floats, MomentRows, StageMemory
+from partitioner.solver.stages.knapsack import Ways, pack, steps
 
 #: Prices of a byte, in seconds, at which the relaxation is tabled for all stretches of an order.
 PRICES = 24
-#: Bytes that are reserved for one byte of a tensor.
-RESERVED = with_headroom(1_000_000) / 1_000_000
+#: Choices of what a lane computes again, each by other weights of the moments at which it is full.
+WEIGHINGS = 12
+#: Of these, those behind which the limit shrinks, too.
+AT_THE_LIMIT = 4
+#: Relative error that a sum of bytes may have.
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,25 @@ class Taken:
     bytes: tuple[float, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class _Counted:
+    """The bytes of a step by what is computed again.
+
+    Attributes:
+        memory: If all is kept, with what phases make at most, whatever is computed again.
+        nbytes: Kept bytes of a micro-batch of each region, by way and `Span`.
+        units: Unit of each step of the hulls of the regions' ways, ascending.
+        lost: Seconds that each step loses.
+        saved: Bytes of a micro-batch that it saves, by `Span`; (steps, 3).
+    """
+
+    memory: StageMemory
+    nbytes: tuple[Floats, ...]
+    units: Ints
+    lost: Floats
+    saved: Floats
+
+
 @dataclass(frozen=True)
 class ComputedAgain:
     """Chooses what stages compute again.
@@ -131,15 +155,14 @@ class ComputedAgain:
     Attributes:
         offering: The sharding.
         figures: Those of the sharding in which nothing is computed again.
+        whole: Those of the sharding in which everything is.
         regions: Offers that are independent of one another, in the order of their units.
-        passing: Most bytes within a phase while the nodes of each unit run, everything computed
-            again; (units,).
     """
 
     offering: Offering
     figures: StageFigures
+    whole: StageFigures
     regions: tuple[Region, ...]
-    passing: Floats
 
     @classmethod
     def of(
@@ -152,31 +175,75 @@ class ComputedAgain:
         offered = offered_regions(
             graph,
             _seconds(whole, graph.optional),
-            {**kept.made_bytes, **whole.kept_bytes, **kept.kept_bytes},
+            _kept_sizes(kept, whole),
             whole.unit_of,
             budget.share(2).work,
             budget.engine,
         )
-        regions = tuple(sorted(offered, key=lambda region: region.unit))
-        return cls(offering, kept, regions, np.maximum(whole.passing_bytes, kept.passing_bytes))
+        return cls(offering, kept, whole, tuple(sorted(offered, key=lambda region: region.unit)))
 
-    # Cuts, by the relaxation -----------------------------------------------------------------
+    def _counted(self, *, splits: bool) -> _Counted:
+        """The bytes of a step; those of one whose backward passes are split are other ones."""
+        return self._of_splits if splits else self._of_wholes
 
     @cached_property
-    def _steps(self) -> tuple[Ints, Floats, Floats]:
-        """Unit, seconds lost and bytes saved of each step of the hulls, in order of units."""
+    def _of_wholes(self) -> _Counted:
+        nbytes = (
+            np.array([(nbytes, 0.0, 0.0) for _, nbytes in region.ways]) for region in self.regions
+        )
+        return self._with_bytes(tuple(nbytes), splits=False)
+
+    @cached_property
+    def _of_splits(self) -> _Counted:
+        return self._with_bytes(self._split_bytes(), splits=True)
+
+    def _with_bytes(self, nbytes: tuple[Floats, ...], *, splits: bool) -> _Counted:
+        kept, whole = (each.memory(splits=splits) for each in (self.figures, self.whole))
+        memory = replace(kept, passing=np.maximum(kept.passing, whole.passing))
         taken = [
-            (
-                region.unit,
-                region.ways[end][0] - region.ways[start][0],
-                region.ways[start][1] - region.ways[end][1],
-            )
-            for region in self.regions
+            (region.unit, region.ways[end][0] - region.ways[start][0], own[start] - own[end])
+            for region, own in zip(self.regions, nbytes, strict=True)
             for start, end in steps(region.ways)
         ]
         units = np.array([unit for unit, _, _ in taken], np.int64)
-        lost, saved = (np.array([step[column] for step in taken]) for column in (1, 2))
-        return units, lost, saved
+        lost = np.array([lost for _, lost, _ in taken])
+        saved = np.array([saved for *_, saved in taken]).reshape(-1, len(Span))
+        return _Counted(memory, nbytes, units, lost, saved)
+
+    def _split_bytes(self) -> tuple[Floats, ...]:
+        """Kept bytes of the regions where backward passes are split.
+
+        What is read again by weight gradients alone is made there, and not kept.
+
+        Each way is taken in all regions at once, since they do not depend on one another.
+        """
+        sizes, made = _kept_sizes(self.figures, self.whole), self.whole.made_bytes
+        copies = self.whole.memory(splits=True).kept_bytes
+        unit_of = {**self.figures.unit_of, **self.whole.unit_of}
+        table = [np.zeros((len(region.ways), len(Span))) for region in self.regions]
+        for way in range(max((len(region.ways) for region in self.regions), default=0)):
+            ways = [min(way, len(region.ways) - 1) for region in self.regions]
+            again = (region.again[at] for region, at in zip(self.regions, ways, strict=True))
+            graph = chosen(self.offering.graph, frozenset().union(*again))
+            roots, spans = _spans(graph, weight_nodes(graph, unit_of))
+            for region, at, nbytes in zip(self.regions, ways, table, strict=True):
+                copied = (
+                    value
+                    for name in sorted(region.again[at])
+                    if name in graph.by_name
+                    for value in graph.by_name[name].writes
+                )
+                nbytes[at] = 0.0
+                for value in dict.fromkeys(roots.get(v, v) for v in (*region.kept, *copied)):
+                    span = spans.get(value)
+                    if span is Span.BETWEEN:
+                        own = copies.get(value, (0, 0, 0))[span]
+                        nbytes[at, span] += own or made.get(value, 0)
+                    elif span is not None:
+                        nbytes[at, span] += sizes.get(value, 0)
+        return tuple(table)
+
+    # Cuts, by the relaxation ----------------------------------------------------------------
 
     def lost_s(self, at: Ints, need: Floats) -> Floats:
         """Least seconds that stretches lose to keep so many bytes less of a micro-batch.
@@ -188,7 +255,8 @@ class ComputedAgain:
         Returns:
             Seconds, infinite where so many cannot be saved.
         """
-        units, lost, saved = self._steps
+        counted = self._counted(splits=False)
+        units, lost, saved = counted.units, counted.lost, counted.saved.sum(axis=1)
         least = np.where(need > 0, np.inf, 0.0)
         if not len(units):
             return least
@@ -212,46 +280,35 @@ class ComputedAgain:
     def load(
         self,
         ends: Sequence[int],
-        held: Sequence[int],
-        lane_of: Sequence[int],
+        lanes: Sequence[MomentRows],
         limits: Sequence[float],
+        *,
+        splits: bool,
     ) -> Load:
-        """What a cut takes, at least.
+        """What a cut takes, at least: at the moment at which each lane needs most.
 
         Args:
             ends: Ends of the stages, exclusive.
-            held: Micro-batches that each stage holds where its lane holds most.
-            lane_of: Lane of each stage.
+            lanes: What each lane holds.
             limits: Bytes of a device of each lane.
+            splits: Whether the schedule splits backward passes.
         """
-        units, lost, saved = self._steps
         extra, over = np.zeros(len(ends)), 0.0
-        bounds = tuple(pairwise((0, *ends)))
-        for lane, limit in enumerate(limits):
-            stages = [stage for stage, of in enumerate(lane_of) if of == lane]
-            need = self._fixed(bounds, held, stages) - limit
-            for stage in stages:
-                start, stop = bounds[stage]
-                kept = self.figures.byte_sums[1, stop] - self.figures.byte_sums[1, start]
-                need += RESERVED * held[stage] * kept
-            if need <= 0:
+        bounds, counted = tuple(pairwise((0, *ends))), self._counted(splits=splits)
+        memory, units = counted.memory, counted.units
+        for rows, limit in zip(lanes, limits, strict=True):
+            own = [bounds[stage] for stage in rows.stages]
+            need = rows.fixed(memory, bounds) + rows.kept(memory.stretches(own)[1]) - limit
+            if need.max() <= 0:
                 continue
-            spans = [np.searchsorted(units, bounds[stage]) for stage in stages]
-            numbers = np.concatenate([np.arange(first, last) for first, last in spans])
-            of = np.concatenate(
-                [np.full(last - first, s) for s, (first, last) in zip(stages, spans, strict=True)]
-            )
-            sizes = saved[numbers] * RESERVED * np.array(held)[of]
-            order = np.argsort(lost[numbers] / np.maximum(sizes, 1e-9), kind="stable")
-            sums = np.cumsum(sizes[order])
-            whole = int(np.searchsorted(sums, need))
-            np.add.at(extra, of[order[:whole]], lost[numbers[order[:whole]]])
-            if whole == len(order):
-                over += need - (float(sums[-1]) if len(order) else 0.0)
-            else:
-                last = order[whole]
-                part = (need - (float(sums[whole - 1]) if whole else 0.0)) / sizes[last]
-                extra[of[last]] += part * lost[numbers[last]]
+            spans = [np.searchsorted(units, bound) for bound in own]
+            most = np.array([counted.saved[first:last].sum(axis=0) for first, last in spans])
+            tightest = {int(need.argmax()), int((need - rows.kept(most)).argmax())}
+            # The moments that need most before and behind all that can be saved.
+            loads = [_lost_at(counted, rows, at, float(need[at]), spans) for at in sorted(tightest)]
+            lost_s, short = max(loads, key=lambda load: (load[1], float(load[0].sum())))
+            extra[list(rows.stages)] += lost_s
+            over += short
         return Load(extra, over)
 
     # One cut, exactly ------------------------------------------------------------------------
@@ -259,51 +316,167 @@ class ComputedAgain:
     def packed(
         self,
         ends: Sequence[int],
-        held: Sequence[int],
-        lane_of: Sequence[int],
+        lanes: Sequence[MomentRows],
         limits: Sequence[float],
+        *,
+        splits: bool,
     ) -> Taken:
         """The optional nodes that are computed in the stages of a cut; see `load`.
 
         They take the fewest seconds within the memory of each lane or, where nothing fits, the
         least memory.
         """
-        bounds = tuple(pairwise((0, *ends)))
+        bounds, counted = tuple(pairwise((0, *ends))), self._counted(splits=splits)
+        memory = counted.memory
         at = np.array([region.unit for region in self.regions], np.int64)
         again: set[str] = set()
         used = []
-        for lane, limit in enumerate(limits):
-            stages = [stage for stage, of in enumerate(lane_of) if of == lane]
-            room = limit - self._fixed(bounds, held, stages)
-            regions: list[Region] = []
-            things = []
-            for stage in stages:
-                start, stop = bounds[stage]
-                weight = RESERVED * held[stage]
-                kept = self.figures.byte_sums[1, stop] - self.figures.byte_sums[1, start]
-                first, last = np.searchsorted(at, (start, stop))
-                some = self.regions[first:last]
-                room -= weight * (kept - sum(region.ways[0][1] for region in some))
-                regions += some
-                things += [tuple((s, weight * n) for s, n in region.ways) for region in some]
-            best = pack(things, room)
-            ways = best.way if best is not None else [len(thing) - 1 for thing in things]
-            for region, way in zip(regions, ways, strict=True):
-                again |= region.again[way]
-            held_bytes = sum(thing[way][1] for thing, way in zip(things, ways, strict=True))
-            used.append(limit - room + held_bytes)
+        for rows, limit in zip(lanes, limits, strict=True):
+            own = [bounds[stage] for stage in rows.stages]
+            spans = [np.searchsorted(at, bound) for bound in own]
+            numbers = [number for span in spans for number in range(*span)]
+            of = [index for index, (first, last) in enumerate(spans) for _ in range(first, last)]
+            ways = [self.regions[number].ways for number in numbers]
+            nbytes = [counted.nbytes[number] for number in numbers]
+            kept = memory.stretches(own)[1]
+            for index, each in zip(of, nbytes, strict=True):
+                kept[index] -= each[0]
+            fixed = rows.fixed(memory, bounds) + rows.kept(kept)
+            taken, most = ways_within(rows, fixed, limit, ways, nbytes, of)
+            for number, way in zip(numbers, taken, strict=True):
+                again |= self.regions[number].again[way]
+            used.append(most)
         return Taken(frozenset(again), tuple(used))
 
-    def _fixed(
-        self, bounds: Sequence[tuple[int, int]], held: Sequence[int], stages: Sequence[int]
-    ) -> float:
-        """Bytes of a lane that do not depend on what is kept."""
-        rest = self.figures.byte_sums[0]
-        resident = sum(rest[bounds[stage][1]] - rest[bounds[stage][0]] for stage in stages)
-        return float(resident) + max(
-            (float(self.passing[slice(*bounds[stage])].max()) for stage in stages if held[stage]),
-            default=0.0,
-        )
+
+def _lost_at(
+    counted: _Counted, rows: MomentRows, moment: int, need: float, spans: Sequence[Ints]
+) -> tuple[Floats, float]:
+    """Seconds that the stages of a lane lose to save so many bytes at a moment, and the rest.
+
+    Args:
+        counted: The bytes of the step.
+        rows: What the lane holds.
+        moment: The moment.
+        need: Bytes to save.
+        spans: The steps of the hulls of each stage of the lane, from and to.
+    """
+    extra, lost = np.zeros(len(rows.stages)), counted.lost
+    if need <= 0:
+        return extra, 0.0
+    numbers = np.concatenate([np.arange(first, last) for first, last in spans])
+    of = np.concatenate([np.full(last - first, i) for i, (first, last) in enumerate(spans)])
+    sizes = RESERVED * np.einsum("nk,nk->n", counted.saved[numbers], rows.held[moment][of])
+    saves = sizes > 0
+    numbers, of, sizes = numbers[saves], of[saves], sizes[saves]
+    order = np.argsort(lost[numbers] / sizes, kind="stable")
+    sums = np.cumsum(sizes[order])
+    whole = int(np.searchsorted(sums, need))
+    np.add.at(extra, of[order[:whole]], lost[numbers[order[:whole]]])
+    if whole == len(order):
+        return extra, need - (float(sums[-1]) if len(order) else 0.0)
+    last = order[whole]
+    part = (need - (float(sums[whole - 1]) if whole else 0.0)) / sizes[last]
+    extra[of[last]] += part * lost[numbers[last]]
+    return extra, 0.0
+
+
+def ways_within(
+    rows: MomentRows,
+    fixed: Floats,
+    limit: float,
+    ways: Sequence[Ways],
+    nbytes: Sequence[Floats],
+    of: Sequence[int],
+) -> tuple[Sequence[int], float]:
+    """A way for each region of a lane with the fewest seconds within the limit at all moments.
+
+    A knapsack has one limit. So moments are weighed: first the one that needs most counts alone,
+    then each that is still above the limit gets weight. The first choices that are within the
+    limit at all moments take the fewest seconds; later ones are made for a lower limit.
+
+    Args:
+        rows: The moments.
+        fixed: Bytes at each moment that no way bears on.
+        limit: Bytes of a device.
+        ways: Seconds and bytes of the ways of each region.
+        nbytes: Bytes of the ways by `Span`.
+        of: The stage of each region, as a number among those of the lane.
+
+    Returns:
+        The ways, and the most bytes of all moments.
+    """
+
+    def over(taken: Sequence[int]) -> Floats:
+        kept = np.zeros((len(rows.stages), len(Span)))
+        for index, each, way in zip(of, nbytes, taken, strict=True):
+            kept[index] += each[way]
+        return fixed + rows.kept(kept) - limit
+
+    taken: Sequence[int] = [0] * len(ways)
+    excess = over(taken)
+    best = excess, taken
+    weights, less = np.zeros(len(fixed)), 0.0
+    for turn in range(1, WEIGHINGS + 1):
+        if excess.max() <= ROUNDING * limit:
+            break
+        weights[int(excess.argmax())] += 1.0
+        less += float(excess.max()) / 2 if turn > AT_THE_LIMIT else 0.0
+        shares = weights / turn
+        held = np.einsum("m,msk->sk", shares, rows.held)
+        things = [
+            tuple(
+                (seconds, float(size))
+                for (seconds, _), size in zip(own, RESERVED * (each @ held[index]), strict=True)
+            )
+            for own, each, index in zip(ways, nbytes, of, strict=True)
+        ]
+        packed = pack(things, limit - less - float(shares @ fixed))
+        if packed is not None:
+            taken = packed.way
+        else:
+            taken = [min(range(len(each)), key=lambda way: each[way][1]) for each in things]
+        excess = over(taken)
+        if excess.max() < best[0].max():
+            best = excess, taken
+    excess, taken = best
+    return taken, limit + float(excess.max())
+
+
+def _kept_sizes(kept: StageFigures, whole: StageFigures) -> Mapping[str, int]:
+    """Bytes of each value that may be kept for the backward pass."""
+    sizes = dict(kept.made_bytes)
+    for figures in (whole, kept):
+        each = figures.memory(splits=False).kept_bytes
+        sizes |= {value: sum(nbytes) for value, nbytes in each.items()}
+    return sizes
+
+
+def _spans(
+    graph: Graph, weights: Container[str]
+) -> tuple[Mapping[str, str], Mapping[str, Span | None]]:
+    """The value whose memory each other name or view of it has, and the span of each such value.
+
+    Args:
+        graph: A graph without offers.
+        weights: The backward nodes that make gradients of weights.
+    """
+    roots: dict[str, str] = {}
+    made: dict[str, int] = {}
+    read: dict[str, int] = {}
+    for node in graph.nodes:
+        row = row_of(node)
+        turn = 0 if node.name not in graph.backward else 2 if node.name in weights else 1
+        if row is not None and (row.view or row.again or row.either) and node.inputs:
+            value = node.inputs[0]
+            roots.update(dict.fromkeys(node.writes, roots.get(value, value)))
+            continue
+        for value in node.reads:
+            root = roots.get(value, value)
+            read[root] = max(turn, read.get(root, 0))
+        made.update(dict.fromkeys(node.writes, turn))
+    spans = {(0, 1): Span.TO_INPUT, (0, 2): Span.TO_WEIGHT, (1, 2): Span.BETWEEN}
+    return roots, {value: spans.get((turn, read.get(value, 0))) for value, turn in made.items()}
 
 
 def _seconds(figures: StageFigures, names: frozenset[str]) -> Mapping[str, float]:

@@ -37,11 +37,13 @@ class Region:
         unit: The unit of the forward pass (`StageFigures.units`) that it goes with.
         ways: Seconds and kept bytes of a micro-batch; all kept first, none beats another.
         again: The optional nodes that are computed, of each way.
+        kept: The values that may be kept.
     """
 
     unit: int
     ways: Ways
     again: tuple[frozenset[str], ...]
+    kept: tuple[str, ...]
 
 
 def offered_regions(
@@ -73,7 +75,7 @@ def offered_regions(
         if len(ways) > 1:
             names = [node.name for node in members]
             again = tuple(frozenset(names[i] for i in way) for way in taken)
-            regions.append(Region(max(unit_of[name] for name in names), ways, again))
+            regions.append(Region(max(unit_of[name] for name in names), ways, again, part.kept))
     return tuple(regions)
 
 

@@ -86,6 +86,8 @@ ATTEMPTS, SHORT, MOST_LESS = 3, 1.2, 0.75
 ROOM = 0.85
 #: Choices of what stages of a cut compute again, each by the memory of the last one's plan.
 CHOICES = 3
+#: Drafts of the best cut, each by the memory that the last one's plan was found to take.
+DRAFTS = 4
 #: Share of a device's memory that is left for what the count of a choice may miss.
 MARGIN = 0.005
 #: The schedule that is drafted first, for where the time limit leaves no time for others: it holds
@@ -596,10 +598,10 @@ class PipelineSearch:
             for held in ((0,) * len(lane_of), estimate.held)
             if (cut := self.figures.balanced(held, lane_of, lost_s)) is not None
         }
-        cuts = {self._moved(estimate, cut) for cut in starts} | starts
-        ranked = sorted(cuts, key=lambda ends: self._rank(estimate, ends))
-        best = ranked[0]
-        return _Draft(name, lane_of, tuple(ranked[:RIVALS]), self._rank(estimate, best), estimate)
+        cuts = {self._moved(estimate, cut, self._limits) for cut in starts} | starts
+        ranked = sorted(cuts, key=lambda ends: self._rank(estimate, ends, self._limits))
+        rank = self._rank(estimate, ranked[0], self._limits)
+        return _Draft(name, lane_of, tuple(ranked[:RIVALS]), rank, estimate)
 
     def _improved(self, draft: _Draft, budget: Budget) -> Candidate:
         """The best cut of a draft, after moving ends of stages as long as that gains.
@@ -615,6 +617,8 @@ class PipelineSearch:
             return self._within_memory(draft, ends, self.again, limits, budget)
 
         ends, best = draft.cuts[0], simulated(draft.cuts[0])
+        if self.again is not None:
+            ends, best = self._drafted_again(draft, ends, best, limits, simulated, budget)
         for rival in draft.cuts[1:]:
             if not budget.work.over and _figure(candidate := simulated(rival)) < _figure(best):
                 ends, best = rival, candidate
@@ -625,6 +629,36 @@ class PipelineSearch:
         if not best.evaluation.fits_exactly:
             raise self._too_large(draft.name, best)
         return best
+
+    def _drafted_again(
+        self,
+        draft: _Draft,
+        ends: tuple[int, ...],
+        best: Candidate,
+        limits: Sequence[float],
+        simulated: Callable[[tuple[int, ...]], Candidate],
+        budget: Budget,
+    ) -> tuple[tuple[int, ...], Candidate]:
+        """The best cut of several drafts, each by the memory that lanes of the last one took.
+
+        Args:
+            draft: The draft.
+            ends: Ends of its best cut.
+            best: The plan of that cut.
+            limits: Bytes that the devices of each lane count as having, which plans of cuts change.
+            simulated: Gives the plan of a cut.
+            budget: Its work ends the drafts of a plan that fits, its clock all.
+        """
+        seen = {ends}
+        for _ in range(DRAFTS):
+            stops = budget.work.over if best.evaluation.fits_exactly else budget.work.late
+            cut = ends if stops else self._moved(draft.estimate, ends, limits)
+            if cut in seen:
+                break
+            seen.add(cut)
+            if _figure(candidate := simulated(cut)) < _figure(best):
+                ends, best = cut, candidate
+        return ends, best
 
     def _simulated(
         self, draft: _Draft, ends: tuple[int, ...], sharding: Sharding, budget: Budget
@@ -654,11 +688,11 @@ class PipelineSearch:
             limits: Bytes that the devices of each lane count as having; changed.
             budget: Pays for the evaluations.
         """
-        held, size = draft.estimate.together, self.figures.sharding.size
+        estimate, size = draft.estimate, self.figures.sharding.size
         best: Candidate | None = None
         seen: set[frozenset[str]] = set()
         for _ in range(CHOICES):
-            taken = again.packed(ends, held, draft.lane_of, limits)
+            taken = again.packed(ends, estimate.moments, limits, splits=estimate.splits)
             enough = best is not None and best.evaluation.fits_exactly and budget.work.over
             if taken.again in seen or enough:
                 break
@@ -799,22 +833,25 @@ class PipelineSearch:
         self,
         estimate: StepEstimate,
         ends: tuple[int, ...],
+        limits: Sequence[float],
         best: tuple[float, float] = (math.inf, math.inf),
     ) -> tuple[float, float]:
         """Bytes above the limits, then seconds: infinite ones where `best` is clearly less."""
-        lane_of, again = estimate.table.lane_of, None
+        again = None
         if self.again is None:
-            over = self.figures.over_bytes(ends, estimate.held, lane_of)
+            over = self.figures.over_bytes(ends, estimate.moments, splits=estimate.splits)
         else:
-            load = self.again.load(ends, estimate.together, lane_of, self._limits)
+            load = self.again.load(ends, estimate.moments, limits, splits=estimate.splits)
             over, again = load.over_bytes, load.seconds
         if over >= best[0] and (over > best[0] or estimate.least_s(ends, again) >= best[1]):
             return over, math.inf
         return over, float(f"{estimate.seconds(ends, again):.9g}")
 
-    def _moved(self, estimate: StepEstimate, ends: tuple[int, ...]) -> tuple[int, ...]:
+    def _moved(
+        self, estimate: StepEstimate, ends: tuple[int, ...], limits: Sequence[float]
+    ) -> tuple[int, ...]:
         """The cut after moving ends of stages one after the other, as long as that gains."""
-        rank = self._rank(estimate, ends)
+        rank = self._rank(estimate, ends, limits)
         work = self.budget.share(2 * len(self.ways.schedules)).work
         steps = ESTIMATE_STEPS * sum(map(len, estimate.table.lanes))
         for distance in MOVES:
@@ -823,7 +860,7 @@ class PipelineSearch:
                 improved = False
                 for moved in self._neighbours(ends, distance):
                     work.spend(steps)
-                    other = self._rank(estimate, moved, rank)
+                    other = self._rank(estimate, moved, limits, rank)
                     if other < rank:
                         ends, rank, improved = moved, other, True
                         break

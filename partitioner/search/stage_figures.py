@@ -14,13 +14,7 @@ import numpy.typing as npt
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import observed_schedule
-from partitioner.cost_model.memory import (
-    HEADROOM_PERCENT,
-    StepLives,
-    exact_lifetimes,
-    usage_curves,
-    with_headroom,
-)
+from partitioner.cost_model.memory import HEADROOM_PERCENT, with_headroom
 from partitioner.cost_model.schedule import Schedule
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
@@ -29,14 +23,14 @@ from partitioner.ir.pipeline import (
     Action,
     ActionKind,
     PipelineSchedule,
-    held_together,
     in_flight,
+    lane_moments,
     start_times,
 )
 from partitioner.ir.plan import Pipeline, Plan, resolve
+from partitioner.search.stage_memory import Floats, MomentRows, StageMemory
 from partitioner.strategies.staging import changing_nodes, stages_of_all
 
-Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 #: Positions between which stages are cut at most, before their ends are moved.
@@ -215,13 +209,17 @@ class StageFigures:
 
     @cached_property
     def _observed(self) -> tuple[Schedule, Mapping[int, int]]:
+        return self._observe("1f1b" if self.sharding.graph.backward else "forward")
+
+    def _observe(
+        self, name: str, units: Mapping[str, int] | None = None
+    ) -> tuple[Schedule, Mapping[int, int]]:
         """See `evaluate.observed_schedule`."""
         graph, plan = self.sharding.graph, self.sharding.plan
-        name = "1f1b" if graph.backward else "forward"
         pipeline = Pipeline(name, self.micro_batches, (0,) * len(plan.groups))
         placed = resolve(graph, replace(plan, pipeline=pipeline))
         cluster = self.cluster.first(self.sharding.size)
-        return observed_schedule(graph, placed, cluster, pipeline)
+        return observed_schedule(graph, placed, cluster, pipeline, units=units)
 
     @cached_property
     def loads(self) -> Floats:
@@ -248,21 +246,7 @@ class StageFigures:
     @cached_property
     def _weights(self) -> frozenset[str]:
         """Backward nodes that no other unit waits for."""
-        graph, unit_of = self.sharding.graph, self.unit_of
-        awaited: set[str] = set()
-        weights = set()
-        for node in reversed(graph.nodes):
-            if node.name not in graph.backward:
-                continue
-            readers = [reader for value in node.writes for reader in graph.consumers[value]]
-            others = (unit_of[reader.name] != unit_of[node.name] for reader in readers)
-            if node.name in awaited or any(others):
-                awaited.update(
-                    graph.producers[value].name for value in node.reads if value in graph.producers
-                )
-            else:
-                weights.add(node.name)
-        return frozenset(weights)
+        return weight_nodes(self.sharding.graph, self.unit_of)
 
     @cached_property
     def _node_s(self) -> Mapping[str, tuple[float, float]]:
@@ -287,42 +271,19 @@ class StageFigures:
         """Seconds by part before each position; shape (4, units + 1)."""
         return np.concatenate((np.zeros((4, 1)), np.cumsum(self.loads, axis=1)), axis=1)
 
-    @cached_property
-    def byte_sums(self) -> Floats:
-        """Bytes at rest, and kept for the backward pass, before each position; (2, units + 1).
-
-        At rest are stored values, and what is made or read once a step: sums of gradients, and the
-        gradients of one micro-batch, which are held to the end of a phase. What is kept of one
-        micro-batch has no head-room. Both are of the device that holds most.
-        """
-        nbytes = np.zeros((len(self.tasks.devices), 2, len(self.units) + 1))
-        row = {device: index for index, device in enumerate(self.tasks.devices)}
-        made_by = self.sharding.graph.producers
-        for (device, (value, _)), held in self.tasks.residents.items():
-            if value in made_by and device in row:
-                nbytes[row[device], 0, 1 + self.unit_of[made_by[value].name]] += held
-        kept = {life.local for life, _ in self._lives.kept}
-        added = (x for x in self._lives.begun if x.local not in kept)
-        for life in (*self._lives.always, *added):
-            if life.value in made_by and life.device in row:
-                unit = 1 + self.unit_of[made_by[life.value].name]
-                nbytes[row[life.device], 0, unit] += with_headroom(life.nbytes)
-        for life, _ in self._lives.kept:
-            if life.value in made_by and life.device in row:
-                unit = 1 + self.unit_of[made_by[life.value].name]
-                nbytes[row[life.device], 1, unit] += life.nbytes
-        return np.asarray(np.cumsum(nbytes.max(axis=0), axis=1))
+    def memory(self, *, splits: bool) -> StageMemory:
+        """Bytes by unit; those of a step whose backward passes are split are other ones."""
+        return self._split_memory if splits else self._memory
 
     @cached_property
-    def kept_bytes(self) -> Mapping[str, int]:
-        """Bytes of each value that is kept for the backward pass, on the device that holds most."""
-        kept: Counter[tuple[str, int]] = Counter()
-        for life, _ in self._lives.kept:
-            kept[life.value, life.device] += life.nbytes
-        most: dict[str, int] = {}
-        for (value, _), nbytes in kept.items():
-            most[value] = max(nbytes, most.get(value, 0))
-        return most
+    def _memory(self) -> StageMemory:
+        return StageMemory.of(self.sharding.graph, self.unit_of, self.tasks)
+
+    @cached_property
+    def _split_memory(self) -> StageMemory:
+        """Each unit's backward pass is split: a stage of several is split at its lowest."""
+        tasks, _ = self._observe("zb1", self.unit_of)
+        return StageMemory.of(self.sharding.graph, self.unit_of, tasks)
 
     @cached_property
     def made_bytes(self) -> Mapping[str, int]:
@@ -332,33 +293,6 @@ class StageFigures:
             for _, (value, _), nbytes in task.writes if task.placed is not None else ():
                 most[value] = max(nbytes, most.get(value, 0))
         return most
-
-    @cached_property
-    def passing_bytes(self) -> Floats:
-        """Most bytes within a phase, with head-room, while nodes of each unit run; (units,).
-
-        What is kept for another phase is not counted, nor are phases that run once a step: nothing
-        else is kept then.
-        """
-        tasks = self.tasks
-        curves = usage_curves(tasks, self._lives.passing)
-        most = np.max(list(curves.values()), axis=0) if curves else np.zeros(len(tasks.tasks))
-        passing = np.zeros(len(self.units))
-        for task, nbytes in zip(tasks.tasks, most, strict=True):
-            if task.placed is not None and not self._is_once(task.phase):
-                unit = self.unit_of[task.placed.node.name]
-                passing[unit] = max(passing[unit], with_headroom(int(nbytes)))
-        return passing
-
-    def _is_once(self, phase: int) -> bool:
-        """Whether a phase runs once a step."""
-        assert self.tasks.order is not None
-        return self.tasks.order.phases.is_once(phase)
-
-    @cached_property
-    def _lives(self) -> StepLives:
-        assert self.tasks.order is not None
-        return StepLives.of(self.tasks, self.tasks.order, exact_lifetimes(self.tasks))
 
     @cached_property
     def crossing(self) -> Floats:
@@ -442,7 +376,8 @@ class StageFigures:
         at, stages = self.positions, len(held)
         count = len(at) - 1
         limit = min(device.memory_bytes for device in self.cluster.devices)
-        loads, (resident, saved) = self.load_sums[:ONCE].sum(0)[at], self.byte_sums[:, at]
+        loads, memory = self.load_sums[:ONCE].sum(0)[at], self.memory(splits=False)
+        resident, saved = memory.at_rest[at], memory.kept[:, at].sum(0)
         sent = 2 * self.messages[1][at]
         sent[0] = sent[count] = 0.0
         between = loads[None, :] - loads[:, None] + sent[:, None] + sent[None, :]
@@ -474,14 +409,24 @@ class StageFigures:
             stop = int(choice[stage, stop])
         return tuple(reversed(cut))
 
-    def over_bytes(self, ends: Sequence[int], held: Sequence[int], lane_of: Sequence[int]) -> float:
-        """Bytes by which lanes are above the least memory of a device, in all."""
+    def over_bytes(
+        self, ends: Sequence[int], lanes: Sequence[MomentRows], *, splits: bool
+    ) -> float:
+        """Bytes by which lanes are above the least memory of a device, in all.
+
+        Args:
+            ends: Ends of the stages, exclusive.
+            lanes: What each lane holds.
+            splits: Whether the schedule splits backward passes.
+        """
         limit = min(device.memory_bytes for device in self.cluster.devices)
-        of_lane = [0.0] * self.lanes
-        for (start, stop), flying, lane in zip(pairwise((0, *ends)), held, lane_of, strict=True):
-            resident, saved = self.byte_sums[:, stop] - self.byte_sums[:, start]
-            of_lane[lane] += resident + flying * with_headroom(int(saved))
-        return sum(max(0.0, nbytes - limit) for nbytes in of_lane)
+        bounds, memory = tuple(pairwise((0, *ends))), self.memory(splits=splits)
+        over = 0.0
+        for rows in lanes:
+            kept = memory.stretches([bounds[stage] for stage in rows.stages])[1]
+            most = (rows.fixed(memory, bounds) + rows.kept(kept)).max()
+            over += max(0.0, float(most) - limit)
+        return over
 
 
 def _lost(
@@ -493,6 +438,24 @@ def _lost(
     if lost_s is None:
         return np.where(over > 0, math.inf, 0.0)
     return lost_s(at, over / flight * 100 / HEADROOM_PERCENT)
+
+
+def weight_nodes(graph: Graph, unit_of: Mapping[str, int]) -> frozenset[str]:
+    """Backward nodes that no other unit waits for."""
+    awaited: set[str] = set()
+    weights = set()
+    for node in reversed(graph.nodes):
+        if node.name not in graph.backward:
+            continue
+        readers = [reader for value in node.writes for reader in graph.consumers[value]]
+        others = (unit_of[reader.name] != unit_of[node.name] for reader in readers)
+        if node.name in awaited or any(others):
+            awaited.update(
+                graph.producers[value].name for value in node.reads if value in graph.producers
+            )
+        else:
+            weights.add(node.name)
+    return frozenset(weights)
 
 
 def least_of_nodes(each: Sequence[StageFigures]) -> float:
@@ -531,7 +494,8 @@ class StepEstimate:
         self.figures = figures
         self.table = table
         self.held = in_flight(table)
-        self.together = held_together(table)
+        self.splits = table.splits_backward
+        self.moments = tuple(map(MomentRows.of, lane_moments(table)))
         starts = start_times(table)
         timed = sorted(
             (start, lane, index)

@@ -21,13 +21,20 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.offers import chosen
-from partitioner.ir.pipeline import held_together, pipeline_schedule, textbook_lanes
+from partitioner.ir.pipeline import (
+    PipelineSchedule,
+    Span,
+    lane_moments,
+    pipeline_schedule,
+    textbook_lanes,
+)
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.search.computed_again import ComputedAgain, Offering
 from partitioner.search.offered_ways import offered_regions
 from partitioner.search.pipelines import staged_plan
 from partitioner.search.request import Budget, Request
-from partitioner.search.stage_figures import Sharding
+from partitioner.search.stage_figures import Sharding, StageFigures
+from partitioner.search.stage_memory import MomentRows
 from partitioner.solver.milp.engines import HIGHS
 from partitioner.solver.work import Work
 from partitioner.strategies.staging import stages_of_all
@@ -76,6 +83,15 @@ def searched(*widths: int) -> ComputedAgain:
     return ComputedAgain.of(offering, resolve_cluster(None, 2), COUNT, Budget.of(Request()))
 
 
+def rows_of(table: PipelineSchedule) -> tuple[MomentRows, ...]:
+    return tuple(map(MomentRows.of, lane_moments(table)))
+
+
+def kept_bytes(figures: StageFigures) -> float:
+    """Of a micro-batch, of the whole model."""
+    return float(figures.memory(splits=False).kept[:, -1].sum())
+
+
 def test_ways_of_regions_are_those_that_no_other_subset_beats() -> None:
     """Beside all subsets of the optional nodes of a region, each with what it must keep."""
     graph = offered(32, 16)
@@ -118,7 +134,7 @@ def test_all_bytes_and_seconds_of_a_choice_are_those_of_the_referee() -> None:
     for region in again.regions:
         for (lost, nbytes), nodes in zip(region.ways, region.again, strict=True):
             other = replace(figures, sharding=again.offering.taking(nodes))
-            saved = figures.byte_sums[1, -1] - other.byte_sums[1, -1]
+            saved = kept_bytes(figures) - kept_bytes(other)
             assert saved == pytest.approx(region.ways[0][1] - nbytes)
             more = other.load_sums[:3, -1].sum() - figures.load_sums[:3, -1].sum()
             assert more == pytest.approx(lost, rel=1e-3)
@@ -128,21 +144,22 @@ def test_all_bytes_and_seconds_of_a_choice_are_those_of_the_referee() -> None:
 def test_the_relaxation_is_below_the_exact_choice(schedule: str) -> None:
     again = searched(32, 16, 48, 32)
     lane_of = textbook_lanes(schedule, 4 if schedule == "zbv" else 2)
-    held = held_together(pipeline_schedule(schedule, lane_of, COUNT))
+    table = pipeline_schedule(schedule, lane_of, COUNT)
+    lanes, splits = rows_of(table), table.splits_backward
     count = len(again.figures.units)
     ends = tuple(count * (stage + 1) // len(lane_of) for stage in range(len(lane_of)))
     free = [1e18, 1e18]
-    none = again.load(ends, held, lane_of, free)
+    none = again.load(ends, lanes, free, splits=splits)
     assert none.over_bytes == 0
     assert not none.seconds.any()
-    most = again.packed(ends, held, lane_of, free)
+    most = again.packed(ends, lanes, free, splits=splits)
     assert not most.again
-    least = again.packed(ends, held, lane_of, [0.0, 0.0])
+    least = again.packed(ends, lanes, [0.0, 0.0], splits=splits)
     limits = [(a + b) / 2 for a, b in zip(most.bytes, least.bytes, strict=True)]
-    exact = again.packed(ends, held, lane_of, limits)
+    exact = again.packed(ends, lanes, limits, splits=splits)
     assert all(n <= limit + 1e-6 for n, limit in zip(exact.bytes, limits, strict=True))
     assert most.again < exact.again <= least.again
-    lower = again.load(ends, held, lane_of, limits)
+    lower = again.load(ends, lanes, limits, splits=splits)
     assert lower.over_bytes == 0
     lost = sum(
         seconds
@@ -151,8 +168,9 @@ def test_the_relaxation_is_below_the_exact_choice(schedule: str) -> None:
         if nodes and nodes == exact.again & frozenset().union(*region.again)
     )
     assert 0 < lower.seconds.sum() <= lost * (1 + 1e-9)
-    short = again.load(ends, held, lane_of, [0.0, 0.0])
-    assert short.over_bytes == pytest.approx(sum(least.bytes))
+    short = again.load(ends, lanes, [0.0, 0.0], splits=splits)
+    assert short.over_bytes <= sum(least.bytes) * (1 + 1e-9)
+    assert short.over_bytes >= (0.8 if splits else 1 - 1e-9) * sum(least.bytes)
 
 
 def test_stretches_lose_what_their_cheapest_steps_lose() -> None:
@@ -224,7 +242,8 @@ def test_no_choice_of_a_cut_that_fits_is_much_faster(share: float) -> None:
     again = searched(24, 40)
     cluster = resolve_cluster(None, 2)
     count = len(again.figures.units)
-    ends, held, lane_of = (count // 2, count), (2, 1), (0, 1)
+    ends, lane_of = (count // 2, count), (0, 1)
+    lanes = rows_of(pipeline_schedule("1f1b", lane_of, COUNT))
     stage_of = {unit: int(i >= ends[0]) for i, unit in enumerate(again.figures.units)}
 
     def evaluated(taken: frozenset[str]) -> Evaluation:
@@ -241,11 +260,34 @@ def test_no_choice_of_a_cut_that_fits_is_much_faster(share: float) -> None:
     kept = next(e for taken, e in every if not taken)
     least = min(e.peak[0].bytes for _, e in every)
     limit = round(least + share * (kept.peak[0].bytes - least))
-    counted = again.packed(ends, held, lane_of, [1e18, 1e18])
+    counted = again.packed(ends, lanes, [1e18, 1e18], splits=False)
     limits = [limit + counted.bytes[lane] - kept.peak[lane].bytes for lane in lane_of]
-    packed = evaluated(again.packed(ends, held, lane_of, limits).again)
+    packed = evaluated(again.packed(ends, lanes, limits, splits=False).again)
     fitting = [e for _, e in every if max(e.peak[d].bytes for d in (0, 1)) <= limit]
     best = min(e.step_s for e in fitting)
     assert packed.peak[0].bytes <= limit
     assert packed.step_s <= 1.01 * best
     assert best > kept.step_s or share > 1
+
+
+@pytest.mark.parametrize("schedule", ["zb1", "zbv", "dualpipev"])
+def test_lanes_hold_what_weight_gradients_wait_for(schedule: str) -> None:
+    """The referee's count of the last lane, which puts most off, is not met without that."""
+    again = searched(32, 48, 16, 40, 32, 48)
+    lane_of = textbook_lanes(schedule, 2 if schedule == "zb1" else 4)
+    table = pipeline_schedule(schedule, lane_of, 2 * COUNT)
+    units, figures = again.figures.units, again.figures
+    ends = tuple(len(units) * (stage + 1) // len(lane_of) for stage in range(len(lane_of)))
+    numbers = np.searchsorted(ends, np.arange(len(units)), side="right").tolist()
+    sharding = figures.sharding
+    stages = stages_of_all(sharding.graph, dict(zip(units, numbers, strict=True)))
+    groups = [(lane,) for lane in lane_of]
+    cluster, shardings = resolve_cluster(None, 2), [sharding] * len(ends)
+    plan = staged_plan(shardings, cluster, stages, groups, schedule, 2 * COUNT)
+    exact = evaluate(sharding.graph, plan, cluster).exact_bytes
+    rows, free = rows_of(table), [1e18, 1e18]
+    counted = again.packed(ends, rows, free, splits=True).bytes
+    assert 0.85 * counted[1] <= exact[1] <= 1.15 * counted[1]
+    for lane in rows:
+        lane.held[:, :, Span.BETWEEN] = 0.0
+    assert again.packed(ends, rows, free, splits=True).bytes[1] < 0.85 * exact[1]

@@ -401,7 +401,9 @@ class Parts:
         start, stop = span
         held, seconds, behind = 0, 0.0, start
         for stretch in known.stretches:
-            stretch = replace(stretch, chunks=tuple(replace(c, parts=count) for c in stretch.chunks))
+            stretch = replace(
+                stretch, chunks=tuple(replace(c, parts=count) for c in stretch.chunks)
+            )
             first, last = span_of(runs.graph, stretch)
             if stretch.last not in runs.graph.backward:
                 behind = last + 1

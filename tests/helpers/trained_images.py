@@ -43,7 +43,7 @@ def vgg(*widths: int) -> nn.Module:
 
 
 def apart(module: nn.Module, step: nn.Module, example: tuple[Tensor, ...]) -> float:
-    """Largest difference of parameters from plain PyTorch's after ten steps of AdamW."""
+    """Largest difference of parameters and buffers from plain PyTorch's after ten steps of AdamW."""
     reference = copy.deepcopy(module)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (reference, step)]
     for number in range(10):
@@ -53,7 +53,7 @@ def apart(module: nn.Module, step: nn.Module, example: tuple[Tensor, ...]) -> fl
             one(x, *example[1:]).backward()
             optimizer.step()
             optimizer.zero_grad()
+    values, found = ([*module.parameters(), *module.buffers()] for module in (reference, step))
     return max(
-        float((value - found).detach().abs().max())
-        for value, found in zip(reference.parameters(), step.parameters(), strict=True)
+        float((one - other).detach().abs().max()) for one, other in zip(values, found, strict=True)
     )

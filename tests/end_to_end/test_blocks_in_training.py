@@ -205,7 +205,7 @@ class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.main = nn.Sequential(
-            nn.Conv2d(3, 4, 3, stride=2, padding=1),
+            nn.Conv2d(3, 4, 3, stride=2, padding=1, bias=False),
             nn.BatchNorm2d(4),
             nn.ReLU(),
             nn.Conv2d(4, 4, 3, padding=1, bias=False),

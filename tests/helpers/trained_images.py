@@ -43,7 +43,7 @@ def vgg(*widths: int) -> nn.Module:
 
 
 def apart(module: nn.Module, step: nn.Module, example: tuple[Tensor, ...]) -> float:
-    """Largest difference of parameters and buffers from plain PyTorch's after ten steps of AdamW."""
+    """Largest difference of what is stored from plain PyTorch's after ten steps of AdamW."""
     reference = copy.deepcopy(module)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (reference, step)]
     for number in range(10):

@@ -89,7 +89,8 @@ class _Copier:
             if len(rounds) == 1:
                 yield run, stretch.chunks
                 continue
-            for nodes in _connected(run, {*names.values(), *(v for of in one.dims for v in of)}):
+            cut = {name for value, name in names.items() if value in self.inner}
+            for nodes in _connected(run, cut.union(*one.dims)):
                 yield nodes, _seeded(stretch.chunks, one.dims, nodes, names)
 
     @cached_property
@@ -175,14 +176,9 @@ class _Copier:
         """The nodes without the backward pass's aliases of inner values."""
         return [node for node in nodes if not self._is_alias(node, self.inner)]
 
-    def _is_alias(self, node: Node | None, of: Collection[str]) -> bool:
+    def _is_alias(self, node: Node, of: Collection[str]) -> bool:
         """Whether a node gives one of these values to the backward pass."""
-        return (
-            node is not None
-            and node.op == _ALIAS
-            and node.name in self.graph.backward
-            and node.inputs[0] in of
-        )
+        return node.op == _ALIAS and node.name in self.graph.backward and node.inputs[0] in of
 
     def _with_copies(
         self, run: Sequence[Node], names: dict[str, str], *, is_later: bool
@@ -202,11 +198,9 @@ class _Copier:
         return [*copies, *(_reading(node, names) for node in run)]
 
     def _aliased(self, value: str) -> str:
-        """The value that a backward pass's alias stands for; others are themselves."""
+        """The inner value that a backward pass's alias stands for; others are themselves."""
         node = self.graph.producers.get(value)
-        if node is None or not self._is_alias(node, node.inputs):
-            return value
-        return node.inputs[0]
+        return node.inputs[0] if node is not None and self._is_alias(node, self.inner) else value
 
     def _copy(
         self, node: Node, names: dict[str, str], copies: list[Node], *, is_later: bool
@@ -230,6 +224,9 @@ class _Copier:
                 path = f"{maker.name}/again"
                 alias = Node(self._free(path), _ALIAS, (value,), (names[value],))
                 copies.append(alias)
+        if is_later and self._is_alias(node, names):
+            names[node.outputs[0]] = names[node.inputs[0]]
+            return
         outputs = []
         for value in node.outputs:
             name = self._free(f"{value}.again") if value else ""
@@ -273,7 +270,8 @@ def _connected(nodes: Sequence[Node], cut: Collection[str]) -> list[list[Node]]:
 
     for node in nodes:
         first, *others = [v for v in (*node.reads, *node.writes) if v in made] or [""]
-        root.update((find(value), find(first)) for value in others)
+        for value in others:
+            root[find(value)] = find(first)
     numbers: dict[str, int] = {}  # by root
     number_of: dict[str, int] = {}  # by value
     groups: list[list[Node]] = []

@@ -84,6 +84,8 @@ class _Copier:
         for one in rounds:
             names: dict[str, str] = {}
             run = self._kept(one.nodes)
+            if len(rounds) > 1:
+                run = self._read(run)
             if stretch in self.later or len(rounds) > 1:
                 run = self._with_copies(run, names, is_later=stretch in self.later)
             if len(rounds) == 1:
@@ -179,6 +181,16 @@ class _Copier:
     def _is_alias(self, node: Node, of: Collection[str]) -> bool:
         """Whether a node gives one of these values to the backward pass."""
         return node.op == _ALIAS and node.name in self.graph.backward and node.inputs[0] in of
+
+    def _read(self, run: Sequence[Node]) -> list[Node]:
+        """The nodes of a round without those that only later ones read, which have copies."""
+        read: set[str] = set()
+        kept = []
+        for node in reversed(run):
+            if any(value in read or value not in self.inner for value in node.writes):
+                kept.append(node)
+                read.update(node.reads)
+        return kept[::-1]
 
     def _with_copies(
         self, run: Sequence[Node], names: dict[str, str], *, is_later: bool

@@ -219,13 +219,14 @@ class Residual(nn.Module):
         return self.leave((self.main(x) + self.side(x)).relu())
 
 
-#: Nets with norms, and the rounds of both passes: as many as norms follow each other, and one more.
+#: Nets with norms, and the rounds of both passes: in each as many as norms follow each other, and
+#: one more; and one of each branch that nothing connects, such as the number of pixels that count.
 NORMS: dict[str, tuple[Callable[[], nn.Module], int]] = {
-    "batch": (chain(nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3)), 4),
-    "group": (chain(nn.GroupNorm(2, 4), nn.SiLU(), nn.Conv2d(4, 4, 3, stride=2)), 4),
-    "instance": (chain(nn.InstanceNorm2d(4, affine=True), nn.GELU(), nn.Dropout(0.3)), 4),
+    "batch": (chain(nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3)), 5),
+    "group": (chain(nn.GroupNorm(2, 4), nn.SiLU(), nn.Conv2d(4, 4, 3, stride=2)), 5),
+    "instance": (chain(nn.InstanceNorm2d(4, affine=True), nn.GELU(), nn.Dropout(0.3)), 5),
     "residual": (Residual, 8),
-    "unet": (lambda: UNet(3, 2), 10),
+    "unet": (lambda: UNet(3, 2), 9),
 }
 
 

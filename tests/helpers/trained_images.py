@@ -33,6 +33,15 @@ def plain_unet(base: int = 8, levels: int = 3) -> UNet:
     return net
 
 
+def normed_unet(base: int = 8, levels: int = 3) -> UNet:
+    """A U-Net whose norms follow convolutions without biases, which would have no gradient."""
+    net = UNet(base, levels)
+    for block in (*net.down, *net.joint):
+        assert isinstance(block, nn.Sequential)
+        block[0].register_parameter("bias", None)
+    return net
+
+
 def vgg(*widths: int) -> nn.Module:
     """A net of its kind for ten classes: convolutions of these widths, a pool behind each two."""
     layers: list[nn.Module] = []

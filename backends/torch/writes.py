@@ -1,0 +1,95 @@
+"""Writes of rows to the memory of a stored value, in place of a copy of it, and their undoing.
+
+Graphs are functional: an operator that writes rows makes a new value. Where a program does it in
+place (`RankProgram.in_place`), a pass calls what stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partitioner.backends.torch.operators.caches import part_places, write_part
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Write:
+    """A way to write rows, with the arguments of the functional operator.
+
+    Attributes:
+        write: Writes to the first argument, which is returned.
+        undo: Called before the write; returns what puts the rows back that lay there.
+    """
+
+    write: Callable[..., Tensor]
+    undo: Callable[..., Callable[[], object]]
+
+
+def _slice_write(
+    data: Tensor,
+    source: Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Tensor:
+    aten.slice.Tensor(data, dim, start, end, step).copy_(source)
+    return data
+
+
+def _undo_slice(data: Tensor, _source: Tensor, *place: Any, **named: Any) -> Callable[[], object]:
+    rows = aten.slice.Tensor(data, *place, **named)
+    return partial(rows.copy_, rows.clone())
+
+
+def _select_write(data: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    data.select(dim, index).copy_(source)
+    return data
+
+
+def _undo_select(data: Tensor, _source: Tensor, dim: int, index: int) -> Callable[[], object]:
+    rows = data.select(dim, index)
+    return partial(rows.copy_, rows.clone())
+
+
+def _undo_index_copy(
+    data: Tensor, dim: int, index: Tensor, _source: Tensor
+) -> Callable[[], object]:
+    return partial(data.index_copy_, dim, index, data.index_select(dim, index))
+
+
+def _undo_index_put(
+    data: Tensor, indices: Sequence[Tensor | None], _source: Tensor, _adds: bool = False
+) -> Callable[[], object]:
+    rows = aten.index.Tensor(data, indices)
+    return partial(aten.index_put_.default, data, indices, rows)
+
+
+def _undo_part(data: Tensor, index: Tensor, _source: Tensor, dim: int, *part: Any) -> Any:
+    found = part_places(data, index, dim, *part)
+    if found is None:
+        return _nothing
+    return partial(data.index_copy_, dim, found.places, data.index_select(dim, found.places))
+
+
+def _nothing() -> None:
+    """Undo a write of no rows."""
+
+
+_INDEX_PUT = Write(aten.index_put_.default, _undo_index_put)
+#: By operator that writes rows to a copy of its first operand.
+WRITES: Mapping[Any, Write] = {
+    aten.index_copy.default: Write(aten.index_copy_.default, _undo_index_copy),
+    aten.index_put.default: _INDEX_PUT,
+    aten._unsafe_index_put.default: _INDEX_PUT,
+    aten.select_scatter.default: Write(_select_write, _undo_select),
+    aten.slice_scatter.default: Write(_slice_write, _undo_slice),
+    torch.ops.partitioner.index_write_part.default: Write(write_part, _undo_part),
+}

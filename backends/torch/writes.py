@@ -72,7 +72,9 @@ def _undo_index_put(
     return partial(aten.index_put_.default, data, indices, rows)
 
 
-def _undo_part(data: Tensor, index: Tensor, _source: Tensor, dim: int, *part: Any) -> Any:
+def _undo_part(
+    data: Tensor, index: Tensor, _source: Tensor, dim: int, *part: Any
+) -> Callable[[], object]:
     found = part_places(data, index, dim, *part)
     if found is None:
         return _nothing

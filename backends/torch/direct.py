@@ -60,9 +60,11 @@ class Gate:
         """The write, such that it can be taken back until the rank has waited."""
 
         def written(*args: Any, **settings: Any) -> Tensor:
-            if self.wait is not None:
-                self.undo.append(write.undo(*args, **settings))
-            return write.write(*args, **settings)
+            if self.wait is None:
+                return write.write(*args, **settings)
+            self.undo.append(write.undoably(*args, **settings))
+            data: Tensor = args[0]
+            return data
 
         return written
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partitioner.backends.torch.operators.caches import part_places, write_part
+from partitioner.backends.torch.operators.caches import write_part, write_part_undoably
 
 aten = torch.ops.aten
 
@@ -25,11 +25,22 @@ class Write:
 
     Attributes:
         write: Writes to the first argument, which is returned.
-        undo: Called before the write; returns what puts the rows back that lay there.
+        undoably: Writes too, and returns what puts the rows back that lay there.
     """
 
     write: Callable[..., Tensor]
-    undo: Callable[..., Callable[[], object]]
+    undoably: Callable[..., Callable[[], object]]
+
+    @classmethod
+    def of(cls, write: Callable[..., Tensor], kept: Callable[..., Callable[[], object]]) -> Write:
+        """The write before which `kept` returns what puts the rows back."""
+
+        def undoably(*args: Any, **settings: Any) -> Callable[[], object]:
+            undo = kept(*args, **settings)
+            write(*args, **settings)
+            return undo
+
+        return cls(write, undoably)
 
 
 def _slice_write(
@@ -72,26 +83,13 @@ def _undo_index_put(
     return partial(aten.index_put_.default, data, indices, rows)
 
 
-def _undo_part(
-    data: Tensor, index: Tensor, _source: Tensor, dim: int, *part: Any
-) -> Callable[[], object]:
-    found = part_places(data, index, dim, *part)
-    if found is None:
-        return _nothing
-    return partial(data.index_copy_, dim, found.places, data.index_select(dim, found.places))
-
-
-def _nothing() -> None:
-    """Undo a write of no rows."""
-
-
-_INDEX_PUT = Write(aten.index_put_.default, _undo_index_put)
+_INDEX_PUT = Write.of(aten.index_put_.default, _undo_index_put)
 #: By operator that writes rows to a copy of its first operand.
 WRITES: Mapping[Any, Write] = {
-    aten.index_copy.default: Write(aten.index_copy_.default, _undo_index_copy),
+    aten.index_copy.default: Write.of(aten.index_copy_.default, _undo_index_copy),
     aten.index_put.default: _INDEX_PUT,
     aten._unsafe_index_put.default: _INDEX_PUT,
-    aten.select_scatter.default: Write(_select_write, _undo_select),
-    aten.slice_scatter.default: Write(_slice_write, _undo_slice),
-    torch.ops.partitioner.index_write_part.default: Write(write_part, _undo_part),
+    aten.select_scatter.default: Write.of(_select_write, _undo_select),
+    aten.slice_scatter.default: Write.of(_slice_write, _undo_slice),
+    torch.ops.partitioner.index_write_part.default: Write(write_part, write_part_undoably),
 }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,47 +48,37 @@ def write_part(
         starts: First position of each piece of the part.
         lengths: Positions of each piece.
     """
-    found = part_places(data, index, dim, from_end, size, starts, lengths)
-    if found is None:
-        return data
-    shape = [*data.shape]
-    shape[dim] = index.numel()
-    rows = source.expand(shape).index_select(dim, found.chosen)
-    rows = torch.where(found.inside.any(), rows, data.index_select(dim, found.places))
-    return data.index_copy_(dim, found.places, rows)
+    write_part_undoably(data, index, source, dim, from_end, size, starts, lengths)
+    return data
 
 
-@dataclass(frozen=True)
-class PartPlaces:
-    """Where rows go in a part, one place for each position that is written.
-
-    Attributes:
-        places: Places in the part.
-        chosen: Number of the row that is written there.
-        inside: Whether the position lies in the part.
-    """
-
-    places: Tensor
-    chosen: Tensor
-    inside: Tensor
-
-
-def part_places(
+def write_part_undoably(
     data: Tensor,
     index: Tensor,
+    source: Tensor,
     dim: int,
     from_end: bool,
     size: int,
     starts: Sequence[int],
     lengths: Sequence[int],
-) -> PartPlaces | None:
-    """The places that `write_part` writes to; None if there are none."""
+) -> Callable[[], object]:
+    """Do what `write_part` does; returns what writes the rows back that lay there."""
     wanted = (torch.where(index < 0, index + size, index) if from_end else index).long()
     check_ids(wanted, size, "index of a write")
-    if not data.shape[dim] or not index.numel():
-        return None
+    shape = [*data.shape]
+    if not shape[dim] or not index.numel():
+        return _nothing
+    shape[dim] = index.numel()
     places, inside = local_places(wanted, starts, lengths)
     order = torch.arange(index.numel(), device=index.device)
     last = torch.where(inside, order, 0).amax()
     chosen = torch.where(inside, order, last)
-    return PartPlaces(places[chosen], chosen, inside)
+    places = places[chosen]
+    there = data.index_select(dim, places)
+    rows = source.expand(shape).index_select(dim, chosen)
+    data.index_copy_(dim, places, torch.where(inside.any(), rows, there))
+    return partial(data.index_copy_, dim, places, there)
+
+
+def _nothing() -> None:
+    """Undo a write of no rows."""

@@ -116,12 +116,12 @@ ROWS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
 def test_rows_are_written_and_taken_back(operator: Any, rows: tuple[Any, ...]) -> None:
     assert {one for one, _ in ROWS} == WRITES.keys()
     data, before = -number(3, 5), -number(3, 5)
-    undo = WRITES[operator].undo(data, *rows)
-    assert torch.equal(data, before)
-    assert WRITES[operator].write(data, *rows) is data
+    undo = WRITES[operator].undoably(data, *rows)
     assert torch.equal(data, operator(before, *rows))
     undo()
     assert torch.equal(data, before)
+    assert WRITES[operator].write(data, *rows) is data
+    assert torch.equal(data, operator(before, *rows))
 
 
 @pytest.mark.parametrize("agree", [True, False])

@@ -77,7 +77,10 @@ def _undo_index_copy(
 
 
 def _undo_index_put(
-    data: Tensor, indices: Sequence[Tensor | None], _source: Tensor, _adds: bool = False
+    data: Tensor,
+    indices: Sequence[Tensor | None],
+    _source: Tensor,
+    accumulate: bool = False,  # noqa: ARG001 - the old rows are put back in any case
 ) -> Callable[[], object]:
     rows = aten.index.Tensor(data, indices)
     return partial(aten.index_put_.default, data, indices, rows)

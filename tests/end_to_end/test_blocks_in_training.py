@@ -233,7 +233,9 @@ NORMS: dict[str, tuple[Callable[[], nn.Module], int]] = {
 @pytest.mark.parametrize(
     "cut", [((2,), 3), *(pytest.param(c, marks=SWEEP) for c in (((3,), 2), ((2, 3), 2)))]
 )
-@pytest.mark.parametrize("form", NORMS)
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=SWEEP if form == "unet" else ()) for form in NORMS]
+)
 def test_blocks_go_through_norms(form: str, cut: Cut) -> None:
     """Statistics of the whole image, and their gradients, are added up before they are read."""
     torch.manual_seed(0)

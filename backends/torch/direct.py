@@ -7,22 +7,26 @@ pass a call on.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from operator import getitem
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from partitioner.backends.torch.eager import gathered
+from partitioner.backends.torch.emit import IN_PLACE
 from partitioner.backends.torch.faults import OPERATOR
 from partitioner.backends.torch.operators.registry import KERNELS
 from partitioner.backends.torch.operators.sent import SENDING
+from partitioner.backends.torch.writes import WRITES, Write
 
 #: The namespace of the operators of communications.
 _COMMUNICATIONS = "_c10d_functional"
+_BY_WRITE = {write.write: write for write in WRITES.values()}
 
 
 @dataclass
@@ -31,21 +35,45 @@ class Gate:
 
     Attributes:
         wait: Waits; None if there is nothing to wait for.
+        undo: What takes back the writes of rows that the rank has done before it waited, in order.
     """
 
     wait: Callable[[], None] | None = None
+    undo: list[Callable[[], object]] = field(default_factory=list)
 
     def enter(self) -> None:
-        """Wait, if nothing has since `wait` was set."""
+        """Wait, if nothing has since `wait` was set; if that fails, writes are taken back."""
         wait, self.wait = self.wait, None
-        if wait is not None:
+        if wait is None:
+            return
+        try:
             wait()
+        except BaseException:
+            with torch.no_grad():
+                for undo in reversed(self.undo):
+                    undo()
+            raise
+        finally:
+            self.undo.clear()
+
+    def writing(self, write: Write) -> Callable[..., Tensor]:
+        """The write, such that it can be taken back until the rank has waited."""
+
+        def written(*args: Any, **settings: Any) -> Tensor:
+            if self.wait is None:
+                return write.write(*args, **settings)
+            self.undo.append(write.undoably(*args, **settings))
+            data: Tensor = args[0]
+            return data
+
+        return written
 
 
 def gated(module: fx.GraphModule, gate: Gate) -> fx.GraphModule:
     """The pass, which is changed: it enters the gate before others may notice that it runs.
 
-    That is before it communicates, or writes to anything that it is given.
+    That is before it communicates, or writes to anything that it is given, but for rows that are
+    written in place of a copy: these few are kept, and written back if the ranks do not agree.
 
     Args:
         module: A pass as `eager` makes it.
@@ -53,6 +81,9 @@ def gated(module: fx.GraphModule, gate: Gate) -> fx.GraphModule:
     """
     graph = module.graph
     first = next(node for node in graph.nodes if not _is_private(node))
+    for node in itertools.takewhile(lambda node: node is not first, graph.nodes):
+        if node.meta.get(IN_PLACE):
+            node.target = gate.writing(_BY_WRITE[node.target])
     with graph.inserting_before(first):
         graph.call_function(gate.enter)
     module.recompile()
@@ -62,6 +93,8 @@ def gated(module: fx.GraphModule, gate: Gate) -> fx.GraphModule:
 def _is_private(node: fx.Node) -> bool:
     """Whether a node only computes a value of its own."""
     if node.op in ("placeholder", "get_attr") or node.target in ("contiguous", getitem):
+        return True
+    if node.meta.get(IN_PLACE):
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
         return False

@@ -10,16 +10,13 @@ norm are one call (see `joined`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor, fx
 from torch.fx.graph import _BoxedCodeGen
 
 from partitioner.backends.torch.emit import IN_PLACE
 from partitioner.backends.torch.joined import join_norms
-from partitioner.backends.torch.operators.caches import write_part
+from partitioner.backends.torch.writes import WRITES
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -33,34 +30,6 @@ _PASSING_ON = frozenset(
         c10d.all_reduce_.default,
     }
 )
-
-
-def _slice_write(
-    data: Tensor,
-    source: Tensor,
-    dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
-    step: int = 1,
-) -> Tensor:
-    aten.slice.Tensor(data, dim, start, end, step).copy_(source)
-    return data
-
-
-def _select_write(data: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    data.select(dim, index).copy_(source)
-    return data
-
-
-#: Operators that write rows to a copy of their first operand, and what writes them to it itself.
-_IN_PLACE: Mapping[Any, Any] = {
-    aten.index_copy.default: aten.index_copy_.default,
-    aten.index_put.default: aten.index_put_.default,
-    aten._unsafe_index_put.default: aten.index_put_.default,
-    aten.select_scatter.default: _select_write,
-    aten.slice_scatter.default: _slice_write,
-    torch.ops.partitioner.index_write_part.default: write_part,
-}
 
 
 def eager(module: fx.GraphModule, *, boxed: bool = False) -> fx.GraphModule:
@@ -80,7 +49,7 @@ def eager(module: fx.GraphModule, *, boxed: bool = False) -> fx.GraphModule:
         elif node.target is c10d.all_reduce.default and _is_free(node.all_input_nodes[0]):
             node.target = c10d.all_reduce_.default
         elif node.meta.get(IN_PLACE):
-            node.target = _IN_PLACE[node.target]
+            node.target = WRITES[node.target].write
     join_norms(graph)
     return fx.GraphModule(module, graph)
 

@@ -2,10 +2,10 @@
 
 The forward pass is cut into *parts*, which follow each other, each with its part of the backward
 pass. A part runs as it is, or both its passes run in blocks, and the backward pass computes inner
-values again (`strategies.block_recompute`). What a part needs is what it alone holds, and what the
-parts before it keep: these have run when it begins, and their backward passes follow its own. So
-the cheapest path over the parts is found by going along the forward pass once, with the bytes that
-are kept.
+values again, as do rounds of blocks that read what earlier ones combine
+(`strategies.block_recompute`). What a part needs is what it alone holds, and what the parts before
+it keep: these have run when it begins, and their backward passes follow its own. So the cheapest
+path over the parts is found by going along the forward pass once, with the bytes that are kept.
 """
 
 from __future__ import annotations
@@ -372,7 +372,7 @@ class Parts:
             try:
                 if copied is None:
                     copied = self._copied(Blocks(stretches))
-                part = self._priced(copied, spans[0], stretches)
+                part = self._priced(copied, spans[0], stretches, count)
             except BlockError:
                 return
             yield part
@@ -394,13 +394,19 @@ class Parts:
         copied: tuple[Runs, _Lives, Blocks],
         span: tuple[int, int],
         stretches: tuple[Stretch, ...],
+        count: int,
     ) -> _Part:
+        """A part whose rounds are cut into so many parts along each dim."""
         runs, lives, known = copied
         start, stop = span
-        held, seconds = 0, 0.0
-        for stretch, cut in zip(known.stretches, stretches, strict=True):
-            stretch = replace(stretch, chunks=cut.chunks)
+        held, seconds, behind = 0, 0.0, start
+        for stretch in known.stretches:
+            stretch = replace(
+                stretch, chunks=tuple(replace(c, parts=count) for c in stretch.chunks)
+            )
             first, last = span_of(runs.graph, stretch)
+            if stretch.last not in runs.graph.backward:
+                behind = last + 1
             option = Option(first, last + 1, stretch.chunks, 0, 0, 0, 0.0)
             others = (lives.first < start) | lives.apart
             there = (lives.first <= last) & (lives.last >= first) & others
@@ -410,7 +416,7 @@ class Parts:
             priced = runs.priced(option, lay_out(runs.graph, stretch), most)
             held = max(held, priced.activation_bytes - apart)
             seconds += priced.seconds
-        return _Part(start, stop, stretches, held, lives.across(stop, start), seconds)
+        return _Part(start, stop, stretches, held, lives.across(behind, start), seconds)
 
     def largest(self, start: int, stop: int) -> str | None:
         """The largest value that a run makes; None if it makes none of two elements."""

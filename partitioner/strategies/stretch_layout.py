@@ -4,7 +4,8 @@ The blocks are the coordinates of a mesh. The cut dim of one value is followed t
 the stretch's nodes, both ways, to a loop of each. From the stretch's end back, each node's loop is
 cut into what the nodes behind it read: windows that overlap where these have a halo, so that the
 overlap is computed again in each block. Nodes that read nothing that is cut run once, before the
-blocks; those that read what the blocks combine run once behind them.
+blocks; those that read what the blocks combine run once behind them. Where blocks read what blocks
+combine, such as the statistics of a norm, a stretch has several *rounds* of blocks.
 """
 
 from __future__ import annotations
@@ -64,6 +65,31 @@ def lay_out(graph: Graph, stretch: Stretch) -> StretchLayout:
     return _Cutter(graph, graph.nodes[first : last + 1], stretch.chunks).run()
 
 
+@dataclass(frozen=True)
+class Round:
+    """Nodes of a stretch whose blocks read nothing that they combine.
+
+    Attributes:
+        nodes: The nodes, in the order of the graph.
+        inner: Values of blocks, each of which has a part of them.
+        dims: The cut dim of values, for each chunk of the stretch.
+    """
+
+    nodes: tuple[Node, ...]
+    inner: frozenset[str]
+    dims: tuple[Mapping[str, int], ...]
+
+
+def rounds_of(graph: Graph, stretch: Stretch) -> tuple[Round, ...]:
+    """The rounds of a stretch that is cut: each reads what the blocks of earlier ones combine.
+
+    Raises:
+        BlockError: Its dims cannot be followed through its nodes.
+    """
+    first, last = span_of(graph, stretch)
+    return _Cutter(graph, graph.nodes[first : last + 1], stretch.chunks).rounds()
+
+
 def span_of(graph: Graph, stretch: Stretch) -> tuple[int, int]:
     """Positions of a stretch's first and last node.
 
@@ -95,14 +121,45 @@ class _Cutter:
     chunks: tuple[Chunk, ...]
     need: dict[tuple[str, str], tuple[Interval, ...]] = field(default_factory=dict)  # axis, value
 
-    def run(self) -> StretchLayout:
+    def __post_init__(self) -> None:
         if len(self.chunks) > len(AXES) or any(chunk.parts < 2 for chunk in self.chunks):
             counts = " x ".join(str(chunk.parts) for chunk in self.chunks)
             raise BlockError(
                 f"blocks: {counts} of {self.chunks[0].value!r}: 1 to {len(AXES)} dims are cut, "
                 "each into 2 parts or more"
             )
-        in_blocks = [n for n in self.nodes if any(n.name in f.loops for f in self._all)]
+
+    def rounds(self) -> tuple[Round, ...]:
+        """The nodes by the number of times that blocks must have combined what they read."""
+        number: dict[str, int] = {}  # of the round that makes a value
+        combined: set[str] = set()  # values that are whole behind that round, and not before
+        nodes: dict[int, list[Node]] = defaultdict(list)
+        for node in self.nodes:
+            read = [value for value in node.reads if value in number]
+            is_cut = self._is_in_blocks(node)
+            at = max((number[v] + (is_cut and v in combined) for v in read), default=0)
+            nodes[at].append(node)
+            if is_cut or read:
+                number.update(dict.fromkeys(node.writes, at))
+            if (is_cut and self._combining(node)) or (read and not is_cut):
+                combined.update(node.writes)
+        dims = tuple(followed.dims for followed in self._all)
+        return tuple(
+            Round(
+                tuple(nodes[at]),
+                frozenset(
+                    value
+                    for node in nodes[at]
+                    for value in node.writes
+                    if value not in combined and any(value in of for of in dims)
+                ),
+                dims,
+            )
+            for at in sorted(nodes)
+        )
+
+    def run(self) -> StretchLayout:
+        in_blocks = [node for node in self.nodes if self._is_in_blocks(node)]
         names = {node.name for node in in_blocks}
         once, after = self._around(names)
         handed = dict(pair for node in in_blocks for pair in self._handed(node, names))
@@ -150,12 +207,25 @@ class _Cutter:
     @cached_property
     def cut(self) -> frozenset[str]:
         """Values that blocks make."""
-        in_blocks = {name for followed in self._all for name in followed.loops}
-        return frozenset(v for node in self.nodes if node.name in in_blocks for v in node.writes)
+        in_blocks = filter(self._is_in_blocks, self.nodes)
+        return frozenset(value for node in in_blocks for value in node.writes)
 
     @property
     def _all(self) -> Iterable[_Followed]:
         return self.followed.values()
+
+    def _is_in_blocks(self, node: Node) -> bool:
+        return any(node.name in followed.loops for followed in self._all)
+
+    def _combining(self, node: Node) -> tuple[tuple[str, str], ...]:
+        """The axes over which a node of the blocks combines their results, and how."""
+        factors = self._rule(node).factors
+        return tuple(
+            (axis, factors[followed.loops[node.name]].reduce)
+            for axis, followed in self.followed.items()
+            if node.name in followed.loops
+            and factors[followed.loops[node.name]].kind is FactorKind.REDUCE
+        )
 
     def _rule(self, node: Node) -> Rule:
         rule = self.rules[node.name]
@@ -214,13 +284,7 @@ class _Cutter:
 
     def _handed(self, node: Node, names: set[str]) -> Iterable[tuple[str, Sharding]]:
         """The results of a node that are read behind the stretch, as blocks hand them on."""
-        rule = self._rule(node)
-        summed = tuple(
-            (axis, rule.factors[followed.loops[node.name]].reduce)
-            for axis, followed in self.followed.items()
-            if node.name in followed.loops
-            and rule.factors[followed.loops[node.name]].kind is FactorKind.REDUCE
-        )
+        summed = self._combining(node)
         for value in node.writes:
             readers = self.graph.consumers[value]
             inside = [reader for reader in readers if reader.name in names]

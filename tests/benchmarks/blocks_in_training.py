@@ -1,26 +1,33 @@
 """Nets of one image, trained in blocks in a share of the memory that they need on one device.
 
-    PYTHONPATH=tests/helpers python tests/benchmarks/blocks_in_training.py [unet|vgg ...]
+    PYTHONPATH=tests/helpers python tests/benchmarks/blocks_in_training.py [unet|norms|vgg ...]
 
 Bytes are those that PyTorch allocates, by its profiler, with parameters, their gradients and the
-optimizer's state; seconds are of a step with its optimizer. The last number is the largest
-difference of a parameter from plain PyTorch's after ten steps of AdamW.
+optimizer's state; seconds are of a step with its optimizer. The last but one number is the largest
+difference of a parameter or buffer from plain PyTorch's after ten steps of AdamW. `norms` is the
+U-Net with a batch norm behind each first convolution of two.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from trained_images import Loss, apart, plain_unet, vgg
+from trained_images import Loss, apart, normed_unet, plain_unet, vgg
 
 import partitioner
 from partitioner.compiled.module import ModuleProgram
 
 MIB = 2**20
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "unet": lambda: plain_unet(8, 2),
+    "norms": lambda: normed_unet(8, 2),
+    "vgg": lambda: vgg(16, 16, 32, 32),
+}
 SIZES = (256, 256)
 SHARES = (0.5, 0.3)
 
@@ -31,17 +38,16 @@ def main(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         meet = f"file://{folder}/store"
         dist.init_process_group("gloo", init_method=meet, rank=0, world_size=1)
-        table(names or ["unet", "vgg"])
+        table(names or list(NETS))
         dist.destroy_process_group()
 
 
 def table(names: list[str]) -> None:
     for name in names:
         torch.manual_seed(0)
-        net: nn.Module = plain_unet(8, 2) if name == "unet" else vgg(16, 16, 32, 32)
-        pixels = torch.randint(2, (1, *SIZES))
-        example = torch.randn(1, 3, *SIZES), pixels if name == "unet" else torch.tensor([3])
-        module = Loss(net)
+        module = Loss(NETS[name]())
+        classes = torch.tensor([3]) if name == "vgg" else torch.randint(2, (1, *SIZES))
+        example = torch.randn(1, 3, *SIZES), classes
         whole = partitioner.compile(module, example, devices=1, training=True)
         needs = whole.summary["peak_bytes"][0]
         row(name, needs, whole, module, example)

@@ -33,6 +33,15 @@ def plain_unet(base: int = 8, levels: int = 3) -> UNet:
     return net
 
 
+def normed_unet(base: int = 8, levels: int = 3) -> UNet:
+    """A U-Net whose norms follow convolutions without biases, which would have no gradient."""
+    net = UNet(base, levels)
+    for block in (*net.down, *net.joint):
+        assert isinstance(block, nn.Sequential)
+        block[0].register_parameter("bias", None)
+    return net
+
+
 def vgg(*widths: int) -> nn.Module:
     """A net of its kind for ten classes: convolutions of these widths, a pool behind each two."""
     layers: list[nn.Module] = []
@@ -43,7 +52,7 @@ def vgg(*widths: int) -> nn.Module:
 
 
 def apart(module: nn.Module, step: nn.Module, example: tuple[Tensor, ...]) -> float:
-    """Largest difference of parameters from plain PyTorch's after ten steps of AdamW."""
+    """Largest difference of what is stored from plain PyTorch's after ten steps of AdamW."""
     reference = copy.deepcopy(module)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (reference, step)]
     for number in range(10):
@@ -53,7 +62,7 @@ def apart(module: nn.Module, step: nn.Module, example: tuple[Tensor, ...]) -> fl
             one(x, *example[1:]).backward()
             optimizer.step()
             optimizer.zero_grad()
+    values, found = ([*module.parameters(), *module.buffers()] for module in (reference, step))
     return max(
-        float((value - found).detach().abs().max())
-        for value, found in zip(reference.parameters(), step.parameters(), strict=True)
+        float((one - other).detach().abs().max()) for one, other in zip(values, found, strict=True)
     )

@@ -93,6 +93,26 @@ def test_windows(form: str, cut: tuple[tuple[int, int], ...]) -> None:
         check(graph, first, "y", ("y", cut))
 
 
+@pytest.mark.parametrize("cut", [((2, 2),), ((3, 5),), ((2, 2), (3, 3))])
+def test_blocks_read_what_they_combine_in_a_later_round(cut: tuple[tuple[int, int], ...]) -> None:
+    """A mean of the whole image scales it; the round behind it computes the image again."""
+    nodes = [
+        node("Conv", "x", "w", out="a", pads=[1] * 4),
+        node("ReduceSum", "a", "axes", out="s"),
+        node("Sigmoid", "s", out="t"),
+        node("Mul", "a", "t", out="b"),
+        node("Conv", "b", "w", out="y", pads=[1] * 4),
+    ]
+    graph = built(nodes, (1, 3, 17, 19), w=weight(3, 3, 3, 3), axes=np.array([2, 3]))
+    in_blocks = block_graph(graph, blocks("a", "y", ("y", cut)))
+    feeds = random_inputs(graph, 3)
+    whole, parts = (run(to_proto(g), feeds) for g in (graph, in_blocks))
+    np.testing.assert_allclose(parts[0], whole[0], rtol=1e-5, atol=1e-5)
+    count = int(np.prod([parts for _, parts in cut]))
+    assert sorted(set(in_blocks.blocks.values())) == list(range(2 * count))
+    assert sum(node.op == "Conv" for node in in_blocks.nodes) == 3 * count
+
+
 @pytest.mark.parametrize("opset", [7, 17])
 @pytest.mark.parametrize("parts", [2, 3, 5])
 def test_a_value_inside_is_read_behind_the_stretch(parts: int, opset: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,17 +48,37 @@ def write_part(
         starts: First position of each piece of the part.
         lengths: Positions of each piece.
     """
+    write_part_undoably(data, index, source, dim, from_end, size, starts, lengths)
+    return data
+
+
+def write_part_undoably(
+    data: Tensor,
+    index: Tensor,
+    source: Tensor,
+    dim: int,
+    from_end: bool,
+    size: int,
+    starts: Sequence[int],
+    lengths: Sequence[int],
+) -> Callable[[], object]:
+    """Do what `write_part` does; returns what writes the rows back that lay there."""
     wanted = (torch.where(index < 0, index + size, index) if from_end else index).long()
     check_ids(wanted, size, "index of a write")
     shape = [*data.shape]
     if not shape[dim] or not index.numel():
-        return data
+        return _nothing
     shape[dim] = index.numel()
     places, inside = local_places(wanted, starts, lengths)
     order = torch.arange(index.numel(), device=index.device)
     last = torch.where(inside, order, 0).amax()
     chosen = torch.where(inside, order, last)
     places = places[chosen]
+    there = data.index_select(dim, places)
     rows = source.expand(shape).index_select(dim, chosen)
-    rows = torch.where(inside.any(), rows, data.index_select(dim, places))
-    return data.index_copy_(dim, places, rows)
+    data.index_copy_(dim, places, torch.where(inside.any(), rows, there))
+    return partial(data.index_copy_, dim, places, there)
+
+
+def _nothing() -> None:
+    """Undo a write of no rows."""

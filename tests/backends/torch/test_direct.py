@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers operators
 from partitioner.backends.torch.direct import Gate, direct, gated
 from partitioner.backends.torch.eager import eager, gathered
+from partitioner.backends.torch.emit import IN_PLACE
 from partitioner.backends.torch.operators.registry import KERNELS, LIBRARY
+from partitioner.backends.torch.writes import WRITES
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -82,3 +84,74 @@ def test_a_gate_waits_once() -> None:
     gate.enter()
     gate.enter()
     assert entered == [1]
+
+
+def number(*sizes: int) -> Tensor:
+    return torch.arange(1.0, 1 + torch.Size(sizes).numel()).reshape(sizes)
+
+
+def places(*at: int) -> Tensor:
+    return torch.tensor(at)
+
+
+#: What is written to a 3 x 5 tensor, behind its name among the arguments.
+ROWS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+    (aten.index_copy.default, (1, places(3, 0), number(3, 2))),
+    (aten.index_put.default, ([None, places(3, 3)], number(3, 2))),
+    (aten._unsafe_index_put.default, ([places(0, 0)], number(5), True)),
+    (aten.select_scatter.default, (number(3), 1, 4)),
+    (aten.slice_scatter.default, (number(3, 2), 1, 0, 5, 3)),
+    (
+        torch.ops.partitioner.index_write_part.default,
+        (places(-1), number(3, 1), 1, True, 9, [4], [5]),
+    ),
+    (
+        torch.ops.partitioner.index_write_part.default,
+        (places(2), number(3, 1), 1, False, 9, [4], [5]),
+    ),
+)
+
+
+@pytest.mark.parametrize(("operator", "rows"), ROWS)
+def test_rows_are_written_and_taken_back(operator: Any, rows: tuple[Any, ...]) -> None:
+    assert {one for one, _ in ROWS} == WRITES.keys()
+    data, before = -number(3, 5), -number(3, 5)
+    undo = WRITES[operator].undoably(data, *rows)
+    assert torch.equal(data, operator(before, *rows))
+    undo()
+    assert torch.equal(data, before)
+    assert WRITES[operator].write(data, *rows) is data
+    assert torch.equal(data, operator(before, *rows))
+
+
+@pytest.mark.parametrize("agree", [True, False])
+def test_rows_are_written_before_the_ranks_agree(agree: bool) -> None:
+    """A pass goes on to its first communication; what it wrote is taken back if they do not."""
+    graph, gate = fx.Graph(), Gate()
+    data, index, row = (graph.placeholder(name) for name in ("data", "index", "row"))
+    write = graph.call_function(aten.index_copy.default, (data, 0, index, row))
+    write.meta[IN_PLACE] = True
+    again = graph.call_function(aten.index_copy.default, (write, 0, index, add(graph, row)))
+    again.meta[IN_PLACE] = True
+    graph.output((add(graph, again),))
+    module = gated(eager(fx.GraphModule(torch.nn.Module(), graph)), gate)
+    kept = number(3, 2)
+    call = kept, places(1), torch.zeros(1, 2)
+    written = torch.tensor([[1.0, 2], [1, 1], [5, 6]])
+
+    def wait() -> None:
+        assert torch.equal(kept, written)
+        if not agree:
+            raise ValueError("the ranks do not do the same")
+
+    gate.wait = wait
+    if agree:
+        assert torch.equal(module(*call)[0], written + 1)
+        assert torch.equal(kept, written)
+    else:
+        with pytest.raises(ValueError, match="do not do the same"):
+            module(*call)
+        assert torch.equal(kept, number(3, 2))
+    assert not gate.undo
+    module(*call)  # in a pass that waits for nothing, nothing is kept
+    assert not gate.undo

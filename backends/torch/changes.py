@@ -100,8 +100,8 @@ class Contents:
                 self._check_tensor(module, entry, tensor, parts)
 
     def _are_plain_parts(self, mode: bool) -> bool:
-        """Whether all submodules are in a mode, and have no hooks."""
-        return not any(part.training is not mode or _has_hooks(part) for part in self.parts)
+        """Whether all submodules are in the mode of the module, and have no hooks."""
+        return all(_is_in(mode, part) and not _has_hooks(part) for part in self.parts)
 
     def _are_same_objects(self, module: nn.Module) -> bool:
         parts = module, *self.parts
@@ -159,6 +159,15 @@ def _objects_in(parts: Iterable[nn.Module]) -> list[object]:
     return [x for part in parts for held in _contents(part) for x in held.values()]
 
 
+#: Where a submodule keeps whether the trace has it in training mode.
+TRACED_MODE = "_mode_in_the_trace"
+
+
+def _is_in(mode: bool, part: nn.Module) -> bool:
+    """Whether a submodule is as it is in the graphs of a mode of the module."""
+    return part.training is mode or (mode and not vars(part).get(TRACED_MODE, True))
+
+
 def _has_hooks(part: nn.Module) -> bool:
     """Whether a submodule has hooks that would not be called."""
     return bool(
@@ -171,7 +180,7 @@ def _has_hooks(part: nn.Module) -> bool:
 
 def _check_parts(module: nn.Module, parts: Mapping[str, nn.Module]) -> None:
     for name, submodule in parts.items():
-        if submodule.training != module.training:
+        if not _is_in(module.training, submodule):
             mode = "training" if submodule.training else "evaluation"
             raise BackendError(
                 f"{name} is in {mode} mode, the module is not, and its mode was traced: call "

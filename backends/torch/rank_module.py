@@ -31,6 +31,7 @@ from partitioner.backends.regions import box_view
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.agreement import AgreedError, Agreement
 from partitioner.backends.torch.changes import (
+    TRACED_MODE,
     Contents,
     check_inputs,
     count_steps,
@@ -41,7 +42,14 @@ from partitioner.backends.torch.groups import torch_meshes
 from partitioner.backends.torch.host_memory import keep_freed_memory
 from partitioner.backends.torch.initialise import Initialiser
 from partitioner.backends.torch.phase_passes import PhasePasses
-from partitioner.backends.torch.rank_passes import RankPasses, Stored, Values, Whole, local_regions
+from partitioner.backends.torch.rank_passes import (
+    RankPasses,
+    Stored,
+    Submodule,
+    Values,
+    Whole,
+    local_regions,
+)
 from partitioner.backends.torch.shards import (
     distributed_as,
     gathered_value,
@@ -155,8 +163,9 @@ class RankModule(nn.Module):
         meshes = torch_meshes([self._places[name].mesh for name in names], device)
         self._tensors: dict[str, Tensor] = {}
         self._at_rest: dict[str, Tensor] = {}  # by value of the graph
-        for entry in whole.stored:  # first names first: PyTorch lists those
-            _submodule(self, entry.names[0].split(".")[:-1])
+        for path, submodule in whole.submodules.items():  # in the model's order: PyTorch lists so
+            if path:
+                _submodule(self, path.split(".")).become(submodule)
         with agreement.together("module()"):
             words = {entry.names[0]: self._hold(entry, source, meshes) for entry in whole.stored}
             constant_words = self._constant_words(source)
@@ -170,7 +179,8 @@ class RankModule(nn.Module):
             self.register_load_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
             self.register_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
         self._note_contents()
-        _note_constants(self, whole.attributes)
+        own = frozenset(vars(self)) | frozenset(dir(type(self)))
+        vars(self)[_CONSTANTS] = whole.submodules.get("", Submodule()).constants - own
 
     def _note_contents(self) -> None:
         """Note the tensors that calls begin with, and what else the module consists of."""
@@ -412,7 +422,27 @@ class RankModule(nn.Module):
                 own = set(map(id, shards.values()))
                 results = passes.forward(values, shards, agreed)[0]
                 results = tuple(x.detach() if id(x) in own else x for x in results)
+                if grads and self._would_differentiate(args, kwargs):
+                    flags = self._differentiable(passes, results)
+                    results = _Evaluation.apply(self, results, flags, self._anchor)  # type: ignore[no-untyped-call]
             return passes.structured(results)
+
+    def _would_differentiate(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call of the whole model would give results that require a gradient."""
+        own = self._tensors.values() if self._whole.training else ()
+        given = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor))
+        return any(tensor.requires_grad for tensor in (*own, *given))
+
+    def _differentiable(self, passes: Passes, results: Sequence[Tensor]) -> list[bool]:
+        """Whether each result of a call without a backward pass would require a gradient.
+
+        It is not traced: a result is taken to be as in training, if there are as many.
+        """
+        names, flags = passes.whole.signature.results, self._whole.signature.differentiable
+        known = flags if len(flags) == len(names) else [True] * len(names)
+        named = [flag for name, flag in zip(names, known, strict=True) if name]
+        floats = (x.is_floating_point() or x.is_complex() for x in results)
+        return [flag and is_float for flag, is_float in zip(named, floats, strict=True)]
 
     def _shards_now(self) -> Mapping[str, Tensor]:
         """This rank's shards by first name, and values at rest by value, detached.
@@ -724,6 +754,36 @@ class _Step(torch.autograd.Function):
         return *[None] * 7, *module._gradients(ctx.passes, kept, tangent, ctx.names)
 
 
+class _Evaluation(torch.autograd.Function):
+    """Results of a call without a backward pass: going back from them is refused.
+
+    Else a sum of such a result and of something that has a gradient would train that alone.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, module: RankModule, results: Sequence[Tensor], flags: Sequence[bool], _: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return the results; those with a flag require gradients."""
+        ctx.module = module
+        shown = tuple(result.detach() for result in results)
+        ctx.mark_non_differentiable(*(x for x, flag in zip(shown, flags, strict=True) if not flag))
+        return shown
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[None, ...]:
+        """Refuse it on all ranks."""
+        module = ctx.module
+        said = (
+            "backward() of a call in evaluation mode: a step has gradients after module.train() "
+            "(what shall stay in evaluation mode, as a batch norm, is put into it before compile)"
+            if module._whole.training
+            else "backward() of a program for inference: compile with training=True"
+        )
+        module._agreement.check("backward() of an evaluation", f"rank {module.rank}: {said}")
+        raise AssertionError(said)
+
+
 def _agreed() -> bool:
     """The end of an agreement that the rank has waited for; no rank asks."""
     return False
@@ -778,21 +838,54 @@ def _strided_as(shard: Tensor, gradient: Tensor) -> Tensor:
 
 
 class _Part(nn.Module):
-    """A submodule, which holds parameters and buffers and does not run."""
+    """A submodule, which holds parameters and buffers and does not run.
+
+    It is an instance of its class in the model, for code that goes by kinds of modules. What such
+    code calls or sets that the graphs would not notice is refused.
+    """
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[nn.Module]:  # type: ignore[override]
+        """The class that it has in the model."""
+        kind: type[nn.Module] = vars(self).get(_KIND, _Part)
+        return kind
+
+    def become(self, submodule: Submodule) -> None:
+        """Take the class, the constants and the absent tensors of a submodule of the model."""
+        own = frozenset(vars(self)) | frozenset(dir(_Part))
+        for name in sorted(submodule.absent):
+            self.register_parameter(name, None)
+        vars(self)[_KIND] = submodule.kind
+        vars(self)[TRACED_MODE] = submodule.training
+        vars(self)[_CONSTANTS] = (submodule.constants | submodule.absent) - own
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """Refuse it."""
+        kind = self.__class__.__name__
+        raise BackendError(f"a {kind} of a rank's module does not run by itself: call the module")
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute that is no constant of the graphs."""
         _refuse_constant(self, name)
         super().__setattr__(name, value)
 
+    def __getattr__(self, name: str) -> Any:
+        """A parameter, buffer or submodule.
 
-def _note_constants(module: RankModule, names: Mapping[str, frozenset[str]]) -> None:
-    """Tell all parts of a rank's module which of their attributes are constants."""
-    for path, part in module.named_modules():
-        own = frozenset(vars(part)) | frozenset(dir(type(part)))
-        vars(part)[_CONSTANTS] = names.get(path, frozenset()) - own
+        Raises:
+            AttributeError: It is something else.
+        """
+        for held in ("_parameters", "_buffers", "_modules"):
+            if name in vars(self).get(held, ()):
+                return vars(self)[held][name]
+        raise AttributeError(
+            f"a {self.__class__.__name__} of a rank's module has no {name!r}, only the parameters "
+            "and buffers that this rank holds: ask the module that was compiled"
+        )
 
 
+#: Where a part of a rank's module keeps its class.
+_KIND = "_kind_in_the_model"
 #: Where a part of a rank's module keeps the names of its constants.
 _CONSTANTS = "_constants_of_graphs"
 
@@ -804,7 +897,8 @@ def _refuse_constant(part: nn.Module, name: str) -> None:
         )
 
 
-def _submodule(root: nn.Module, path: Sequence[str]) -> nn.Module:
+def _submodule(root: nn.Module, path: Sequence[str]) -> Any:
+    """The part of a path, which is made if there is none; the module itself for an empty path."""
     for name in path:
         if name not in root._modules:
             root.add_module(name, _Part())

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.regions import region_shape, whole_region
@@ -66,13 +66,30 @@ class Stored:
 
 
 @dataclass(frozen=True)
+class Submodule:
+    """What a rank's module shows of a submodule of the whole model, beside what it holds.
+
+    Attributes:
+        kind: Its class.
+        constants: Names of its attributes that are constants of the graph.
+        absent: Names of its parameters and buffers that are None.
+        training: Whether it was in training mode.
+    """
+
+    kind: type[nn.Module] = nn.Module
+    constants: frozenset[str] = frozenset()
+    absent: frozenset[str] = frozenset()
+    training: bool = True
+
+
+@dataclass(frozen=True)
 class Whole:
     """A program with the programs of all ranks.
 
     Attributes:
         training: Whether it has a backward pass.
         spare: Mesh of all ranks, each of which holds the stored values that nothing computes with.
-        attributes: Names of the attributes of each submodule that are constants of the graph.
+        submodules: Those of the model by path, in its order; the model itself has the path "".
         micro: The micro-batches of a call, of a plan in stages.
         rest: The last of them, if it is smaller.
     """
@@ -83,7 +100,7 @@ class Whole:
     stored: tuple[Stored, ...]
     training: bool
     spare: DeviceMesh
-    attributes: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    submodules: Mapping[str, Submodule] = field(default_factory=dict)
     micro: MicroBatches | None = None
     rest: Rest | None = None
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from partitioner.backends.torch.initialise import Init
     from partitioner.backends.torch.local import StepFiles
     from partitioner.backends.torch.rank_module import RankModule, Source
-    from partitioner.backends.torch.rank_passes import Stored, Whole
+    from partitioner.backends.torch.rank_passes import Stored, Submodule, Whole
     from partitioner.backends.torch.recording import Update
 
 
@@ -621,20 +621,30 @@ class ModuleProgram(Compiled):
             self.stored,
             self.training,
             self.spare,
-            self._traced_attributes,
+            self._submodules,
             self.model.module.micro,
             rest and replace(rest, graph=loaded(rest.graph)),
         )
 
     @property
-    def _traced_attributes(self) -> Mapping[str, frozenset[str]]:
-        """Names of the attributes of each submodule that are constants of the graph."""
-        settings = self.model.module.snapshot.settings
-        names = {path: {n for n in one if n.isidentifier()} for path, one in settings.items()}
+    def _submodules(self) -> Mapping[str, Submodule]:
+        """The submodules of the module by path, in its order, and the module itself."""
+        from partitioner.backends.torch.rank_passes import Submodule
+
+        snapshot = self.model.module.snapshot
+        settings, modes = snapshot.settings, snapshot.modes
+        constants = {path: {n for n in one if n.isidentifier()} for path, one in settings.items()}
         for name in self.traced.fixed:
             path, _, leaf = name.rpartition(".")
-            names.setdefault(path, set()).add(leaf)
-        return {path: frozenset(one) for path, one in names.items()}
+            constants.setdefault(path, set()).add(leaf)
+        submodules = {}
+        for path, part in self.model.module.module.named_modules(remove_duplicate=False):
+            tensors = {**vars(part)["_parameters"], **vars(part)["_buffers"]}
+            absent = frozenset(name for name, tensor in tensors.items() if tensor is None)
+            submodules[path] = Submodule(
+                type(part), frozenset(constants.get(path, ())), absent, modes.get(path, True)
+            )
+        return submodules
 
     @cached_property
     def spare(self) -> DeviceMesh:

@@ -42,20 +42,30 @@ class Difference:
     Attributes:
         name: Its name in the model.
         error: Largest absolute difference, relative to the largest finite magnitude; inf where
-            only one side is finite, nan where types or sizes differ.
+            only one side is finite, nan where types or sizes differ. Of integers and booleans the
+            number of elements that differ.
         tolerance: Largest error that is allowed (0: exact).
         identical: Whether every bit is the same.
+        counts: Whether the error is a number of elements.
     """
 
     name: str
     error: float
     tolerance: float
     identical: bool
+    counts: bool = False
 
     @property
     def equal(self) -> bool:
         """Within the tolerance."""
         return self.identical or self.error <= self.tolerance
+
+    @property
+    def words(self) -> str:
+        """The error in words."""
+        if self.counts:
+            return f"{self.error:.0f} element{'s differ' if self.error != 1 else ' differs'}"
+        return f"relative error {self.error:.2g}"
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,7 @@ class FirstDifference:
         plural = "s" if len(self.ranks) > 1 else ""
         return (
             f"{self.tensor.name!r} of {self.node}, {self.placement}, wrong on rank{plural} "
-            f"{numbers(self.ranks)}, relative error {self.tensor.error:.2g}"
+            f"{numbers(self.ranks)}, {self.tensor.words}"
         )
 
 
@@ -113,7 +123,7 @@ class Verification:
         verdict = "equal" if self.equal else "DIFFERENT"
         lines = [f"{verdict}: {self.ranks} ranks against {self.against}, seed {self.seed}"]
         for output in self.outputs:
-            how = "bit-identical" if output.identical else f"relative error {output.error:.2g}"
+            how = "bit-identical" if output.identical else output.words
             mark = "" if output.equal else " DIFFERS"
             lines.append(f"  {output.name}: {how} (allowed {output.tolerance:g}){mark}")
         if self.first is not None:
@@ -153,7 +163,7 @@ def compare(
         return Difference(name, 0.0, tolerance, identical=True)
     if allowed is None:  # exact, also where float64 cannot tell integers apart
         gap = float(np.count_nonzero(ours != whole))
-        return Difference(name, gap, 0.0, identical=False)
+        return Difference(name, gap, 0.0, identical=False, counts=True)
     a, b = ours.astype(np.float64), whole.astype(np.float64)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     gap = np.where(same, 0.0, np.abs(a - b)).max(initial=0.0)

@@ -125,7 +125,7 @@ def _compared(
 ) -> Difference:
     """A part compared; for integers and booleans the tolerance is the share that may differ."""
     difference = compare(value, part, expected, scale, table=table)
-    if difference.tolerance == 0.0 and not math.isnan(difference.error):
+    if difference.counts:
         tolerance *= part.size
     return replace(difference, tolerance=tolerance)
 

@@ -86,6 +86,14 @@ class Tied(Net):
         return self.down(self.forth(self.back(self.norm(self.up(x)))).relu())
 
 
+class TiedByData(Tied):
+    """Two layers have a matrix each, in the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forth.weight = nn.Parameter(self.back.weight.data)
+
+
 class Checkpointed(Net):
     """Its middle is computed again."""
 
@@ -400,6 +408,37 @@ def groups(side: Side) -> None:
         lr=1e-2,
     )
     side.steps(update)
+
+
+def groups_by_kind(side: Side) -> None:
+    parts = side.module.modules()
+    norms = [p for m in parts if isinstance(m, nn.BatchNorm1d) for p in m.parameters()]
+    others = [p for p in side.parameters() if all(p is not norm for norm in norms)]
+    groups = [{"params": others, "weight_decay": 0.3}, {"params": norms, "weight_decay": 0.0}]
+    side.steps(torch.optim.AdamW([g for g in groups if g["params"]], lr=1e-2))
+
+
+def initialises_by_kind(side: Side) -> None:
+    @torch.no_grad()
+    def initialise(part: nn.Module) -> None:
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            part.bias.fill_(0.3)
+
+    side.module.apply(initialise)
+    side.steps(side.sgd())
+
+
+def freezes_statistics_by_kind(side: Side) -> None:
+    for part in side.module.modules():
+        if isinstance(part, nn.BatchNorm1d):
+            part.eval()
+    side.steps(side.sgd())
+
+
+def trains_in_evaluation_mode(side: Side) -> None:
+    side.module.eval()
+    penalty = sum(p.square().sum() for p in side.parameters())
+    (side.loss(0) + 0.01 * penalty).backward()
 
 
 def adds_a_group(side: Side) -> None:
@@ -762,7 +801,22 @@ HABITS: dict[str, Habit] = {
     "thawed later": Habit(thaws, Frozen, r"rank 0: up\.weight requires a gradient now, but was f"),
     "parameter groups": Habit(groups),
     "a group added later": Habit(adds_a_group),
+    "groups by kind": Habit(groups_by_kind),
+    "initialised by kind": Habit(initialises_by_kind),
+    "statistics frozen by kind": Habit(
+        freezes_statistics_by_kind, refused="rank 0: norm is in evaluation mode, the module is not"
+    ),
+    "statistics frozen by kind, as before": Habit(freezes_statistics_by_kind, Frozen),
+    "training in evaluation mode": Habit(
+        trains_in_evaluation_mode,
+        refused=r"rank 0: backward\(\) of a call in evaluation mode: a st",
+    ),
     "tied weights": Habit(lambda side: side.steps(side.sgd()), Tied),
+    "weights tied by .data": Habit(
+        lambda side: side.steps(side.sgd()),
+        TiedByData,
+        ".*forth.weight lies in the memory of back.weight and is another tensor",
+    ),
     "several losses": Habit(lambda side: side.steps(side.sgd()), ManyLosses),
     "loss of another result": Habit(
         goes_back_from_scores, refused=r"rank 0: a gradient reaches another result of the module"

@@ -191,6 +191,13 @@ def refuses_other_gradients(_: int) -> None:
     loss, side, _ = module(x)
     with pytest.raises(BackendError, match="create_graph=True: a program has no gradients of grad"):
         loss.backward(create_graph=True)
+    module.eval()
+    with pytest.raises(
+        BackendError, match=r"backward\(\) of a call in evaluation mode: a step has"
+    ):
+        (module(x)[0] + module.get_parameter("layer.weight").sum().full_tensor()).backward()
+    module.train()
+    module.zero_grad()
     loss, side, _ = module(x)
     (loss + side.detach().mean()).backward()
     whole = Side()
@@ -206,11 +213,13 @@ class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer, self.factor = nn.BatchNorm1d(8), 2.0
+        self.drop, self.last = nn.Dropout(0.0), nn.Linear(8, 8, bias=False)
         self.register_buffer("ones", torch.ones(8), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Loss."""
-        loss: Tensor = (self.layer(x) * self.factor * self.ones).square().mean()
+        y = self.last(self.drop(self.layer(x) * self.factor * self.ones))
+        loss: Tensor = y.square().mean()
         return loss
 
 
@@ -222,13 +231,31 @@ def scaled() -> partitioner.ModuleProgram:
     return compiled
 
 
+def goes_by_kinds(module: nn.Module) -> None:
+    """Submodules are of the classes that they have in the model; they hold tensors alone."""
+    kinds = [part.__class__ for part in Scaled().modules()]
+    for part, kind in zip(list(module.modules())[1:], kinds[1:], strict=True):
+        assert isinstance(part, kind)
+        assert isinstance(copy.deepcopy(part), kind)
+        with pytest.raises(BackendError, match=f"a {kind.__name__} of a rank's module does not ru"):
+            part(torch.randn(4, 8))
+    layers: Any = dict(module.named_modules())
+    assert not isinstance(layers["layer"], nn.Linear)
+    assert layers["last"].bias is None
+    assert not hasattr(layers["layer"], "reset_running_stats")
+    with pytest.raises(AttributeError, match="a Linear of a rank's module has no 'in_features'"):
+        layers["last"].in_features  # noqa: B018
+
+
 def refuses_attributes_of_the_graphs(_: int) -> None:
     """Those of the whole module, and of a part; others may be set."""
     program, x = scaled(), torch.randn(4, 8)
     whole, module = program.whole, program.module()
-    for part, name in ((module, "factor"), (module, "ones"), (module.layer, "momentum")):
+    of_graphs = (module, "factor"), (module, "ones"), (module.layer, "momentum")
+    for part, name in (*of_graphs, (module.drop, "p"), (module.last, "bias")):
         with pytest.raises(BackendError, match=f"{name} was traced as it was when the module was"):
             setattr(part, name, 0.5)
+    goes_by_kinds(module)
     module.note = "kept"
     module.train()
     whole.factor = 3.0

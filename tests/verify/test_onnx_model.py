@@ -78,6 +78,8 @@ def test_compare_by_type() -> None:
     assert not compare("x", floats + np.float32(1), floats).equal
     whole = np.array([1, 2], np.int64)
     assert not compare("i", whole + 1, whole).equal
+    assert compare("i", whole + 1, whole).words == f"{whole.size} elements differ"
+    assert compare("b", np.array([True]), np.array([False])).words == "1 element differs"
     assert not compare("i", whole.astype(np.int32), whole).equal
     large = np.array([2**60], np.int64)
     assert not compare("i", large + 1, large).equal

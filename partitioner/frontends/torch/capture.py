@@ -389,6 +389,12 @@ _INPUT_ROLES: Mapping[str, Role] = {
 
 def _input_slot(desc: object) -> Slot:
     name = type(desc).__name__
+    if name == "ViewBaseAOTInput":  # the memory that several inputs of the trace are parts of
+        target = getattr(getattr(desc, "base_of", None), "target", "")
+        raise FrontendError(
+            f"{target or 'an input'} lies in the memory of another tensor, and the module writes "
+            "to one of them: clone() one, or make it in forward"
+        )
     if name not in _INPUT_ROLES:
         raise FrontendError(f"an input of kind {name} ({desc}) is not supported")
     return Slot(_INPUT_ROLES[name], getattr(desc, "target", ""))

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.torch.micro_batches import MicroBatches
@@ -28,6 +29,7 @@ from partitioner.frontends.torch.experts import replace_experts
 from partitioner.frontends.torch.graph import SEED, ModuleGraph, module_graph
 from partitioner.frontends.torch.losses import replace_losses
 from partitioner.frontends.torch.options import ModuleOptions
+from partitioner.frontends.torch.shared_memory import check_memory_apart
 from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.strides import make_contiguous
 from partitioner.frontends.torch.unchanged import Snapshot, check_registered, settings_of
@@ -163,6 +165,8 @@ def trace_module(
     arguments = pytree.tree_map_only(torch.Tensor, distinct, (example.args, dict(example.kwargs)))
     traceable, before = materialised(module), settings_of(module)
     program = export_module(traceable, *arguments, training=options.training)
+    if options.training:
+        _check_memory(traceable, program)
     replace_experts(program.graph_module, training=options.training)
     rewrites = state_dtypes, replace_attention, replace_bags, replace_losses, keep_composites
     for rewrite in (*rewrites, make_contiguous):
@@ -180,3 +184,11 @@ def trace_module(
     )
     assigned = program.graph_module.meta[ASSIGNED]
     return TracedModule(module, graph, options, Snapshot.of(module, before, assigned, graph.fixed))
+
+
+def _check_memory(module: nn.Module, program: ExportedProgram) -> None:
+    """Refuse a trained parameter in the memory of another tensor of the module."""
+    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    plain = {n: x for n, x in program.constants.items() if isinstance(x, torch.Tensor)}
+    trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
+    check_memory_apart({**plain, **parameters, **buffers}, trained)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partitioner.search.stage_figures import ONCE, Floats, Ints, StageFigures
+from partitioner.search.stage_figures import ONCE, Ints, StageFigures
+from partitioner.search.stage_memory import Floats
 
 #: Most stages of a cut.
 MOST_STAGES = 8

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
-from trained_images import Loss, apart, normed_unet, vgg
+from trained_images import Loss, apart, plain_unet, vgg
 from unets import UNet
 
 import partitioner
@@ -276,7 +276,7 @@ def test_ten_steps_in_blocks_are_those_of_pytorch(form: str) -> None:
 def test_a_unet_is_trained_on_one_image_where_recomputation_does_not_fit(tmp_path: Path) -> None:
     """Ten steps of AdamW are equal; measured bytes are within the limit."""
     torch.manual_seed(0)
-    module = Loss(normed_unet(4, 2))
+    module = Loss(plain_unet(4, 2))
     example = torch.randn(1, 3, 200, 136), torch.randint(2, (1, 200, 136))
     limit = int(0.4 * whole_of(module, example).summary["peak_bytes"][0])
     program = partitioner.compile(

@@ -34,11 +34,13 @@ def plain_unet(base: int = 8, levels: int = 3) -> UNet:
 
 
 def normed_unet(base: int = 8, levels: int = 3) -> UNet:
-    """A U-Net whose norms follow convolutions without biases, which would have no gradient."""
+    """A U-Net without the biases that its norms take out again, whose gradients are next to 0."""
     net = UNet(base, levels)
     for block in (*net.down, *net.joint):
         assert isinstance(block, nn.Sequential)
         block[0].register_parameter("bias", None)
+    for up in net.up:
+        up.register_parameter("bias", None)
     return net
 
 

@@ -17,8 +17,20 @@ from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import Traced
 from partitioner.ir.program import Programs
 from partitioner.strategies.micro_batch_graph import MicroBatch
-from partitioner.verify.compare import FirstDifference, Verification, check_memory, compare
-from partitioner.verify.first_difference import Run, Side, first_difference, uncut_programs
+from partitioner.verify.compare import (
+    TOLERANCE,
+    FirstDifference,
+    Verification,
+    check_memory,
+    compare,
+)
+from partitioner.verify.first_difference import (
+    Run,
+    Side,
+    first_difference,
+    tolerances,
+    uncut_programs,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -56,8 +68,9 @@ def verify(
     inputs = random_inputs(traced.graph, seed)
     whole = run_whole(traced.whole, traced.folder, inputs, optimization=_EXACT)
     ranks = run_lockstep(directory, inputs, optimization=_EXACT)
+    allowed = tolerances(traced.graph, TOLERANCE)
     outputs = tuple(
-        compare(name, ranks[ours], whole[name])
+        compare(name, ranks[ours], whole[name], least=allowed.get(ours, 0.0))
         for name, ours in zip(whole, traced.graph.outputs, strict=True)
     )
     if all(output.equal for output in outputs):

@@ -7,14 +7,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 import partitioner
 from partitioner import examples
 from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.local import run_local
 from partitioner.cli.main import main
-from partitioner.verify.compare import VerificationError, compare
+from partitioner.verify.compare import TOLERANCE, VerificationError, compare
 
 
 @pytest.fixture
@@ -87,6 +87,31 @@ def test_compare_by_type() -> None:
     assert compare("n", nan, nan.copy()).equal
     assert not compare("n", np.array([0, 1], np.float32), nan).equal
     assert not compare("n", np.array([np.inf, 1], np.float32), floats).equal
+
+
+def test_results_are_as_exact_as_what_they_are_computed_from() -> None:
+    """Sums of float16 in another order, given as float32."""
+    random = np.random.default_rng(0)
+    weights = [(random.standard_normal((96, 96)) / 8).astype(np.float16) for _ in range(3)]
+    nodes = [helper.make_node("Cast", ["x"], ["half0"], to=onnx.TensorProto.FLOAT16)]
+    nodes += [
+        helper.make_node("MatMul", [f"half{i}", f"w{i}"], [f"half{i + 1}"]) for i in range(3)
+    ]
+    nodes.append(helper.make_node("Cast", ["half3"], ["y"], to=onnx.TensorProto.FLOAT))
+    of_type = onnx.TensorProto.FLOAT, [6, 96]
+    graph = helper.make_graph(
+        nodes,
+        "halves",
+        [helper.make_tensor_value_info("x", *of_type)],
+        [helper.make_tensor_value_info("y", *of_type)],
+        [numpy_helper.from_array(weight, f"w{i}") for i, weight in enumerate(weights)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    result = partitioner.compile(model, devices=3, cluster="ideal", parallel="tp")
+    verification = result.verify()
+    assert verification.equal, str(verification)
+    assert not verification.outputs[0].identical
+    assert verification.outputs[0].tolerance == TOLERANCE["float16"]
 
 
 def test_too_little_memory_is_refused(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -305,7 +305,7 @@ def tight_stack(schedule: str) -> tuple[ModuleProgram, ModuleProgram]:
     )
     assert isinstance(roomy, ModuleProgram)
     assert isinstance(tight, ModuleProgram)
-    assert tight.evaluation.fits
+    assert tight.evaluation.fits_exactly
     return roomy, tight
 
 
@@ -337,7 +337,9 @@ def computes_again(_: int, schedule: str) -> None:
     roomy, tight = tight_stack(schedule)
     stages = {name: tight.plan.pipeline.stages[at.group] for name, at in tight.plan.nodes.items()}
     again = Counter(stages[name] for name in stages if name.endswith("/again"))
-    assert again[0] > again[1], "the first stage holds more micro-batches than the last"
+    assert all(again[stage] for stage in range(2))
+    if schedule == "1f1b":
+        assert again[0] > again[1], "the first stage holds more micro-batches than the last"
     trains(tight, stack_batch, stack_course(), tolerance=1e-9)
     assert max(most_kept(tight)) < 0.9 * max(most_kept(roomy))
 

@@ -54,7 +54,7 @@ class LaneMoments:
 
 def lane_moments(schedule: PipelineSchedule) -> tuple[LaneMoments, ...]:
     """Of each lane, the moments at which it may hold most."""
-    found = []
+    lanes = []
     for lane in range(len(schedule.lanes)):
         stages = tuple(stage for stage, of in enumerate(schedule.lane_of) if of == lane)
         most: dict[tuple[int, int], list[Moment]] = {}
@@ -63,8 +63,8 @@ def lane_moments(schedule: PipelineSchedule) -> tuple[LaneMoments, ...]:
             if not any(_covers(other, moment) for other in others):
                 others[:] = [*(other for other in others if not _covers(moment, other)), moment]
         every = tuple(moment for each in most.values() for moment in each)
-        found.append(LaneMoments(stages, every))
-    return tuple(found)
+        lanes.append(LaneMoments(stages, every))
+    return tuple(lanes)
 
 
 def _covers(moment: Moment, other: Moment) -> bool:

@@ -313,8 +313,8 @@ def _seeded(
     made = {value for node in nodes for value in node.writes}
     seeds = []
     for chunk, of in zip(chunks, dims, strict=True):
-        found = ((names.get(value, value), dim) for value, dim in of.items())
-        seed = next(((value, dim) for value, dim in found if value in made), None)
+        named = ((names.get(value, value), dim) for value, dim in of.items())
+        seed = next(((value, dim) for value, dim in named if value in made), None)
         if seed is None:
             node = nodes[-1]
             raise BlockError(f"blocks: {node.name!r} ({node.op}) combines what is kept whole")

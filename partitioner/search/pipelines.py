@@ -86,6 +86,9 @@ ATTEMPTS, SHORT, MOST_LESS = 3, 1.2, 0.75
 ROOM = 0.85
 #: Choices of what stages of a cut compute again, each by the memory of the last one's plan.
 CHOICES = 3
+#: Choices behind these for a plan that is nearly within memory, in which only lanes that are short
+#: choose anew; and the share of a device's memory that such a plan is short of at most.
+MENDS, NEARLY = 4, 0.03
 #: Drafts of the best cut, each by the memory that the last one's plan was found to take.
 DRAFTS = 4
 #: Share of a device's memory that is left for what the count of a choice may miss.
@@ -679,7 +682,8 @@ class PipelineSearch:
         """The plan of a cut whose stages compute again what they must.
 
         Memory is counted by the referee: where it is another than that by which the offers were
-        chosen, they are chosen anew for as much less or more, which the next cut begins with.
+        chosen, they are chosen anew for as much less or more, which the next cut begins with. If
+        the best of these plans is nearly within memory, its lanes that are short alone choose anew.
 
         Args:
             draft: The draft.
@@ -688,25 +692,55 @@ class PipelineSearch:
             limits: Bytes that the devices of each lane count as having; changed.
             budget: Pays for the evaluations.
         """
-        estimate, size = draft.estimate, self.figures.sharding.size
-        best: Candidate | None = None
         seen: set[frozenset[str]] = set()
+        best: _Packed | None = None
         for _ in range(CHOICES):
-            taken = again.packed(ends, estimate.moments, limits, splits=estimate.splits)
-            enough = best is not None and best.evaluation.fits_exactly and budget.work.over
-            if taken.again in seen or enough:
+            if best is not None and best.candidate.evaluation.fits_exactly and budget.work.over:
                 break
-            seen.add(taken.again)
-            sharding = again.offering.taking(taken.again)
-            candidate = self._simulated(draft, ends, sharding, budget)
-            if best is None or _figure(candidate) < _figure(best):
-                best = candidate
-            most, exact_bytes = self._limits, candidate.evaluation.exact_bytes
-            for lane, counted in enumerate(taken.bytes):
-                peak = max(exact_bytes[device] for device in range(lane * size, (lane + 1) * size))
-                limits[lane] = (1 - MARGIN) * most[lane] + counted - peak
+            one = self._packed(draft, ends, again, limits, seen, budget)
+            if one is None:
+                break
+            limits[:] = one.corrected
+            best = one if best is None else min(best, one, key=_Packed.figure)
         assert best is not None
-        return best
+        last = best
+        for _ in range(MENDS):
+            if not last.is_nearly_within(self._limits) or budget.work.late:
+                break
+            one = self._packed(draft, ends, again, last.tighter(self._limits), seen, budget)
+            if one is None:
+                break
+            limits[:] = one.corrected
+            last, best = one, min(best, one, key=_Packed.figure)
+        return best.candidate
+
+    def _packed(
+        self,
+        draft: _Draft,
+        ends: tuple[int, ...],
+        again: ComputedAgain,
+        limits: Sequence[float],
+        seen: set[frozenset[str]],
+        budget: Budget,
+    ) -> _Packed | None:
+        """The plan of a cut by what its lanes compute again within limits; None if it was seen."""
+        estimate, size = draft.estimate, self.figures.sharding.size
+        taken = again.packed(ends, estimate.moments, limits, splits=estimate.splits)
+        if taken.again in seen:
+            return None
+        seen.add(taken.again)
+        candidate = self._simulated(draft, ends, again.offering.taking(taken.again), budget)
+        exact_bytes = candidate.evaluation.exact_bytes
+        peaks = [
+            max(exact_bytes[device] for device in range(first, first + size))
+            for first in range(0, size * len(limits), size)
+        ]
+        corrected = tuple(
+            (1 - MARGIN) * most + counted - peak
+            for most, counted, peak in zip(self._limits, taken.bytes, peaks, strict=True)
+        )
+        over = tuple(peak - most for most, peak in zip(self._limits, peaks, strict=True))
+        return _Packed(candidate, tuple(limits), corrected, over)
 
     @cached_property
     def _limits(self) -> tuple[float, ...]:
@@ -899,6 +933,39 @@ def _stages_on(plan: Plan, device: int, task: str) -> tuple[int, ...]:
         return (plan.pipeline.stages[plan.nodes[task].group],)
     groups = zip(plan.groups, plan.pipeline.stages, strict=True)
     return tuple(sorted({stage for mesh, stage in groups if device in mesh.devices}))
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """The plan of a cut by what its lanes compute again.
+
+    Attributes:
+        candidate: The plan.
+        limits: Bytes that the devices of each lane counted as having when this was chosen.
+        corrected: The same by what the referee counts: less where it counts more than the choice.
+        over: Bytes that the referee counts above the memory of each lane's devices.
+    """
+
+    candidate: Candidate
+    limits: tuple[float, ...]
+    corrected: tuple[float, ...]
+    over: tuple[float, ...]
+
+    def figure(self) -> tuple[int, float]:
+        """See `_figure`."""
+        return _figure(self.candidate)
+
+    def is_nearly_within(self, memory: Sequence[float]) -> bool:
+        """Whether some lanes are short of their devices' memory, and none by much."""
+        shares = [over / most for over, most in zip(self.over, memory, strict=True)]
+        return 0 < max(shares) <= NEARLY
+
+    def tighter(self, memory: Sequence[float]) -> tuple[float, ...]:
+        """Its limits, less what its lanes are short of."""
+        return tuple(
+            limit - (over + MARGIN * most) if over > 0 else limit
+            for limit, over, most in zip(self.limits, self.over, memory, strict=True)
+        )
 
 
 def _figure(candidate: Candidate) -> tuple[int, float]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -31,7 +31,8 @@ from partitioner.ir.pipeline import (
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.search.computed_again import ComputedAgain, Offering
 from partitioner.search.offered_ways import offered_regions
-from partitioner.search.pipelines import staged_plan
+from partitioner.search.outcome import Candidate
+from partitioner.search.pipelines import _Packed, staged_plan
 from partitioner.search.request import Budget, Request
 from partitioner.search.stage_figures import Sharding, StageFigures
 from partitioner.search.stage_memory import MomentRows
@@ -291,3 +292,20 @@ def test_lanes_hold_what_weight_gradients_wait_for(schedule: str) -> None:
     for lane in rows:
         lane.held[:, :, Span.BETWEEN] = 0.0
     assert again.packed(ends, rows, free, splits=True).bytes[1] < 0.9 * exact[1]
+
+
+@pytest.mark.parametrize(
+    ("over", "nearly", "tighter"),
+    [
+        ((2.0, -9.0), True, (100 - 2.0 - 0.5, 100.0)),
+        ((2.0, 3.1), False, (97.5, 100 - 3.1 - 0.5)),
+        ((0.0, -1.0), False, (100.0, 100.0)),
+    ],
+)
+def test_of_a_plan_that_nearly_fits_only_short_lanes_choose_anew(
+    over: tuple[float, ...], nearly: bool, tighter: tuple[float, ...]
+) -> None:
+    memory = limits = (100.0, 100.0)
+    packed = _Packed(cast("Candidate", None), limits, limits, over)
+    assert packed.is_nearly_within(memory) == nearly
+    assert packed.tighter(memory) == pytest.approx(tighter)

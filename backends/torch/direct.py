@@ -49,12 +49,27 @@ class Gate:
         try:
             wait()
         except BaseException:
-            with torch.no_grad():
-                for undo in reversed(self.undo):
-                    undo()
+            self._take_back()
             raise
         finally:
             self.undo.clear()
+
+    def leave(self, error: BaseException) -> None:
+        """End a pass that failed; if it has not waited, its writes are taken back.
+
+        The other ranks wait for one with an error. One that is interrupted waits in its next pass.
+        """
+        try:
+            self._take_back()
+        finally:
+            if not isinstance(error, Exception):
+                self.wait = None
+            self.enter()
+
+    def _take_back(self) -> None:
+        with torch.no_grad():
+            while self.undo:
+                self.undo.pop()()
 
     def writing(self, write: Write) -> Callable[..., Tensor]:
         """The write, such that it can be taken back until the rank has waited."""

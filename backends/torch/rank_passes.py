@@ -265,8 +265,8 @@ class RankPasses:
         try:
             arguments = [values[name] for name in graph.arguments]
             values.update(self._run("forward", graph, arguments))
-        except Exception:
-            self._gate.enter()  # where the other ranks wait for this one
+        except BaseException as error:
+            self._gate.leave(error)
             raise
         later = self.graphs.backward.arguments if self.graphs.backward is not None else ()
         shown = [self._outputs[value] for value in self._shown]

@@ -155,3 +155,24 @@ def test_rows_are_written_before_the_ranks_agree(agree: bool) -> None:
     assert not gate.undo
     module(*call)  # in a pass that waits for nothing, nothing is kept
     assert not gate.undo
+
+
+@pytest.mark.parametrize("error", [IndexError, KeyboardInterrupt])
+def test_a_pass_that_fails_before_the_ranks_agree_has_written_nothing(
+    error: type[BaseException],
+) -> None:
+    """The other ranks wait for one with an error; one that is interrupted does so later."""
+    entered: list[int] = []
+    gate, data = Gate(), number(3, 2)
+    gate.wait = lambda: entered.append(1)
+    for _ in range(2):
+        gate.writing(WRITES[aten.index_copy.default])(data, 0, places(1), torch.zeros(1, 2))
+    gate.leave(error())
+    assert torch.equal(data, number(3, 2))
+    assert len(entered) == (error is IndexError)
+    data.zero_()
+    gate.wait = lambda: entered.append(1)
+    gate.enter()
+    gate.writing(WRITES[aten.index_copy.default])(data, 0, places(1), torch.ones(1, 2))
+    gate.leave(error())  # behind what the ranks agreed on
+    assert data.sum() == 2

@@ -94,9 +94,7 @@ def test_results_are_as_exact_as_what_they_are_computed_from() -> None:
     random = np.random.default_rng(0)
     weights = [(random.standard_normal((96, 96)) / 8).astype(np.float16) for _ in range(3)]
     nodes = [helper.make_node("Cast", ["x"], ["half0"], to=onnx.TensorProto.FLOAT16)]
-    nodes += [
-        helper.make_node("MatMul", [f"half{i}", f"w{i}"], [f"half{i + 1}"]) for i in range(3)
-    ]
+    nodes += [helper.make_node("MatMul", [f"half{i}", f"w{i}"], [f"half{i + 1}"]) for i in range(3)]
     nodes.append(helper.make_node("Cast", ["half3"], ["y"], to=onnx.TensorProto.FLOAT))
     of_type = onnx.TensorProto.FLOAT, [6, 96]
     graph = helper.make_graph(

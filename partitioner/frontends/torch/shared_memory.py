@@ -8,7 +8,7 @@ writes, PyTorch's trace tells: see `capture`.)
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -26,16 +26,10 @@ def check_memory_apart(tensors: Mapping[str, Tensor], written: Collection[str]) 
     Raises:
         FrontendError: There are two such tensors; the message names them.
     """
-    by_storage: dict[int, list[str]] = {}
-    for name, tensor in tensors.items():
-        if tensor.layout is torch.strided and tensor.numel():
-            by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(name)
-    for names in by_storage.values():
-        for one, other in itertools.combinations(names, 2):
-            if tensors[one] is tensors[other] or {one, other}.isdisjoint(written):
-                continue
-            if not _overlap(tensors[one], tensors[other]):
-                continue
+    for one, other in _meeting(tensors):
+        if tensors[one] is tensors[other] or {one, other}.isdisjoint(written):
+            continue
+        if _overlap(tensors[one], tensors[other]):
             raise FrontendError(
                 f"{other} lies in the memory of {one} and is another tensor, so that what a step "
                 f"writes to {one if one in written else other} would not reach the other on ranks: "
@@ -44,11 +38,25 @@ def check_memory_apart(tensors: Mapping[str, Tensor], written: Collection[str]) 
             )
 
 
+def _meeting(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """Pairs of tensors of one storage, where one begins between the other's first and last byte."""
+    by_storage: dict[int, list[tuple[range, int, str]]] = {}
+    for order, (name, tensor) in enumerate(tensors.items()):
+        if tensor.layout is torch.strided and tensor.numel():
+            storage = tensor.untyped_storage()._cdata
+            by_storage.setdefault(storage, []).append((_bytes_of(tensor), order, name))
+    for places in by_storage.values():
+        places.sort(key=lambda place: place[0].start)
+        for at, (span, order, name) in enumerate(places):
+            for other_span, other_order, other in itertools.islice(places, at + 1, None):
+                if other_span.start >= span.stop:
+                    break
+                yield (name, other) if order < other_order else (other, name)
+
+
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one storage have an element in common."""
+    """Whether two tensors of one storage whose bytes meet have an element in common."""
     first, second = _bytes_of(one), _bytes_of(other)
-    if first.stop <= second.start or second.stop <= first.start:
-        return False
     is_dense = all(x.numel() * x.element_size() == len(_bytes_of(x)) for x in (one, other))
     if is_dense or one.element_size() != other.element_size():
         return True

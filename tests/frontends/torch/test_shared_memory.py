@@ -38,6 +38,10 @@ def parameter(m: Tied) -> None:
     m.forth.weight = nn.Parameter(m.back.weight)
 
 
+def array(m: Tied) -> None:
+    m.forth.weight = nn.Parameter(torch.from_numpy(m.back.weight.detach().numpy()))
+
+
 def buffer(m: Tied) -> None:
     m.forth.register_buffer("start", m.back.bias.data[2:4])
 
@@ -55,6 +59,7 @@ def written(m: Tied) -> None:
     [
         (data, "forth.weight .* back.weight"),
         (parameter, "forth.weight .* back.weight"),
+        (array, "forth.weight .* back.weight"),
         (attribute, "back.weight .* scale"),
         (buffer, "forth.start .* back.bias"),
     ],

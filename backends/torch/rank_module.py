@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -164,7 +164,11 @@ class RankModule(nn.Module):
         self._tensors: dict[str, Tensor] = {}
         self._at_rest: dict[str, Tensor] = {}  # by value of the graph
         for path, submodule in whole.submodules.items():  # in the model's order: PyTorch lists so
-            if path:
+            if submodule.first:
+                *owner, leaf = path.split(".")
+                shared = _submodule(self, submodule.first.split("."))
+                _submodule(self, owner).add_module(leaf, shared)
+            elif path:
                 _submodule(self, path.split(".")).become(submodule)
         with agreement.together("module()"):
             words = {entry.names[0]: self._hold(entry, source, meshes) for entry in whole.stored}
@@ -173,6 +177,7 @@ class RankModule(nn.Module):
         self._loaded = {name: int(name in self._tensors) for name in words}  # checksums, or 1
         self._is_loaded = False  # since the ranks compared them
         self._elsewhere = self._list_another(meshes)
+        self._mark_parts_elsewhere(places)
         self._watch_optimizers()
         self.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
         if not whole.training:
@@ -180,7 +185,8 @@ class RankModule(nn.Module):
             self.register_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
         self._note_contents()
         own = frozenset(vars(self)) | frozenset(dir(type(self)))
-        vars(self)[_CONSTANTS] = whole.submodules.get("", Submodule()).constants - own
+        root = whole.submodules.get("", Submodule())
+        vars(self)[_CONSTANTS] = (root.constants | root.absent) - own
 
     def _note_contents(self) -> None:
         """Note the tensors that calls begin with, and what else the module consists of."""
@@ -307,6 +313,20 @@ class RankModule(nn.Module):
         *path, leaf = entry.names[0].split(".")
         _submodule(self, path).register_parameter(leaf, tensor)
         return {entry.names[0]: tensor}
+
+    def _mark_parts_elsewhere(self, used: Container[str]) -> None:
+        """Mark the submodules of whose own tensors that are computed with this rank holds none.
+
+        They are of no kind here: code that goes by kinds leaves them to the ranks that hold them.
+        """
+        is_held: dict[str, bool] = {}  # by path
+        for entry in self._whole.stored:
+            if entry.names[0] in used:
+                for path in {name.rpartition(".")[0] for name in entry.names} - {""}:
+                    here = entry.names[0] in self._tensors
+                    is_held[path] = is_held.get(path, False) or here
+        for path, is_here in is_held.items():
+            vars(_submodule(self, path.split(".")))[_ELSEWHERE] = not is_here
 
     def _listed_elsewhere(self) -> Stored | None:
         """The parameter that ranks list which train none; None if each has its own."""
@@ -840,15 +860,20 @@ def _strided_as(shard: Tensor, gradient: Tensor) -> Tensor:
 class _Part(nn.Module):
     """A submodule, which holds parameters and buffers and does not run.
 
-    It is an instance of its class in the model, for code that goes by kinds of modules. What such
-    code calls or sets that the graphs would not notice is refused.
+    It is an instance of its class in the model, for code that goes by kinds of modules, unless all
+    that it consists of is on other ranks. What such code calls or sets that the graphs would not
+    notice is refused.
     """
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[nn.Module]:  # type: ignore[override]
-        """The class that it has in the model."""
+        """The class that it has in the model; that of any module if it is on other ranks."""
         kind: type[nn.Module] = vars(self).get(_KIND, _Part)
-        return kind
+        return nn.Module if vars(self).get(_ELSEWHERE, False) else kind
+
+    def __reduce_ex__(self, _: object) -> tuple[Any, ...]:
+        """Its contents: `pickle` takes no other class than that which it shows."""
+        return _Part, (), vars(self)
 
     def become(self, submodule: Submodule) -> None:
         """Take the class, the constants and the absent tensors of a submodule of the model."""
@@ -861,7 +886,7 @@ class _Part(nn.Module):
 
     def forward(self, *_: Any, **__: Any) -> Any:
         """Refuse it."""
-        kind = self.__class__.__name__
+        kind = vars(self).get(_KIND, _Part).__name__
         raise BackendError(f"a {kind} of a rank's module does not run by itself: call the module")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -878,14 +903,17 @@ class _Part(nn.Module):
         for held in ("_parameters", "_buffers", "_modules"):
             if name in vars(self).get(held, ()):
                 return vars(self)[held][name]
+        kind = vars(self).get(_KIND, _Part).__name__
         raise AttributeError(
-            f"a {self.__class__.__name__} of a rank's module has no {name!r}, only the parameters "
+            f"a {kind} of a rank's module has no {name!r}, only the parameters "
             "and buffers that this rank holds: ask the module that was compiled"
         )
 
 
 #: Where a part of a rank's module keeps its class.
 _KIND = "_kind_in_the_model"
+#: Where a part keeps whether other ranks hold it.
+_ELSEWHERE = "_is_elsewhere"
 #: Where a part of a rank's module keeps the names of its constants.
 _CONSTANTS = "_constants_of_graphs"
 

@@ -74,12 +74,14 @@ class Submodule:
         constants: Names of its attributes that are constants of the graph.
         absent: Names of its parameters and buffers that are None.
         training: Whether it was in training mode.
+        first: The first path of a submodule that has several; "" at the first.
     """
 
     kind: type[nn.Module] = nn.Module
     constants: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
     training: bool = True
+    first: str = ""
 
 
 @dataclass(frozen=True)

@@ -637,8 +637,12 @@ class ModuleProgram(Compiled):
         for name in self.traced.fixed:
             path, _, leaf = name.rpartition(".")
             constants.setdefault(path, set()).add(leaf)
-        submodules = {}
+        submodules: dict[str, Submodule] = {}
+        first: dict[int, str] = {}
         for path, part in self.model.module.module.named_modules(remove_duplicate=False):
+            if first.setdefault(id(part), path) != path:
+                submodules[path] = Submodule(first=first[id(part)])
+                continue
             tensors = {**vars(part)["_parameters"], **vars(part)["_buffers"]}
             absent = frozenset(name for name, tensor in tensors.items() if tensor is None)
             submodules[path] = Submodule(

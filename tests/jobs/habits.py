@@ -91,6 +91,7 @@ class TiedByData(Tied):
 
     def __init__(self) -> None:
         super().__init__()
+        self.double()  # which would part them
         self.forth.weight = nn.Parameter(self.back.weight.data)
 
 

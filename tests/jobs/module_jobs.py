@@ -716,6 +716,7 @@ JOBS = {
     "turned": Job(2, side_modules.trains_what_lies_oddly, side_modules.TURNED),
     "other gradients": Job(2, side_modules.refuses_other_gradients, [side_modules.program]),
     "attributes": Job(2, side_modules.refuses_attributes_of_the_graphs, [side_modules.scaled]),
+    "parts_elsewhere": Job(2, side_modules.leaves_parts_to_their_ranks, [side_modules.staged]),
     "zero3": Job(2, trains_by_zero3, [zero3]),
     "initialise": Job(2, initialises_from_a_seed, [program_of_fakes]),
     "shared_groups": Job(3, two_programs_share_groups, timeout_s=10),

@@ -1,6 +1,7 @@
 """Modules with parameters that the loss does not use or that lie oddly, trained by a gloo group."""
 
 import copy
+import pickle
 from functools import cache, partial
 from typing import Any
 
@@ -214,11 +215,12 @@ class Scaled(nn.Module):
         super().__init__()
         self.layer, self.factor = nn.BatchNorm1d(8), 2.0
         self.drop, self.last = nn.Dropout(0.0), nn.Linear(8, 8, bias=False)
+        self.again = self.last
         self.register_buffer("ones", torch.ones(8), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Loss."""
-        y = self.last(self.drop(self.layer(x) * self.factor * self.ones))
+        y = self.again(self.last(self.drop(self.layer(x) * self.factor * self.ones)))
         loss: Tensor = y.square().mean()
         return loss
 
@@ -237,14 +239,43 @@ def goes_by_kinds(module: nn.Module) -> None:
     for part, kind in zip(list(module.modules())[1:], kinds[1:], strict=True):
         assert isinstance(part, kind)
         assert isinstance(copy.deepcopy(part), kind)
+        assert isinstance(pickle.loads(pickle.dumps(part)), kind)
         with pytest.raises(BackendError, match=f"a {kind.__name__} of a rank's module does not ru"):
             part(torch.randn(4, 8))
     layers: Any = dict(module.named_modules())
     assert not isinstance(layers["layer"], nn.Linear)
     assert layers["last"].bias is None
+    assert module.get_submodule("again") is layers["last"]
     assert not hasattr(layers["layer"], "reset_running_stats")
     with pytest.raises(AttributeError, match="a Linear of a rank's module has no 'in_features'"):
         layers["last"].in_features  # noqa: B018
+
+
+def leaves_parts_to_their_ranks(rank: int) -> None:
+    """A submodule that other ranks hold is of no kind; one that is held all over is of its kind."""
+    module = staged().module()
+    assert [isinstance(part, nn.Linear) for part in module.children()] == [rank == 0, rank == 1]
+    module.apply(lambda part: isinstance(part, nn.Linear) and nn.init.ones_(part.weight))
+    with pytest.raises(AttributeError, match="a Linear of a rank's module has no 'weight'"):
+        list(module.children())[1 - rank].weight  # noqa: B018
+
+
+class Chain(nn.Sequential):
+    """Two layers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Loss."""
+        loss: Tensor = super().forward(x).square().mean()
+        return loss
+
+
+@cache
+def staged() -> partitioner.ModuleProgram:
+    options = {"training": True, "cluster": "ideal", "parallel": "pp", "micro_batches": 2}
+    chain = Chain(nn.Linear(8, 8), nn.Linear(8, 8))
+    compiled = partitioner.compile(chain, torch.randn(4, 8), devices=2, **options)
+    assert isinstance(compiled, partitioner.ModuleProgram)
+    return compiled
 
 
 def refuses_attributes_of_the_graphs(_: int) -> None:

@@ -8,10 +8,11 @@ writes, PyTorch's trace tells: see `capture`.)
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from partitioner.frontends.errors import FrontendError
 
@@ -26,16 +27,10 @@ def check_memory_apart(tensors: Mapping[str, Tensor], written: Collection[str]) 
     Raises:
         FrontendError: There are two such tensors; the message names them.
     """
-    by_storage: dict[int, list[str]] = {}
-    for name, tensor in tensors.items():
-        if tensor.layout is torch.strided and tensor.numel():
-            by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(name)
-    for names in by_storage.values():
-        for one, other in itertools.combinations(names, 2):
-            if tensors[one] is tensors[other] or {one, other}.isdisjoint(written):
-                continue
-            if not _overlap(tensors[one], tensors[other]):
-                continue
+    for one, other in _meeting(tensors):
+        if tensors[one] is tensors[other] or {one, other}.isdisjoint(written):
+            continue
+        if _overlap(tensors[one], tensors[other]):
             raise FrontendError(
                 f"{other} lies in the memory of {one} and is another tensor, so that what a step "
                 f"writes to {one if one in written else other} would not reach the other on ranks: "
@@ -44,32 +39,61 @@ def check_memory_apart(tensors: Mapping[str, Tensor], written: Collection[str]) 
             )
 
 
+def _meeting(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """Pairs of tensors in one memory, where one begins between the other's first and last byte."""
+    by_memory: dict[int, list[tuple[range, int, str]]] = {}
+    for order, (name, tensor) in enumerate(tensors.items()):
+        if tensor.layout is torch.strided and tensor.numel():
+            memory, span = _place_of(tensor)
+            by_memory.setdefault(memory, []).append((span, order, name))
+    for places in by_memory.values():
+        places.sort(key=lambda place: place[0].start)
+        for at, (span, order, name) in enumerate(places):
+            for other_span, other_order, other in itertools.islice(places, at + 1, None):
+                if other_span.start >= span.stop:
+                    break
+                yield (name, other) if order < other_order else (other, name)
+
+
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one storage have an element in common."""
-    first, second = _bytes_of(one), _bytes_of(other)
-    if first.stop <= second.start or second.stop <= first.start:
-        return False
-    is_dense = all(x.numel() * x.element_size() == len(_bytes_of(x)) for x in (one, other))
-    if is_dense or one.element_size() != other.element_size():
+    """Whether two tensors in one memory whose bytes meet have an element in common."""
+    (_, first), (_, second) = _place_of(one), _place_of(other)
+    is_dense = all(
+        x.numel() * x.element_size() == len(span) for x, span in ((one, first), (other, second))
+    )
+    item, start = one.element_size(), min(first.start, second.start)
+    if is_dense or item != other.element_size() or (first.start - second.start) % item:
         return True
-    end = max(first.stop, second.stop) // one.element_size()
-    return bool((_elements(one, end) & _elements(other, end)).any())
+    end = (max(first.stop, second.stop) - start) // item
+    marks = (
+        _elements(tensor, (span.start - start) // item, end)
+        for tensor, span in ((one, first), (other, second))
+    )
+    return bool((next(marks) & next(marks)).any())
 
 
-def _bytes_of(tensor: Tensor) -> range:
-    """The bytes of the storage from a tensor's first element to its last."""
+def _place_of(tensor: Tensor) -> tuple[int, range]:
+    """A memory, and the bytes of it from a tensor's first element to its last.
+
+    It is that of the process, 0, as NumPy's arrays may have several storages; a tensor without an
+    address, as on the meta device, has its storage.
+    """
     last = sum(
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
-    start, item = tensor.storage_offset(), tensor.element_size()
-    return range(start * item, (start + last + 1) * item)
+    is_fake = tensor.device.type == "meta" or isinstance(tensor, FakeTensor)
+    address = 0 if is_fake else tensor.data_ptr()
+    item = tensor.element_size()
+    start = address or tensor.storage_offset() * item
+    memory = 0 if address else tensor.untyped_storage()._cdata
+    return memory, range(start, start + (last + 1) * item)
 
 
-def _elements(tensor: Tensor, end: int) -> Tensor:
-    """Which of the first `end` elements of its storage a tensor has."""
+def _elements(tensor: Tensor, start: int, end: int) -> Tensor:
+    """Which of `end` elements of a memory a tensor has that begins with the one at `start`."""
     marks = torch.zeros(end, dtype=torch.bool)
     sizes = [
         size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     ]
-    marks.as_strided(sizes, tensor.stride(), tensor.storage_offset()).fill_(True)
+    marks.as_strided(sizes, tensor.stride(), start).fill_(True)
     return marks

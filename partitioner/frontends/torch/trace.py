@@ -166,7 +166,7 @@ def trace_module(
     traceable, before = materialised(module), settings_of(module)
     program = export_module(traceable, *arguments, training=options.training)
     if options.training:
-        _check_memory(traceable, program)
+        _check_memory(module, program)
     replace_experts(program.graph_module, training=options.training)
     rewrites = state_dtypes, replace_attention, replace_bags, replace_losses, keep_composites
     for rewrite in (*rewrites, make_contiguous):

@@ -900,9 +900,9 @@ class _Part(nn.Module):
         Raises:
             AttributeError: It is something else.
         """
-        for held in ("_parameters", "_buffers", "_modules"):
-            if name in vars(self).get(held, ()):
-                return vars(self)[held][name]
+        for contents in ("_parameters", "_buffers", "_modules"):
+            if name in vars(self).get(contents, ()):
+                return vars(self)[contents][name]
         kind = vars(self).get(_KIND, _Part).__name__
         raise AttributeError(
             f"a {kind} of a rank's module has no {name!r}, only the parameters "

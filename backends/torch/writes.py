@@ -32,11 +32,13 @@ class Write:
     undoably: Callable[..., Callable[[], object]]
 
     @classmethod
-    def of(cls, write: Callable[..., Tensor], kept: Callable[..., Callable[[], object]]) -> Write:
-        """The write before which `kept` returns what puts the rows back."""
+    def of(
+        cls, write: Callable[..., Tensor], undoing: Callable[..., Callable[[], object]]
+    ) -> Write:
+        """The write before which `undoing` returns what puts the rows back."""
 
         def undoably(*args: Any, **settings: Any) -> Callable[[], object]:
-            undo = kept(*args, **settings)
+            undo = undoing(*args, **settings)
             write(*args, **settings)
             return undo
 

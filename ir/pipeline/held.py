@@ -82,22 +82,22 @@ def _passes(schedule: PipelineSchedule, lane: int, stages: Sequence[int]) -> Ite
         return Moment(stage, part, tuple((a, b, c) for a, b, c in counts.values()))
 
     for action in schedule.lanes[lane]:
-        stage, own = action.stage, counts[action.stage]
+        stage, spans = action.stage, counts[action.stage]
         if action.kind is ActionKind.FORWARD:
-            own[Span.TO_INPUT] += 1
-            own[Span.TO_WEIGHT] += 1
+            spans[Span.TO_INPUT] += 1
+            spans[Span.TO_WEIGHT] += 1
             yield moment(stage, 0)
             if not schedule.trains:
-                own[:] = 0, 0, 0
+                spans[:] = 0, 0, 0
         if action.kind in (ActionKind.FULL_BACKWARD, ActionKind.BACKWARD_INPUT):
-            own[Span.BETWEEN] += splits
+            spans[Span.BETWEEN] += splits
             yield moment(stage, 1)
-            own[Span.TO_INPUT] -= 1
+            spans[Span.TO_INPUT] -= 1
         if action.kind in _ENDS:
             if splits:
                 yield moment(stage, 2)
-            own[Span.TO_WEIGHT] -= 1
-            own[Span.BETWEEN] -= splits
+            spans[Span.TO_WEIGHT] -= 1
+            spans[Span.BETWEEN] -= splits
 
 
 def in_flight(schedule: PipelineSchedule) -> tuple[int, ...]:

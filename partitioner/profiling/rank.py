@@ -32,7 +32,7 @@ _LEAST_S = 1e-7
 #: Programs that take turns: few enough to hold in memory, with their weights.
 _AT_A_TIME = 8
 #: Seconds that a run takes at least, if its operators find caches warm: its call, and code that
-#: lies in no cache, add some 50 microseconds to them. And most operators of such a run.
+#: lies in no cache, would add much to a short operator. And most operators of such a run.
 _RUN_S, _MOST_COPIES = 1e-3, 64
 #: Bytes of a cache's line, and of what drives all else out of caches of up to half as many.
 _LINE_BYTES, _OTHER_BYTES = 64, 2**26

@@ -213,9 +213,8 @@ class ComputedAgain:
     def _split_bytes(self) -> tuple[Floats, ...]:
         """Kept bytes of the regions where backward passes are split.
 
-        What is read again by weight gradients alone is made there, and not kept.
-
-        Each way is taken in all regions at once, since they do not depend on one another.
+        What is read again by weight gradients alone is made there, and not kept. Each way is taken
+        in all regions at once, since they do not depend on one another.
         """
         sizes, made = _kept_sizes(self.figures, self.whole), self.whole.made_bytes
         copies = self.whole.memory(splits=True).kept_bytes
@@ -237,8 +236,8 @@ class ComputedAgain:
                 for value in dict.fromkeys(roots.get(v, v) for v in (*region.kept, *copied)):
                     span = spans.get(value)
                     if span is Span.BETWEEN:
-                        own = copies.get(value, (0, 0, 0))[span]
-                        nbytes[at, span] += own or made.get(value, 0)
+                        copied_bytes = copies.get(value, (0, 0, 0))[span]
+                        nbytes[at, span] += copied_bytes or made.get(value, 0)
                     elif span is not None:
                         nbytes[at, span] += sizes.get(value, 0)
         return tuple(table)

@@ -23,32 +23,9 @@ def index_write_part(data: Tensor, *rows: Any) -> Tensor:
     return write_part(data.clone(), *rows)
 
 
-def write_part(
-    data: Tensor,
-    index: Tensor,
-    source: Tensor,
-    dim: int,
-    from_end: bool,
-    size: int,
-    starts: Sequence[int],
-    lengths: Sequence[int],
-) -> Tensor:
-    """Write rows of the source to a part, at those positions that lie in it; returns the part.
-
-    No position waits for the device: one outside the part writes again what the last one inside
-    writes or, if none is inside, what is there.
-
-    Args:
-        data: The part, which is written to.
-        index: Positions in the whole dim.
-        source: The rows; they broadcast to one for each position.
-        dim: The dim that is written.
-        from_end: Whether negative positions count from the end; they are out of range otherwise.
-        size: Size of the whole dim.
-        starts: First position of each piece of the part.
-        lengths: Positions of each piece.
-    """
-    write_part_undoably(data, index, source, dim, from_end, size, starts, lengths)
+def write_part(data: Tensor, *rows: Any) -> Tensor:
+    """Do what `write_part_undoably` does; returns the part."""
+    write_part_undoably(data, *rows)
     return data
 
 
@@ -62,7 +39,24 @@ def write_part_undoably(
     starts: Sequence[int],
     lengths: Sequence[int],
 ) -> Callable[[], object]:
-    """Do what `write_part` does; returns what writes the rows back that lay there."""
+    """Write rows of the source to a part, at those positions that lie in it.
+
+    No position waits for the device: one outside the part writes again what the last one inside
+    writes or, if none is inside, what is there.
+
+    Args:
+        data: The part, which is written to.
+        index: Positions in the whole dim.
+        source: The rows; they broadcast to one for each position.
+        dim: The dim that is written.
+        from_end: Whether negative positions count from the end; they are out of range otherwise.
+        size: Size of the whole dim.
+        starts: First position of each piece of the part.
+        lengths: Positions of each piece.
+
+    Returns:
+        What writes the rows back that lay there.
+    """
     wanted = (torch.where(index < 0, index + size, index) if from_end else index).long()
     check_ids(wanted, size, "index of a write")
     shape = [*data.shape]

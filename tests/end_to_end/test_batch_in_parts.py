@@ -148,7 +148,8 @@ def test_inference_runs_in_parts() -> None:
 
 
 def test_stages_take_more_micro_batches_where_the_usual_ones_do_not_fit() -> None:
-    program = planned(devices=2, parallel="pp", memory=300_000)
+    options: dict[str, Any] = {"parallel": "pp", "schedule": "1f1b", "time_limit_s": 20.0}
+    program = planned(devices=2, memory=300_000, **options)
     assert (program.plan.micro_batches or 1) > 8
     assert program.verify().equal
 

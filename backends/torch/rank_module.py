@@ -940,13 +940,18 @@ class _Parts(_Part):
         return key in self._modules if self._container is nn.ModuleDict else key in [*self]
 
     def __getattr__(self, name: str) -> Any:
-        """A submodule, or how a dictionary lists them.
+        """A submodule, or a method that reads the contents.
 
         Raises:
             AttributeError: It is something else.
         """
-        is_listing = name in {"keys", "values", "items"} and self._container is nn.ModuleDict
-        return getattr(self._modules, name) if is_listing else super().__getattr__(name)
+        if name in _READING and hasattr(self._container, name):
+            return partial(getattr(self._container, name), self)
+        return super().__getattr__(name)
+
+
+#: Methods of containers that read them, for users and for `__getitem__` of PyTorch's classes.
+_READING = frozenset({"keys", "values", "items", "_get_abs_string_index", "_get_item_by_idx"})
 
 
 #: Where a part of a rank's module keeps its class.

@@ -12,7 +12,7 @@ from typing import Any
 import numba
 import pytest
 
-from partitioner.solver import work
+from partitioner.solver import compiling, work
 from partitioner.solver.compiling import NOTICE, Compilation
 from partitioner.solver.pairwise import jit
 from partitioner.solver.work import Work
@@ -22,7 +22,8 @@ from partitioner.solver.work import Work
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The second that the machine's clock shows."""
     shown = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: shown[0])
+    for module in (compiling, work):
+        monkeypatch.setattr(module.time, "monotonic", lambda: shown[0])  # type: ignore[attr-defined]
     return shown
 
 

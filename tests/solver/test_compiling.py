@@ -72,7 +72,11 @@ def test_it_is_said_once_to_all_who_wait(compilation: Compilation) -> None:
     assert said == [NOTICE]
 
 
-def test_threads_that_compile_at_once_are_counted_once(compilation: Compilation) -> None:
+def test_threads_that_compile_at_once_are_counted_once(
+    compilation: Compilation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "time", time)
+
     def compile_one() -> None:
         compilation.begin()
         time.sleep(0.05)

@@ -15,7 +15,9 @@ from torch._decomp import get_decompositions
 from torch.export import ExportedProgram
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
+from partitioner.frontends.torch.repeated_layers import repeated_layers
 from partitioner.frontends.torch.rewrite import graph_modules
+from partitioner.frontends.torch.unrolled_trace import unrolled
 
 aten = torch.ops.aten
 
@@ -71,6 +73,21 @@ def plain_trace() -> Iterator[None]:
 
 def joint_trace(program: ExportedProgram, table: Table, *, training: bool) -> Joint:
     """The trace of the forward and, in training, backward pass, in which nothing writes in place.
+
+    Layers that are proven to repeat are traced a few times, and the trace is repeated.
+    """
+    with plain_trace():
+        layers = repeated_layers(program)
+        if layers is not None:
+            joint, attributes = _functional_trace(layers.program, table, training=training)
+            whole = unrolled(joint, layers)
+            if whole is not None:
+                return whole, attributes
+    return _functional_trace(program, table, training=training)
+
+
+def _functional_trace(program: ExportedProgram, table: Table, *, training: bool) -> Joint:
+    """The trace of a program, call by call.
 
     Functionalization takes a fifth of the time. So a program that writes nothing is traced without
     it, and again with it if its decompositions or its backward pass turn out to write.

@@ -860,10 +860,11 @@ def plan_in_stages(
         PartitionerError: As `compile`.
     """
     budget = Budget.of(request, clock.say)
+    search = CountSearch(graphs, cluster, request, budget)
     try:
-        return CountSearch(graphs, cluster, request, budget).all(trials)
+        return search.all(trials)
     except Infeasible as error:
-        refusal = stopped_refusal(error, budget.work)
+        refusal = stopped_refusal(error, budget.work, gave_up=search.gave_up)
     if budget.work.stopped:  # what more micro-batches would take was not to be waited for
         raise refusal
     clock.say("looking for more micro-batches that fit")

@@ -13,7 +13,7 @@ from partitioner.cost_model.classes import representatives
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import sharded_flops_share
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.memory import MemoryPeak, exact_peak_bytes, peak_bytes, with_headroom
+from partitioner.cost_model.memory import MemoryPeak, safe_and_exact_peaks, with_headroom
 from partitioner.cost_model.reshard import Resharder
 from partitioner.cost_model.schedule import Schedule, UnequalWorkError, schedule
 from partitioner.cost_model.sessions import Held
@@ -244,12 +244,13 @@ def evaluate_placed(
     nothing = MemoryPeak(0, 0, 0, "")
     limits = {device: cluster.devices[device].memory_bytes for device in devices}
     held = Held.of(graph, tasks, limits)
+    safe, exact = safe_and_exact_peaks(tasks)
     return Evaluation(
         compute_s=of_all(compute_s, 0.0),
         comm_s=of_all(comm_s, 0.0),
         latency_s=simulate(tasks).latency_s if pipeline is None else step_seconds(tasks),
-        peak=of_all(peak_bytes(tasks), nothing),
-        exact_peak=of_all(exact_peak_bytes(tasks), nothing),
+        peak=of_all(safe, nothing),
+        exact_peak=of_all(exact, nothing),
         session_peak={} if held is None else of_all(held.peaks, nothing),
         limit_bytes=limits,
         sent_bytes={device: round(n) for device, n in of_all(sent_bytes(tasks), 0.0).items()},

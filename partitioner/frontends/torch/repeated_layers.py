@@ -16,12 +16,13 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.fx._lazy_graph_module import _make_graph_module
 
-from partitioner.ir.repeats import numbered, repetitions
+from partitioner.ir.repeats import Floats, numbered, repetitions
 
 #: Layers that are traced: the first, the last and two in the middle may be unlike one another, and
 #: each of two more is compared with the one before.
@@ -30,7 +31,7 @@ KEPT = 6
 LEAST = 100
 
 
-class Irregular(Exception):
+class IrregularError(Exception):
     """Layers are not equal, or something reads them in another way than neighbours do."""
 
 
@@ -81,13 +82,13 @@ class Chain:
         """The thing at the same place so many layers later; itself if it is of no layer.
 
         Raises:
-            Irregular: There is no such layer.
+            IrregularError: There is no such layer.
         """
         if thing not in self.place:
             return thing
         layer, number = self.place[thing]
         if not 0 <= layer + layers < len(self.rows):
-            raise Irregular
+            raise IrregularError
         return self.rows[layer + layers][number]
 
 
@@ -121,14 +122,30 @@ def repeated_layers(program: ExportedProgram) -> RepeatedLayers | None:
         (own, types[node], *(types[operand] for operand in operands))
         for node, (own, operands) in zip(calls, forms, strict=True)
     )
-    stretch = next(repetitions(kinds, fewest=KEPT + 1, shown=KEPT, hidden=LEAST), None)
+    operands = [each for _, each in forms]
+    found = repetitions(
+        kinds, fewest=KEPT + 1, shown=KEPT, hidden=LEAST, crossing=_crossing(calls, operands)
+    )
+    stretch = next(found, None)
     if stretch is None:
         return None
-    finder = _Finder(
-        *(program, calls, [operands for _, operands in forms]),
-        *(stretch.start, stretch.period, stretch.count),
-    )
-    return finder.found()
+    finder = _Finder(program, calls, operands, stretch.start, stretch.period, stretch.count)
+    return finder.layers()
+
+
+def _crossing(calls: Sequence[fx.Node], operands: Sequence[Sequence[fx.Node]]) -> Floats:
+    """For the point before each call, the number of earlier results that it or a later one reads.
+
+    Where few cross, a layer begins.
+    """
+    at = {node: index for index, node in enumerate(calls)}
+    last = {read: index for index, reads in enumerate(operands) for read in reads}
+    change = np.zeros(len(calls) + 1)
+    for read, index in last.items():
+        if read in at:
+            change[at[read] + 1] += 1
+            change[index + 1] -= 1
+    return np.cumsum(change)[:-1]
 
 
 @dataclass
@@ -160,7 +177,7 @@ class _Finder:
             **signature.inputs_to_lifted_tensor_constants,
         }
 
-    def found(self) -> RepeatedLayers | None:
+    def layers(self) -> RepeatedLayers | None:
         """The layers, if they are proven to be equal."""
         stop = self.start + self.count * self.period
         inner = range(self.start + self.period, stop)
@@ -194,7 +211,10 @@ class _Finder:
                 self.weights.shared.add(name)
             return self._at(operand) < self.start
         if operand in self.at:
-            first, old, new = self.start + (layer - 1) * self.period, *map(self._at, (before, operand))
+            first, old, new = (
+                self.start + (layer - 1) * self.period,
+                *map(self._at, (before, operand)),
+            )
             enters = layer == 1 and old < self.start and new < first + self.period
             return new >= first and (new - old == self.period or enters)
         names = self.names.get(before.name), self.names.get(operand.name)

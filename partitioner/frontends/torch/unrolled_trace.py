@@ -24,7 +24,7 @@ from torch.fx._lazy_graph_module import _make_graph_module
 
 from partitioner.frontends.torch.repeated_layers import (
     KEPT,
-    Irregular,
+    IrregularError,
     RepeatedLayers,
     form,
     type_of,
@@ -47,7 +47,7 @@ def unrolled(joint: fx.GraphModule, layers: RepeatedLayers) -> fx.GraphModule | 
         trace = _Trace(joint, layers)
         trace.check()
         return _Unrolled(trace).module()
-    except Irregular:
+    except IrregularError:
         return None
 
 
@@ -90,7 +90,7 @@ class _Trace:
         """Positions of the layers in the forward pass.
 
         Raises:
-            Irregular: They are not consecutive.
+            IrregularError: They are not consecutive.
         """
         of: list[list[int]] = [[] for _ in range(KEPT)]
         for index, node in enumerate(self.calls[: self.turn]):
@@ -99,12 +99,12 @@ class _Trace:
             if layer is not None:
                 of[layer].append(index)
         if not all(of):
-            raise Irregular
+            raise IrregularError
         spans = [range(each[0], each[-1] + 1) for each in of]
         if any(len(span) != len(each) for span, each in zip(spans, of, strict=True)):
-            raise Irregular
+            raise IrregularError
         if any(one.stop != other.start for one, other in pairwise(spans)):
-            raise Irregular
+            raise IrregularError
         return spans
 
     @cached_property
@@ -148,7 +148,7 @@ class _Trace:
         Both are empty if there is no backward pass.
 
         Raises:
-            Irregular: A layer has no gradient, or the stretches are of different lengths.
+            IrregularError: A layer has no gradient, or the stretches are of different lengths.
         """
         if self.turn == len(self.calls):
             return range(self.turn, self.turn), range(self.turn, self.turn)
@@ -159,10 +159,10 @@ class _Trace:
                 first[layer] = min(self.at.get(node, -1), first.get(layer, len(self.calls)))
         starts = [first.get(MIDDLE + by, -1) for by in (1, 0, -1)]
         if not self.turn <= starts[0] < starts[1] < starts[2]:
-            raise Irregular
+            raise IrregularError
         one, other = (range(*pair) for pair in pairwise(starts))
         if len(one) != len(other):
-            raise Irregular
+            raise IrregularError
         return one, other
 
     @cached_property
@@ -194,12 +194,12 @@ class _Trace:
         """Compare layers in the middle with the next ones, and the stretches of the backward pass.
 
         Raises:
-            Irregular: They are not equal.
+            IrregularError: They are not equal.
         """
         for layer in range(MIDDLE, KEPT - 1):
             one, other = self.spans[layer : layer + 2]
             if len(one) != len(other):
-                raise Irregular
+                raise IrregularError
             for old, new in zip(one, other, strict=True):
                 self._compare(old, new, 1, self.forward_steps)
         for old, new in zip(*self.turns, strict=True):
@@ -222,7 +222,7 @@ class _Trace:
             and self._gives(one, other, by)
         )
         if not alike:
-            raise Irregular
+            raise IrregularError
 
     def _leads(self, operand: fx.Node, other: fx.Node, by: int, distance: int) -> bool:
         """Whether an operand is at the place of another one, so many layers later."""
@@ -290,7 +290,7 @@ class _Unrolled:
         """The trace of all layers.
 
         Raises:
-            Irregular: Something reads a layer that is not next to it.
+            IrregularError: Something reads a layer that is not next to it.
         """
         trace = self.trace
         for node in trace.joint.graph.find_nodes(op="placeholder"):
@@ -352,7 +352,7 @@ class _Unrolled:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), operand)
         copied = self.graph.create_node(node.op, node.target, args, kwargs, name, node.type)
         if copied.name != name:
-            raise Irregular
+            raise IrregularError
         copied.meta = self._moved_meta(node, layers)
         if node in trace.home:
             layer, place = trace.home[node]
@@ -381,7 +381,7 @@ class _Unrolled:
             layer, place = trace.home[read]
             self._check_near(index, layer, layers)
             if (layer + layers, place) not in self.forward:
-                raise Irregular
+                raise IrregularError
             return self.forward[layer + layers, place]
         if read in trace.weights:
             name = trace.weights[read]
@@ -400,10 +400,10 @@ class _Unrolled:
         repeated part of the backward pass is not moved.
         """
         if index >= self.trace.spans[MIDDLE].stop and layers and layer < MIDDLE:
-            raise Irregular
+            raise IrregularError
         below = self.trace.turns[1]
         if index >= below.start and layer > MIDDLE + (index < below.stop):
-            raise Irregular
+            raise IrregularError
 
     @cached_property
     def _placeholders(self) -> Mapping[str, fx.Node]:
@@ -419,14 +419,14 @@ class _Unrolled:
             repetition = backward if at >= one.start else backward - 1
             return self.turns[repetition][(at - begin) % len(one)]
         if at < one.start or index >= other.stop:
-            raise Irregular
+            raise IrregularError
         return self.turns[-1][at - one.start]
 
     def _write_results(self) -> None:
         trace, place = self.trace, self.trace.layers.weights.place
         numbers = {place[name][1] for name in self.gradients}
         if len(self.gradients) != len(numbers) * (KEPT + self._left_out):
-            raise Irregular
+            raise IrregularError
         results = [
             self.gradients.get(name) if name in place else self.copies.get(node, node)
             for node, name in trace.results

@@ -9,45 +9,52 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from partitioner.frontends.torch import joint, repeated_layers
+from partitioner.frontends.torch.capture import export_module
 from partitioner.frontends.torch.graph import ModuleGraph
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.repeated_layers import KEPT
 from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.trace import trace_module
 
-LAYERS, WIDTH = 9, 6
+LAYERS, WIDTH = 8, 6
 
 
 class Block(nn.Module):
-    """Attention of two heads and two linear maps, each behind a norm, with residuals."""
+    """Two linear maps behind a norm, with a residual."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH) for _ in range(2)])
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.up, self.down = nn.Linear(WIDTH, 10), nn.Linear(10, WIDTH)
+        self.norm, self.up = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 10)
+        self.down = nn.Linear(10, WIDTH, bias=False)
         self.register_buffer("scale", torch.full((WIDTH,), 0.5))
 
-    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor | float = 0.0) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x) + bias))) * self.scale
+
+
+class Attention(Block):
+    """The same behind attention of two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, bias: Tensor | float = 0.0) -> Tensor:
         batch, length, _ = x.shape
-        heads = self.qkv(self.norms[0](x)).view(batch, length, 3, 2, WIDTH // 2)
+        heads = self.qkv(x).view(batch, length, 3, 2, WIDTH // 2)
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
-        scores = q @ k.transpose(-1, -2)
-        if bias is not None:
-            scores = scores + bias
-        mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, WIDTH)
-        x = x + self.out(mixed) * self.scale
-        return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
+        return super().forward(x, bias)
 
 
 class Deep(nn.Module):
     """Embeddings, blocks and a tied head."""
 
-    def __init__(self, layers: int = LAYERS) -> None:
+    def __init__(self, layers: int = LAYERS, block: type[Block] = Block) -> None:
         super().__init__()
         self.embed = nn.Embedding(11, WIDTH)
-        self.blocks = nn.ModuleList([Block() for _ in range(layers)])
+        self.blocks = nn.ModuleList([block() for _ in range(layers)])
         self.norm = nn.LayerNorm(WIDTH)
 
     def forward(self, ids: Tensor) -> Any:
@@ -65,7 +72,7 @@ class Biased(Deep):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bias = nn.Parameter(torch.zeros(2, 5, 5))
+        self.bias = nn.Parameter(torch.zeros(WIDTH))
 
     def forward(self, ids: Tensor) -> Tensor:
         x, bias = self.embed(ids), self.bias * 2
@@ -106,9 +113,8 @@ class Two(Deep):
         x = y = self.embed(ids)
         for block in self.blocks:
             x = block(x)
-        bias = (x @ x.transpose(-1, -2)).unsqueeze(1)
         for block in self.more:
-            y = block(y, bias)
+            y = block(y, x)
         return self.loss(y)
 
 
@@ -141,7 +147,7 @@ class Collected(Deep):
 
 
 class FromFirst(Deep):
-    """All blocks but the first read what the first one gives."""
+    """All blocks but the first, which is none of the repeated ones, read what the first one gives."""
 
     def forward(self, ids: Tensor) -> Tensor:
         x = first = self.blocks[0](self.embed(ids))
@@ -165,7 +171,7 @@ class Uneven(Deep):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks[5].norms[0].eps = 1e-3
+        self.blocks[5].norm.eps = 1e-3
 
 
 class Counted(Deep):
@@ -186,27 +192,33 @@ class Counted(Deep):
 
 @pytest.fixture(autouse=True)
 def _few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeated_layers, "LEAST", 20)
+    monkeypatch.setattr(repeated_layers, "LEAST", 8)
 
 
 @pytest.fixture
 def layers_traced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many blocks each joint trace had: queries are cut from each block's projection."""
+    """How many blocks each joint trace had."""
     counts: list[int] = []
     trace = joint._trace
 
     def counted(program: ExportedProgram, *args: Any, **kwargs: Any) -> joint.Joint:
         targets = [node.target for node in program.graph.nodes]
-        counts.append(targets.count(torch.ops.aten.softmax.int))
+        counts.append(targets.count(torch.ops.aten.gelu.default))
         return trace(program, *args, **kwargs)
 
     monkeypatch.setattr(joint, "_trace", counted)
     return counts
 
 
+IDS = torch.arange(10).reshape(2, 5)
+
+
 def traced(module: nn.Module, *, training: bool) -> ModuleGraph:
-    ids = torch.arange(10).reshape(2, 5)
-    return trace_module(module, Example((ids,), {}), ModuleOptions(training=training)).traced
+    return trace_module(module, Example((IDS,), {}), ModuleOptions(training=training)).traced
+
+
+def exported(module: nn.Module) -> ExportedProgram:
+    return export_module(module, (IDS,), {}, training=True)
 
 
 def whole(
@@ -233,13 +245,17 @@ def assert_same(one: ModuleGraph, other: ModuleGraph) -> None:
     assert (one.gradients, one.fixed) == (other.gradients, other.fixed)
 
 
-@pytest.mark.parametrize("make", [Deep, Biased, Frozen])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Deep(block=Attention), Biased, Frozen, FromFirst],
+    ids=["attention", "shared bias", "frozen embeddings", "shared result"],
+)
 def test_repeated_layers_are_traced_a_few_times(
     make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch, layers_traced: list[int]
 ) -> None:
     module = make()
     graph = traced(module, training=True)
-    assert layers_traced == [KEPT]
+    assert layers_traced == [KEPT + isinstance(module, FromFirst)]
     assert_same(graph, whole(monkeypatch, module))
 
 
@@ -252,21 +268,58 @@ def test_layers_are_traced_a_few_times_for_inference(
     assert_same(graph, whole(monkeypatch, module, training=False))
 
 
-def test_the_longer_of_two_stacks_is_shortened(
-    monkeypatch: pytest.MonkeyPatch, layers_traced: list[int]
+@pytest.mark.parametrize("make", [Shared, Counted])
+def test_all_layers_are_traced_where_the_trace_of_few_is_not_regular(
+    make: Callable[[], nn.Module], layers_traced: list[int]
 ) -> None:
-    graph = traced(Two(), training=True)
-    assert layers_traced[0] == KEPT + LAYERS
-    assert_same(graph, whole(monkeypatch, Two()))
+    traced(make(), training=True)
+    assert layers_traced == [KEPT, LAYERS]
 
 
-@pytest.mark.parametrize(
-    "make", [Shared, HalfFrozen, Tied, Collected, FromFirst, TwoBack, Uneven, Counted]
-)
-def test_other_layers_are_all_traced(
-    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch, layers_traced: list[int]
+def test_the_longer_of_two_stacks_is_shortened() -> None:
+    layers = repeated_layers.repeated_layers(exported(Two()))
+    assert layers is not None
+    assert layers.left_out == LAYERS + 1 - KEPT
+    assert {name.split(".")[0] for name in layers.weights.place} == {"more"}
+
+
+@pytest.mark.parametrize("make", [HalfFrozen, Tied, Collected, TwoBack, Uneven])
+def test_other_layers_are_not_taken_for_repeated(make: Callable[[], nn.Module]) -> None:
+    assert repeated_layers.repeated_layers(exported(make())) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_models_of_transformers_have_the_graphs_of_whole_traces(
+    name: str, monkeypatch: pytest.MonkeyPatch, layers_traced: list[int]
 ) -> None:
-    module = make()
+    import transformers
+
+    sizes = {"vocab_size": 29, "num_hidden_layers": KEPT + 1, "use_cache": False}
+    if name == "gpt2":
+        dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        config: Any = transformers.GPT2Config(
+            n_embd=16, n_head=2, n_positions=8, **sizes, **dropout
+        )
+        model: Any = transformers.GPT2LMHeadModel(config)
+    else:
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+        config = transformers.LlamaConfig(hidden_size=16, intermediate_size=24, **sizes, **heads)
+        model = transformers.LlamaForCausalLM(config)
+    module = LossOf(model)
     graph = traced(module, training=True)
-    assert layers_traced[-1] == LAYERS
+    assert len(layers_traced) == 1
     assert_same(graph, whole(monkeypatch, module))
+    assert len(layers_traced) == 2
+
+
+class LossOf(nn.Module):
+    """The loss of a language model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        loss: Tensor = self.model(input_ids=ids, labels=ids).loss
+        return loss

@@ -193,13 +193,15 @@ def observed_schedule(
     everywhere: frozenset[str] = frozenset(),
     resharder: Resharder | None = None,
     units: Mapping[str, int] | None = None,
+    first: Mapping[int, int] | None = None,
 ) -> tuple[Schedule, Mapping[int, int]]:
     """The tasks of one device of each class of equal work, and the one that each device equals.
 
-    `everywhere` and `resharder` are as of `evaluate`, `units` as of `step_order`.
+    `everywhere` and `resharder` are as of `evaluate`, `units` as of `step_order`. `first` are the
+    `representatives` of the same nodes, if they are known.
     """
     resharder = resharder or Resharder(cluster)
-    first = representatives(graph, placed, cluster, resharder)
+    first = first or representatives(graph, placed, cluster, resharder)
     try:
         observed = frozenset(first.values())
         tasks = schedule(graph, placed, cluster, resharder, everywhere, observed, pipeline, units)

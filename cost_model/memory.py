@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -194,9 +194,25 @@ class _Uses:
                     arrived[local].add(task.target_phase)
         return cls(roots, by_root, arrived)
 
-    def phases(self, local: LocalKey) -> set[int]:
-        """The phases in which a tensor or a view of it is used."""
-        return self.by_root.get(self.roots.get(local, local), set())
+    def of_life(self, life: Lifetime, made: int, read: int, own: Container[int]) -> tuple[int, int]:
+        """The phases in which a device makes or gets a tensor, and in which it uses it last.
+
+        Args:
+            life: The tensor.
+            made, read: The phases of its first and its last task, of any device.
+            own: The phases that the device runs.
+        """
+        if not life.buffer and made in own and read in own:
+            return made, read
+        local = life.local
+        used = self.by_root.get(self.roots.get(local, local)) or {made}
+        begun = made
+        if life.buffer:
+            arrived = self.arrived.get(local, used)
+            begun = min((phase for phase in arrived if phase >= made), default=min(used))
+        elif made not in own:
+            begun = min(used)
+        return begun, read if read in own else max(used)
 
 
 @dataclass(frozen=True)
@@ -249,36 +265,30 @@ class StepLives:
         end, count = order.phases.number(Part.REDUCE), order.table.micro_batches
         summed = _summed(schedule, uses.roots) if count > 1 else frozenset()
         lifetimes = tuple(lifetimes)
-        inputs = {x for x in lifetimes if x.local in fed and not x.buffer}
+        inputs = {x for x in lifetimes if x.local in fed and not x.buffer} if fed else set()
         always = [
             x._replace(nbytes=x.nbytes * count) for x in sorted(inputs, key=lambda x: x.value)
         ]
-        for life in (x for x in lifetimes if x not in inputs):
-            own = order.own(life.device)
-            made, read = phase_at[life.first], phase_at[life.last]
-            used = uses.phases(life.local) or {made}
-            if life.buffer:
-                arrived = uses.arrived.get(life.local, used)
-                made = min((phase for phase in arrived if phase >= made), default=min(used))
-            elif made not in own:
-                made = min(used)
-            if read not in own:
-                read = max(used)
+        once = {phase for phase in range(end + 1) if order.phases.is_once(phase)}
+        own_of = {device: order.own(device) for device in {x.device for x in lifetimes}}
+        for life in (x for x in lifetimes if x not in inputs) if inputs else lifetimes:
+            local, phases = life.local, (phase_at[life.first], phase_at[life.last])
+            made, read = uses.of_life(life, *phases, own_of[life.device])
             begin, stop = max(life.first, start_of.get(made, 0)), end_of.get(made, 0)
             span = life._replace(first=begin, last=max(life.first, stop))
-            is_given = life.local in given
-            if life.local in summed and not order.phases.is_once(made):
+            is_given = bool(given) and local in given
+            if made not in once and local in summed:
                 always.append(life)
                 begun.append(span)
                 continue
             if made == read and not is_given:
                 passing.append(span._replace(last=max(begin, min(life.last, span.last))))
                 continue
-            if order.phases.is_once(made) or (order.phases.is_once(read) and not is_given):
+            if made in once or (read in once and not is_given):
                 always.append(life)
             else:
                 kept.append((life, (made, end if is_given else read)))
-            if not order.phases.is_once(made):
+            if made not in once:
                 begun.append(span)
         return cls(passing, begun, kept, always)
 

@@ -147,7 +147,7 @@ class Collected(Deep):
 
 
 class FromFirst(Deep):
-    """All blocks but the first, which is none of the repeated ones, read what the first one gives."""
+    """All blocks but the first read what that one gives: it is none of the repeated ones."""
 
     def forward(self, ids: Tensor) -> Tensor:
         x = first = self.blocks[0](self.embed(ids))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import operator
 import warnings
@@ -13,7 +14,7 @@ import torch
 from torch import fx, nn
 from torch._decomp import get_decompositions
 from torch.export import ExportedProgram
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
 from partitioner.frontends.torch.repeated_layers import repeated_layers
 from partitioner.frontends.torch.rewrite import graph_modules
@@ -79,11 +80,20 @@ def joint_trace(program: ExportedProgram, table: Table, *, training: bool) -> Jo
     with plain_trace():
         layers = repeated_layers(program)
         if layers is not None:
-            joint, attributes = _functional_trace(layers.program, table, training=training)
-            whole = unrolled(joint, layers)
+            few = _with_graph(program, layers.graph)
+            joint, attributes = _functional_trace(few, table, training=training)
+            whole = unrolled(joint.graph, layers)
             if whole is not None:
-                return whole, attributes
+                return _make_graph_module(joint, whole), attributes
     return _functional_trace(program, table, training=training)
+
+
+def _with_graph(program: ExportedProgram, graph: fx.Graph) -> ExportedProgram:
+    """The program with another graph of the same placeholders and results."""
+    other = copy.copy(program)
+    other._graph_module = _make_graph_module(program.graph_module, graph)
+    other._graph_module.meta.update(program.graph_module.meta)
+    return other
 
 
 def _functional_trace(program: ExportedProgram, table: Table, *, training: bool) -> Joint:

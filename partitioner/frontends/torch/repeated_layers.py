@@ -11,7 +11,6 @@ previous layer, its own weights, or what all layers read. What follows reads the
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +19,6 @@ import numpy as np
 import torch
 from torch import fx
 from torch.export import ExportedProgram
-from torch.fx._lazy_graph_module import _make_graph_module
 
 from partitioner.ir.repeats import Floats, numbered, repetitions
 
@@ -94,17 +92,17 @@ class Chain:
 
 @dataclass(frozen=True)
 class RepeatedLayers:
-    """A program of which `KEPT` layers are left.
+    """The layers of a program, and its graph with `KEPT` of them.
 
     Attributes:
-        program: The program: the first layers are left, and what follows reads the last of them.
+        graph: The graph: the first layers are left, and what follows reads the last of them.
         left_out: Number of the other layers.
-        layer_of: The layer of each call of the program that is of one, by the call's name.
+        layer_of: The layer of each call of the graph that is of one, by the call's name.
         weights: Full names of the weights of all layers, those left out included.
         modules: Entries of `nn_module_stack` of all layers.
     """
 
-    program: ExportedProgram
+    graph: fx.Graph
     left_out: int
     layer_of: Mapping[str, int]
     weights: Chain
@@ -189,8 +187,8 @@ class _Finder:
             for index in range(self.start, kept)
         }
         left_out = self.count - KEPT
-        program = self._without(kept, stop)
-        return RepeatedLayers(program, left_out, layer_of, self.weights, self.modules)
+        graph = self._without(kept, stop)
+        return RepeatedLayers(graph, left_out, layer_of, self.weights, self.modules)
 
     def _repeats(self, index: int) -> bool:
         """Whether a call is that of the layer before, on the operands of its own layer."""
@@ -256,8 +254,8 @@ class _Finder:
             and all(uses[id(self._tensor(str(name)))] == 1 for name in own)
         )
 
-    def _without(self, first: int, stop: int) -> ExportedProgram:
-        """The program without the calls from `first` to `stop`, which are whole layers.
+    def _without(self, first: int, stop: int) -> fx.Graph:
+        """The graph without the calls from `first` to `stop`, which are whole layers.
 
         Those that read the last of these layers read the one before the first.
         """
@@ -270,10 +268,7 @@ class _Finder:
                 again = self.at[node] - (stop - first)
                 if again >= first - self.period:
                     copies[node] = copies[self.calls[again]]
-        program = copy.copy(self.program)
-        program._graph_module = _make_graph_module(self.program.graph_module, graph)
-        program._graph_module.meta.update(self.program.graph_module.meta)
-        return program
+        return graph
 
 
 def form(node: fx.Node) -> tuple[Hashable, tuple[fx.Node, ...]]:

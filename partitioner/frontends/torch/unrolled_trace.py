@@ -20,7 +20,6 @@ from itertools import pairwise
 from typing import Any
 
 from torch import fx
-from torch.fx._lazy_graph_module import _make_graph_module
 
 from partitioner.frontends.torch.repeated_layers import (
     KEPT,
@@ -36,17 +35,17 @@ MIDDLE = 2
 _STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 
 
-def unrolled(joint: fx.GraphModule, layers: RepeatedLayers) -> fx.GraphModule | None:
+def unrolled(joint: fx.Graph, layers: RepeatedLayers) -> fx.Graph | None:
     """The trace of all layers from that of those that are left; None if they are not equal.
 
     Args:
-        joint: The trace of `layers.program`; its nodes have `meta["from_node"]`.
+        joint: The trace of the program with `layers.graph`; nodes have `meta["from_node"]`.
         layers: The layers.
     """
     try:
         trace = _Trace(joint, layers)
         trace.check()
-        return _Unrolled(trace).module()
+        return _Unrolled(trace).whole()
     except IrregularError:
         return None
 
@@ -63,7 +62,7 @@ class _Trace:
         backward_steps: The same of the backward pass.
     """
 
-    joint: fx.GraphModule
+    joint: fx.Graph
     layers: RepeatedLayers
     forward_steps: dict[str, int] = field(default_factory=dict)
     backward_steps: dict[str, int] = field(default_factory=dict)
@@ -72,7 +71,7 @@ class _Trace:
     def calls(self) -> Sequence[fx.Node]:
         """All nodes but placeholders and the output."""
         outer = ("placeholder", "output")
-        return [node for node in self.joint.graph.nodes if node.op not in outer]
+        return [node for node in self.joint.nodes if node.op not in outer]
 
     @cached_property
     def at(self) -> Mapping[fx.Node, int]:
@@ -119,13 +118,13 @@ class _Trace:
     @cached_property
     def weights(self) -> Mapping[fx.Node, str]:
         """Names of the placeholders of weights."""
-        placeholders = self.joint.graph.find_nodes(op="placeholder")
+        placeholders = self.joint.find_nodes(op="placeholder")
         return {node: getattr(node.meta["desc"], "target", "") for node in placeholders}
 
     @cached_property
     def results(self) -> Sequence[tuple[fx.Node | None, str]]:
         """What the trace returns, each with the name of the weight whose gradient it is, or ""."""
-        output = self.joint.graph.output_node()
+        output = self.joint.output_node()
         pairs = zip(output.args[0], output.meta["desc"], strict=True)  # type: ignore[arg-type]
         return [
             (node, getattr(getattr(desc, "grad_of", None), "target", "")) for node, desc in pairs
@@ -286,19 +285,19 @@ class _Unrolled:
     turns: list[list[fx.Node]] = field(default_factory=list)
     gradients: dict[str, fx.Node] = field(default_factory=dict)
 
-    def module(self) -> fx.GraphModule:
+    def whole(self) -> fx.Graph:
         """The trace of all layers.
 
         Raises:
             IrregularError: Something reads a layer that is not next to it.
         """
         trace = self.trace
-        for node in trace.joint.graph.find_nodes(op="placeholder"):
+        for node in trace.joint.find_nodes(op="placeholder"):
             self.copies[node] = self.graph.node_copy(node)
         self._write_forward()
         self._write_backward()
         self._write_results()
-        return _make_graph_module(trace.joint, self.graph)
+        return self.graph
 
     @property
     def _left_out(self) -> int:
@@ -432,7 +431,7 @@ class _Unrolled:
             for node, name in trace.results
         ]
         output = self.graph.output(tuple(results))
-        output.meta = dict(trace.joint.graph.output_node().meta)
+        output.meta = dict(trace.joint.output_node().meta)
 
 
 def numbered_name(name: str) -> tuple[str, int]:

@@ -860,11 +860,10 @@ def plan_in_stages(
         PartitionerError: As `compile`.
     """
     budget = Budget.of(request, clock.say)
-    search = CountSearch(graphs, cluster, request, budget)
     try:
-        return search.all(trials)
+        return CountSearch(graphs, cluster, request, budget).all(trials)
     except Infeasible as error:
-        refusal = stopped_refusal(error, budget.work, gave_up=search.gave_up)
+        refusal = stopped_refusal(error, budget.work)
     if budget.work.stopped:  # what more micro-batches would take was not to be waited for
         raise refusal
     clock.say("looking for more micro-batches that fit")

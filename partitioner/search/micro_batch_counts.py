@@ -13,7 +13,6 @@ from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.pipelines import NOT_SEARCHED, find_pipeline, over_counts, to_beat_s
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible
-from partitioner.solver.work import now_s
 from partitioner.strategies.constraints import ConstraintError
 
 #: Gives the graphs of a micro-batch for a number of them, the second to be planned if no plan of
@@ -101,7 +100,6 @@ class CountSearch:
         refused: The refusal of each other number.
         impossible: Why a number has no plan whatever the memory is, as where ranks outnumber rows.
         slower: Why each other number was left: no plan of it was found to be faster than others.
-        gave_up: Whether the search of a number ended because nothing had fit for long.
     """
 
     graphs: Graphs
@@ -113,7 +111,6 @@ class CountSearch:
     refused: dict[int, Infeasible] = field(default_factory=dict)
     impossible: dict[int, ConstraintError] = field(default_factory=dict)
     slower: dict[int, NoCheaper] = field(default_factory=dict)
-    gave_up: bool = False
 
     def all(self, trials: Sequence[Trial]) -> Outcome:
         """The best plan of these numbers.
@@ -220,15 +217,6 @@ class CountSearch:
         best = over_counts(self.outcomes, count, self.request.gap, bounds)
         return best.stopped() if self.budget.work.stopped else best
 
-    @property
-    def _leaves_clock(self) -> bool:
-        """Whether a number of which nothing is found to fit leaves a part of the clock to others.
-
-        On many devices the first plan of a number takes long, and an asked number is the only one.
-        """
-        few = len(self.cluster) <= EXPLICIT and self.request.micro_batch_count is None
-        return few and not self.outcomes
-
     def _plan(
         self,
         count: int,
@@ -252,7 +240,7 @@ class CountSearch:
             self.refused[count] = Infeasible(NOT_SEARCHED, proven=False)
         elif count not in known:
             self.budget.say(f"planning {count} micro-batch{'es' if count > 1 else ''}")
-            graphs, sizes, share = iter(self.graphs(count)), sizes or self.sizes, self.budget
+            graphs, sizes = iter(self.graphs(count)), sizes or self.sizes
             while count not in {**self.outcomes, **self.slower}:
                 try:
                     with self.budget.work.paused():
@@ -260,9 +248,6 @@ class CountSearch:
                     if graph.optional:
                         self.budget.say("allowing values to be computed again")
                     share = replace(self.budget.share(parts), best_s=known_s)
-                    if self._leaves_clock:
-                        until = now_s() + self.budget.work.left_s / (parts + 1)
-                        share = replace(share, unfit_until=until)
                     self.outcomes[count] = find_pipeline(
                         graph, self.cluster, self.request, share, count, sizes
                     )
@@ -272,7 +257,6 @@ class CountSearch:
                     self.slower[count] = error
                 except Infeasible as error:
                     self.refused[count] = error
-                    self.gave_up |= share.gives_up
                 except ConstraintError as error:
                     self.impossible[count] = error
         return count in self.outcomes

@@ -37,15 +37,9 @@ class NoCheaper(PartitionerError):  # noqa: N818 - a verdict
         self.bound = bound
 
 
-def stopped_refusal(refusal: Infeasible, work: Work, *, gave_up: bool = False) -> Infeasible:
-    """A refusal that says so if the clock has stopped the search, unless it is proven.
-
-    Args:
-        refusal: The refusal.
-        work: The work of the search.
-        gave_up: Whether some part of the search has left its clock to others.
-    """
-    if refusal.proven or not (gave_up or work.stopped or work.late):
+def stopped_refusal(refusal: Infeasible, work: Work) -> Infeasible:
+    """A refusal that says so if the clock has stopped the search, unless it is proven."""
+    if refusal.proven or not (work.stopped or work.late):
         return refusal
     text = f"{refusal}; the time limit stopped the search: with a longer one a plan may be found"
     return Infeasible(text, **vars(refusal))

@@ -143,8 +143,7 @@ def find_pipeline(
         mesh = DeviceMesh.line(size)
         text = f"pipeline of {micro_batches} micro-batches in stages"
         family = Family(text, (mesh,), (mesh,), symmetric=False)
-        found = any(result.plans for result in results)
-        if index and (budget.work.late or (not found and budget.gives_up)):
+        if index and budget.work.late:
             results.append(SpaceResult(failed=((family, OutOfTime(NOT_SEARCHED)),)))
             continue
         share = _beating(results, budget.share(len(sizes) - index), request.tune or 1)
@@ -218,7 +217,7 @@ def _of_size(
         try:
             return _search_of(graph, sharding, cluster, budget, ways).search()
         except Infeasible as error:
-            last = attempt == ATTEMPTS or budget.work.late or budget.gives_up
+            last = attempt == ATTEMPTS or budget.work.late
             if last or not graph.optional or not error.bytes_short:
                 raise
             refusal = error
@@ -552,7 +551,7 @@ class PipelineSearch:
         drafts: list[_Draft] = []
         for name in sorted(self.ways.schedules, key=lambda name: name != LEAN):
             fits = plans or any(draft.rank[0] == 0 for draft in drafts)
-            if self.budget.work.late if fits else bool(drafts) and self.budget.gives_up:
+            if fits and self.budget.work.late:
                 failed.append((self._family(name), OutOfTime(NOT_SEARCHED)))
                 continue
             try:
@@ -575,10 +574,8 @@ class PipelineSearch:
         estimate = f"not simulated: a step of {units.seconds(draft.rank[1])} is estimated"
         if draft.rank[1] > FAR * best_s:
             return PartitionerError(estimate)
-        if is_first and best_s == math.inf:
-            return None
-        ends = self.budget.work.over or (not plans and self.budget.gives_up)
-        return OutOfTime(estimate) if ends else None
+        needed = is_first and best_s == math.inf
+        return OutOfTime(estimate) if not needed and self.budget.work.over else None
 
     def _without_plans(self, failed: Sequence[tuple[Family, PartitionerError]]) -> SpaceResult:
         """The result where no plan is as good as the known one of the budget."""
@@ -627,12 +624,12 @@ class PipelineSearch:
         if self.again is not None:
             ends, best = self._drafted_again(draft, ends, best, limits, simulated, budget)
         for rival in draft.cuts[1:]:
-            if _goes_on(best, budget) and _figure(candidate := simulated(rival)) < _figure(best):
+            if not budget.work.over and _figure(candidate := simulated(rival)) < _figure(best):
                 ends, best = rival, candidate
         for distance in LAST_MOVES:
             for moved in self._neighbours(ends, distance):
-                if _goes_on(best, budget) and _figure(other := simulated(moved)) < _figure(best):
-                    ends, best = moved, other
+                if not budget.work.over and _figure(candidate := simulated(moved)) < _figure(best):
+                    ends, best = moved, candidate
         if not best.evaluation.fits_exactly:
             raise self._too_large(draft.name, best)
         return best
@@ -658,7 +655,7 @@ class PipelineSearch:
         """
         seen = {ends}
         for _ in range(DRAFTS):
-            stops = budget.work.over if best.evaluation.fits_exactly else _is_late(budget)
+            stops = budget.work.over if best.evaluation.fits_exactly else budget.work.late
             cut = ends if stops else self._moved(draft.estimate, ends, limits)
             if cut in seen:
                 break
@@ -699,8 +696,7 @@ class PipelineSearch:
         seen: set[frozenset[str]] = set()
         best: _Packed | None = None
         for _ in range(CHOICES):
-            fits = best is not None and best.candidate.evaluation.fits_exactly
-            if best is not None and (budget.work.over if fits else budget.gives_up):
+            if best is not None and best.candidate.evaluation.fits_exactly and budget.work.over:
                 break
             one = self._packed(draft, ends, again, limits, seen, budget)
             if one is None:
@@ -710,7 +706,7 @@ class PipelineSearch:
         assert best is not None
         last = best
         for _ in range(MENDS):
-            if not last.is_nearly_within(self._limits) or _is_late(budget):
+            if not last.is_nearly_within(self._limits) or budget.work.late:
                 break
             one = self._packed(draft, ends, again, last.tighter(self._limits), seen, budget)
             if one is None:
@@ -975,16 +971,6 @@ class _Packed:
             limit - (over + MARGIN * most) if over > 0 else limit
             for limit, over, most in zip(self.limits, self.over, memory, strict=True)
         )
-
-
-def _goes_on(best: Candidate, budget: Budget) -> bool:
-    """Whether a search that has this plan tries more."""
-    return not budget.work.over and (best.evaluation.fits_exactly or not budget.gives_up)
-
-
-def _is_late(budget: Budget) -> bool:
-    """Whether the clock ends a search that has no plan which fits."""
-    return budget.gives_up or budget.work.late
 
 
 def _figure(candidate: Candidate) -> tuple[int, float]:

@@ -15,7 +15,7 @@ from partitioner.ir.pipeline import SCHEDULES
 from partitioner.ir.plan import OBJECTIVES
 from partitioner.solver import Objective
 from partitioner.solver.milp.engines import HIGHS, Engine, find
-from partitioner.solver.work import STEPS_PER_S, Work, now_s
+from partitioner.solver.work import STEPS_PER_S, Work
 from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.named_dims import bound
 from partitioner.strategies.parallel import (
@@ -283,8 +283,6 @@ class Budget:
             steps take longer than usual, spaces behind this one are searched all the same.
         defers_memory: Whether to stop where memory forbids the cheapest plan, because a graph
             that offers to compute values again is planned then.
-        unfit_until: Second of `work.now_s` at which a search of stages ends that has not found any
-            plan which fits: what is left of the clock is for others, which may.
     """
 
     work: Work
@@ -295,7 +293,6 @@ class Budget:
     best_s: float = math.inf
     parts: float = 1
     defers_memory: bool = False
-    unfit_until: float = math.inf
 
     @classmethod
     def of(cls, request: Request, say: Say = silent) -> Budget:
@@ -307,8 +304,3 @@ class Budget:
     def share(self, parts: float) -> Budget:
         """A budget with one of so many equal shares of the steps that are left."""
         return replace(self, work=self.work.share(parts), parts=parts)
-
-    @property
-    def gives_up(self) -> bool:
-        """Whether a search of stages ends that has not found any plan which fits."""
-        return now_s() >= self.unfit_until

@@ -123,11 +123,18 @@ class _Trace:
 
     @cached_property
     def results(self) -> Sequence[tuple[fx.Node | None, str]]:
-        """What the trace returns, each with the name of the weight whose gradient it is, or ""."""
+        """What the trace returns, each with the name of the weight whose gradient it is, or "".
+
+        None in the place of what is no tensor.
+        """
         output = self.joint.output_node()
         pairs = zip(output.args[0], output.meta["desc"], strict=True)  # type: ignore[arg-type]
         return [
-            (node, getattr(getattr(desc, "grad_of", None), "target", "")) for node, desc in pairs
+            (
+                node if isinstance(node, fx.Node) else None,
+                getattr(getattr(desc, "grad_of", None), "target", ""),
+            )
+            for node, desc in pairs
         ]
 
     @cached_property
@@ -252,10 +259,10 @@ class _Trace:
                 return False
         if one.meta.get("is_gradient_acc"):  # has any number
             return True
-        numbers = [node.meta.get("seq_nr") for node in (one, other)]
-        if None in numbers:
-            return numbers[0] == numbers[1]
-        return self.sequence_moved(numbers[0], by, 0) == numbers[1]
+        number, then = one.meta.get("seq_nr"), other.meta.get("seq_nr")
+        if number is None or then is None:
+            return number is then
+        return self.sequence_moved(number, by, 0) == then
 
     def _gives(self, one: fx.Node, other: fx.Node, by: int) -> bool:
         """Whether calls give gradients of the same weights, so many layers apart."""
@@ -365,7 +372,8 @@ class _Unrolled:
         meta, moved = dict(node.meta), self.trace.layers.modules.moved
         for key in _STACKS:
             if meta.get(key):
-                meta[key] = dict(moved(entry, layers) for entry in meta[key].items())
+                entries: Any = (moved(entry, layers) for entry in meta[key].items())
+                meta[key] = dict(entries)
         if "seq_nr" in meta:
             meta["seq_nr"] = self.trace.sequence_moved(meta["seq_nr"], layers, self._left_out)
         return meta
@@ -427,7 +435,7 @@ class _Unrolled:
         if len(self.gradients) != len(numbers) * (KEPT + self._left_out):
             raise IrregularError
         results = [
-            self.gradients.get(name) if name in place else self.copies.get(node, node)
+            self.gradients.get(name) if name in place else node and self.copies[node]
             for node, name in trace.results
         ]
         output = self.graph.output(tuple(results))

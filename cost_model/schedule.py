@@ -296,7 +296,7 @@ class _Builder:
     origin: dict[Key, tuple[int, int]] = field(default_factory=dict)  # key -> (anchor, phase)
     busy: dict[int, int] = field(default_factory=dict)  # device -> anchor of its last task
     readers: dict[LocalKey, set[int | None]] = field(default_factory=dict)  # blocks, of constants
-    meshes: dict[DeviceMesh, Sequence[int]] = field(default_factory=dict)  # observed devices
+    meshes: dict[DeviceMesh, tuple[int, ...]] = field(default_factory=dict)  # observed devices
 
     def run(self, placed: Sequence[PlacedNode]) -> Schedule:
         delivered: dict[str, Key] = {}
@@ -626,7 +626,7 @@ class _Builder:
         observed = self.observed
         return tuple(devices) if observed is None else [d for d in devices if d in observed]
 
-    def _observed_of(self, mesh: DeviceMesh) -> Sequence[int]:
+    def _observed_of(self, mesh: DeviceMesh) -> tuple[int, ...]:
         if mesh not in self.meshes:
             self.meshes[mesh] = tuple(self._observed(mesh.devices))
         return self.meshes[mesh]

@@ -259,7 +259,8 @@ class _Trace:
                 return False
         if one.meta.get("is_gradient_acc"):  # has any number
             return True
-        number, then = one.meta.get("seq_nr"), other.meta.get("seq_nr")
+        number: int | None = one.meta.get("seq_nr")
+        then: int | None = other.meta.get("seq_nr")
         if number is None or then is None:
             return number is then
         return self.sequence_moved(number, by, 0) == then

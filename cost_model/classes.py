@@ -74,7 +74,7 @@ def _local_sizes(placed: Sequence[PlacedNode]) -> Iterator[Mapping[int, Hashable
     yield from (_sizes(mesh, layout) for mesh, layout in cuts)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=4096)
 def _sizes(mesh: DeviceMesh, layout: DimLayout) -> Mapping[int, Hashable]:
     """The part of a dim on each device of a group."""
     return {device: layout.local_size(mesh, point) for device, point in mesh.coords()}

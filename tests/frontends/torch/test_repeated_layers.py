@@ -243,7 +243,11 @@ def assert_same(one: ModuleGraph, other: ModuleGraph) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: Deep(block=Attention), Biased, FromFirst],
+    [
+        lambda: Deep(block=Attention),
+        Biased,
+        pytest.param(FromFirst, marks=pytest.mark.slow),
+    ],
     ids=["attention", "shared bias", "shared result"],
 )
 def test_repeated_layers_are_traced_a_few_times(
@@ -264,7 +268,8 @@ def test_layers_are_traced_a_few_times_for_inference(
     assert_same(graph, whole(monkeypatch, module, training=False))
 
 
-@pytest.mark.parametrize("make", [pytest.param(Shared, marks=pytest.mark.slow), Counted])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [Shared, Counted])
 def test_all_layers_are_traced_where_the_trace_of_few_is_not_regular(
     make: Callable[[], nn.Module], layers_traced: list[int]
 ) -> None:

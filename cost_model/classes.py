@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.dispatch import dispatch_comms, dispatch_seconds
 from partitioner.cost_model.reshard import Hop, Resharder
-from partitioner.cost_model.traffic import sent_numel
+from partitioner.ir.exchange import sent_numel
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
@@ -32,7 +33,7 @@ def representatives(
     hops = _hops(graph, placed, resharder)
     classes = [0] * len(cluster)
     sizes, inside = _local_sizes(placed), _dispatches(placed, cluster)
-    for labels in (dict(enumerate(cluster.devices)), *sizes, *inside, *map(_roles, hops)):
+    for labels in (dict(enumerate(cluster.devices)), *sizes, *inside, *(hop.roles for hop in hops)):
         _refine(classes, labels)
     count = 0
     while len(set(classes)) != count:
@@ -70,8 +71,13 @@ def _local_sizes(placed: Sequence[PlacedNode]) -> Iterator[Mapping[int, Hashable
             for dim in at.sharding.dims:
                 if dim.axes:
                     cuts.setdefault((at.mesh, dim))
-    for mesh, layout in cuts:
-        yield {device: layout.local_size(mesh, point) for device, point in mesh.coords()}
+    yield from (_sizes(mesh, layout) for mesh, layout in cuts)
+
+
+@lru_cache(maxsize=4096)
+def _sizes(mesh: DeviceMesh, layout: DimLayout) -> Mapping[int, Hashable]:
+    """The part of a dim on each device of a group."""
+    return {device: layout.local_size(mesh, point) for device, point in mesh.coords()}
 
 
 def _dispatches(placed: Sequence[PlacedNode], cluster: Cluster) -> Iterator[Mapping[int, Hashable]]:
@@ -96,22 +102,6 @@ def _hops(graph: Graph, placed: Sequence[PlacedNode], resharder: Resharder) -> S
         home = homes[value]
         reshards.setdefault((graph.types[value].dtype, home, home.without_partial()))
     return [*{id(hop): hop for args in reshards for hop in resharder.hops(*args)}.values()]
-
-
-def _roles(hop: Hop) -> Mapping[int, Hashable]:
-    """The part of each device in a step of a reshard, whoever its peers are."""
-    roles: dict[int, list[Hashable]] = defaultdict(list)
-    for priced in hop.comms:
-        comm = priced.comm
-        sent = sent_numel(comm.transfers)
-        for device, seconds in priced.seconds.items():
-            sides = device in comm.sources(), device in comm.targets()
-            role = (comm.kind, seconds, priced.overlap, sides, sent.get(device, 0))
-            roles[device].append(role)
-    for name, devices in (("alias", hop.aliases), ("zeros", hop.zeros)):
-        for device in devices:
-            roles[device].append(name)
-    return {device: tuple(parts) for device, parts in roles.items()}
 
 
 def _peer_classes(hop: Hop, classes: Sequence[int]) -> Mapping[int, Hashable]:

@@ -13,7 +13,7 @@ from partitioner.cost_model.classes import representatives
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import sharded_flops_share
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.memory import MemoryPeak, exact_peak_bytes, peak_bytes, with_headroom
+from partitioner.cost_model.memory import MemoryPeak, safe_and_exact_peaks, with_headroom
 from partitioner.cost_model.reshard import Resharder
 from partitioner.cost_model.schedule import Schedule, UnequalWorkError, schedule
 from partitioner.cost_model.sessions import Held
@@ -193,13 +193,15 @@ def observed_schedule(
     everywhere: frozenset[str] = frozenset(),
     resharder: Resharder | None = None,
     units: Mapping[str, int] | None = None,
+    first: Mapping[int, int] | None = None,
 ) -> tuple[Schedule, Mapping[int, int]]:
     """The tasks of one device of each class of equal work, and the one that each device equals.
 
-    `everywhere` and `resharder` are as of `evaluate`, `units` as of `step_order`.
+    `everywhere` and `resharder` are as of `evaluate`, `units` as of `step_order`. `first` are the
+    `representatives` of the same nodes, if they are known.
     """
     resharder = resharder or Resharder(cluster)
-    first = representatives(graph, placed, cluster, resharder)
+    first = first or representatives(graph, placed, cluster, resharder)
     try:
         observed = frozenset(first.values())
         tasks = schedule(graph, placed, cluster, resharder, everywhere, observed, pipeline, units)
@@ -244,12 +246,13 @@ def evaluate_placed(
     nothing = MemoryPeak(0, 0, 0, "")
     limits = {device: cluster.devices[device].memory_bytes for device in devices}
     held = Held.of(graph, tasks, limits)
+    safe, exact = safe_and_exact_peaks(tasks)
     return Evaluation(
         compute_s=of_all(compute_s, 0.0),
         comm_s=of_all(comm_s, 0.0),
         latency_s=simulate(tasks).latency_s if pipeline is None else step_seconds(tasks),
-        peak=of_all(peak_bytes(tasks), nothing),
-        exact_peak=of_all(exact_peak_bytes(tasks), nothing),
+        peak=of_all(safe, nothing),
+        exact_peak=of_all(exact, nothing),
         session_peak={} if held is None else of_all(held.peaks, nothing),
         limit_bytes=limits,
         sent_bytes={device: round(n) for device, n in of_all(sent_bytes(tasks), 0.0).items()},

@@ -27,9 +27,9 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -59,8 +59,7 @@ def with_headroom(nbytes: Size) -> Size:
     return nbytes * HEADROOM_PERCENT // 100
 
 
-@dataclass(frozen=True, slots=True)
-class Lifetime:
+class Lifetime(NamedTuple):
     """A local tensor with bytes of its own, and the positions in `Schedule.tasks` it is held at.
 
     Both `first` and `last` are included. A `buffer` is written by a communication.
@@ -137,7 +136,7 @@ def loaded_among_activations(schedule: Schedule) -> Mapping[Lifetime, int]:
     So they can be counted among activations, all of which get head-room.
     """
     return {
-        replace(life, nbytes=life.nbytes * 100 // HEADROOM_PERCENT, buffer=True): life.nbytes
+        life._replace(nbytes=life.nbytes * 100 // HEADROOM_PERCENT, buffer=True): life.nbytes
         for life in loaded_lifetimes(schedule)
     }
 
@@ -147,11 +146,23 @@ def exact_peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
     return peaks(schedule, _usage(schedule, tuple(exact_lifetimes(schedule))), int)
 
 
-def _usage(schedule: Schedule, lifetimes: Sequence[Lifetime]) -> Curves:
+def safe_and_exact_peaks(
+    schedule: Schedule,
+) -> tuple[Mapping[int, MemoryPeak], Mapping[int, MemoryPeak]]:
+    """Both `peak_bytes` and `exact_peak_bytes`."""
+    uses = _Uses.of(schedule)
+    safe, exact = tuple(safe_lifetimes(schedule)), tuple(exact_lifetimes(schedule, uses.roots))
+    return (
+        peaks(schedule, _usage(schedule, safe, uses), with_headroom),
+        peaks(schedule, _usage(schedule, exact, uses), int),
+    )
+
+
+def _usage(schedule: Schedule, lifetimes: Sequence[Lifetime], uses: _Uses | None = None) -> Curves:
     """Most activation bytes at each task position over all micro-batches, by device."""
     if schedule.order is None:
         return usage_curves(schedule, lifetimes)
-    return _step_curves(schedule, schedule.order, lifetimes)
+    return _step_curves(schedule, schedule.order, lifetimes, uses)
 
 
 @dataclass(frozen=True)
@@ -183,9 +194,25 @@ class _Uses:
                     arrived[local].add(task.target_phase)
         return cls(roots, by_root, arrived)
 
-    def phases(self, local: LocalKey) -> set[int]:
-        """The phases in which a tensor or a view of it is used."""
-        return self.by_root.get(self.roots.get(local, local), set())
+    def of_life(self, life: Lifetime, made: int, read: int, own: Container[int]) -> tuple[int, int]:
+        """The phases in which a device makes or gets a tensor, and in which it uses it last.
+
+        Args:
+            life: The tensor.
+            made, read: The phases of its first and its last task, of any device.
+            own: The phases that the device runs.
+        """
+        if not life.buffer and made in own and read in own:
+            return made, read
+        local = life.local
+        used = self.by_root.get(self.roots.get(local, local)) or {made}
+        begun = made
+        if life.buffer:
+            arrived = self.arrived.get(local, used)
+            begun = min((phase for phase in arrived if phase >= made), default=min(used))
+        elif made not in own:
+            begun = min(used)
+        return begun, read if read in own else max(used)
 
 
 @dataclass(frozen=True)
@@ -213,7 +240,13 @@ class StepLives:
         return (*self.passing, *self.begun)
 
     @classmethod
-    def of(cls, schedule: Schedule, order: StepOrder, lifetimes: Iterable[Lifetime]) -> StepLives:
+    def of(
+        cls,
+        schedule: Schedule,
+        order: StepOrder,
+        lifetimes: Iterable[Lifetime],
+        uses: _Uses | None = None,
+    ) -> StepLives:
         """Sort lifetimes along the tasks of one micro-batch by how long they are held.
 
         A device runs the phases of its own stages alone: it holds a tensor from the phase in which
@@ -224,7 +257,7 @@ class StepLives:
         for position, phase in enumerate(phase_at):
             start_of.setdefault(phase, position)
         end_of = {phase: position for position, phase in enumerate(phase_at)}
-        uses = _Uses.of(schedule)
+        uses = uses or _Uses.of(schedule)
         passing: list[Lifetime] = []
         begun: list[Lifetime] = []
         kept: list[tuple[Lifetime, tuple[int, int]]] = []
@@ -232,36 +265,30 @@ class StepLives:
         end, count = order.phases.number(Part.REDUCE), order.table.micro_batches
         summed = _summed(schedule, uses.roots) if count > 1 else frozenset()
         lifetimes = tuple(lifetimes)
-        inputs = {x for x in lifetimes if x.local in fed and not x.buffer}
+        inputs = {x for x in lifetimes if x.local in fed and not x.buffer} if fed else set()
         always = [
-            replace(x, nbytes=x.nbytes * count) for x in sorted(inputs, key=lambda x: x.value)
+            x._replace(nbytes=x.nbytes * count) for x in sorted(inputs, key=lambda x: x.value)
         ]
-        for life in (x for x in lifetimes if x not in inputs):
-            own = order.own(life.device)
-            made, read = phase_at[life.first], phase_at[life.last]
-            used = uses.phases(life.local) or {made}
-            if life.buffer:
-                arrived = uses.arrived.get(life.local, used)
-                made = min((phase for phase in arrived if phase >= made), default=min(used))
-            elif made not in own:
-                made = min(used)
-            if read not in own:
-                read = max(used)
+        once = {phase for phase in range(end + 1) if order.phases.is_once(phase)}
+        own_of = {device: order.own(device) for device in {x.device for x in lifetimes}}
+        for life in (x for x in lifetimes if x not in inputs) if inputs else lifetimes:
+            local, phases = life.local, (phase_at[life.first], phase_at[life.last])
+            made, read = uses.of_life(life, *phases, own_of[life.device])
             begin, stop = max(life.first, start_of.get(made, 0)), end_of.get(made, 0)
-            span = replace(life, first=begin, last=max(life.first, stop))
-            is_given = life.local in given
-            if life.local in summed and not order.phases.is_once(made):
+            span = life._replace(first=begin, last=max(life.first, stop))
+            is_given = bool(given) and local in given
+            if made not in once and local in summed:
                 always.append(life)
                 begun.append(span)
                 continue
             if made == read and not is_given:
-                passing.append(replace(span, last=max(begin, min(life.last, span.last))))
+                passing.append(span._replace(last=max(begin, min(life.last, span.last))))
                 continue
-            if order.phases.is_once(made) or (order.phases.is_once(read) and not is_given):
+            if made in once or (read in once and not is_given):
                 always.append(life)
             else:
                 kept.append((life, (made, end if is_given else read)))
-            if not order.phases.is_once(made):
+            if made not in once:
                 begun.append(span)
         return cls(passing, begun, kept, always)
 
@@ -296,12 +323,14 @@ def _summed(schedule: Schedule, roots: Mapping[LocalKey, LocalKey]) -> frozenset
     return frozenset(roots.get(local, local) for local in outputs)
 
 
-def _step_curves(schedule: Schedule, order: StepOrder, lifetimes: Sequence[Lifetime]) -> Curves:
+def _step_curves(
+    schedule: Schedule, order: StepOrder, lifetimes: Sequence[Lifetime], uses: _Uses | None
+) -> Curves:
     """Most activation bytes at each task position, of a plan with stages.
 
     While a phase runs, all that earlier phases keep is held.
     """
-    lives = StepLives.of(schedule, order, lifetimes)
+    lives = StepLives.of(schedule, order, lifetimes, uses)
     phase_at = np.fromiter((task.phase for task in schedule.tasks), np.int64, len(schedule.tasks))
     phases_end = 1 + order.phases.number(Part.REDUCE)
     kept: dict[int, dict[tuple[int, int], int]] = defaultdict(lambda: defaultdict(int))
@@ -394,9 +423,14 @@ def _kept_for_either(
                 copy = copied_from.get(copy)
 
 
-def exact_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
-    """From the task that writes a local tensor to its device's last task that reads it."""
-    roots = _roots(schedule)
+def exact_lifetimes(
+    schedule: Schedule, roots: Mapping[LocalKey, LocalKey] | None = None
+) -> Iterator[Lifetime]:
+    """From the task that writes a local tensor to its device's last task that reads it.
+
+    `roots` are the tensors whose memory views and aliases name, if they are known.
+    """
+    roots = _roots(schedule) if roots is None else roots
     arrival: dict[LocalKey, int] = {}
     last: dict[LocalKey, int] = {}
     for position, task in enumerate(schedule.tasks):

@@ -10,14 +10,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.collectives import comm_cost, joined_comm_seconds
 from partitioner.cost_model.errors import CostError
-from partitioner.ir.exchange import Transfer, components, exchange, intersect, region_numel
+from partitioner.ir.exchange import (
+    Transfer,
+    components,
+    exchange,
+    intersect,
+    region_numel,
+    sent_numel,
+)
 from partitioner.ir.layout import DimLayout, Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.program import BUCKET_BYTES, Comm, CommKind
@@ -62,6 +70,23 @@ class Hop:
     #: Devices that hold zeros afterwards (a whole value becomes a pending sum), or a part of no
     #: elements, which no device needs to send.
     zeros: frozenset[int] = frozenset()
+
+    @cached_property
+    def roles(self) -> Mapping[int, Hashable]:
+        """The part that each device takes, whoever its peers are."""
+        roles: dict[int, list[Hashable]] = defaultdict(list)
+        for priced in self.comms:
+            comm = priced.comm
+            sources, targets = comm.sources(), comm.targets()
+            sent = sent_numel(comm.transfers)
+            for device, seconds in priced.seconds.items():
+                sides = device in sources, device in targets
+                role = (comm.kind, seconds, priced.overlap, sides, sent.get(device, 0))
+                roles[device].append(role)
+        for name, devices in (("alias", self.aliases), ("zeros", self.zeros)):
+            for device in devices:
+                roles[device].append(name)
+        return {device: tuple(parts) for device, parts in roles.items()}
 
 
 Reshard = tuple[str, Placement, Placement]  #: (element type, source, target).

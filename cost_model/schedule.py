@@ -296,6 +296,7 @@ class _Builder:
     origin: dict[Key, tuple[int, int]] = field(default_factory=dict)  # key -> (anchor, phase)
     busy: dict[int, int] = field(default_factory=dict)  # device -> anchor of its last task
     readers: dict[LocalKey, set[int | None]] = field(default_factory=dict)  # blocks, of constants
+    meshes: dict[DeviceMesh, tuple[int, ...]] = field(default_factory=dict)  # observed devices
 
     def run(self, placed: Sequence[PlacedNode]) -> Schedule:
         delivered: dict[str, Key] = {}
@@ -420,7 +421,7 @@ class _Builder:
                         placed.node, dtype, size, at.sharding
                     )
                 writes.append((device, key, 0 if stored else size))
-        devices = tuple(self._observed(placed.mesh.devices))
+        devices = self._observed_of(placed.mesh)
         seconds = self._prices.seconds(placed, devices)
         if self.order is not None:
             seconds = self._with_sums(placed, phase, seconds, self.order)
@@ -625,6 +626,11 @@ class _Builder:
         observed = self.observed
         return tuple(devices) if observed is None else [d for d in devices if d in observed]
 
+    def _observed_of(self, mesh: DeviceMesh) -> tuple[int, ...]:
+        if mesh not in self.meshes:
+            self.meshes[mesh] = tuple(self._observed(mesh.devices))
+        return self.meshes[mesh]
+
     def _insert(self, anchor: int, task: Task) -> None:
         self.tasks.append((anchor, len(self.tasks) + 1, task))
         for device in task.devices:
@@ -634,4 +640,4 @@ class _Builder:
         """Bytes on each observed device."""
         value, at = key
         sizes = at.local_bytes(self.graph.types[value].dtype)
-        return sizes if self.observed is None else {d: sizes[d] for d in self._observed(sizes)}
+        return {device: sizes[device] for device in self._observed_of(at.mesh)}

@@ -7,11 +7,11 @@ over the ranks in ascending order (each rank sends to the next), whatever algori
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from partitioner.cost_model.dispatch import dispatch_comms
 from partitioner.cost_model.schedule import Schedule, Task
-from partitioner.ir.exchange import Transfer
+from partitioner.ir.exchange import sent_numel
 from partitioner.ir.program import CommKind
 from partitioner.ir.types import item_bytes
 
@@ -55,13 +55,4 @@ def sent_bytes(schedule: Schedule) -> Mapping[int, float]:
             counted[id(comm.transfers)] = sent_numel(comm.transfers)
         for source, numel in counted[id(comm.transfers)].items():
             total[source] += times * numel * item_bytes(comm.dtype)
-    return total
-
-
-def sent_numel(transfers: Iterable[Transfer]) -> Mapping[int, int]:
-    """Elements that each device sends to others; no entry for one that sends none."""
-    total: dict[int, int] = defaultdict(int)
-    for transfer in transfers:
-        if transfer.source != transfer.target:
-            total[transfer.source] += transfer.numel
     return total

@@ -241,3 +241,12 @@ def components(transfers: tuple[Transfer, ...]) -> tuple[tuple[int, ...], ...]:
         group |= other
         group_of.update(dict.fromkeys(other, group))
     return tuple(dict.fromkeys(tuple(sorted(group_of[device])) for device in sorted(group_of)))
+
+
+def sent_numel(transfers: Iterable[Transfer]) -> Mapping[int, int]:
+    """Elements that each device sends to others; no entry for one that sends none."""
+    total: dict[int, int] = defaultdict(int)
+    for transfer in transfers:
+        if transfer.source != transfer.target:
+            total[transfer.source] += transfer.numel
+    return total

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
+from typing import NamedTuple
 
 from partitioner.ir.errors import IRError
 
@@ -52,8 +53,7 @@ UNIT_DURATIONS: Mapping[ActionKind, int] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(NamedTuple):
     """A computation of a stage for a micro-batch."""
 
     stage: int

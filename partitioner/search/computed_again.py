@@ -16,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.reshard import Resharder
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.offers import chosen, originals
@@ -170,8 +171,10 @@ class ComputedAgain:
     ) -> ComputedAgain:
         """Those of a sharding on the first devices of a cluster, in so many micro-batches."""
         graph = offering.graph
-        kept = StageFigures(offering.taking(()), cluster, micro_batches)
-        whole = StageFigures(offering.taking(graph.optional), cluster, micro_batches)
+        resharder = Resharder(cluster.first(offering.sharding.size))
+        kept = StageFigures(offering.taking(()), cluster, micro_batches, resharder)
+        every = offering.taking(graph.optional)
+        whole = StageFigures(every, cluster, micro_batches, resharder)
         offered = offered_regions(
             graph,
             _seconds(whole, graph.optional),

@@ -511,6 +511,7 @@ class PipelineSearch:
     budget: Budget
     shardings: Mapping[int, Sharding] = field(default_factory=dict)
     again: ComputedAgain | None = None
+    _tables: dict[Table, PipelineSchedule] = field(default_factory=dict)
 
     def search(self) -> SpaceResult:
         """The best plan of each schedule.
@@ -857,9 +858,13 @@ class PipelineSearch:
         return textbook_lanes(name, lanes * (2 if name in TWICE else 1))
 
     def _table(self, name: Table, lane_of: tuple[int, ...]) -> PipelineSchedule:
-        if isinstance(name, str):
-            return pipeline_schedule(name, lane_of, self.ways.micro_batches)
-        return from_csv("\n".join(name) + "\n")
+        if name not in self._tables:
+            self._tables[name] = (
+                pipeline_schedule(name, lane_of, self.ways.micro_batches)
+                if isinstance(name, str)
+                else from_csv("\n".join(name) + "\n")
+            )
+        return self._tables[name]
 
     # Cuts ------------------------------------------------------------------------------------
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from partitioner.cost_model.classes import representatives
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import observed_schedule
 from partitioner.cost_model.memory import HEADROOM_PERCENT, with_headroom
+from partitioner.cost_model.reshard import Resharder
 from partitioner.cost_model.schedule import Schedule
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
@@ -27,7 +29,7 @@ from partitioner.ir.pipeline import (
     lane_moments,
     start_times,
 )
-from partitioner.ir.plan import Pipeline, Plan, resolve
+from partitioner.ir.plan import Pipeline, PlacedNode, Plan, resolve
 from partitioner.search.stage_memory import Floats, MomentRows, StageMemory
 from partitioner.strategies.staging import changing_nodes, stages_of_all
 
@@ -66,11 +68,13 @@ class StageFigures:
         sharding: The sharding.
         cluster: All devices.
         micro_batches: Micro-batches of a step.
+        resharder: Remembers reshards on the first devices; None if it is of no other figures.
     """
 
     sharding: Sharding
     cluster: Cluster
     micro_batches: int = 1
+    resharder: Resharder | None = field(default=None, repr=False, compare=False)
 
     @property
     def lanes(self) -> int:
@@ -215,11 +219,31 @@ class StageFigures:
         self, name: str, units: Mapping[str, int] | None = None
     ) -> tuple[Schedule, Mapping[int, int]]:
         """See `evaluate.observed_schedule`."""
-        graph, plan = self.sharding.graph, self.sharding.plan
-        pipeline = Pipeline(name, self.micro_batches, (0,) * len(plan.groups))
-        placed = resolve(graph, replace(plan, pipeline=pipeline))
-        cluster = self.cluster.first(self.sharding.size)
-        return observed_schedule(graph, placed, cluster, pipeline, units=units)
+        pipeline = Pipeline(name, self.micro_batches, (0,) * len(self.sharding.plan.groups))
+        return observed_schedule(
+            *(self.sharding.graph, self._placed, self._resharder.cluster, pipeline),
+            resharder=self._resharder,
+            units=units,
+            first=self._representatives,
+        )
+
+    @cached_property
+    def _placed(self) -> tuple[PlacedNode, ...]:
+        """The nodes, all of one stage."""
+        return resolve(self.sharding.graph, self.sharding.plan)
+
+    @cached_property
+    def _resharder(self) -> Resharder:
+        """The reshards on the first devices, as many as the mesh has."""
+        known, size = self.resharder, self.sharding.size
+        if known is not None and len(known.cluster) == size:
+            return known
+        return Resharder(self.cluster.first(size))
+
+    @cached_property
+    def _representatives(self) -> Mapping[int, int]:
+        graph, resharder = self.sharding.graph, self._resharder
+        return representatives(graph, self._placed, resharder.cluster, resharder)
 
     @cached_property
     def loads(self) -> Floats:

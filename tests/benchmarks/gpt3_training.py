@@ -5,7 +5,7 @@
 
 The model is transformers' GPT-2 with GPT-3's sizes (d = 12,288, 96 heads, vocabulary 50,257,
 sequences of 2,048 tokens) and its loss, in bfloat16, on the meta device, without dropout. Seconds
-are wall-clock.
+are wall-clock, but for the CPU seconds of this process at the end.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def main() -> None:
         module = Loss(options.layers)
     torch.set_default_dtype(torch.float32)
     ids = torch.zeros((options.batch, TOKENS), dtype=torch.int64)
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.process_time()
     program = partitioner.compile(
         module,
         {"ids": ids, "labels": ids},
@@ -61,7 +61,7 @@ def main() -> None:
         time_limit_s=options.time_limit,
         progress=lambda text: print(f"{time.perf_counter() - start:8.2f} s  {text}", flush=True),
     )
-    wall = time.perf_counter() - start
+    wall, cpu = time.perf_counter() - start, time.process_time() - cpu_start
     assert isinstance(program, ModuleProgram)
     assert program.plan.pipeline is not None
     print(f"schedule {program.plan.pipeline.schedule}")
@@ -69,7 +69,7 @@ def main() -> None:
         print(line)
     for what, seconds in program.seconds.items():
         print(f"{what:20} {seconds:.2f} s")
-    print(f"all      {wall:.2f} s")
+    print(f"all      {wall:.2f} s, {cpu:.2f} CPU s")
 
 
 if __name__ == "__main__":

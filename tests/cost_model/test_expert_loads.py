@@ -10,8 +10,8 @@ from partitioner.cost_model.compute import node_seconds
 from partitioner.cost_model.dispatch import dispatch_comms
 from partitioner.cost_model.even_mesh import EvenMesh, stand_in
 from partitioner.cost_model.resolve import resolve_cluster
-from partitioner.cost_model.traffic import sent_numel
 from partitioner.ir.dispatch import Dispatch
+from partitioner.ir.exchange import sent_numel
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout
 from partitioner.ir.loads import LoadsError, with_loads

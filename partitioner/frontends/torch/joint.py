@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import operator
 import warnings
@@ -13,9 +14,11 @@ import torch
 from torch import fx, nn
 from torch._decomp import get_decompositions
 from torch.export import ExportedProgram
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
+from partitioner.frontends.torch.repeated_layers import repeated_layers
 from partitioner.frontends.torch.rewrite import graph_modules
+from partitioner.frontends.torch.unrolled_trace import unrolled
 
 aten = torch.ops.aten
 
@@ -71,6 +74,30 @@ def plain_trace() -> Iterator[None]:
 
 def joint_trace(program: ExportedProgram, table: Table, *, training: bool) -> Joint:
     """The trace of the forward and, in training, backward pass, in which nothing writes in place.
+
+    Layers that are proven to repeat are traced a few times, and the trace is repeated.
+    """
+    with plain_trace():
+        layers = repeated_layers(program)
+        if layers is not None:
+            few = _with_graph(program, layers.graph)
+            joint, attributes = _functional_trace(few, table, training=training)
+            whole = unrolled(joint.graph, layers)
+            if whole is not None:
+                return _make_graph_module(joint, whole), attributes
+    return _functional_trace(program, table, training=training)
+
+
+def _with_graph(program: ExportedProgram, graph: fx.Graph) -> ExportedProgram:
+    """The program with another graph of the same placeholders and results."""
+    other = copy.copy(program)
+    other._graph_module = _make_graph_module(program.graph_module, graph)
+    other._graph_module.meta.update(program.graph_module.meta)
+    return other
+
+
+def _functional_trace(program: ExportedProgram, table: Table, *, training: bool) -> Joint:
+    """The trace of a program, call by call.
 
     Functionalization takes a fifth of the time. So a program that writes nothing is traced without
     it, and again with it if its decompositions or its backward pass turn out to write.

@@ -12,6 +12,7 @@ decodes nodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -60,24 +61,36 @@ def encode_call(
     """
     inputs: list[str] = []
     attrs: dict[str, Attr] = {}
-    for index, argument in enumerate(op._schema.arguments):
-        if argument.name in _MEMORY:
+    full, arguments = _schema(op)
+    for index, (name, declared, default) in enumerate(arguments):
+        if name in _MEMORY:
             continue
-        default = argument.default_value if argument.has_default_value() else None
-        value = args[index] if index < len(args) else kwargs.get(argument.name, default)
-        declared = str(argument.type).replace("Optional[Tensor]", "Tensor")
+        value = args[index] if index < len(args) else kwargs.get(name, default)
         if declared in ("List[Tensor]", "Optional[List[Tensor]]"):
             items = [] if value is None else list(value)
             inputs += [name_of(item) if item is not None else "" for item in items]
-            attrs[argument.name] = len(items)
+            attrs[name] = len(items)
             continue
         if declared == "Tensor":
             inputs.append(name_of(value) if is_tensor(value) else "")
         if value is not None and not (declared == "Tensor" and is_tensor(value)):
-            attrs[argument.name] = _attr(op, argument.name, value)
+            attrs[name] = _attr(op, name, value)
+    return full, tuple(inputs), attrs
+
+
+@cache
+def _schema(op: torch._ops.OpOverload) -> tuple[str, tuple[tuple[str, str, Any], ...]]:
+    """The full name of an operator, and the name, type and default of each of its arguments."""
     schema = op._schema
     full = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-    return full, tuple(inputs), attrs
+    return full, tuple(
+        (
+            argument.name,
+            str(argument.type).replace("Optional[Tensor]", "Tensor"),
+            argument.default_value if argument.has_default_value() else None,
+        )
+        for argument in schema.arguments
+    )
 
 
 def _attr(op: object, name: str, value: Any) -> Attr:

@@ -1,0 +1,307 @@
+"""The layers that repeat in an exported program, and the program with few of them.
+
+Tracing takes as long as a model is deep, and the layers of most models are calls of the same
+operators on tensors of the same types. A program of which only few of these layers are left is
+traced in their place (see `joint`), and its trace is extended by the others (see `unrolled_trace`).
+
+Layers are consecutive stretches of the program's calls, of equal length. Each has the calls of the
+one before, with the same arguments, but for operands: these are results of the same or the
+previous layer, its own weights, or what all layers read. What follows reads the last layer alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+
+from partitioner.ir.repeats import Floats, numbered, repetitions
+
+#: Layers that are traced: the first, the last and two in the middle may be unlike one another, and
+#: each of two more is compared with the one before.
+KEPT = 6
+#: Calls that are left out, at least: fewer take no time.
+LEAST = 100
+
+
+class IrregularError(Exception):
+    """Layers are not equal, or something reads them in another way than neighbours do."""
+
+
+@dataclass
+class Chain:
+    """Things of which each layer has its own, found by comparing each layer with the one before.
+
+    Attributes:
+        rows: Of each layer its things, in the order in which its calls use them.
+        place: The layer of each thing, and its number there.
+        shared: Things that two layers use at the same place.
+    """
+
+    rows: list[list[Hashable]]
+    place: dict[Hashable, tuple[int, int]] = field(default_factory=dict)
+    shared: set[Hashable] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, layers: int) -> Chain:
+        """Of so many layers, without things."""
+        return cls([[] for _ in range(layers)])
+
+    def links(self, layer: int, before: Hashable, thing: Hashable) -> bool:
+        """Whether a thing can be that of a layer at whose place the layer before has another."""
+        if before == thing:
+            self.shared.add(thing)
+            return True
+        if layer == 1 and before not in self.place:
+            self._add(0, before)
+        row, number = self.place.get(before, (-1, -1))
+        if row != layer - 1:
+            return False
+        if thing not in self.place and number == len(self.rows[layer]):
+            self._add(layer, thing)
+        return self.place.get(thing) == (layer, number)
+
+    def _add(self, layer: int, thing: Hashable) -> None:
+        self.place[thing] = layer, len(self.rows[layer])
+        self.rows[layer].append(thing)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether all layers have as many things, none of which is shared."""
+        even = len({len(row) for row in self.rows}) == 1
+        return even and self.shared.isdisjoint(self.place)
+
+    def moved(self, thing: Hashable, layers: int) -> Hashable:
+        """The thing at the same place so many layers later; itself if it is of no layer.
+
+        Raises:
+            IrregularError: There is no such layer.
+        """
+        if thing not in self.place:
+            return thing
+        layer, number = self.place[thing]
+        if not 0 <= layer + layers < len(self.rows):
+            raise IrregularError
+        return self.rows[layer + layers][number]
+
+
+@dataclass(frozen=True)
+class RepeatedLayers:
+    """The layers of a program, and its graph with `KEPT` of them.
+
+    Attributes:
+        graph: The graph: the first layers are left, and what follows reads the last of them.
+        left_out: Number of the other layers.
+        layer_of: The layer of each call of the graph that is of one, by the call's name.
+        weights: Full names of the weights of all layers, those left out included.
+        modules: Entries of `nn_module_stack` of all layers.
+    """
+
+    graph: fx.Graph
+    left_out: int
+    layer_of: Mapping[str, int]
+    weights: Chain
+    modules: Chain
+
+
+def repeated_layers(program: ExportedProgram) -> RepeatedLayers | None:
+    """The repeated layers of a program; None if it has none that are proven, or few calls."""
+    calls = [node for node in program.graph.nodes if node.op not in ("placeholder", "output")]
+    if len(calls) <= LEAST:
+        return None
+    forms = [form(node) for node in calls]
+    types = {node: type_of(node.meta.get("val")) for node in program.graph.nodes}
+    kinds = numbered(
+        (own, types[node], *(types[operand] for operand in operands))
+        for node, (own, operands) in zip(calls, forms, strict=True)
+    )
+    operands = [each for _, each in forms]
+    found = repetitions(
+        kinds, fewest=KEPT + 1, shown=KEPT, hidden=LEAST, crossing=_crossing(calls, operands)
+    )
+    stretch = next(found, None)
+    if stretch is None:
+        return None
+    finder = _Finder(program, calls, operands, stretch.start, stretch.period, stretch.count)
+    return finder.layers()
+
+
+def _crossing(calls: Sequence[fx.Node], operands: Sequence[Sequence[fx.Node]]) -> Floats:
+    """For the point before each call, the number of earlier results that it or a later one reads.
+
+    Where few cross, a layer begins.
+    """
+    at = {node: index for index, node in enumerate(calls)}
+    last = {read: index for index, reads in enumerate(operands) for read in reads}
+    change = np.zeros(len(calls) + 1)
+    for read, index in last.items():
+        if read in at:
+            change[at[read] + 1] += 1
+            change[index + 1] -= 1
+    return np.cumsum(change)[:-1]
+
+
+@dataclass
+class _Finder:
+    """Compares the layers of a program.
+
+    Attributes:
+        program: The program.
+        calls: Its calls, in order.
+        operands: Of each call the nodes among its arguments.
+        start, period, count: Position of the first layer, calls of a layer, and layers.
+    """
+
+    program: ExportedProgram
+    calls: Sequence[fx.Node]
+    operands: Sequence[Sequence[fx.Node]]
+    start: int
+    period: int
+    count: int
+
+    def __post_init__(self) -> None:
+        self.at = {node: index for index, node in enumerate(self.calls)}
+        self.weights = Chain.of(self.count)
+        self.modules = Chain.of(self.count)
+        signature = self.program.graph_signature
+        self.names = {
+            **signature.inputs_to_parameters,
+            **signature.inputs_to_buffers,
+            **signature.inputs_to_lifted_tensor_constants,
+        }
+
+    def layers(self) -> RepeatedLayers | None:
+        """The layers, if they are proven to be equal."""
+        stop = self.start + self.count * self.period
+        inner = range(self.start + self.period, stop)
+        if not (all(map(self._repeats, inner)) and self._are_apart(stop)):
+            return None
+        kept = self.start + KEPT * self.period
+        layer_of = {
+            self.calls[index].name: (index - self.start) // self.period
+            for index in range(self.start, kept)
+        }
+        left_out = self.count - KEPT
+        graph = self._without(kept, stop)
+        return RepeatedLayers(graph, left_out, layer_of, self.weights, self.modules)
+
+    def _repeats(self, index: int) -> bool:
+        """Whether a call is that of the layer before, on the operands of its own layer."""
+        layer, before = (index - self.start) // self.period, index - self.period
+        pairs = zip(self.operands[before], self.operands[index], strict=True)
+        stacks = [tuple(_stack(self.calls[at])) for at in (before, index)]
+        return (
+            all(self._matches(layer, old, new) for old, new in pairs)
+            and len(stacks[0]) == len(stacks[1])
+            and all(self.modules.links(layer, old, new) for old, new in zip(*stacks, strict=True))
+        )
+
+    def _matches(self, layer: int, before: fx.Node, operand: fx.Node) -> bool:
+        """Whether an operand of a layer is at the place of that of the layer before."""
+        if before is operand:  # read by all layers
+            name = self.names.get(operand.name)
+            if name is not None:
+                self.weights.shared.add(name)
+            return self._at(operand) < self.start
+        if operand in self.at:
+            first, old, new = (
+                self.start + (layer - 1) * self.period,
+                *map(self._at, (before, operand)),
+            )
+            enters = layer == 1 and old < self.start and new < first + self.period
+            return new >= first and (new - old == self.period or enters)
+        names = self.names.get(before.name), self.names.get(operand.name)
+        if None in names or not self._are_like(*names):
+            return False
+        return self.weights.links(layer, *names)
+
+    def _at(self, node: fx.Node) -> int:
+        """Position of a call; -1 for a placeholder."""
+        return self.at.get(node, -1)
+
+    def _are_like(self, *names: str | None) -> bool:
+        """Whether weights are both trained or both not, and both parameters or both not."""
+        tensors = [self._tensor(name) for name in names]
+        facts = [(type(tensor), getattr(tensor, "requires_grad", False)) for tensor in tensors]
+        return facts[0] == facts[1]
+
+    def _tensor(self, name: str | None) -> Any:
+        state = self.program.state_dict
+        return state[name] if name in state else self.program.constants.get(str(name))
+
+    def _are_apart(self, stop: int) -> bool:
+        """Whether all else reads the last layer alone, and no weights of layers."""
+        own = self.weights.place.keys()
+        outer = [*range(self.start), *range(stop, len(self.calls))]
+        read = [operand for index in outer for operand in self.operands[index]]
+        results = self.program.graph.output_node().all_input_nodes
+        last = stop - self.period
+        tensors = [*self.program.state_dict.values(), *self.program.constants.values()]
+        uses = {id(tensor): 0 for tensor in tensors}
+        for tensor in tensors:
+            uses[id(tensor)] += 1
+        return (
+            self.weights.is_apart
+            and self.modules.is_apart
+            and not any(self.names.get(operand.name) in own for operand in (*read, *results))
+            and not any(self.start <= self._at(operand) < last for operand in read)
+            and not any(self.start <= self._at(result) < stop for result in results)
+            and all(uses[id(self._tensor(str(name)))] == 1 for name in own)
+        )
+
+    def _without(self, first: int, stop: int) -> fx.Graph:
+        """The graph without the calls from `first` to `stop`, which are whole layers.
+
+        Those that read the last of these layers read the one before the first.
+        """
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in self.program.graph.nodes:
+            if not first <= self._at(node) < stop:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+            else:
+                again = self.at[node] - (stop - first)
+                if again >= first - self.period:
+                    copies[node] = copies[self.calls[again]]
+        return graph
+
+
+def form(node: fx.Node) -> tuple[Hashable, tuple[fx.Node, ...]]:
+    """A call without the nodes among its arguments, and these nodes."""
+    operands: list[fx.Node] = []
+
+    def frozen(argument: Any) -> Hashable:
+        if isinstance(argument, fx.Node):
+            operands.append(argument)
+            return fx.Node
+        if isinstance(argument, list | tuple):
+            return tuple(map(frozen, argument))
+        if isinstance(argument, dict):
+            return tuple((name, frozen(value)) for name, value in argument.items())
+        if isinstance(argument, slice):
+            return slice, *map(frozen, (argument.start, argument.stop, argument.step))
+        return type(argument), repr(argument)
+
+    return (node.op, node.target, frozen(node.args), frozen(node.kwargs)), tuple(operands)
+
+
+def type_of(value: Any) -> Hashable:
+    """All that a trace depends on of a fake value."""
+    if isinstance(value, list | tuple):
+        return tuple(map(type_of, value))
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return type(value), repr(value)
+    sizes = (*value.shape, *value.stride(), value.storage_offset())
+    if not all(isinstance(size, int) for size in sizes):
+        return "of unknown sizes", id(value)
+    return value.dtype, value.device, tuple(value.shape), sizes
+
+
+def _stack(node: fx.Node) -> Iterator[Hashable]:
+    """The submodules that a call is in, outer ones first."""
+    yield from (node.meta.get("nn_module_stack") or {}).items()

@@ -23,7 +23,7 @@ from partitioner.backends.torch.step_values import StepValues
 from partitioner.ir.program import Programs
 
 #: Runs a phase of a micro-batch on its arguments, which it may take out of their list.
-RunPhase = Callable[[int, int, list[Tensor]], Sequence[Tensor]]
+RunPhase = Callable[[int, int, list[Tensor | None]], Sequence[Tensor]]
 #: What surrounds the waiting for a message of a micro-batch (True), or its sending.
 Around = Callable[[Message, int, bool], AbstractContextManager[object]]
 

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.emit import (
     NO_VALUE,
     PassGraph,
@@ -97,6 +98,17 @@ class RankPhases:
     def is_once(self, phase: int) -> bool:
         """Whether a phase runs once a step."""
         return self.numbers.is_once(phase)
+
+    def adds(self, phase: int) -> tuple[str, ...]:
+        """The results of a phase of which nothing but the sum over micro-batches is read."""
+        results = self.graphs[phase].graph.results
+        return tuple(n for n in results if n in self.summed and not self.reads.get(n))
+
+    def eager(self, phase: int) -> fx.GraphModule:
+        """A phase as a pass that adds to sums: it takes those of `adds` behind its arguments."""
+        graph = self.graphs[phase].graph
+        summed = [graph.results.index(name) for name in self.adds(phase)]
+        return eager(graph.module, boxed=True, summed=summed)
 
     def is_of_all(self, phase: int) -> bool:
         """Whether a phase is one of all micro-batches together, of whatever sizes."""

@@ -92,6 +92,11 @@ class PhasePasses:
         """Whether there is a backward pass."""
         return self.whole.training
 
+    @property
+    def communicates_going_back(self) -> bool:
+        """As of `RankPasses`: here `forward` has run the backward passes."""
+        return False
+
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the graphs with `torch.compile`, with its arguments."""
 

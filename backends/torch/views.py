@@ -16,11 +16,11 @@ def shorten_views(graph: fx.Graph) -> None:
             continue
         if node.target is aten.t.default:
             node.replace_all_uses_with(before.args[0])
+            graph.erase_node(node)
         elif len(before.users) == 1:  # a reshape may copy, which two readers share
             node.args = (before.args[0], *node.args[1:])
-    for node in reversed(graph.nodes):
-        if node.target in _VIEWS and not node.users:
-            graph.erase_node(node)
+        if not before.users:
+            graph.erase_node(before)
 
 
 _VIEWS = frozenset({aten.reshape.default, aten.t.default})

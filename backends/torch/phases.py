@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -99,15 +99,19 @@ class RankPhases:
         """Whether a phase runs once a step."""
         return self.numbers.is_once(phase)
 
-    def adds(self, phase: int) -> tuple[str, ...]:
-        """The results of a phase of which nothing but the sum over micro-batches is read."""
-        results = self.graphs[phase].graph.results
-        return tuple(n for n in results if n in self.summed and not self.reads.get(n))
+    @cached_property
+    def adds(self) -> Mapping[int, tuple[str, ...]]:
+        """The results of each phase of which nothing but the sum over micro-batches is read."""
+        only_summed = self.summed - {name for name, readers in self.reads.items() if readers}
+        return {
+            phase: tuple(name for name in of.graph.results if name in only_summed)
+            for phase, of in self.graphs.items()
+        }
 
     def eager(self, phase: int) -> fx.GraphModule:
         """A phase as a pass that adds to sums: it takes those of `adds` behind its arguments."""
         graph = self.graphs[phase].graph
-        summed = [graph.results.index(name) for name in self.adds(phase)]
+        summed = [graph.results.index(name) for name in self.adds[phase]]
         return eager(graph.module, boxed=True, summed=summed)
 
     def is_of_all(self, phase: int) -> bool:

@@ -76,7 +76,7 @@ class StepValues:
                     values.pop(name, None)
         begins_sums = not self._to_begin.isdisjoint(phase_graph.graph.results)
         self._argument_memory = set(map(memory_of, arguments)) if begins_sums else set()
-        sums = self._phases[micro_batch].adds(phase) if self._adds else ()
+        sums = self._phases[micro_batch].adds[phase] if self._adds else ()
         return [*arguments, *map(self._sums.get, sums)]
 
     def receive(self, message: Message, micro_batch: int, tensor: Tensor) -> None:

@@ -57,13 +57,13 @@ class StepValues:
         self._left = [Counter(of.reads if backward else _forward_reads(of)) for of in phases]
         self._argument_memory: set[int] = set()
 
-    def arguments(self, phase: int, micro_batch: int) -> list[Tensor | None]:
+    def arguments(self, phase: int, micro_batch: int) -> list[Tensor]:
         """The arguments of a phase; those that nothing reads later are held by the list alone."""
         phase_graph = self._phases[micro_batch].graphs[phase]
         received = {message.name for message in phase_graph.receives}
         values, left = self._micro[micro_batch], self._left[micro_batch]
         is_once = self._phases[0].is_once(phase)
-        arguments: list[Tensor] = []
+        arguments = []
         for name in phase_graph.graph.arguments:
             if name in received:
                 arguments.append(self._messages.pop((name, micro_batch)))
@@ -76,8 +76,12 @@ class StepValues:
                     values.pop(name, None)
         begins_sums = not self._to_begin.isdisjoint(phase_graph.graph.results)
         self._argument_memory = set(map(memory_of, arguments)) if begins_sums else set()
-        sums = self._phases[micro_batch].adds[phase] if self._adds else ()
-        return [*arguments, *map(self._sums.get, sums)]
+        return arguments
+
+    def sums(self, phase: int, micro_batch: int) -> list[Tensor | None]:
+        """The sums that a phase adds to, behind its arguments; None for those not begun."""
+        names = self._phases[micro_batch].adds[phase] if self._adds else ()
+        return [self._sums.get(name) for name in names]
 
     def receive(self, message: Message, micro_batch: int, tensor: Tensor) -> None:
         """Keep a message until the phase that it is for."""

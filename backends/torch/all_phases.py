@@ -115,10 +115,7 @@ class AllPhases:
         """
         assert keep is None, "values inside of a step of micro-batches are not kept"
         values = [
-            StepValues(
-                *(phases, start.stored, start.micro_batches, start.written),
-                backward=bool(self._tangent),
-            )
+            StepValues(phases, start, backward=bool(self._tangent), adds=False)
             for phases, start in zip(self._all, self.start(inputs, stored), strict=True)
         ]
         assert self.programs.order is not None

@@ -5,10 +5,12 @@ operand that nothing else reads, a write to a stored value that the program does
 (`RankProgram.in_place`) is done so, and an all-gather gets the memory for its result. The last is
 needed: with gloo, `all_gather_into_tensor` calls `allgather_coalesced`, which spoils the heap if
 several are on their way (PyTorch 2.13, `tests/benchmarks/gathers.py`). Both gradients of a layer
-norm are one call (see `joined`).
+norm are one call (see `joined`), and gradients are added to sums where they are made (`totals`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, fx
@@ -16,6 +18,8 @@ from torch.fx.graph import _BoxedCodeGen
 
 from partitioner.backends.torch.emit import IN_PLACE
 from partitioner.backends.torch.joined import join_norms
+from partitioner.backends.torch.totals import add_to_sums
+from partitioner.backends.torch.views import shorten_views
 from partitioner.backends.torch.writes import WRITES
 
 aten = torch.ops.aten
@@ -32,15 +36,19 @@ _PASSING_ON = frozenset(
 )
 
 
-def eager(module: fx.GraphModule, *, boxed: bool = False) -> fx.GraphModule:
+def eager(
+    module: fx.GraphModule, *, boxed: bool = False, summed: Sequence[int] = ()
+) -> fx.GraphModule:
     """The same pass, to be called without compilation; parameters and buffers are shared.
 
     Args:
         boxed: Whether the result takes a list, which it empties, so that each argument is freed
             after its last reader.
+        summed: Positions of results that it adds to their sums, which it takes as last arguments.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
+    shorten_views(graph)
     # an exported program's own codegen unpacks its arguments
     graph.set_codegen(_BoxedCodeGen() if boxed else module.graph._codegen)
     for node in graph.nodes:
@@ -51,6 +59,7 @@ def eager(module: fx.GraphModule, *, boxed: bool = False) -> fx.GraphModule:
         elif node.meta.get(IN_PLACE):
             node.target = WRITES[node.target].write
     join_norms(graph)
+    add_to_sums(graph, summed)
     return fx.GraphModule(module, graph)
 
 

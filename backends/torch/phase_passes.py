@@ -18,16 +18,10 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import dtype_word, torch_dtype
 from partitioner.backends.torch.agreement import Agreement
 from partitioner.backends.torch.direct import direct
-from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.faults import Roll, explained
 from partitioner.backends.torch.groups import group_ranks, register_links, register_named
 from partitioner.backends.torch.phase_steps import Posts, links_of, run_phases
-from partitioner.backends.torch.phases import (
-    PhaseGraph,
-    RankPhases,
-    emit_all_phases,
-    step_runs,
-)
+from partitioner.backends.torch.phases import RankPhases, emit_all_phases, step_runs
 from partitioner.backends.torch.rank_passes import (
     Values,
     Whole,
@@ -35,13 +29,13 @@ from partitioner.backends.torch.rank_passes import (
     without_autocast,
 )
 from partitioner.backends.torch.shards import part_of
-from partitioner.backends.torch.step_values import StepValues
+from partitioner.backends.torch.step_values import PhaseValues, StepValues
 from partitioner.ir.layout import Placement
 
 #: Name, among a step's gradients, of the gradient of the loss that they are for.
 _SCALE = ""
 #: Runs a phase on its arguments, which it may take out of their list.
-Run = Callable[[list[Tensor]], Sequence[Tensor]]
+Run = Callable[[list[Tensor | None]], Sequence[Tensor]]
 
 
 class PhasePasses:
@@ -77,10 +71,11 @@ class PhasePasses:
         count = self._micro.count
         self._all = emit_all_phases(whole.programs, rank, whole.graph, device, whole.rest, count)
         self.graphs = self._all[0]
-        self._runs: dict[int, Run] = _runs(self.graphs.graphs, device)
+        self._runs: dict[int, Run] = _runs(self.graphs, device)
         self._last_runs = self._runs
         if whole.rest is not None:
-            self._last_runs = _runs(self._all[-1].graphs, device)
+            self._last_runs = _runs(self._all[-1], device)
+        self._adds = True  # whether passes add to sums themselves
         self._is_half = any(type_.dtype == "float16" for type_ in whole.graph.types.values())
         self._scale = 1.0  # the gradient of the loss that steps run for, a power of two
         self._outputs = {output.whole: output.value for output in self.graphs.outputs}
@@ -97,6 +92,11 @@ class PhasePasses:
         """Whether there is a backward pass."""
         return self.whole.training
 
+    @property
+    def communicates_going_back(self) -> bool:
+        """As of `RankPasses`: here `forward` has run the backward passes."""
+        return False
+
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the graphs with `torch.compile`, with its arguments."""
 
@@ -107,6 +107,7 @@ class PhasePasses:
                 for phase, module in modules.items()
             }
 
+        self._adds = False
         self._runs = self._last_runs = compiled(self.graphs)
         if self.whole.rest is not None:
             self._last_runs = compiled(self._all[-1])
@@ -199,7 +200,8 @@ class PhasePasses:
                 for values, share in zip(inputs, self._micro.shares, strict=True):
                     gradient = share * self._scale
                     values[name] = torch.full((), gradient, dtype=dtype, device=self.device)
-        held = StepValues(self._all, stored, inputs, self._written, backward=backward)
+        start = PhaseValues(stored, inputs, self._written)
+        held = StepValues(self._all, start, backward=backward, adds=self._adds)
         self._run_all(held, backward=backward)
         micro_batches = range(self._micro.count)
         results = self._micro.whole(
@@ -252,7 +254,9 @@ class PhasePasses:
     def _runs_of(self, micro_batch: int) -> Mapping[int, Run]:
         return self._last_runs if micro_batch == self._micro.count - 1 else self._runs
 
-    def _run(self, phase: int, micro_batch: int, arguments: list[Tensor]) -> Sequence[Tensor]:
+    def _run(
+        self, phase: int, micro_batch: int, arguments: list[Tensor | None]
+    ) -> Sequence[Tensor]:
         part, stage = self._order.phases.of(phase)
         run = self._runs_of(micro_batch)[phase]
         try:
@@ -266,12 +270,13 @@ class PhasePasses:
             raise failure from error
 
 
-def _runs(graphs: Mapping[int, PhaseGraph], device: torch.device) -> dict[int, Run]:
-    modules = {phase: graph.graph.module.to(device) for phase, graph in graphs.items()}
-    return {phase: direct(eager(module, boxed=True)) for phase, module in modules.items()}
+def _runs(phases: RankPhases, device: torch.device) -> dict[int, Run]:
+    for graph in phases.graphs.values():
+        graph.graph.module.to(device)
+    return {phase: direct(phases.eager(phase)) for phase in phases.graphs}
 
 
 def _unboxed(
-    compiled: Callable[..., Sequence[Tensor]], arguments: list[Tensor]
+    compiled: Callable[..., Sequence[Tensor]], arguments: list[Tensor | None]
 ) -> Sequence[Tensor]:
     return compiled(*arguments)

@@ -21,7 +21,6 @@ from partitioner.backends.observed import RankLog, Role
 from partitioner.backends.process_group import Group, timed
 from partitioner.backends.torch.clocks import Clock, clock_of
 from partitioner.backends.torch.direct import direct
-from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.emit import PassGraph
 from partitioner.backends.torch.faults import Roll
 from partitioner.backends.torch.messages import Message, MessagePart
@@ -76,10 +75,7 @@ class PhaseRecorder:
         """
         assert self.last is None, "tasks of micro-batches of several sizes are not told apart"
         clock = clock_of(self.device)
-        marking = {
-            phase: marked(eager(graph.graph.module, boxed=True), clock)
-            for phase, graph in self.phases.graphs.items()
-        }
+        marking = {phase: marked(self.phases.eager(phase), clock) for phase in self.phases.graphs}
         spans = {phase: self._of_messages(phase, of) for phase, (_, of) in marking.items()}
         modules = {phase: direct(module) for phase, (module, _) in marking.items()}
 
@@ -164,14 +160,12 @@ class PhaseRecorder:
             stored |= self.training.values()
         count = len(self.values.micro_batches)
         all_phases = [*[self.phases] * (count - 1), self.last or self.phases]
-        held = StepValues(
-            *(all_phases, stored, self.values.micro_batches, self.values.written),
-            backward=self.training is not None,
-        )
+        start = replace(self.values, stored=stored)
+        held = StepValues(all_phases, start, backward=self.training is not None, adds=True)
         where = [of.graphs for of in all_phases], self.phases.rank, self.device, self.roll
         posts = Posts(*where) if around is None else Posts(*where, around)
 
-        def run(phase: int, micro_batch: int, arguments: list[Tensor]) -> Sequence[Tensor]:
+        def run(phase: int, micro_batch: int, arguments: list[Tensor | None]) -> Sequence[Tensor]:
             run_phase = (last_modules if micro_batch == count - 1 else modules)[phase]
             results: Sequence[Tensor] = run_phase(arguments)
             ran(phase, micro_batch)
@@ -203,8 +197,7 @@ class PhaseRecorder:
 
 
 def _plain(phases: RankPhases) -> Mapping[int, fx.GraphModule]:
-    graphs = phases.graphs.items()
-    return {phase: direct(eager(graph.graph.module, boxed=True)) for phase, graph in graphs}
+    return {phase: direct(phases.eager(phase)) for phase in phases.graphs}
 
 
 def _comms(message: Message) -> tuple[int, ...]:

@@ -22,8 +22,8 @@ from partitioner.backends.torch.phases import PhaseGraph
 from partitioner.backends.torch.step_values import StepValues
 from partitioner.ir.program import Programs
 
-#: Runs a phase of a micro-batch on its arguments, which it may take out of their list.
-RunPhase = Callable[[int, int, list[Tensor]], Sequence[Tensor]]
+#: Runs a phase of a micro-batch on its arguments and sums, which it may take out of their list.
+RunPhase = Callable[[int, int, list[Tensor | None]], Sequence[Tensor]]
 #: What surrounds the waiting for a message of a micro-batch (True), or its sending.
 Around = Callable[[Message, int, bool], AbstractContextManager[object]]
 
@@ -53,7 +53,10 @@ def run_phases(
             posts.post(*ahead)
         for message, tensor in posts.arrived(phase, micro_batch):
             values.receive(message, micro_batch, tensor)
-        results = run(phase, micro_batch, values.arguments(phase, micro_batch))
+        results = run(
+            *(phase, micro_batch),
+            [*values.arguments(phase, micro_batch), *values.sums(phase, micro_batch)],
+        )
         for message, tensor in values.finish(phase, micro_batch, results):
             if not wanted(message.phases[1]):
                 continue

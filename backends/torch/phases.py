@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
 from torch import fx
 
 from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.emit import (
     NO_VALUE,
     PassGraph,
@@ -97,6 +98,21 @@ class RankPhases:
     def is_once(self, phase: int) -> bool:
         """Whether a phase runs once a step."""
         return self.numbers.is_once(phase)
+
+    @cached_property
+    def adds(self) -> Mapping[int, tuple[str, ...]]:
+        """The results of each phase of which nothing but the sum over micro-batches is read."""
+        only_summed = self.summed - {name for name, readers in self.reads.items() if readers}
+        return {
+            phase: tuple(name for name in of.graph.results if name in only_summed)
+            for phase, of in self.graphs.items()
+        }
+
+    def eager(self, phase: int) -> fx.GraphModule:
+        """A phase as a pass that adds to sums: it takes those of `adds` behind its arguments."""
+        graph = self.graphs[phase].graph
+        summed = [graph.results.index(name) for name in self.adds[phase]]
+        return eager(graph.module, boxed=True, summed=summed)
 
     def is_of_all(self, phase: int) -> bool:
         """Whether a phase is one of all micro-batches together, of whatever sizes."""

@@ -748,7 +748,8 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Run the backward graph, once: it frees the kept values; the ranks agree on it first.
 
-        Only the loss, the first result, has a backward pass.
+        Where it sends nothing, a rank goes on to its optimizer's step and waits for the answer in
+        its next call. Only the loss, the first result, has a backward pass.
         """
         module, kept, problem = ctx.module, ctx.kept, ""
         if any(grad is not None for grad in grads[1:]):
@@ -770,7 +771,10 @@ class _Step(torch.autograd.Function):
         tangent = grads[0].full_tensor() if isinstance(grads[0], DTensor) else grads[0]
         is_scaled = not (module._holds_all or problem) and float(tangent) != 1.0
         doing = f"backward() of training step {ctx.step}"
-        module._agreement.check(f"{doing} by {float(tangent):g}" if is_scaled else doing, problem)
+        doing = f"{doing} by {float(tangent):g}" if is_scaled else doing
+        agree = module._agreement.begin(doing, problem)
+        if problem or is_scaled or ctx.passes.communicates_going_back:
+            agree()
         ctx.kept = None
         return *[None] * 7, *module._gradients(ctx.passes, kept, tangent, ctx.names)
 

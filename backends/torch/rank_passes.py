@@ -185,6 +185,11 @@ class RankPasses:
         """Whether there is a backward pass."""
         return "backward" in self._runs
 
+    @property
+    def communicates_going_back(self) -> bool:
+        """Whether ranks may send something in `backward`."""
+        return True
+
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the graphs with `torch.compile`, with its arguments."""
         for which, module in self._modules.items():

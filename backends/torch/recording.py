@@ -20,6 +20,7 @@ from partitioner.backends.process_group import Group, clock_offset, timed, timed
 from partitioner.backends.torch.clocks import Clock, clock_of
 from partitioner.backends.torch.direct import direct
 from partitioner.backends.torch.eager import eager
+from partitioner.backends.torch.faults import OPERATOR
 from partitioner.backends.torch.optimizers import OPTIMIZERS
 from partitioner.backends.torch.shards import distributed_as, part_of
 from partitioner.backends.torch.timing import NAME, stored_part, watch_steps
@@ -107,7 +108,7 @@ def _spans(graph: fx.Graph) -> Iterator[tuple[fx.Node, Span]]:
 
 def _name(node: fx.Node) -> str:
     """``aten.mm``, ``contiguous``."""
-    target = node.target
+    target = node.meta.get(OPERATOR, node.target)
     if isinstance(target, torch._ops.OpOverload):
         return str(target.overloadpacket)
     return target if isinstance(target, str) else getattr(target, "__name__", str(target))

@@ -36,28 +36,22 @@ class StepValues:
 
     Args:
         phases: The rank's phases, of each micro-batch; they agree on what they add up.
-        stored: Local parameters and buffers by local name; `store` writes buffers over.
-        micro_batches: Inputs of each micro-batch, by local name.
-        written: The buffer that each result writes, both by local name.
+        start: What it begins with, by local name; `store` writes buffers over.
         backward: Whether the backward pass runs.
+        adds: Whether phases add to sums themselves (see `RankPhases.eager`).
     """
 
     def __init__(
-        self,
-        phases: Sequence[RankPhases],
-        stored: Mapping[str, Tensor],
-        micro_batches: Sequence[Mapping[str, Tensor]],
-        written: Mapping[str, str],
-        *,
-        backward: bool,
+        self, phases: Sequence[RankPhases], start: PhaseValues, *, backward: bool, adds: bool
     ) -> None:
         self._phases = phases
-        self._stored = stored
-        self._once: Values = dict(stored)
-        self._micro: list[Values] = [dict(inputs) for inputs in micro_batches]
+        self._stored = start.stored
+        self._once: Values = dict(start.stored)
+        self._micro: list[Values] = [dict(inputs) for inputs in start.micro_batches]
         self._sums: Values = {}
         self._to_begin = set(phases[0].summed)  # names of sums that have no result yet
-        self._written = written
+        self._written = start.written
+        self._adds = adds
         self._messages: dict[tuple[str, int], Tensor] = {}
         self._outputs = {output.value for output in phases[0].outputs}
         self._left = [Counter(of.reads if backward else _forward_reads(of)) for of in phases]
@@ -83,6 +77,11 @@ class StepValues:
         begins_sums = not self._to_begin.isdisjoint(phase_graph.graph.results)
         self._argument_memory = set(map(memory_of, arguments)) if begins_sums else set()
         return arguments
+
+    def sums(self, phase: int, micro_batch: int) -> list[Tensor | None]:
+        """The sums that a phase adds to, behind its arguments; None for those not begun."""
+        names = self._phases[micro_batch].adds[phase] if self._adds else ()
+        return [self._sums.get(name) for name in names]
 
     def receive(self, message: Message, micro_batch: int, tensor: Tensor) -> None:
         """Keep a message until the phase that it is for."""
@@ -136,7 +135,8 @@ class StepValues:
             self._write(self._written[name], micro_batch, result)
         is_summed = name in self._phases[0].summed
         if is_summed and name in self._sums:
-            self._sums[name].add_(result)
+            if result is not self._sums[name]:  # else the phase added to it
+                self._sums[name].add_(result)
         elif is_summed:
             self._sums[name] = result if is_addable else result.clone()
             self._to_begin.discard(name)

@@ -115,6 +115,41 @@ def clips_accumulates_and_scales(_: int) -> None:
     same(module, plain)
 
 
+def skips_backward(rank: int) -> None:
+    """A rank goes on to its optimizer's step; who skips `backward` is named in the next call."""
+    module = planned(Plain).module()
+    update = adamw(module)
+    loss = loss_of(module(*Plain.batch(0)))
+    if rank == 1:
+        dist.barrier()  # rank 0 comes here behind its step
+    loss.backward()
+    update.step()
+    if rank == 0:
+        dist.barrier()
+
+    def skips() -> None:
+        for step in (1, 2):
+            loss = loss_of(module(*Plain.batch(step)))
+            if rank == 0:
+                loss.backward()
+            update.step()
+
+    said = (
+        r"^the ranks do not do the same: rank 0: backward\(\) of training step .*; rank 1: training"
+    )
+    with pytest.raises(BackendError, match=said):
+        skips()
+    loss = loss_of(module(*Plain.batch(3)))
+    said = r"^the ranks do not do the same: rank 0: .* by 2; rank 1: backward\(\) of training step"
+
+    def scales() -> None:
+        (loss * (2 - rank)).backward()  # rank 0 raises here, rank 1 in its next call
+        module(*Plain.batch(4))
+
+    with pytest.raises(BackendError, match=said):
+        scales()
+
+
 def calls_twice_before_backward(_: int) -> None:
     module, plain = planned(Plain, schedule="zb1").module(), seeded(Plain)
     updates = adamw(module), adamw(plain)
@@ -525,6 +560,7 @@ JOBS = {
         for parallel in ("dp", "tp", "zero3")
     },
     "clipping": Job(2, clips_accumulates_and_scales, made(Towers)),
+    "skips_backward": Job(2, skips_backward, made(Plain)),
     "calls": Job(2, calls_twice_before_backward, made(Plain, schedule="zb1")),
     "no_grad": Job(2, without_gradients_only_forward_phases_run, made(UNet)),
 }

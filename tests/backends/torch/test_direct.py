@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers operators
-from partitioner.backends.torch.direct import Gate, direct, gated
+from partitioner.backends.torch.direct import FUNCTIONS, Gate, direct, gated
 from partitioner.backends.torch.eager import eager, gathered
 from partitioner.backends.torch.emit import IN_PLACE
 from partitioner.backends.torch.operators.registry import KERNELS, LIBRARY
@@ -42,6 +42,51 @@ def test_a_pass_calls_kernels_and_communications_directly() -> None:
     assert gathered not in called
     keys = torch._C._dispatch_tls_local_exclude_set()
     assert not keys.has(torch._C.DispatchKey.AutogradCPU)
+
+
+X, Y = torch.rand(3, 5, generator=torch.Generator().manual_seed(0)), torch.rand(5)
+ROWS = torch.tensor([[2, 0, 1], [1, 1, 2]])
+#: Arguments by position and by name, as graphs call these operators.
+CALLS: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
+    aten.add.Tensor: [((X, Y), {"alpha": 3}), ((X, 2), {}), ((ROWS, 0.5), {})],
+    aten.addmm.default: [((X[0], X[:, :3], X), {}), ((Y, X[:, :3].T, X), {"beta": 2, "alpha": 3})],
+    aten.bmm.default: [((X.reshape(1, 3, 5), X.T.unsqueeze(0)), {})],
+    aten.cat.default: [(([X, X[:, :2]], 1), {}), (([Y, Y],), {})],
+    aten.clone.default: [((X.T,), {}), ((X.T,), {"memory_format": torch.contiguous_format})],
+    aten.div.Tensor: [((X, Y), {}), ((X, 3), {}), ((ROWS, 2), {})],
+    aten.embedding.default: [((X, ROWS), {}), ((X, ROWS, 1, False, False), {})],
+    aten.gelu.default: [((X,), {}), ((X,), {"approximate": "tanh"})],
+    aten.masked_fill.Scalar: [((X, X > 0.5, 0), {}), ((ROWS, ROWS > 1, -1), {})],
+    aten.mean.dim: [((X, [0]), {}), ((X, [0, 1], True), {"dtype": torch.float64}), ((X, None), {})],
+    aten.mm.default: [((X[:, :3].T, X), {})],
+    aten.mul.Tensor: [((X, Y), {}), ((ROWS, 2.5), {})],
+    aten.native_layer_norm.default: [
+        ((X, [5], Y, Y, 1e-5), {}),
+        ((X, [3, 5], None, None, 0.1), {}),
+    ],
+    aten.permute.default: [((X, [1, 0]), {})],
+    aten.reshape.default: [((X.T, [3, -1]), {}), ((X[0, 0], []), {})],
+    aten.select.int: [((X, -1, 2), {})],
+    aten.sub.Tensor: [((X, Y), {"alpha": 2}), ((X, 1), {})],
+    aten.sum.dim_IntList: [
+        *(((X, [0], True), {}), ((X, [-1]), {"dtype": torch.float64})),
+        *(((X, None), {}), ((ROWS, []), {}), ((X > 0.5, [0]), {})),
+    ],
+    aten.transpose.int: [((X, 0, -1), {})],
+    aten.unsqueeze.default: [((X, -1), {})],
+}
+
+
+@pytest.mark.parametrize("operator", FUNCTIONS, ids=str)
+def test_functions_do_what_their_operators_do(operator: Any) -> None:
+    for args, kwargs in CALLS.get(operator, [((X,), {})]):
+        expected, result = operator(*args, **kwargs), FUNCTIONS[operator](*args, **kwargs)
+        torch.testing.assert_close(result, expected, rtol=0, atol=0)
+        for one, other in zip(
+            *(r if isinstance(r, tuple) else (r,) for r in (result, expected)), strict=True
+        ):
+            assert (one.stride(), one.dtype) == (other.stride(), other.dtype)
+            assert one._is_view() == other._is_view()
 
 
 def add(graph: fx.Graph, x: fx.Node) -> fx.Node:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.micro_batches import MicroBatches
+from partitioner.backends.torch.totals import add, add_product
 from partitioner.compiled.module import ModuleProgram
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.errors import PartitionerError
@@ -227,3 +228,17 @@ def test_values_that_the_end_of_a_step_reads_are_not_kept_by_micro_batch(schedul
         summed = {name for arguments in at_end for name in arguments} & phases.summed
         assert summed
         assert not any(phases.reads.get(name) for name in summed)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb1"])
+def test_passes_add_gradients_to_their_sums(schedule: str) -> None:
+    """All of them, those of weights in their products of matrices."""
+    program = planned(Plain, [(0, 1), (2, 3)], schedule, parallel="dp")
+    for phases in program.ranks.all_ranks.ranks:
+        added = [name for of in phases.adds.values() for name in of]
+        assert sorted(added) == sorted(phases.summed)
+        passes = [phases.eager(phase) for phase in phases.graphs]
+        calls = [node.target for one in passes for node in one.graph.nodes]
+        weights = [name for name in phases.summed if len(phases.types[name].shape) == 2]
+        assert calls.count(add_product) == len(weights) > 0
+        assert calls.count(add) == len(phases.summed) - len(weights)

@@ -18,8 +18,14 @@ import numpy.typing as npt
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import kernel_seconds, node_seconds
-from partitioner.cost_model.memory import safe_lifetimes, usage_curves
+from partitioner.cost_model.memory import (
+    Curve,
+    safe_lifetimes,
+    usage_curves,
+    without_headroom,
+)
 from partitioner.cost_model.schedule import LOAD_BYTES_PER_S, Schedule, schedule
+from partitioner.cost_model.torch_kernels import scratch_bytes
 from partitioner.ir.blocks import Chunk, Stretch
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Sharding
@@ -115,9 +121,21 @@ class Runs:
 
     @cached_property
     def activation_bytes(self) -> npt.NDArray[np.int64]:
-        """Bytes of tensors at each node of the graph as a whole, without head-room."""
+        """Bytes of tensors at each node of the graph as a whole, without head-room.
+
+        They are more where head-room does not cover what a kernel takes for itself.
+        """
         curves = usage_curves(self.whole, safe_lifetimes(self.whole))
-        return curves.get(0, np.zeros(len(self.graph.nodes), np.int64))
+        live = curves.get(0, np.zeros(len(self.graph.nodes), np.int64))
+        return np.maximum(live, without_headroom(live + self.scratch))
+
+    @cached_property
+    def scratch(self) -> Curve:
+        """Bytes that the kernel of each node of the graph as a whole takes for itself."""
+        point = dict(DeviceMesh.single(0).coords())[0]
+        some = (task.placed for task in self.whole.tasks)
+        taken = [0 if p is None else scratch_bytes(self.graph, p, point) for p in some]
+        return np.array(taken, np.int64)
 
     @cached_property
     def constants(self) -> Sequence[frozenset[str]]:
@@ -375,6 +393,7 @@ class _Tally:
     layout: StretchLayout
     point: Mapping[str, int]
     writes: list[tuple[object, int]] = field(default_factory=list)
+    scratch: dict[int, int] = field(default_factory=dict)  # of kernels, by their last write
     reads: list[tuple[object, ...]] = field(default_factory=list)
     root: dict[object, object] = field(default_factory=dict)  # of views
     copies: dict[object, int] = field(default_factory=dict)
@@ -393,7 +412,7 @@ class _Tally:
         live = peak = 0
         for index, (key, nbytes) in enumerate(self.writes):
             live += nbytes
-            peak = max(peak, live)
+            peak = max(peak, live, without_headroom(live + self.scratch.get(index, 0)))
             ends[max(index, last.get(key, index))] += nbytes
             live -= ends.pop(index, 0)
         sizes = dict(self.writes)
@@ -418,6 +437,9 @@ class _Tally:
                 self.root[value] = used[0]
             self.writes.append((value, 0 if is_view else self._bytes(value, at.sharding)))
             self.reads.append(tuple(used))
+        taken = scratch_bytes(self.graph, placed, self.point)
+        if taken:
+            self.scratch[len(self.writes) - 1] = taken
 
     def _read(self, value: str, wanted: Sharding, held: Sharding | None) -> object:
         """The tensor that is read: the value, or a copy of a part of what the block has of it."""

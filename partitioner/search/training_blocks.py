@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.memory import with_headroom
+from partitioner.cost_model.memory import Curve, with_headroom, without_headroom
 from partitioner.ir.blocks import Blocks, Chunk, Stretch
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
@@ -187,18 +187,21 @@ class _Lives:
         last: Position of its last use.
         nbytes: Bytes.
         apart: Whether it is an input, or a gradient or other output, which all parts hold.
+        scratch: Bytes that kernels take for themselves, by position.
     """
 
     first: npt.NDArray[np.int64]
     last: npt.NDArray[np.int64]
     nbytes: npt.NDArray[np.int64]
     apart: npt.NDArray[np.bool_]
+    scratch: Curve
 
     @classmethod
     def of(cls, runs: Runs) -> _Lives:
         first, last, nbytes, fed = runs.lives
         end, turn = len(runs.graph.nodes) - 1, _turn(runs.graph)
-        return cls(first, last, nbytes, (fed == 1) | ((last >= end) & (first >= turn)))
+        apart = (fed == 1) | ((last >= end) & (first >= turn))
+        return cls(first, last, nbytes, apart, runs.scratch)
 
     def across(self, position: int, made_from: int) -> int:
         """Bytes of a part's own that live across a position, made at a position or behind it."""
@@ -206,7 +209,10 @@ class _Lives:
         return int(self.nbytes[own & (self.first < position) & (self.last >= position)].sum())
 
     def most(self, spans: Sequence[tuple[int, int]], made_from: int) -> int:
-        """Most bytes of a part's own, while nodes of these spans run."""
+        """Most bytes of a part's own, while nodes of these spans run.
+
+        They are more where head-room does not cover what a kernel takes for itself.
+        """
         own = ~self.apart & (self.first >= made_from)
         first, last, nbytes = self.first[own], self.last[own], self.nbytes[own]
         most = 0
@@ -217,7 +223,9 @@ class _Lives:
             lives = (first < stop) & (last >= start)
             np.add.at(changes, np.maximum(first[lives], start) - start, nbytes[lives])
             np.add.at(changes, np.minimum(last[lives] + 1, stop) - start, -nbytes[lives])
-            most = max(most, int(np.cumsum(changes)[:-1].max()))
+            live = np.cumsum(changes)[:-1]
+            needed = without_headroom(live + self.scratch[start:stop])
+            most = max(most, int(np.maximum(live, needed).max()))
         return most
 
 

@@ -13,6 +13,8 @@ _SETTINGS = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, "
     "SymInt[] output_padding, SymInt groups"
 )
+#: PyTorch's numbers for kernels of oneDNN: that of transposed ones, behind, has no name in Python.
+_OF_ONEDNN = range(int(torch._C._ConvBackend.Mkldnn), int(torch._C._ConvBackend.MkldnnEmpty))
 
 
 def _fake(grad_out: Tensor, _: Tensor, size: Sequence[int], *_settings: object) -> Tensor:
@@ -25,14 +27,52 @@ def _fake(grad_out: Tensor, _: Tensor, size: Sequence[int], *_settings: object) 
     _fake,
 )
 def convolution_grad_input(
-    grad_out: Tensor, weight: Tensor, input_size: Sequence[int], *settings: object
+    grad_out: Tensor,
+    weight: Tensor,
+    input_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
 ) -> Tensor:
-    """Gradient of the data; the kernel reads only the data's shape, so no data is passed."""
+    """Gradient of the data.
+
+    It is the transposed convolution (of a transposed one a convolution). Where oneDNN has it, that
+    is what is called: PyTorch's gradient wants memory of the data's size, to read nothing of it.
+    """
+    windows = stride, padding, dilation
+    rest = _rest(grad_out, weight, input_size, *windows)
+    if transposed or all(0 <= more < step for more, step in zip(rest, stride, strict=True)):
+        more = [0] * len(rest) if transposed else rest
+        settings = *windows, not transposed, more, groups
+        if int(torch._C._select_conv_backend(grad_out, weight, None, *settings)) in _OF_ONEDNN:
+            spread: Tensor = torch.ops.aten.convolution(grad_out, weight, None, *settings)
+            if spread.shape == torch.Size(input_size):
+                return spread.contiguous()
     data = grad_out.new_empty(list(input_size))
     gradient: Tensor = torch.ops.aten.convolution_backward(
-        grad_out, data, weight, None, *settings, [True, False, False]
+        *(grad_out, data, weight, None, *windows, transposed, output_padding, groups),
+        [True, False, False],
     )[0]
     return gradient
+
+
+def _rest(
+    grad_out: Tensor,
+    weight: Tensor,
+    input_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[int]:
+    """Elements of each dim of the data behind the last window of a convolution."""
+    space = input_size[2:], grad_out.shape[2:], weight.shape[2:], stride, padding, dilation
+    return [
+        size + 2 * pad - (count - 1) * step - apart * (kernel - 1) - 1
+        for size, count, kernel, step, pad, apart in zip(*space, strict=True)
+    ]
 
 
 @operator(

@@ -148,9 +148,7 @@ def loaded_among_activations(schedule: Schedule) -> Mapping[Lifetime, int]:
     }
 
 
-def exact_peak_bytes(
-    schedule: Schedule, scratch: Curves | None = None
-) -> Mapping[int, MemoryPeak]:
+def exact_peak_bytes(schedule: Schedule, scratch: Curves | None = None) -> Mapping[int, MemoryPeak]:
     """Exact peaks of all devices that hold a tensor, at the task where they need most room.
 
     With what the kernels of tasks take for themselves, by device, where most is held with it.

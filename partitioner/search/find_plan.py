@@ -114,7 +114,7 @@ def _winner(
 
 
 def _that_fit(result: SpaceResult) -> SpaceResult:
-    """A space without the plans whose executor holds too much; what they prove of it still holds."""
+    """A space without the plans whose executor holds too much; what they prove still holds."""
     excess = [_in_executor(plan.evaluation) for plan in result.plans]
     plans = tuple(plan for plan, over in zip(result.plans, excess, strict=True) if over is None)
     if len(plans) == len(result.plans):

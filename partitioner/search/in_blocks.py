@@ -185,6 +185,9 @@ def plan_in_blocks(
     needed: list[int] = []
     graphs: dict[Blocks, BlockGraph] = {}
     for priced, way in enumerate(found.ways, 1):
+        # Late, the way that is left is the one that holds least.
+        if graph.backward and priced < len(found.ways) and budget.work.late:
+            continue
         if way.blocks not in graphs:
             graphs[way.blocks] = traced_blocks(graph, way.blocks)
         cut = graphs[way.blocks]

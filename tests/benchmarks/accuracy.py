@@ -505,7 +505,7 @@ def _stepping(module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Callable[
 
 
 def _peak(cost: Evaluation, device: int) -> MemoryPeak:
-    """The predicted peak of a device: what its executor holds or, where none is known, by liveness."""
+    """The predicted peak of a device: what its executor holds if known, else by liveness."""
     return (cost.executor_peak or cost.exact_peak)[device]
 
 

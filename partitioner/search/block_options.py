@@ -306,14 +306,16 @@ class Runs:
         handed = {value: self.graph.types[value].nbytes for value in layout.handed}
         once = sum(map(self._made_bytes, (*layout.once, *layout.after)))
         inner = {axis: size // 2 for axis, size in layout.mesh.axes}
-        least = inside + self._block(layout, inner).peak
+        inside_block = self._block(layout, inner)
+        least = inside + inside_block.peak
         if least > most_bytes:
             return replace(option, activation_bytes=least)
         most = constants = loaded = 0
         seconds, gathered = 0.0, 0
         summed = sum(n for v, n in handed.items() if layout.handed[v].partial)
-        for _, point, times in _representatives(layout.mesh):
-            held = self._block(layout, point)
+        some = list(_representatives(layout.mesh, alike=bool(self.graph.backward)))
+        for _, point, times in some:
+            held = inside_block if point == inner else self._block(layout, point)
             most = max(most, gathered + (times - 1) * (held.handed - summed) + held.peak)
             gathered = max(summed, gathered + times * (held.handed - summed))
             constants = max(constants, held.constants)
@@ -323,7 +325,7 @@ class Runs:
         joining += 2 * summed
         activations = max(inside + once + most, joining + once)
         if activations <= most_bytes:
-            for device, _, times in _representatives(layout.mesh):
+            for device, _, times in some:
                 seconds += times * self._seconds(layout, device)
         seconds += sum(map(self._moved_s, handed.values()))
         around = (*layout.once, *layout.after)
@@ -481,12 +483,18 @@ def _expected(tried: Sequence[tuple[int, int]], parts: int) -> float:
     return 0.95 * (less - shrinking / last + shrinking / parts)
 
 
-def _representatives(mesh: DeviceMesh) -> Iterator[tuple[int, Mapping[str, int], int]]:
-    """Blocks that stand for all, with how many they stand for: those at borders for themselves."""
+def _representatives(
+    mesh: DeviceMesh, *, alike: bool
+) -> Iterator[tuple[int, Mapping[str, int], int]]:
+    """Blocks that stand for all, with how many they stand for: those at borders for themselves.
+
+    If all count as alike, one inside stands for them, whose halo is the largest: a search in
+    training prices each round of each part.
+    """
     weights = []
     for _, size in mesh.axes:
         inner = {size // 2: size - 2} if size > ALL_PRICED else dict.fromkeys(range(1, size - 1), 1)
-        weights.append({0: 1, **inner, size - 1: 1})
+        weights.append({size // 2: size} if alike else {0: 1, **inner, size - 1: 1})
     for device, point in mesh.coords():
         counts = [of.get(point[axis], 0) for of, axis in zip(weights, mesh.names, strict=True)]
         if all(counts):

@@ -251,13 +251,14 @@ def evaluate_placed(
     nothing = MemoryPeak(0, 0, 0, "")
     limits = {device: cluster.devices[device].memory_bytes for device in devices}
     held = Held.of(graph, tasks, limits)
-    executor = kernel_peaks(graph, tasks) if held is None else held.peaks
+    exact = exact_peak_bytes(tasks)
+    executor = kernel_peaks(graph, tasks, exact) if held is None else held.peaks
     return Evaluation(
         compute_s=of_all(compute_s, 0.0),
         comm_s=of_all(comm_s, 0.0),
         latency_s=simulate(tasks).latency_s if pipeline is None else step_seconds(tasks),
         peak=of_all(peak_bytes(tasks), nothing),
-        exact_peak=of_all(exact_peak_bytes(tasks), nothing),
+        exact_peak=of_all(exact, nothing),
         executor_peak=of_all(executor, nothing) if executor else {},
         limit_bytes=limits,
         sent_bytes={device: round(n) for device, n in of_all(sent_bytes(tasks), 0.0).items()},

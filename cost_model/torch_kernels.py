@@ -98,27 +98,31 @@ class _Call:
         return groups
 
 
-def kernel_peaks(graph: Graph, schedule: Schedule) -> Mapping[int, MemoryPeak]:
+def kernel_peaks(
+    graph: Graph, schedule: Schedule, exact: Mapping[int, MemoryPeak]
+) -> Mapping[int, MemoryPeak]:
     """Peaks of what a module's devices hold by exact liveness, with what kernels take.
 
-    Of an ONNX model there are none.
+    Of an ONNX model there are none. `exact` has the peaks without what kernels take.
     """
     if not is_of_torch(graph):
         return {}
-    return exact_peak_bytes(schedule, scratch_curves(graph, schedule))
+    scratch = scratch_curves(graph, schedule)
+    return exact_peak_bytes(schedule, scratch) if scratch else exact
 
 
 def scratch_curves(graph: Graph, schedule: Schedule) -> Curves:
-    """Bytes that kernels take for themselves at each position of a task, by device."""
+    """Bytes that kernels take for themselves at each position of a task, by device with any."""
     curves: dict[int, Curve] = {}
     for position, task in enumerate(schedule.tasks):
         if task.placed is None or task.placed.node.op not in _KERNELS:
             continue
         points = dict(task.placed.mesh.coords())
         for device in task.devices:
-            if device not in curves:
-                curves[device] = np.zeros(len(schedule.tasks), np.int64)
-            curves[device][position] = scratch_bytes(graph, task.placed, points[device])
+            if taken := scratch_bytes(graph, task.placed, points[device]):
+                if device not in curves:
+                    curves[device] = np.zeros(len(schedule.tasks), np.int64)
+                curves[device][position] = taken
     return curves
 
 

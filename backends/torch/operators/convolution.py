@@ -42,15 +42,19 @@ def convolution_grad_input(
     It is the transposed convolution (of a transposed one a convolution). Where oneDNN has it, that
     is what is called: PyTorch's gradient wants memory of the data's size, to read nothing of it.
     """
+    space = len(input_size) - 2  # a setting of one number is that of all dims
+    stride, padding, dilation = (
+        numbers if len(numbers) == space else list(numbers) * space
+        for numbers in (stride, padding, dilation)
+    )
     windows = stride, padding, dilation
-    rest = _rest(grad_out, weight, input_size, *windows)
-    if transposed or all(0 <= more < step for more, step in zip(rest, stride, strict=True)):
-        more = [0] * len(rest) if transposed else rest
-        settings = *windows, not transposed, more, groups
+    swept, places = (grad_out.shape, input_size) if transposed else (input_size, grad_out.shape)
+    rest = _rest(swept[2:], places[2:], weight.shape[2:], *windows)
+    if all(0 <= more < step for more, step in zip(rest, stride, strict=True)):
+        settings = *windows, not transposed, [0] * space if transposed else rest, groups
         if int(torch._C._select_conv_backend(grad_out, weight, None, *settings)) in _OF_ONEDNN:
             spread: Tensor = torch.ops.aten.convolution(grad_out, weight, None, *settings)
-            if spread.shape == torch.Size(input_size):
-                return spread.contiguous()
+            return spread.contiguous()
     data = grad_out.new_empty(list(input_size))
     gradient: Tensor = torch.ops.aten.convolution_backward(
         *(grad_out, data, weight, None, *windows, transposed, output_padding, groups),
@@ -60,18 +64,18 @@ def convolution_grad_input(
 
 
 def _rest(
-    grad_out: Tensor,
-    weight: Tensor,
-    input_size: Sequence[int],
+    sizes: Sequence[int],
+    places: Sequence[int],
+    kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> list[int]:
-    """Elements of each dim of the data behind the last window of a convolution."""
-    space = input_size[2:], grad_out.shape[2:], weight.shape[2:], stride, padding, dilation
+    """Elements of each dim behind the last of so many places of a window."""
+    dims = zip(sizes, places, kernel, stride, padding, dilation, strict=True)
     return [
-        size + 2 * pad - (count - 1) * step - apart * (kernel - 1) - 1
-        for size, count, kernel, step, pad, apart in zip(*space, strict=True)
+        size + 2 * pad - (count - 1) * step - apart * (length - 1) - 1
+        for size, count, length, step, pad, apart in dims
     ]
 
 

@@ -14,12 +14,15 @@ import pytest
 from filelock import FileLock
 from fork_server import ForkServer
 from hypothesis import settings
+from search_clock import count_computed_seconds
 from torch_jobs import RunJob, job_scripts
 
 from partitioner import examples
 
 # Each worker and each rank that it starts has one thread: more of them only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+count_computed_seconds()
 
 Models = Callable[[str], Path]
 

@@ -25,8 +25,8 @@ from partitioner.ir.program import CommKind
 NAME = f"gloo, torch {torch.__version__}"
 #: Bytes that are measured: of the whole tensor of a gather, else of the local one.
 SIZES = tuple(1024 * 4**power for power in range(8))
-#: Turns, and communications of each: so many, but of small messages more.
-_TURNS, _REPEATS, _MORE_REPEATS, _SMALL_BYTES = 7, 2, 8, 2**18
+#: Turns, and communications of each: one, but more of messages of up to so many bytes.
+_TURNS, _REPEATS = 7, {2**18: 8, 2**20: 2}
 _FLOAT_BYTES = 4
 #: Seconds of the products between two communications: for one that passes beside compute at least
 #: as many as it takes alone.
@@ -246,7 +246,7 @@ class _Communication:
         begin = time.perf_counter()
         _wait(start())
         number = products.number(_agreed(time.perf_counter() - begin + _BETWEEN_S, group))
-        repeats = _MORE_REPEATS if nbytes <= _SMALL_BYTES else _REPEATS
+        repeats = next((n for most, n in _REPEATS.items() if nbytes <= most), 1)
         return cls(start, repeats, number, group, products)
 
     def turn(self) -> None:

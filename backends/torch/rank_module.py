@@ -169,7 +169,8 @@ class RankModule(nn.Module):
                 shared = _submodule(self, submodule.first.split("."))
                 _submodule(self, owner).add_module(leaf, shared)
             elif path:
-                _submodule(self, path.split(".")).become(submodule)
+                *owner, leaf = path.split(".")
+                _submodule(self, owner).add_module(leaf, _Part.of(submodule))
         with agreement.together("module()"):
             words = {entry.names[0]: self._hold(entry, source, meshes) for entry in whole.stored}
             constant_words = self._constant_words(source)
@@ -873,16 +874,19 @@ class _Part(nn.Module):
 
     def __reduce_ex__(self, _: object) -> tuple[Any, ...]:
         """Its contents: `pickle` takes no other class than that which it shows."""
-        return _Part, (), vars(self)
+        return type(self), (), vars(self)
 
-    def become(self, submodule: Submodule) -> None:
-        """Take the class, the constants and the absent tensors of a submodule of the model."""
-        own = frozenset(vars(self)) | frozenset(dir(_Part))
+    @staticmethod
+    def of(submodule: Submodule) -> _Part:
+        """A part with the class, the constants and the absent tensors of a submodule."""
+        part = _Parts() if issubclass(submodule.kind, _CONTAINERS) else _Part()
+        own = frozenset(vars(part)) | frozenset(dir(_Part))
         for name in sorted(submodule.absent):
-            self.register_parameter(name, None)
-        vars(self)[_KIND] = submodule.kind
-        vars(self)[TRACED_MODE] = submodule.training
-        vars(self)[_CONSTANTS] = (submodule.constants | submodule.absent) - own
+            part.register_parameter(name, None)
+        vars(part)[_KIND] = submodule.kind
+        vars(part)[TRACED_MODE] = submodule.training
+        vars(part)[_CONSTANTS] = (submodule.constants | submodule.absent) - own
+        return part
 
     def forward(self, *_: Any, **__: Any) -> Any:
         """Refuse it."""
@@ -908,6 +912,46 @@ class _Part(nn.Module):
             f"a {kind} of a rank's module has no {name!r}, only the parameters "
             "and buffers that this rank holds: ask the module that was compiled"
         )
+
+
+#: Kinds of modules whose submodules are read by position or key.
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+class _Parts(_Part):
+    """A sequence, list or dictionary of submodules, which is read as PyTorch's are."""
+
+    @property
+    def _container(self) -> Any:
+        """The class of PyTorch that it is one of."""
+        kind: type[nn.Module] = vars(self)[_KIND]
+        return next(one for one in _CONTAINERS if issubclass(kind, one))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._container.__getitem__(self, key)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._container.__iter__(self))
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._modules if self._container is nn.ModuleDict else key in [*self]
+
+    def __getattr__(self, name: str) -> Any:
+        """A submodule, or a method that reads the contents.
+
+        Raises:
+            AttributeError: It is something else.
+        """
+        if name in _READING and hasattr(self._container, name):
+            return partial(getattr(self._container, name), self)
+        return super().__getattr__(name)
+
+
+#: Methods of containers that read them, for users and for `__getitem__` of PyTorch's classes.
+_READING = frozenset({"keys", "values", "items", "_get_abs_string_index", "_get_item_by_idx"})
 
 
 #: Where a part of a rank's module keeps its class.

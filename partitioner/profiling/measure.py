@@ -12,7 +12,7 @@ _LEAST_REPEATS, _MOST_REPEATS = 5, 50
 #: Runs go on until half the distance of the quartiles is this share of the median.
 _SPREAD = 0.03
 #: Seconds of timed runs of a program, after which it has had enough.
-_ENOUGH_S = 0.25
+_ENOUGH_S = 0.15
 
 
 @dataclass(frozen=True)

@@ -81,26 +81,36 @@ def _measured(
     """Entries of items that all processes can run; those that one cannot run are in `failed`."""
     entries: list[Entry] = []
     ranks = dist.get_world_size()
-    before_turn = _evict if items[0].is_cold else _nothing
     together = [item for item in items if item.together]
     ready = _prepared(work, together, failed, _anyone)
-    runs = timed_runs(
-        [one.run for _, one in ready],
-        *(time.perf_counter, end_s, _anyone, before_turn, [one.warm for _, one in ready]),
-    )
-    for (item, one), own in zip(ready, runs, strict=True):
-        entries.append(_entry(item, one, own, ranks))
-    alone = [item for item in items if item.alone]
+    entries += _timed(ready, ranks, _anyone, end_s)
     if rank == 0:
-        ready = _prepared(work, alone, failed, list)
-        runs = timed_runs(
-            [one.run for _, one in ready],
-            *(time.perf_counter, end_s, list, before_turn, [one.warm for _, one in ready]),
-        )
-        for (item, one), own in zip(ready, runs, strict=True):
-            entries.append(_entry(item, one, own, 1))
+        again = {id(item): one for item, one in ready if one.own_seconds is None}
+        alone = [item for item in items if item.alone]
+        rest = [item for item in alone if id(item) not in again]
+        ready = _prepared(work, rest, failed, list)
+        again |= {id(item): one for item, one in ready}
+        ready = [(item, again[id(item)]) for item in alone if id(item) in again]
+        entries += _timed(ready, 1, list, end_s)
     dist.barrier()
     return entries
+
+
+def _timed(
+    ready: Sequence[tuple[Item, Prepared]],
+    processes: int,
+    anyone: Callable[[Sequence[bool]], Sequence[bool]],
+    end_s: float,
+) -> Iterator[Entry]:
+    """Entries of programs that take turns on so many processes."""
+    is_cold = any(item.is_cold for item, _ in ready)
+    runs = timed_runs(
+        [one.run for _, one in ready],
+        *(time.perf_counter, end_s, anyone, _evict if is_cold else _nothing),
+        [one.warm for _, one in ready],
+    )
+    for (item, one), own in zip(ready, runs, strict=True):
+        yield _entry(item, one, own, processes)
 
 
 def _prepared(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.search.find_plan import find_plan
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible
+from partitioner.solver.work import now_s
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import SearchError
 
@@ -82,15 +82,15 @@ def _least_count(
 
     None below `least` fits.
     """
-    deadline = time.monotonic() + limit_s
+    deadline = now_s() + limit_s
     low, high = devices, 2 * devices
     if least > MOST_TIMES * devices:
         return None
     while high < least or not fits(high):
         low, high = high, 2 * high
-        if high > MOST_TIMES * devices or time.monotonic() > deadline:
+        if high > MOST_TIMES * devices or now_s() > deadline:
             return None
-    while high - low > 1 and time.monotonic() < deadline:
+    while high - low > 1 and now_s() < deadline:
         middle = (low + high) // 2
         if middle >= least and fits(middle):
             high = middle

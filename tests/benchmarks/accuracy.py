@@ -351,6 +351,9 @@ class Session:
             elif estimate.source == "fitted":
                 known_s, fitted_s = known_s + entry.seconds, fitted_s + estimate.seconds
                 logs.append(abs(math.log(estimate.seconds / entry.seconds)))
+        if not logs:
+            print(f"  {name}: no form fitted by other models' profiles")
+            return
         share = unknown_s / (unknown_s + known_s)
         factor = math.exp(statistics.median(logs))
         print(

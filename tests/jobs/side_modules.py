@@ -216,6 +216,8 @@ class Scaled(nn.Module):
         self.layer, self.factor = nn.BatchNorm1d(8), 2.0
         self.drop, self.last = nn.Dropout(0.0), nn.Linear(8, 8, bias=False)
         self.again = self.last
+        self.listed = nn.ModuleList([nn.Identity(), self.last])
+        self.keyed = nn.ModuleDict({"drop": self.drop, "chain": nn.Sequential(nn.Identity())})
         self.register_buffer("ones", torch.ones(8), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -246,9 +248,30 @@ def goes_by_kinds(module: nn.Module) -> None:
     assert not isinstance(layers["layer"], nn.Linear)
     assert layers["last"].bias is None
     assert module.get_submodule("again") is layers["last"]
+    reads_lists_of_parts(module, layers["last"])
     assert not hasattr(layers["layer"], "reset_running_stats")
     with pytest.raises(AttributeError, match="a Linear of a rank's module has no 'in_features'"):
         layers["last"].in_features  # noqa: B018
+
+
+def reads_lists_of_parts(module: Any, last: nn.Module) -> None:
+    """Lists, dictionaries and sequences of submodules are read as PyTorch's; others are none."""
+    listed, keyed = module.listed, module.keyed
+    assert listed[1] is listed[-1] is [*listed][1] is last
+    assert len(listed) == 2
+    assert last in listed
+    assert isinstance(listed[1:], nn.ModuleList)
+    assert listed[1:][0] is last
+    assert [*keyed] == [*keyed.keys()] == ["drop", "chain"]
+    assert keyed["drop"] is module.drop is dict(keyed.items())["drop"]
+    assert [*keyed.values()] == [module.drop, keyed["chain"]]
+    assert "drop" in keyed
+    assert [*keyed["chain"]] == [keyed["chain"][0]]
+    assert copy.deepcopy(listed)[1].weight is not last.weight
+    with pytest.raises(IndexError):
+        listed[2]
+    with pytest.raises(AttributeError, match="a ModuleList of a rank's module has no 'keys'"):
+        listed.keys()
 
 
 def leaves_parts_to_their_ranks(rank: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numba
 import pytest
 
-from partitioner.solver import work
+from partitioner.solver import compiling, work
 from partitioner.solver.compiling import NOTICE, Compilation
 from partitioner.solver.pairwise import jit
 from partitioner.solver.work import Work
@@ -22,7 +22,8 @@ from partitioner.solver.work import Work
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The second that the machine's clock shows."""
     shown = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: shown[0])
+    for module in (compiling, work):
+        monkeypatch.setattr(module.time, "monotonic", lambda: shown[0])  # type: ignore[attr-defined]
     return shown
 
 
@@ -71,7 +72,11 @@ def test_it_is_said_once_to_all_who_wait(compilation: Compilation) -> None:
     assert said == [NOTICE]
 
 
-def test_threads_that_compile_at_once_are_counted_once(compilation: Compilation) -> None:
+def test_threads_that_compile_at_once_are_counted_once(
+    compilation: Compilation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "time", time)
+
     def compile_one() -> None:
         compilation.begin()
         time.sleep(0.05)

@@ -90,7 +90,7 @@ CONVOLUTIONS = (
 
 
 @pytest.mark.parametrize("op", CONVOLUTIONS)
-@pytest.mark.parametrize("size", [24, 192])
+@pytest.mark.parametrize("size", [24, 128])
 def test_convolutions_take_what_is_predicted(op: str, size: int) -> None:
     """Small images are of PyTorch, large ones of oneDNN."""
     graph = program_of(size).graph
@@ -103,13 +103,14 @@ def test_convolutions_take_what_is_predicted(op: str, size: int) -> None:
         measured = _most_bytes(run, 0, CPU)
         predicted = made + taken(graph, node)
         assert measured <= 1.02 * predicted + SLACK, node
-        is_point = 1 in graph.types[node.inputs[1]].shape[2:]  # less on one thread
-        assert predicted <= (2.6 if is_point else 1.3) * measured + SLACK, node
+        weights = node.outputs[0] if op.endswith("weight") else node.inputs[1]
+        if 1 not in graph.types[weights].shape[2:]:  # which take less on one thread
+            assert predicted <= 1.3 * measured + SLACK, node
 
 
 @pytest.mark.parametrize("op", ["batch_norm_grad_input", "group_norm_apply", "batch_norm_apply"])
 def test_norms_take_nothing(op: str) -> None:
-    graph = program_of(192).graph
+    graph = program_of(128).graph
     (node, *_) = [node for node in graph.nodes if node.op == f"partitioner::{op}"]
     assert taken(graph, node) == 0
     assert _most_bytes(kernel(graph, node), 0, CPU) <= 1.01 * graph.types[node.outputs[0]].nbytes

@@ -13,8 +13,9 @@ _SETTINGS = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, "
     "SymInt[] output_padding, SymInt groups"
 )
+_BACKENDS = torch._C._ConvBackend  # type: ignore[attr-defined]  # missing in PyTorch's stubs
 #: PyTorch's numbers for kernels of oneDNN: that of transposed ones, behind, has no name in Python.
-_OF_ONEDNN = range(int(torch._C._ConvBackend.Mkldnn), int(torch._C._ConvBackend.MkldnnEmpty))
+_OF_ONEDNN = range(_BACKENDS.Mkldnn.value, _BACKENDS.MkldnnEmpty.value)
 
 
 def _fake(grad_out: Tensor, _: Tensor, size: Sequence[int], *_settings: object) -> Tensor:
@@ -52,7 +53,8 @@ def convolution_grad_input(
     rest = _rest(swept[2:], places[2:], weight.shape[2:], *windows)
     if all(0 <= more < step for more, step in zip(rest, stride, strict=True)):
         settings = *windows, not transposed, [0] * space if transposed else rest, groups
-        if int(torch._C._select_conv_backend(grad_out, weight, None, *settings)) in _OF_ONEDNN:
+        backend = torch._C._select_conv_backend(grad_out, weight, None, *settings)
+        if backend.value in _OF_ONEDNN:
             spread: Tensor = torch.ops.aten.convolution(grad_out, weight, None, *settings)
             return spread.contiguous()
     data = grad_out.new_empty(list(input_size))

@@ -18,6 +18,7 @@ from partitioner.cost_model.reshard import Resharder
 from partitioner.cost_model.schedule import Schedule, UnequalWorkError, schedule
 from partitioner.cost_model.sessions import Held
 from partitioner.cost_model.simulate import simulate, step_seconds
+from partitioner.cost_model.torch_kernels import kernel_peaks
 from partitioner.cost_model.traffic import sent_bytes
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
@@ -38,9 +39,10 @@ class Evaluation:
     latency_s: float  #: One request from its inputs to its outputs, with waiting.
     peak: Mapping[int, MemoryPeak]  #: Safe memory peaks, as the search counts them.
     exact_peak: Mapping[int, MemoryPeak]  #: Peaks by liveness, for the order of the plan.
-    #: Peaks of what ONNX Runtime holds on a processor (see `sessions`), with its outputs and what
-    #: is on its way; empty for a PyTorch module, and for a plan in stages.
-    session_peak: Mapping[int, MemoryPeak]
+    #: Peaks of what holds the tensors on a processor: ONNX Runtime's sessions (see `sessions`), or
+    #: PyTorch with what its kernels take for themselves (see `torch_kernels`). Empty for an ONNX
+    #: model in stages.
+    executor_peak: Mapping[int, MemoryPeak]
     limit_bytes: Mapping[int, int]  #: Memory of each device.
     sent_bytes: Mapping[int, int]  #: Bytes that leave each device, one request.
     devices_used: int  #: Devices that run at least one node.
@@ -98,10 +100,10 @@ class Evaluation:
 
     @cached_property
     def needed_bytes(self) -> Mapping[int, int]:
-        """Bytes that each device must have: `held_bytes`, or more where sessions hold more."""
+        """Bytes that each device must have: `held_bytes`, or more where the executor holds more."""
         nothing = MemoryPeak(0, 0, 0, "")
         return {
-            device: max(nbytes, self.session_peak.get(device, nothing).bytes)
+            device: max(nbytes, self.executor_peak.get(device, nothing).bytes)
             for device, nbytes in self.held_bytes.items()
         }
 
@@ -247,13 +249,14 @@ def evaluate_placed(
     limits = {device: cluster.devices[device].memory_bytes for device in devices}
     held = Held.of(graph, tasks, limits)
     safe, exact = safe_and_exact_peaks(tasks)
+    executor = kernel_peaks(graph, tasks, exact) if held is None else held.peaks
     return Evaluation(
         compute_s=of_all(compute_s, 0.0),
         comm_s=of_all(comm_s, 0.0),
         latency_s=simulate(tasks).latency_s if pipeline is None else step_seconds(tasks),
         peak=of_all(safe, nothing),
         exact_peak=of_all(exact, nothing),
-        session_peak={} if held is None else of_all(held.peaks, nothing),
+        executor_peak=of_all(executor, nothing) if executor else {},
         limit_bytes=limits,
         sent_bytes={device: round(n) for device, n in of_all(sent_bytes(tasks), 0.0).items()},
         devices_used=len({device for node in placed for device in node.mesh.devices}),

@@ -51,12 +51,18 @@ from partitioner.ir.types import dense_bytes
 HEADROOM_PERCENT = 150
 
 Size = TypeVar("Size", int, npt.NDArray[np.int64])
-Curves = Mapping[int, npt.NDArray[np.int64]]
+Curve = npt.NDArray[np.int64]  #: Bytes at each position of a task.
+Curves = Mapping[int, Curve]  #: By device.
 
 
 def with_headroom(nbytes: Size) -> Size:
     """Bytes to reserve for activations of this size."""
     return nbytes * HEADROOM_PERCENT // 100
+
+
+def without_headroom(nbytes: Size) -> Size:
+    """The fewest bytes of activations that are so many with head-room."""
+    return -(-nbytes * 100 // HEADROOM_PERCENT)
 
 
 class Lifetime(NamedTuple):
@@ -141,9 +147,15 @@ def loaded_among_activations(schedule: Schedule) -> Mapping[Lifetime, int]:
     }
 
 
-def exact_peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
-    """Exact peaks of all devices that hold a tensor, at the task where they need most room."""
-    return peaks(schedule, _usage(schedule, tuple(exact_lifetimes(schedule))), int)
+def exact_peak_bytes(schedule: Schedule, scratch: Curves | None = None) -> Mapping[int, MemoryPeak]:
+    """Exact peaks of all devices that hold a tensor, at the task where they need most room.
+
+    With what the kernels of tasks take for themselves, by device, where most is held with it.
+    """
+    curves = dict(_usage(schedule, tuple(exact_lifetimes(schedule))))
+    for device, more in (scratch or {}).items():
+        curves[device] = curves.get(device, 0) + more
+    return peaks(schedule, curves, int, headroom=scratch is None)
 
 
 def safe_and_exact_peaks(

@@ -280,6 +280,6 @@ def _peak(evaluation: Evaluation, device: int) -> MemoryPeak:
     The exact one counts where the safe one does not fit.
     """
     if evaluation.needed_bytes[device] > evaluation.held_bytes[device]:
-        return evaluation.session_peak[device]
+        return evaluation.executor_peak[device]
     peaks = evaluation.exact_peak if device in evaluation.over_bytes else evaluation.peak
     return peaks[device]

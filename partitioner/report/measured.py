@@ -298,10 +298,10 @@ class Comparison(Generic[PlannedT_co]):
         return tuple(map(self._totals, range(len(self.measured.ranks))))
 
     def _predicted_bytes(self, rank: int) -> int:
-        """The peak of what the sessions hold, where that is known; else what is reserved."""
+        """The peak of what the executor holds, where that is known; else what is reserved."""
         figures = self.result.evaluation
-        if rank in figures.session_peak:
-            return figures.session_peak[rank].bytes
+        if rank in figures.executor_peak:
+            return figures.executor_peak[rank].bytes
         return figures.held_bytes.get(rank, 0)
 
     def _totals(self, rank: int) -> RankTotals:

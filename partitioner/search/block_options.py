@@ -18,8 +18,14 @@ import numpy.typing as npt
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import kernel_seconds, node_seconds
-from partitioner.cost_model.memory import safe_lifetimes, usage_curves
+from partitioner.cost_model.memory import (
+    Curve,
+    safe_lifetimes,
+    usage_curves,
+    without_headroom,
+)
 from partitioner.cost_model.schedule import LOAD_BYTES_PER_S, Schedule, schedule
+from partitioner.cost_model.torch_kernels import scratch_bytes
 from partitioner.ir.blocks import Chunk, Stretch
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Sharding
@@ -115,9 +121,21 @@ class Runs:
 
     @cached_property
     def activation_bytes(self) -> npt.NDArray[np.int64]:
-        """Bytes of tensors at each node of the graph as a whole, without head-room."""
+        """Bytes of tensors at each node of the graph as a whole, without head-room.
+
+        They are more where head-room does not cover what a kernel takes for itself.
+        """
         curves = usage_curves(self.whole, safe_lifetimes(self.whole))
-        return curves.get(0, np.zeros(len(self.graph.nodes), np.int64))
+        live = curves.get(0, np.zeros(len(self.graph.nodes), np.int64))
+        return np.maximum(live, without_headroom(live + self.scratch))
+
+    @cached_property
+    def scratch(self) -> Curve:
+        """Bytes that the kernel of each node of the graph as a whole takes for itself."""
+        point = dict(DeviceMesh.single(0).coords())[0]
+        some = (task.placed for task in self.whole.tasks)
+        taken = [0 if p is None else scratch_bytes(self.graph, p, point) for p in some]
+        return np.array(taken, np.int64)
 
     @cached_property
     def constants(self) -> Sequence[frozenset[str]]:
@@ -288,14 +306,16 @@ class Runs:
         handed = {value: self.graph.types[value].nbytes for value in layout.handed}
         once = sum(map(self._made_bytes, (*layout.once, *layout.after)))
         inner = {axis: size // 2 for axis, size in layout.mesh.axes}
-        least = inside + self._block(layout, inner).peak
+        inside_block = self._block(layout, inner)
+        least = inside + inside_block.peak
         if least > most_bytes:
             return replace(option, activation_bytes=least)
         most = constants = loaded = 0
         seconds, gathered = 0.0, 0
         summed = sum(n for v, n in handed.items() if layout.handed[v].partial)
-        for _, point, times in _representatives(layout.mesh):
-            held = self._block(layout, point)
+        some = list(_representatives(layout.mesh, alike=bool(self.graph.backward)))
+        for _, point, times in some:
+            held = inside_block if point == inner else self._block(layout, point)
             most = max(most, gathered + (times - 1) * (held.handed - summed) + held.peak)
             gathered = max(summed, gathered + times * (held.handed - summed))
             constants = max(constants, held.constants)
@@ -305,7 +325,7 @@ class Runs:
         joining += 2 * summed
         activations = max(inside + once + most, joining + once)
         if activations <= most_bytes:
-            for device, _, times in _representatives(layout.mesh):
+            for device, _, times in some:
                 seconds += times * self._seconds(layout, device)
         seconds += sum(map(self._moved_s, handed.values()))
         around = (*layout.once, *layout.after)
@@ -375,6 +395,7 @@ class _Tally:
     layout: StretchLayout
     point: Mapping[str, int]
     writes: list[tuple[object, int]] = field(default_factory=list)
+    scratch: dict[int, int] = field(default_factory=dict)  # of kernels, by their last write
     reads: list[tuple[object, ...]] = field(default_factory=list)
     root: dict[object, object] = field(default_factory=dict)  # of views
     copies: dict[object, int] = field(default_factory=dict)
@@ -393,7 +414,7 @@ class _Tally:
         live = peak = 0
         for index, (key, nbytes) in enumerate(self.writes):
             live += nbytes
-            peak = max(peak, live)
+            peak = max(peak, live, without_headroom(live + self.scratch.get(index, 0)))
             ends[max(index, last.get(key, index))] += nbytes
             live -= ends.pop(index, 0)
         sizes = dict(self.writes)
@@ -418,6 +439,9 @@ class _Tally:
                 self.root[value] = used[0]
             self.writes.append((value, 0 if is_view else self._bytes(value, at.sharding)))
             self.reads.append(tuple(used))
+        taken = scratch_bytes(self.graph, placed, self.point)
+        if taken:
+            self.scratch[len(self.writes) - 1] = taken
 
     def _read(self, value: str, wanted: Sharding, held: Sharding | None) -> object:
         """The tensor that is read: the value, or a copy of a part of what the block has of it."""
@@ -459,12 +483,18 @@ def _expected(tried: Sequence[tuple[int, int]], parts: int) -> float:
     return 0.95 * (less - shrinking / last + shrinking / parts)
 
 
-def _representatives(mesh: DeviceMesh) -> Iterator[tuple[int, Mapping[str, int], int]]:
-    """Blocks that stand for all, with how many they stand for: those at borders for themselves."""
+def _representatives(
+    mesh: DeviceMesh, *, alike: bool
+) -> Iterator[tuple[int, Mapping[str, int], int]]:
+    """Blocks that stand for all, with how many they stand for: those at borders for themselves.
+
+    If all count as alike, one inside stands for them, whose halo is the largest: a search in
+    training prices each round of each part.
+    """
     weights = []
     for _, size in mesh.axes:
         inner = {size // 2: size - 2} if size > ALL_PRICED else dict.fromkeys(range(1, size - 1), 1)
-        weights.append({0: 1, **inner, size - 1: 1})
+        weights.append({size // 2: size} if alike else {0: 1, **inner, size - 1: 1})
     for device, point in mesh.coords():
         counts = [of.get(point[axis], 0) for of, axis in zip(weights, mesh.names, strict=True)]
         if all(counts):

@@ -19,6 +19,7 @@ from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.overlap import most_joined
 from partitioner.cost_model.reshard import Resharder
 from partitioner.ir.graph import Graph
+from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.no_gc import no_collection
 from partitioner.search.by_levels import StagesSpace
 from partitioner.search.exact_memory import exact_plan, second_look
@@ -92,19 +93,20 @@ def find_plan(
 def _winner(
     results: Sequence[SpaceResult], request: Request, cluster: Cluster, budget: Budget
 ) -> Outcome:
-    """The best plan of which no session holds more than a device has: the solver counts none.
+    """The best plan with which no executor holds more than a device has: the solver counts none.
 
     Raises:
-        Infeasible: There is none, although a plan fits but for what its sessions hold at once.
+        Infeasible: There is none, although a plan fits but for what its executor holds at once.
     """
     fitting = [_that_fit(result) for result in results]
     is_any = any(result.plans for result in fitting)
     outcome = winner(fitting if is_any else results, request, cluster, stopped=budget.work.stopped)
-    if (over := _in_sessions(outcome.evaluation)) is None:
+    if (over := _in_executor(outcome.evaluation)) is None:
         return outcome
     device, short = over
-    peak, limit = outcome.evaluation.session_peak[device], cluster.devices[device].memory_bytes
-    where = f"on device {device} at {peak.at!r}, in ONNX Runtime's session,"
+    peak, limit = outcome.evaluation.executor_peak[device], cluster.devices[device].memory_bytes
+    executor = "PyTorch's kernels" if is_of_torch(outcome.graph) else "ONNX Runtime's session"
+    where = f"on device {device} at {peak.at!r}, in {executor},"
     text = shortage_message(
         proven=False, least=False, where=where, short=short, held=peak.bytes, limit=limit
     )
@@ -112,8 +114,8 @@ def _winner(
 
 
 def _that_fit(result: SpaceResult) -> SpaceResult:
-    """A space without the plans whose sessions hold too much; what they prove of it still holds."""
-    excess = [_in_sessions(plan.evaluation) for plan in result.plans]
+    """A space without the plans whose executor holds too much; what they prove still holds."""
+    excess = [_in_executor(plan.evaluation) for plan in result.plans]
     plans = tuple(plan for plan, over in zip(result.plans, excess, strict=True) if over is None)
     if len(plans) == len(result.plans):
         return result
@@ -121,13 +123,13 @@ def _that_fit(result: SpaceResult) -> SpaceResult:
     return replace(result, plans=plans, bound=min([result.bound, *bounds]), memory_binds=True)
 
 
-def _in_sessions(evaluation: Evaluation) -> tuple[int, int] | None:
-    """The device whose sessions exceed its memory most, and by how many bytes; None if none do."""
+def _in_executor(evaluation: Evaluation) -> tuple[int, int] | None:
+    """The device whose executor exceeds its memory most, and by how many bytes; None if none do."""
     if evaluation.fits_exactly:
         return None
     over = {
         device: peak.bytes - evaluation.limit_bytes[device]
-        for device, peak in evaluation.session_peak.items()
+        for device, peak in evaluation.executor_peak.items()
     }
     device = max(over, key=over.__getitem__, default=0)
     return (device, over[device]) if over.get(device, 0) > 0 else None

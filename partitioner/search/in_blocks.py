@@ -184,7 +184,13 @@ def plan_in_blocks(
     best: Candidate | None = None
     needed: list[int] = []
     graphs: dict[Blocks, BlockGraph] = {}
+    took_s = 0.0  # for the way before
     for priced, way in enumerate(found.ways, 1):
+        left_s = budget.work.left_s
+        # The last way holds least: there must be time for it, too.
+        if graph.backward and priced < len(found.ways) and left_s <= 2 * took_s:
+            budget.work.stop()
+            continue
         if way.blocks not in graphs:
             graphs[way.blocks] = traced_blocks(graph, way.blocks)
         cut = graphs[way.blocks]
@@ -194,7 +200,7 @@ def plan_in_blocks(
         plan = replace(plan, blocks=way.blocks)
         evaluation = evaluate(cut.graph, plan, cluster)
         needed.append(max(evaluation.needed_bytes.values()))
-        cost = evaluation.cost(objective)
+        cost, took_s = evaluation.cost(objective), left_s - budget.work.left_s
         if evaluation.fits_exactly and (best is None or cost < best.cost(objective)):
             least = min(cost, _least(graph, cluster, objective))
             solution = Solution((), cost, least, "feasible", None, SOLVER)
@@ -210,7 +216,8 @@ def plan_in_blocks(
     spread = "" if len(cluster) == 1 else ", which may be spread over all devices"
     searched = f"{one}, with {found.runs} runs of nodes in blocks{spread}"
     result = SpaceResult((best,), searched)
-    return winner([result], request, cluster, stopped=not found.complete)
+    stopped = budget.work.stopped or not found.complete
+    return winner([result], request, cluster, stopped=stopped)
 
 
 def _least(graph: Graph, cluster: Cluster, objective: Objective) -> float:

@@ -20,12 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.memory import with_headroom
+from partitioner.cost_model.memory import Curve, with_headroom, without_headroom
 from partitioner.ir.blocks import Blocks, Chunk, Stretch
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
 from partitioner.search.block_options import Option, Runs
 from partitioner.search.request import Budget
+from partitioner.solver.work import Work
 from partitioner.strategies.block_recompute import computing_again
 from partitioner.strategies.stretch_layout import BlockError, lay_out, span_of
 
@@ -36,6 +37,8 @@ PARTS, SQUARE_PARTS = (2, 3, 4, 6, 8, 12, 16, 32), (2, 3, 4, 6)
 #: Shares of the memory that a path may fill by the bytes of its parts. These count whole tensors to
 #: their last use anywhere, so that they may be too many; the referee decides.
 MARGINS = (1.3, 1.15, 1.0, 0.9, 0.8)
+#: One such part of the seconds is for pricing parts, the rest for evaluating paths over them.
+PRICING_PART = 1.5
 #: More blocks are not tried if they hold more than this share of what fewer hold.
 LESS = 0.97
 #: More blocks are not tried if they hold less than this share of the memory.
@@ -113,16 +116,13 @@ class TrainingBlocks:
 def training_blocks(graph: Graph, cluster: Cluster, budget: Budget) -> TrainingBlocks:
     """Look for parts in blocks that bring a training graph within the memory of one device."""
     parts = Parts(graph, cluster)
-    complete = True
+    pricing = budget.work.of_the_clock(PRICING_PART)
     priced: list[_Part] = []
     borders = parts.borders
     lengths = sorted(range(1, len(borders)), key=lambda n: min(n, len(borders) - n))
     for length in lengths:
         for start, stop in zip(borders, borders[length:], strict=False):
-            if budget.work.late:
-                complete = False
-                break
-            priced += parts.in_blocks(start, stop)
+            priced += parts.in_blocks(start, stop, pricing)
     plain = [parts.as_it_is(*of) for of in itertools.pairwise(borders)]
     candidates: dict[Blocks, None] = {}
     paths = [
@@ -134,7 +134,7 @@ def training_blocks(graph: Graph, cluster: Cluster, budget: Budget) -> TrainingB
         candidates.setdefault(path.blocks)
     if (least := _least((*plain, *priced), borders)) is not None:
         candidates.setdefault(least.blocks)
-    return TrainingBlocks(tuple(filter(None, candidates)), len(priced), complete)
+    return TrainingBlocks(tuple(filter(None, candidates)), len(priced), not pricing.stopped)
 
 
 def _cheapest(parts: Sequence[_Part], borders: Sequence[int], room: float) -> _Path | None:
@@ -187,18 +187,21 @@ class _Lives:
         last: Position of its last use.
         nbytes: Bytes.
         apart: Whether it is an input, or a gradient or other output, which all parts hold.
+        scratch: Bytes that kernels take for themselves, by position.
     """
 
     first: npt.NDArray[np.int64]
     last: npt.NDArray[np.int64]
     nbytes: npt.NDArray[np.int64]
     apart: npt.NDArray[np.bool_]
+    scratch: Curve
 
     @classmethod
     def of(cls, runs: Runs) -> _Lives:
         first, last, nbytes, fed = runs.lives
         end, turn = len(runs.graph.nodes) - 1, _turn(runs.graph)
-        return cls(first, last, nbytes, (fed == 1) | ((last >= end) & (first >= turn)))
+        apart = (fed == 1) | ((last >= end) & (first >= turn))
+        return cls(first, last, nbytes, apart, runs.scratch)
 
     def across(self, position: int, made_from: int) -> int:
         """Bytes of a part's own that live across a position, made at a position or behind it."""
@@ -206,7 +209,10 @@ class _Lives:
         return int(self.nbytes[own & (self.first < position) & (self.last >= position)].sum())
 
     def most(self, spans: Sequence[tuple[int, int]], made_from: int) -> int:
-        """Most bytes of a part's own, while nodes of these spans run."""
+        """Most bytes of a part's own, while nodes of these spans run.
+
+        They are more where head-room does not cover what a kernel takes for itself.
+        """
         own = ~self.apart & (self.first >= made_from)
         first, last, nbytes = self.first[own], self.last[own], self.nbytes[own]
         most = 0
@@ -217,7 +223,9 @@ class _Lives:
             lives = (first < stop) & (last >= start)
             np.add.at(changes, np.maximum(first[lives], start) - start, nbytes[lives])
             np.add.at(changes, np.minimum(last[lives] + 1, stop) - start, -nbytes[lives])
-            most = max(most, int(np.cumsum(changes)[:-1].max()))
+            live = np.cumsum(changes)[:-1]
+            needed = without_headroom(live + self.scratch[start:stop])
+            most = max(most, int(np.maximum(live, needed).max()))
         return most
 
 
@@ -310,8 +318,11 @@ class Parts:
             sum(sum(self.runs.seconds[first:last]) for first, last in spans),
         )
 
-    def in_blocks(self, start: int, stop: int) -> Iterator[_Part]:
-        """A part in blocks: along its longest dim that can be cut, two of them, and the batch."""
+    def in_blocks(self, start: int, stop: int, work: Work) -> Iterator[_Part]:
+        """A part in blocks: along its longest dim that can be cut, two of them, and the batch.
+
+        Those that the clock of the work leaves time for.
+        """
         held = self.as_it_is(start, stop).held_bytes
         first, last = self.span(start, stop)
         spans = [(start, stop), (first, last)][: 2 if first < last else 1]
@@ -326,7 +337,8 @@ class Parts:
         for dim in sorted(range(len(sizes)), key=lambda dim: (-sizes[dim], dim)):
             if fitting and (dim > 0 or sizes[dim] == 1):
                 continue
-            tried = list(self._along(spans, seeds, (dim,), _counts(PARTS, least, sizes[dim])))
+            counts = _counts(PARTS, least, sizes[dim])
+            tried = list(self._along(spans, seeds, (dim,), counts, work))
             yield from tried
             fitting += [dim] if tried else []
             few = min([few, *(part.held_bytes for part in tried)])
@@ -336,7 +348,7 @@ class Parts:
             most = min(sizes[one] for one in pair)
             if dim not in fitting and most > 1:
                 counts = _counts(SQUARE_PARTS, math.sqrt(least), most)
-                tried = list(self._along(spans, seeds, pair, counts))
+                tried = list(self._along(spans, seeds, pair, counts, work))
                 yield from tried
                 if tried:
                     return
@@ -364,10 +376,13 @@ class Parts:
         seeds: Sequence[str],
         dims: tuple[int, ...],
         counts: Sequence[int],
+        work: Work,
     ) -> Iterator[_Part]:
         before = math.inf
         copied: tuple[Runs, _Lives, Blocks] | None = None
         for count in counts:
+            if work.late:
+                return
             stretches = self.stretches(spans, seeds, dims, count)
             try:
                 if copied is None:

@@ -79,7 +79,7 @@ class Row:
     Attributes:
         speed: Seconds of the reference product beside the run, over those beside the profiling.
         predicted_bytes: Peak of the rank whose measured one is the largest: what its sessions
-            hold or, of a module, by liveness.
+            hold or, of a module, its tensors by liveness with what kernels take.
         measured_bytes: That rank's measured peak in one recorded step.
         foreign_s: Predicted by the profiles of the other models.
     """
@@ -508,8 +508,8 @@ def _stepping(module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Callable[
 
 
 def _peak(cost: Evaluation, device: int) -> MemoryPeak:
-    """The predicted peak of a device: what its sessions hold or, of a module, by liveness."""
-    return (cost.session_peak or cost.exact_peak)[device]
+    """The predicted peak of a device: what its executor holds if known, else by liveness."""
+    return (cost.executor_peak or cost.exact_peak)[device]
 
 
 def line(row: Row) -> str:

@@ -91,7 +91,7 @@ def has_wide_vectors() -> bool:
 def test_sessions_hold_what_is_predicted(channels: int, tmp_path: Path) -> None:
     """Layouts are blocked only where channels fill blocks."""
     compiled = compiled_for(image_net(channels, tmp_path / "net.onnx"))
-    predicted = compiled.evaluation.session_peak[0].activation_bytes
+    predicted = compiled.evaluation.executor_peak[0].activation_bytes
     held = measured(compiled, tmp_path / "out")
     plain = compiled.programs.plain
     assert bool(plain) == (channels % CHANNEL_BLOCK > 0)
@@ -114,7 +114,7 @@ def test_convolutions_are_plain_where_blocked_ones_do_not_fit(tmp_path: Path) ->
     free = compiled_for(model)
     (sessions,) = sessions_of(free.graph, free.schedule).values()
     blocked, plain = (int(sessions.held(parts).max()) for parts in ((), (None,)))
-    limits = {0: free.evaluation.session_peak[0].resident_bytes + (blocked + plain) // 2}
+    limits = {0: free.evaluation.executor_peak[0].resident_bytes + (blocked + plain) // 2}
     assert plain < blocked
     assert not free.programs.plain
     held = Held.of(free.graph, free.schedule, limits)
@@ -130,7 +130,7 @@ def test_two_ranks(strategy: str, tmp_path: Path) -> None:
     compiled = compiled_for(model, devices=2, cluster="ideal", strategy=strategy, time_limit_s=5)
     for rank in range(2):
         held = measured(compiled, tmp_path / "out", rank)
-        predicted = compiled.evaluation.session_peak[rank].activation_bytes
+        predicted = compiled.evaluation.executor_peak[rank].activation_bytes
         assert held <= predicted
         if has_wide_vectors():
             assert predicted <= 1.05 * held
@@ -152,8 +152,8 @@ def test_a_plan_whose_session_holds_more_than_the_device_has_is_refused(tmp_path
     onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), path)
     compiled = compiled_for(path)
     figures = compiled.evaluation
-    assert measured(compiled, tmp_path / "out") == figures.session_peak[0].activation_bytes
-    assert figures.peak[0].bytes < figures.session_peak[0].bytes == figures.needed_bytes[0]
-    between = (figures.peak[0].bytes + figures.session_peak[0].bytes) // 2
+    assert measured(compiled, tmp_path / "out") == figures.executor_peak[0].activation_bytes
+    assert figures.peak[0].bytes < figures.executor_peak[0].bytes == figures.needed_bytes[0]
+    between = (figures.peak[0].bytes + figures.executor_peak[0].bytes) // 2
     with pytest.raises(Infeasible, match=r"bytes are short on device 0 at 'b', in ONNX Runtime's"):
         partitioner.compile(path, devices=1, memory=between, mesh={"tp": 1})

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
-from trained_images import Loss, apart, plain_unet, vgg
+from trained_images import Loss, apart, normed_unet, plain_unet, vgg
 from unets import UNet
 
 import partitioner
@@ -273,12 +273,15 @@ def test_ten_steps_in_blocks_are_those_of_pytorch(form: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_process")
-def test_a_unet_is_trained_on_one_image_where_recomputation_does_not_fit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("make", "share"), [(plain_unet, 0.4), (normed_unet, 0.5)])
+def test_a_unet_is_trained_on_one_image_where_recomputation_does_not_fit(
+    make: Callable[[int, int], nn.Module], share: float, tmp_path: Path
+) -> None:
     """Ten steps of AdamW are equal; measured bytes are within the limit."""
     torch.manual_seed(0)
-    module = Loss(plain_unet(4, 2))
+    module = Loss(make(4, 2))
     example = torch.randn(1, 3, 200, 136), torch.randint(2, (1, 200, 136))
-    limit = int(0.4 * whole_of(module, example).summary["peak_bytes"][0])
+    limit = int(share * whole_of(module, example).summary["peak_bytes"][0])
     program = partitioner.compile(
         module, example, devices=1, training=True, memory=limit, time_limit_s=10
     )
@@ -287,7 +290,8 @@ def test_a_unet_is_trained_on_one_image_where_recomputation_does_not_fit(tmp_pat
     measured = program.profile(*example, steps=1).measured
     assert measured is not None
     assert 0 < (measured.ranks[0].peak_bytes or 0) <= limit
-    assert apart(module, program.module(), example) <= 1e-5
+    # AdamW divides by gradients next to 0, of which rounding is a large part where norms are.
+    assert apart(module, program.module(), example) <= (1e-5 if make is plain_unet else 1e-3)
     program.save(tmp_path / "out")
     again = partitioner.load(tmp_path / "out", module, example)
     assert again.plan == program.plan

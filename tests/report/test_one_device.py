@@ -151,7 +151,7 @@ def test_a_device_that_holds_the_model_by_exact_liveness_holds_it(
         limit_bytes={0: limit},
         peak={0: safe},
         exact_peak={0: exact},
-        session_peak={},
+        executor_peak={},
     )
     assert not figures.fits
     monkeypatch.setattr("partitioner.report.one_device.best_single", lambda *_: (0, figures))

@@ -149,12 +149,16 @@ def batch_norm_grad_input(
     """Gradient of the data, from the whole batch's `sums` of `batch_norm_grad_sums`."""
     scale = invstd if weight is None else invstd * weight
     shift, slope = sums / count
-    # (grad - shift - (x - mean) * invstd * slope) * scale: two normalizations, by the one kernel
-    # that reads and writes a tensor once.
+    # (grad - shift - (x - mean) * invstd * slope) * scale: a normalization, by the one kernel that
+    # reads and writes a tensor once, to which the gradient's share is added where it lies.
     dtype = mean.dtype
     total = _affine(x.to(dtype), mean, -slope * invstd * scale, -shift * scale)
-    total += _affine(grad_out.to(dtype), torch.zeros_like(mean), scale, None)
-    return total.to(x.dtype)
+    return _add_scaled(total, grad_out.to(dtype), scale).to(x.dtype)
+
+
+def _add_scaled(total: Tensor, x: Tensor, scale: Tensor) -> Tensor:
+    """``total + x * scale`` by channel, in the memory of `total`."""
+    return total.addcmul_(x, scale.view(-1, *[1] * (x.dim() - 2)))
 
 
 def _affine(x: Tensor, centre: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
@@ -268,8 +272,9 @@ def _each(statistics: Tensor, channels: int) -> Tensor:
 
 def _strided_as(x: Tensor, result: Tensor) -> Tensor:
     """The result with the sizes and strides of `torch.empty_like(x)`."""
-    like, whole = torch.empty_like(x), result.reshape(x.shape)
-    return whole if like.stride() == whole.stride() else like.copy_(whole)
+    strides = torch.empty_like(x, device="meta").stride()  # no memory is taken for them
+    whole = result.reshape(x.shape)
+    return whole if strides == whole.stride() else torch.empty_like(x).copy_(whole)
 
 
 @operator(
@@ -356,8 +361,7 @@ def group_norm_grad_planes(
     planes = images * channels
     tilt, height = _each(-slope * rstd * rstd, channels), _each(-shift * rstd, channels)
     total = _affine(_planes(x, planes), centre, tilt, height)
-    total += _affine(_planes(grad_out, planes), torch.zeros_like(centre), own, None)
-    return _strided_as(grad_out, total)
+    return _strided_as(grad_out, _add_scaled(total, _planes(grad_out, planes), own))
 
 
 # RMS norm ----------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def evaluation(staged: Staged, meshes: Sequence[DeviceMesh], cluster: Cluster) -
         latency_s=sum(sums["compute"]) + sum(sums["comm"]),
         peak=peak,
         exact_peak=exact_peak,
-        session_peak={},
+        executor_peak={},
         limit_bytes={device: cluster.devices[device].memory_bytes for device in devices},
         sent_bytes=sent,
         devices_used=sum(mesh.size() for mesh in meshes),

@@ -1,0 +1,116 @@
+"""Bytes that PyTorch's kernels take for themselves, predicted and by its profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import partitioner
+from partitioner.backends.torch.recording import _most_bytes
+from partitioner.compiled.module import ModuleProgram
+from partitioner.cost_model.torch_kernels import scratch_bytes
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import rules_of
+from partitioner.ir.plan import place
+from partitioner.ir.rule import Rule
+
+#: Bytes of what is not counted: sums of threads, rows of a kernel.
+SLACK = 1 << 15
+CPU = torch.device("cpu")
+
+
+class Widths(nn.Module):
+    """Convolutions of few and of many channels, of windows and of points, up and down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 5, 3, padding=1),
+            nn.Conv2d(5, 8, 3, padding=1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.Conv2d(8, 20, 3, stride=2, padding=1),
+            nn.Conv2d(20, 20, 3, padding=2, dilation=2),
+            nn.ConvTranspose2d(20, 8, 2, stride=2),
+            nn.Conv2d(8, 16, 1),
+            nn.Conv2d(16, 16, 1, stride=2),
+            nn.Conv2d(16, 16, 3, padding=1, groups=16),
+            nn.GroupNorm(2, 16),
+            nn.Conv2d(16, 2, 5),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A number."""
+        result: Tensor = self.layers(x).square().mean()
+        return result
+
+
+@cache
+def program_of(size: int) -> ModuleProgram:
+    torch.manual_seed(0)
+    return partitioner.compile(Widths(), (torch.randn(1, 3, size, size),), devices=1, training=True)
+
+
+def kernel(graph: Graph, node: Node, strided: bool = False) -> Callable[[], Any]:
+    """Calls the operator of a node on random operands, the first a part of a larger one or not."""
+
+    def operand(value: str, *, part: bool) -> Tensor | None:
+        if not value:
+            return None
+        shape = graph.types[value].shape
+        if not part:
+            return torch.rand(shape)
+        return torch.rand(*shape[:2], shape[2] + 3, *shape[3:])[:, :, 1:-2]
+
+    args = [operand(v, part=strided and i == 0) for i, v in enumerate(node.inputs)]
+    namespace, name = node.op.split("::")
+    operator = getattr(getattr(torch.ops, namespace), name)
+    schema = operator.default._schema.arguments[len(args) :]
+    settings = [node.attrs[argument.name] for argument in schema]
+    return lambda: operator(*args, *settings)
+
+
+def taken(graph: Graph, node: Node) -> int:
+    """The prediction."""
+    rule = rules_of(graph)[node.name]
+    known = rule if isinstance(rule, Rule) else None
+    return scratch_bytes(graph, place(graph, node, DeviceMesh.single(0), {}, known), {})
+
+
+CONVOLUTIONS = (
+    "aten::convolution",
+    "partitioner::convolution_grad_input",
+    "partitioner::convolution_grad_weight",
+)
+
+
+@pytest.mark.parametrize("op", CONVOLUTIONS)
+@pytest.mark.parametrize("size", [24, 128])
+def test_convolutions_take_what_is_predicted(op: str, size: int) -> None:
+    """Small images are of PyTorch, large ones of oneDNN."""
+    graph = program_of(size).graph
+    nodes = [node for node in graph.nodes if node.op == op]
+    assert len(nodes) >= 7
+    for node in nodes:
+        run = kernel(graph, node)
+        run()
+        made = graph.types[node.outputs[0]].nbytes
+        measured = _most_bytes(run, 0, CPU)
+        predicted = made + taken(graph, node)
+        assert measured <= 1.02 * predicted + SLACK, node
+        weights = node.outputs[0] if op.endswith("weight") else node.inputs[1]
+        if 1 not in graph.types[weights].shape[2:]:  # which take less on one thread
+            assert predicted <= 1.3 * measured + SLACK, node
+
+
+@pytest.mark.parametrize("op", ["batch_norm_grad_input", "group_norm_apply", "batch_norm_apply"])
+def test_norms_take_nothing(op: str) -> None:
+    graph = program_of(128).graph
+    (node, *_) = [node for node in graph.nodes if node.op == f"partitioner::{op}"]
+    assert taken(graph, node) == 0
+    assert _most_bytes(kernel(graph, node), 0, CPU) <= 1.01 * graph.types[node.outputs[0]].nbytes

@@ -117,14 +117,14 @@ def test_whether_a_changed_plan_fits_is_told_exactly() -> None:
     assert {(True, True), (True, False)} <= told
 
 
-def test_a_bound_covers_plans_that_sessions_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bound_covers_plans_that_executors_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another plan of their space may fit, and cost no more than they do."""
     graph = load_onnx(examples.build("mlp")).graph
     cluster, request = resolve_cluster("2xh100"), Request("throughput", "auto", time_limit_s=5)
     before = search(graph, cluster, request)
     cheapest = before.evaluation.cost("throughput")
     monkeypatch.setattr(
-        "partitioner.search.find_plan._in_sessions",
+        "partitioner.search.find_plan._in_executor",
         lambda figures: (0, 1) if figures.cost("throughput") <= cheapest else None,
     )
     after = search(graph, cluster, request)

@@ -123,6 +123,16 @@ class HalfFrozen(Deep):
             block.requires_grad_(False)
 
 
+class Masked(Deep):
+    """Each block has a mask that no module registers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            del block.scale
+            block.scale = torch.full((WIDTH,), 0.5)
+
+
 class Tied(Deep):
     """The first and the last block share a weight."""
 
@@ -246,9 +256,10 @@ def assert_same(one: ModuleGraph, other: ModuleGraph) -> None:
     [
         lambda: Deep(block=Attention),
         Biased,
+        Masked,
         pytest.param(FromFirst, marks=pytest.mark.slow),
     ],
-    ids=["attention", "shared bias", "shared result"],
+    ids=["attention", "shared bias", "plain attributes", "shared result"],
 )
 def test_repeated_layers_are_traced_a_few_times(
     make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch, layers_traced: list[int]

@@ -82,10 +82,11 @@ def joint_trace(program: ExportedProgram, table: Table, *, training: bool) -> Jo
         layers = repeated_layers(program)
         if layers is not None:
             few = _with_graph(program, layers.graph)
-            joint, attributes = _functional_trace(few, names, table, training=training)
-            whole = unrolled(joint.graph, layers)
-            if whole is not None:
-                return _make_graph_module(joint, whole), attributes
+            with suppress(Exception):  # that of all layers raises it, with their numbers
+                joint, attributes = _functional_trace(few, names, table, training=training)
+                whole = unrolled(joint.graph, layers)
+                if whole is not None:
+                    return _make_graph_module(joint, whole), attributes
     return _functional_trace(program, names, table, training=training)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch import joint, repeated_layers
 from partitioner.frontends.torch.capture import export_module
 from partitioner.frontends.torch.graph import ModuleGraph
@@ -180,6 +181,16 @@ class Uneven(Deep):
         self.blocks[5].norm.eps = 1e-3
 
 
+class Overwritten(Deep):
+    """Each block overwrites what the one before needs for its gradients."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids).clone()
+        for block in self.blocks:
+            x += torch.nn.functional.gelu(x * block.down(block.up(x)))
+        return self.loss(x)
+
+
 class Counted(Deep):
     """Each block counts its calls in a buffer, which is a result of the trace."""
 
@@ -286,6 +297,13 @@ def test_all_layers_are_traced_where_the_trace_of_few_is_not_regular(
 ) -> None:
     traced(make(), training=True)
     assert layers_traced == [KEPT, LAYERS]
+
+
+def test_what_is_refused_is_said_of_all_layers(layers_traced: list[int]) -> None:
+    with pytest.raises(FrontendError, match=f"expected version {LAYERS - 1} instead"):
+        traced(Overwritten(), training=True)
+    assert layers_traced[0] == KEPT
+    assert layers_traced[-1] == LAYERS
 
 
 def test_the_longer_of_two_stacks_is_shortened() -> None:

@@ -6,7 +6,7 @@ import copy
 import logging
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -77,15 +77,17 @@ def joint_trace(program: ExportedProgram, table: Table, *, training: bool) -> Jo
 
     Layers that are proven to repeat are traced a few times, and the trace is repeated.
     """
+    names = _plain_attributes(program)
     with plain_trace():
         layers = repeated_layers(program)
         if layers is not None:
             few = _with_graph(program, layers.graph)
-            joint, attributes = _functional_trace(few, table, training=training)
-            whole = unrolled(joint.graph, layers)
-            if whole is not None:
-                return _make_graph_module(joint, whole), attributes
-    return _functional_trace(program, table, training=training)
+            with suppress(Exception):  # that of all layers raises it, with their numbers
+                joint, attributes = _functional_trace(few, names, table, training=training)
+                whole = unrolled(joint.graph, layers)
+                if whole is not None:
+                    return _make_graph_module(joint, whole), attributes
+    return _functional_trace(program, names, table, training=training)
 
 
 def _with_graph(program: ExportedProgram, graph: fx.Graph) -> ExportedProgram:
@@ -96,7 +98,9 @@ def _with_graph(program: ExportedProgram, graph: fx.Graph) -> ExportedProgram:
     return other
 
 
-def _functional_trace(program: ExportedProgram, table: Table, *, training: bool) -> Joint:
+def _functional_trace(
+    program: ExportedProgram, names: Sequence[str], table: Table, *, training: bool
+) -> Joint:
     """The trace of a program, call by call.
 
     Functionalization takes a fifth of the time. So a program that writes nothing is traced without
@@ -105,13 +109,20 @@ def _functional_trace(program: ExportedProgram, table: Table, *, training: bool)
     if not _may_write(program.graph_module):
         # PyTorch asserts that nothing writes, but for copies into what is given.
         with suppress(AssertionError):
-            joint = _trace(program, table, training=training, functional=True)
+            joint = _trace(program, names, table, training=training, functional=True)
             if not _may_write(joint[0]):
                 return joint
-    return _trace(program, table, training=training, functional=False)
+    return _trace(program, names, table, training=training, functional=False)
 
 
-def _trace(program: ExportedProgram, table: Table, *, training: bool, functional: bool) -> Joint:
+def _trace(
+    program: ExportedProgram,
+    names: Sequence[str],
+    table: Table,
+    *,
+    training: bool,
+    functional: bool,
+) -> Joint:
     """The joint trace of a program that is known to be functional, or is made so."""
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
@@ -123,7 +134,7 @@ def _trace(program: ExportedProgram, table: Table, *, training: bool, functional
         flat = program.module(check_guards=False)
         for node in flat.graph.nodes:
             node.meta.pop("from_node", None)  # copied, history and all, for each call of the trace
-        attributes = _register_attributes(flat, program)
+        attributes = _register_attributes(flat, names)
         stack.enter_context(fx.traceback.preserve_node_meta())
         # An LSTM is traced as its parts: oneDNN's kernel needs a workspace whose size no trace
         # knows, and its backward pass ends the process if that was moved.
@@ -153,19 +164,27 @@ def _may_write(module: fx.GraphModule) -> bool:
     return False
 
 
-def _register_attributes(flat: nn.Module, program: ExportedProgram) -> dict[str, torch.Tensor]:
+def _plain_attributes(program: ExportedProgram) -> Sequence[str]:
+    """Names of the tensors that user code reads and no module registers.
+
+    These are plain attributes of modules and variables outside of them.
+    """
+    names = program.graph_signature.inputs_to_lifted_tensor_constants
+    return [
+        names[node.name]
+        for node in program.graph.find_nodes(op="placeholder")
+        if node.name in names
+        and not all(user.target is aten.lift_fresh_copy.default for user in node.users)
+    ]
+
+
+def _register_attributes(flat: nn.Module, names: Sequence[str]) -> dict[str, torch.Tensor]:
     """Make buffers of the tensors that user code reads and no module registers; by name.
 
-    These are plain attributes of modules and variables outside of them. The next trace takes no
-    other tensors than parameters, buffers and inputs.
+    The next trace takes no other tensors than parameters, buffers and inputs.
     """
     attributes = {}
-    names = program.graph_signature.inputs_to_lifted_tensor_constants
-    for node in program.graph.find_nodes(op="placeholder"):
-        name = names.get(node.name)
-        made_in_a_call = all(user.target is aten.lift_fresh_copy.default for user in node.users)
-        if name is None or made_in_a_call:
-            continue
+    for name in names:
         path, _, leaf = name.rpartition(".")
         owner = flat.get_submodule(path)
         attributes[name] = getattr(owner, leaf)

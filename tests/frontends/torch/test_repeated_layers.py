@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch import joint, repeated_layers
 from partitioner.frontends.torch.capture import export_module
 from partitioner.frontends.torch.graph import ModuleGraph
@@ -123,6 +124,16 @@ class HalfFrozen(Deep):
             block.requires_grad_(False)
 
 
+class Masked(Deep):
+    """Each block has a mask that no module registers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            del block.scale
+            block.scale = torch.full((WIDTH,), 0.5)
+
+
 class Tied(Deep):
     """The first and the last block share a weight."""
 
@@ -168,6 +179,16 @@ class Uneven(Deep):
     def __init__(self) -> None:
         super().__init__()
         self.blocks[5].norm.eps = 1e-3
+
+
+class Overwritten(Deep):
+    """Each block overwrites what the one before needs for its gradients."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids).clone()
+        for block in self.blocks:
+            x += torch.nn.functional.gelu(x * block.down(block.up(x)))
+        return self.loss(x)
 
 
 class Counted(Deep):
@@ -246,9 +267,10 @@ def assert_same(one: ModuleGraph, other: ModuleGraph) -> None:
     [
         lambda: Deep(block=Attention),
         Biased,
+        Masked,
         pytest.param(FromFirst, marks=pytest.mark.slow),
     ],
-    ids=["attention", "shared bias", "shared result"],
+    ids=["attention", "shared bias", "plain attributes", "shared result"],
 )
 def test_repeated_layers_are_traced_a_few_times(
     make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch, layers_traced: list[int]
@@ -275,6 +297,13 @@ def test_all_layers_are_traced_where_the_trace_of_few_is_not_regular(
 ) -> None:
     traced(make(), training=True)
     assert layers_traced == [KEPT, LAYERS]
+
+
+def test_what_is_refused_is_said_of_all_layers(layers_traced: list[int]) -> None:
+    with pytest.raises(FrontendError, match=f"expected version {LAYERS - 1} instead"):
+        traced(Overwritten(), training=True)
+    assert layers_traced[0] == KEPT
+    assert layers_traced[-1] == LAYERS
 
 
 def test_the_longer_of_two_stacks_is_shortened() -> None:

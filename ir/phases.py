@@ -368,15 +368,15 @@ def _part(
     """
     node, row = p.node, row_of(p.node)
     role = node.attrs.get("role")
-    if role == "gradient" and p.ins[0] is not None:
+    if role == "gradient" and p.ins[0] is not None and node.inputs[0] not in graph.inputs:
         stored, made_by = p.ins[0].sharding, home.get(node.inputs[0])
         is_as_large = not stored.axes or (
             made_by is not None
             and bool(made_by[0].sharding.partial)
             and made_by[0].sharding.dims == stored.dims
         )
-        # Else it comes with each micro-batch, its sum would be larger than what is stored, or no
-        # communication is saved.
+        # Else it comes with each micro-batch, as the gradient of the loss itself does, its sum
+        # would be larger than what is stored, or no communication is saved.
         if is_as_large and (made_by is None or made_by[2] == p.stage):
             return Part.REDUCE
     made = [(at, *home[value]) for value, at in p.operands() if value in home]

@@ -1,8 +1,9 @@
-"""Writing the next contents of buffers over the contents that a step began with."""
+"""Writing over tensors in place: buffers get their next contents, gradients become others' sums."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -35,3 +36,36 @@ def _is_same(a: Tensor, b: Tensor) -> bool:
 def without_views(tensor: Tensor, written: Collection[int]) -> Tensor:
     """The tensor, or a copy if it is a view of memory (see `memory_of`) that is written over."""
     return tensor.clone() if memory_of(tensor) in written else tensor
+
+
+def apart(tensors: Mapping[str, Tensor], others: Iterable[Tensor] = ()) -> dict[str, Tensor]:
+    """The tensors, so that one can be written to without the rest, by name.
+
+    One that has memory of one before it, or of `others`, is copied. Parameters that are added
+    together have one gradient.
+    """
+    ends: dict[int, int] = {}  # of what is written to, by its address
+    starts: list[int] = []  # ascending
+
+    def own(tensor: Tensor) -> Tensor:
+        start = tensor.data_ptr()
+        end = start + _extent(tensor)
+        place = bisect_left(starts, end)
+        if place and start < end and ends[starts[place - 1]] > start:
+            return tensor.clone()
+        if start < end:
+            starts.insert(place, start)
+            ends[start] = end
+        return tensor
+
+    for other in others:
+        own(other)
+    return {name: own(tensor) for name, tensor in tensors.items()}
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes from its first element in memory to the end of its last one."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size() if tensor.numel() else 0

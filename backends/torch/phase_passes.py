@@ -17,6 +17,7 @@ from torch import Tensor
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import dtype_word, torch_dtype
 from partitioner.backends.torch.agreement import Agreement
+from partitioner.backends.torch.buffers import apart
 from partitioner.backends.torch.direct import direct
 from partitioner.backends.torch.faults import Roll, explained
 from partitioner.backends.torch.groups import group_ranks, register_links, register_named
@@ -226,7 +227,9 @@ class PhasePasses:
         """
         wanted = float(tangent)
         factor = wanted / float(values.pop(_SCALE))
-        gradients = {n: g if factor == 1.0 else g.mul_(factor) for n, g in values.items()}
+        gradients = dict(values)
+        if factor != 1.0:
+            gradients = {name: g.mul_(factor) for name, g in apart(values).items()}
         values.clear()
         if self._is_half:
             is_large = 2.0 <= wanted < math.inf

@@ -30,6 +30,7 @@ from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.regions import box_view
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.agreement import AgreedError, Agreement
+from partitioner.backends.torch.buffers import apart
 from partitioner.backends.torch.changes import (
     TRACED_MODE,
     Contents,
@@ -619,16 +620,22 @@ class RankModule(nn.Module):
     def _gradients(
         self, passes: Passes, kept: Values, tangent: Tensor, names: Sequence[str]
     ) -> Iterator[Tensor | None]:
-        """Gradients of parameters, in order; None for one that has none."""
+        """Gradients of parameters, in order; None for one that has none.
+
+        None has memory of another, as PyTorch adds to them, and clips them, in place.
+        """
         gradients = passes.backward(kept, tangent)
+        parts = {
+            name: _strided_as(self._shards[name], self._own_part(passes, name, gradients[name]))
+            for name in names
+            if gradients.get(name) is not None
+        }
+        parts = apart(parts, [tangent])
         for name in names:
-            tensor, gradient = self._tensors[name], gradients.get(name)
-            if gradient is not None:
-                gradient = self._own_part(passes, name, gradient)
-                gradient = _strided_as(self._shards[name], gradient)
-                if isinstance(tensor, DTensor):
-                    gradient = distributed_as(tensor, gradient)
-            yield gradient
+            tensor, part = self._tensors[name], parts.get(name)
+            if part is not None and isinstance(tensor, DTensor):
+                part = distributed_as(tensor, part)
+            yield part
 
     def _own_part(self, passes: Passes, name: str, gradient: Tensor) -> Tensor:
         """The part of a gradient that is of this rank's part of a parameter: a view, if it can be.

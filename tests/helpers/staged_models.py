@@ -156,6 +156,23 @@ class Halved(nn.Module):
         return x, torch.randint(4, (size,), generator=draw)
 
 
+class Added(nn.Module):
+    """Parameters that are added together, and to the loss: several have one gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.left, self.right, self.turned = (nn.Parameter(torch.randn(8, 8)) for _ in range(3))
+        self.one, self.other = (nn.Parameter(torch.ones(())) for _ in range(2))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Loss."""
+        x = self.first(x).relu() @ (self.left + self.right + self.turned.t())
+        return F.cross_entropy(self.second(x), y) + self.one + self.other
+
+    batch = staticmethod(Plain.batch)
+
+
 class Detached(nn.Module):
     """A parameter that stage 0 reads without a gradient."""
 
@@ -185,7 +202,15 @@ class Faint(nn.Module):
         return loss * 1e-6
 
 
-Model = type[Detached] | type[Halved] | type[Tied] | type[UNet] | type[Towers] | type[Plain]
+Model = (
+    type[Added]
+    | type[Detached]
+    | type[Halved]
+    | type[Tied]
+    | type[UNet]
+    | type[Towers]
+    | type[Plain]
+)
 
 
 def seeded(kind: Model, dtype: torch.dtype = torch.float64, **options: float) -> nn.Module:

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from staged import Stages, accumulated, loss_apart, staged, tensors
-from staged_models import Faint, Halved, Model, Plain, Tied, Towers, UNet, seeded
+from staged_models import Added, Faint, Halved, Model, Plain, Tied, Towers, UNet, seeded
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch_ranks import Job, main
@@ -113,6 +113,39 @@ def clips_accumulates_and_scales(_: int) -> None:
             update.step()
             update.zero_grad(set_to_none=step == 4)
     same(module, plain)
+
+
+def trains_on_one_gradient_of_several(_: int) -> None:
+    """Gradients that are one value are added to, scaled and clipped each by itself."""
+    programs = (planned(Added), 4), *((cut(parallel), 1) for parallel in CUTS)
+    for program, micro_batches in programs:
+        module, plain = program.module(), seeded(Added)
+        for step in range(3):
+            batch = Added.batch(step)
+            (loss_of(module(*batch)) / 4).backward()
+            accumulated(plain, batch, micro_batches, scale=0.25)
+        norms = module.clip_grad_norm_(0.1), nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
+        torch.testing.assert_close(*norms, check_dtype=False)
+        for one in (module, plain):
+            adamw(one).step()
+        same(module, plain)
+
+
+CUTS = ("dp", "zero3")
+
+
+@cache
+def cut(parallel: str) -> ModuleProgram:
+    """A program without stages."""
+    program = partitioner.compile(
+        *(seeded(Added), Added.batch(0)),
+        devices=2,
+        training=True,
+        parallel=parallel,
+        cluster="ideal",
+    )
+    assert program.programs
+    return program
 
 
 def skips_backward(rank: int) -> None:
@@ -560,6 +593,11 @@ JOBS = {
         for parallel in ("dp", "tp", "zero3")
     },
     "clipping": Job(2, clips_accumulates_and_scales, made(Towers)),
+    "one_gradient": Job(
+        2,
+        trains_on_one_gradient_of_several,
+        [*made(Added), *(partial(cut, parallel) for parallel in CUTS)],
+    ),
     "skips_backward": Job(2, skips_backward, made(Plain)),
     "calls": Job(2, calls_twice_before_backward, made(Plain, schedule="zb1")),
     "no_grad": Job(2, without_gradients_only_forward_phases_run, made(UNet)),

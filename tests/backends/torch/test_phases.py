@@ -14,7 +14,7 @@ from staged import (
     tensors,
     traced_and_cut,
 )
-from staged_models import Batch, Detached, Model, Plain, Tied, Towers, UNet, seeded
+from staged_models import Added, Batch, Detached, Model, Plain, Tied, Towers, UNet, seeded
 from torch import Tensor, nn
 
 from partitioner.backends.errors import BackendError
@@ -101,6 +101,13 @@ def test_stages_of_two_devices(kind: Model, parallel: str) -> None:
 def test_a_parameter_whose_gradient_is_made_in_another_stage(schedule: str) -> None:
     batch = Detached.batch(3)
     check(planned(Detached, [(0,), (1,)], schedule), Detached, batch, 4)
+
+
+@pytest.mark.parametrize(("schedule", "parallel"), [("1f1b", ""), ("zb1", "dp")])
+def test_a_parameter_that_is_added_to_the_loss(schedule: str, parallel: str) -> None:
+    """Its gradient is that of the loss, which each micro-batch has of its own."""
+    batch, devices = Added.batch(0), [(0, 1), (2, 3)] if parallel else [(0,), (1,)]
+    check(planned(Added, devices, schedule, parallel=parallel), Added, batch, 4)
 
 
 @pytest.mark.parametrize("parallel", ["", "dp", "tp"])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partitioner.backends.errors import BackendError, CommunicationError, one_line
+from partitioner.backends.group_lifetime import call_before_groups_end
 from partitioner.backends.torch.faults import Roll, cause, named, own_process
 from partitioner.backends.torch.groups import new_group, resolved_group
 from partitioner.backends.torch.sums import Sums, code
@@ -68,6 +70,7 @@ class Agreement:
             if dist.get_backend(group) == "nccl":
                 self._device = torch.device("cuda", torch.cuda.current_device())
             self._whereabouts = Whereabouts.of(self.rank, self.ranks)
+            call_before_groups_end(partial(_let_go, weakref.ref(self)))
             self.roll = Roll(self._texts(own_process()))
 
     def check(
@@ -307,6 +310,12 @@ class Agreement:
                 raise BackendError(_differ(elsewhere))
         if posted:
             self._whereabouts.post("")
+
+
+def _let_go(agreement: weakref.ref[Agreement]) -> None:
+    """Free a message that a rank has not waited for: it would hold the group behind its end."""
+    if (one := agreement()) is not None:
+        one._begun = None
 
 
 def _alone(problem: str) -> bool:

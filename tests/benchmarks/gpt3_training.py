@@ -1,7 +1,7 @@
 """Planning time of GPT-3 175B in training, in stages, on nodes of 8 H100.
 
     python tests/benchmarks/gpt3_training.py [--layers 96] [--nodes 128] [--batch 1536]
-        [--mesh pp=16,dp=8,tp=8] [--micro-batches 192] [--schedule 1f1b] [--time-limit 30]
+        [--mesh pp=16,dp=8,tp=8] [--micro-batches 192] [--schedule 1f1b] [--time-limit 22]
 
 The model is transformers' GPT-2 with GPT-3's sizes (d = 12,288, 96 heads, vocabulary 50,257,
 sequences of 2,048 tokens) and its loss, in bfloat16, on the meta device, without dropout. Seconds
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--mesh", default="pp=16,dp=8,tp=8", help="axis sizes")
     parser.add_argument("--micro-batches", type=int, default=192)
     parser.add_argument("--schedule", help="default: searched")
-    parser.add_argument("--time-limit", type=float, default=30.0)
+    parser.add_argument("--time-limit", type=float, default=22.0)
     options = parser.parse_args()
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("meta"):

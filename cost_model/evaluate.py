@@ -13,16 +13,17 @@ from partitioner.cost_model.classes import representatives
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import sharded_flops_share
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.memory import MemoryPeak, safe_and_exact_peaks, with_headroom
+from partitioner.cost_model.memory import MemoryPeak, Peaks, with_headroom
 from partitioner.cost_model.reshard import Resharder
 from partitioner.cost_model.schedule import Schedule, UnequalWorkError, schedule
 from partitioner.cost_model.sessions import Held
 from partitioner.cost_model.simulate import simulate, step_seconds
-from partitioner.cost_model.torch_kernels import kernel_peaks
+from partitioner.cost_model.torch_kernels import scratch_curves
 from partitioner.cost_model.traffic import sent_bytes
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rules_of
+from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.ir.plan import OBJECTIVES, Pipeline, PlacedNode, Plan, place, resolve
 from partitioner.ir.rule import Rule
 
@@ -248,14 +249,15 @@ def evaluate_placed(
     nothing = MemoryPeak(0, 0, 0, "")
     limits = {device: cluster.devices[device].memory_bytes for device in devices}
     held = Held.of(graph, tasks, limits)
-    safe, exact = safe_and_exact_peaks(tasks)
-    executor = kernel_peaks(graph, tasks, exact) if held is None else held.peaks
+    is_module = is_of_torch(graph)
+    peaks = Peaks.of(tasks, scratch_curves(graph, tasks) if is_module else {})
+    executor = held.peaks if held is not None else peaks.with_scratch if is_module else {}
     return Evaluation(
         compute_s=of_all(compute_s, 0.0),
         comm_s=of_all(comm_s, 0.0),
         latency_s=simulate(tasks).latency_s if pipeline is None else step_seconds(tasks),
-        peak=of_all(safe, nothing),
-        exact_peak=of_all(exact, nothing),
+        peak=of_all(peaks.safe, nothing),
+        exact_peak=of_all(peaks.exact, nothing),
         executor_peak=of_all(executor, nothing) if executor else {},
         limit_bytes=limits,
         sent_bytes={device: round(n) for device, n in of_all(sent_bytes(tasks), 0.0).items()},

@@ -147,27 +147,38 @@ def loaded_among_activations(schedule: Schedule) -> Mapping[Lifetime, int]:
     }
 
 
-def exact_peak_bytes(schedule: Schedule, scratch: Curves | None = None) -> Mapping[int, MemoryPeak]:
-    """Exact peaks of all devices that hold a tensor, at the task where they need most room.
+def exact_peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
+    """Exact peaks of all devices that hold a tensor, at the task where they need most room."""
+    return peaks(schedule, _usage(schedule, tuple(exact_lifetimes(schedule))), int)
 
-    With what the kernels of tasks take for themselves, by device, where most is held with it.
+
+class Peaks(NamedTuple):
+    """Peaks of all devices that hold a tensor.
+
+    Attributes:
+        safe: Those of `peak_bytes`.
+        exact: Those of `exact_peak_bytes`.
+        with_scratch: The exact ones with what kernels take for themselves, each at the task where
+            most is held with it.
     """
-    curves = dict(_usage(schedule, tuple(exact_lifetimes(schedule))))
-    for device, more in (scratch or {}).items():
-        curves[device] = curves.get(device, 0) + more
-    return peaks(schedule, curves, int, headroom=scratch is None)
 
+    safe: Mapping[int, MemoryPeak]
+    exact: Mapping[int, MemoryPeak]
+    with_scratch: Mapping[int, MemoryPeak]
 
-def safe_and_exact_peaks(
-    schedule: Schedule,
-) -> tuple[Mapping[int, MemoryPeak], Mapping[int, MemoryPeak]]:
-    """Both `peak_bytes` and `exact_peak_bytes`."""
-    uses = _Uses.of(schedule)
-    safe, exact = tuple(safe_lifetimes(schedule)), tuple(exact_lifetimes(schedule, uses.roots))
-    return (
-        peaks(schedule, _usage(schedule, safe, uses), with_headroom),
-        peaks(schedule, _usage(schedule, exact, uses), int),
-    )
+    @classmethod
+    def of(cls, schedule: Schedule, scratch: Curves) -> Peaks:
+        """Those of a schedule; `scratch` has what kernels take, of devices on which any does."""
+        uses = _Uses.of(schedule)
+        safe, exact = tuple(safe_lifetimes(schedule)), tuple(exact_lifetimes(schedule, uses.roots))
+        curves = dict(_usage(schedule, exact, uses))
+        safe_peaks = peaks(schedule, _usage(schedule, safe, uses), with_headroom)
+        exact_peaks = peaks(schedule, curves, int)
+        if not scratch:
+            return cls(safe_peaks, exact_peaks, exact_peaks)
+        for device, taken in scratch.items():
+            curves[device] = curves.get(device, 0) + taken
+        return cls(safe_peaks, exact_peaks, peaks(schedule, curves, int, headroom=False))
 
 
 def _usage(schedule: Schedule, lifetimes: Sequence[Lifetime], uses: _Uses | None = None) -> Curves:

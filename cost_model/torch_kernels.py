@@ -21,12 +21,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from partitioner.cost_model.cpu_kernels import CHANNEL_BLOCK, Tensor
-from partitioner.cost_model.memory import Curve, Curves, MemoryPeak, exact_peak_bytes
+from partitioner.cost_model.memory import Curve, Curves
 from partitioner.cost_model.schedule import Schedule
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.ops import row_of
-from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.types import dense_bytes, item_bytes
 
@@ -96,19 +95,6 @@ class _Call:
         groups = self.node.attrs["groups"]
         assert isinstance(groups, int)
         return groups
-
-
-def kernel_peaks(
-    graph: Graph, schedule: Schedule, exact: Mapping[int, MemoryPeak]
-) -> Mapping[int, MemoryPeak]:
-    """Peaks of what a module's devices hold by exact liveness, with what kernels take.
-
-    Of an ONNX model there are none. `exact` has the peaks without what kernels take.
-    """
-    if not is_of_torch(graph):
-        return {}
-    scratch = scratch_curves(graph, schedule)
-    return exact_peak_bytes(schedule, scratch) if scratch else exact
 
 
 def scratch_curves(graph: Graph, schedule: Schedule) -> Curves:
@@ -189,10 +175,10 @@ def _grad_input(call: _Call) -> int:
 def _grad_weight(call: _Call) -> int:
     """``gradient, data -> gradient of the weights``, for which memory of its size is allocated."""
     gradient, data, weights = call.operand(0), call.operand(1), call.made
-    held = weights.nbytes + call.copied(0, 1)
+    copies = weights.nbytes + call.copied(0, 1)
     if not _is_of_onednn(call, data, weights):
         swept, over = (gradient, data) if call.is_transposed else (data, gradient)
-        return held + _columns(call, swept, weights, over)
+        return copies + _columns(call, swept, weights, over)
     read, met = (gradient, data) if call.is_transposed else (data, gradient)
     channels = read.shape[1]
     fills = channels > FEW_CHANNELS or call.groups > 1 or _is_point(weights)
@@ -204,7 +190,7 @@ def _grad_weight(call: _Call) -> int:
     scratch = max(reads + _blocked(met, block) + sums - weights.nbytes, blocked)
     if is_half and _is_dilated(call):
         scratch = max(scratch, _columns(call, read, weights, met))
-    return held + scratch
+    return copies + scratch
 
 
 def _gathered(

@@ -3,7 +3,7 @@
 PyTorch (2.13) has an autograd function in Python for each functional collective, and for each
 operator that was registered with a gradient. Passes run without gradients: there the functions only
 pass a call on. It looks up the schema of an operator anew at each call of it by name, which takes
-2 to 4 microseconds more than the function of the same operator (`FUNCTIONS`).
+longer than the function of the same operator (`FUNCTIONS`).
 """
 
 from __future__ import annotations

@@ -37,8 +37,9 @@ PARTS, SQUARE_PARTS = (2, 3, 4, 6, 8, 12, 16, 32), (2, 3, 4, 6)
 #: Shares of the memory that a path may fill by the bytes of its parts. These count whole tensors to
 #: their last use anywhere, so that they may be too many; the referee decides.
 MARGINS = (1.3, 1.15, 1.0, 0.9, 0.8)
-#: One such part of the seconds is for pricing parts, the rest for evaluating paths over them.
-PRICING_PART = 1.5
+#: Pricing parts may take one of so many equal shares of the seconds: two thirds. The rest is for
+#: evaluating paths over them.
+PRICING_SHARES = 1.5
 #: More blocks are not tried if they hold more than this share of what fewer hold.
 LESS = 0.97
 #: More blocks are not tried if they hold less than this share of the memory.
@@ -116,7 +117,7 @@ class TrainingBlocks:
 def training_blocks(graph: Graph, cluster: Cluster, budget: Budget) -> TrainingBlocks:
     """Look for parts in blocks that bring a training graph within the memory of one device."""
     parts = Parts(graph, cluster)
-    pricing = budget.work.of_the_clock(PRICING_PART)
+    pricing = budget.work.of_the_clock(PRICING_SHARES)
     priced: list[_Part] = []
     borders = parts.borders
     lengths = sorted(range(1, len(borders)), key=lambda n: min(n, len(borders) - n))

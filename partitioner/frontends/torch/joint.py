@@ -75,7 +75,8 @@ def plain_trace() -> Iterator[None]:
 def joint_trace(program: ExportedProgram, table: Table, *, training: bool) -> Joint:
     """The trace of the forward and, in training, backward pass, in which nothing writes in place.
 
-    Layers that are proven to repeat are traced a few times, and the trace is repeated.
+    Layers that are proven to repeat are traced a few times, and the trace is extended by
+    the others.
     """
     names = _plain_attributes(program)
     with plain_trace():

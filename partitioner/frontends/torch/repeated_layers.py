@@ -11,6 +11,7 @@ previous layer, its own weights, or what all layers read. What follows reads the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,10 +122,10 @@ def repeated_layers(program: ExportedProgram) -> RepeatedLayers | None:
         for node, (own, operands) in zip(calls, forms, strict=True)
     )
     operands = [each for _, each in forms]
-    found = repetitions(
+    stretches = repetitions(
         kinds, fewest=KEPT + 1, shown=KEPT, hidden=LEAST, crossing=_crossing(calls, operands)
     )
-    stretch = next(found, None)
+    stretch = next(stretches, None)
     if stretch is None:
         return None
     finder = _Finder(program, calls, operands, stretch.start, stretch.period, stretch.count)
@@ -242,9 +243,7 @@ class _Finder:
         results = self.program.graph.output_node().all_input_nodes
         last = stop - self.period
         tensors = [*self.program.state_dict.values(), *self.program.constants.values()]
-        uses = {id(tensor): 0 for tensor in tensors}
-        for tensor in tensors:
-            uses[id(tensor)] += 1
+        uses = Counter(map(id, tensors))
         return (
             self.weights.is_apart
             and self.modules.is_apart

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 
@@ -21,12 +21,13 @@ class Prepared:
             calls count.
         copies: Number of equal operators that a run computes.
         warm: Called before each timed run: brings into the caches what lies there in a model.
-        several: Gives a program of so many operators equal to the one of this; None if the
-            seconds of short runs are exact, or the program has several already.
+        several: Gives a program of so many operators equal to the one of this, which share the
+            inputs of these names and have copies of all else that they read, or share all (None).
+            No function if the seconds of short runs are exact, or the program has several already.
     """
 
     run: Callable[[], object]
     own_seconds: Callable[[], Sequence[float]] | None = None
     copies: int = 1
     warm: Callable[[], object] = _nothing
-    several: Callable[[int], Prepared] | None = None
+    several: Callable[[int, Collection[str] | None], Prepared] | None = None

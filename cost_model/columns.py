@@ -6,17 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from partitioner.cost_model.compute import node_seconds
+from partitioner.cost_model.compute import adding_seconds, node_seconds
 from partitioner.cost_model.even_mesh import EvenResharder
 from partitioner.cost_model.reshard import Resharder
-from partitioner.ir.graph import Graph, Node
+from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
-
-#: Bytes that adding a gradient to a sum moves, two tensors read and one written, over those of
-#: AdamW's update of its value, four read and three written.
-ADDING = 3 / 7
 
 
 @dataclass(frozen=True)
@@ -53,15 +49,6 @@ class DeviceColumns:
                 values.update(node.writes if row.stored else node.inputs[:1])
         return frozenset(values)
 
-    def node_share(self, node: Node) -> float:
-        """Share of a node's seconds that a micro-batch takes.
-
-        The optimizer runs once a step; each micro-batch adds its gradient to the sum of the others.
-        """
-        if self.micro_batches == 1 or node.attrs.get("role") != "gradient":
-            return 1.0
-        return 1 / self.micro_batches + ADDING
-
     def move_share(self, value: str, before: Placement, after: Placement) -> float:
         """Share of the seconds of a reshard that a micro-batch takes.
 
@@ -84,7 +71,24 @@ class DeviceColumns:
         return tuple(range(len(self.resharder.cluster)))
 
     def node_seconds(self, placed: PlacedNode) -> Mapping[int, float]:
-        """Seconds of a node by device."""
+        """Seconds of a node in a micro-batch, by column.
+
+        The optimizer runs once a step; each micro-batch adds its gradient to the sum of the others.
+        """
+        seconds = self._run_seconds(placed)
+        if self.micro_batches == 1 or placed.node.attrs.get("role") != "gradient":
+            return seconds
+        (gradient, at), *_ = placed.operands()
+        sizes = self.local_bytes(at, self.graph.types[gradient].dtype)
+        count, devices = self.micro_batches, self.resharder.cluster.devices
+        return {
+            column: s / count
+            + adding_seconds(self.graph, gradient, sizes[column], devices[column], count)
+            for column, s in seconds.items()
+        }
+
+    def _run_seconds(self, placed: PlacedNode) -> Mapping[int, float]:
+        """Seconds of one run of a node by column."""
         return node_seconds(self.graph, placed, self.resharder.cluster)
 
     def local_bytes(self, at: Placement, dtype: str) -> Mapping[int, int]:
@@ -109,8 +113,8 @@ class GroupColumns(DeviceColumns):
         even, other = self.resharder.even, self.resharder.other
         return (even.device,) if other is None else (even.device, other.device)
 
-    def node_seconds(self, placed: PlacedNode) -> Mapping[int, float]:
-        """Seconds of a node on the representative of its group."""
+    def _run_seconds(self, placed: PlacedNode) -> Mapping[int, float]:
+        """Seconds of one run of a node on the representative of its group."""
         seconds = self.resharder.even.node_seconds(self.graph, placed)
         return {self.resharder.column(placed.mesh): seconds}
 

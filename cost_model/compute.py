@@ -26,7 +26,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.in_place import writes_in_place
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import Rule
@@ -302,6 +302,27 @@ def kernel_seconds(flops: float, moved_bytes: int, dtype: str, device: DeviceSpe
         flops / device.flops_per_s(dtype),
         moved_bytes / device.memory_bytes_per_s,
     )
+
+
+def adding_seconds(
+    graph: Graph, gradient: str, nbytes: int, device: DeviceSpec, micro_batches: int
+) -> float:
+    """Seconds that each of some micro-batches takes to add a gradient to the sum of the others.
+
+    The first one gives the sum its memory. A product of matrices reads the sum where it would write
+    its result. Others write a result, and then read the sum and write it.
+
+    Args:
+        nbytes: Of the part of the gradient.
+    """
+    producer = graph.producers.get(gradient)
+    while producer is not None and (row := row_of(producer)) is not None and row.view:
+        producer = graph.producers.get(producer.inputs[0])
+    rule = None if producer is None else rule_of(graph, producer)
+    adds = isinstance(rule, Rule) and rule.is_product and not rule.windows
+    dtype = graph.types[gradient].dtype
+    seconds = kernel_seconds(0.0, nbytes if adds else 2 * nbytes, dtype, device)
+    return seconds * (micro_batches - 1) / micro_batches
 
 
 def local_flops(graph: Graph, placed: PlacedNode, point: _Point) -> float:

@@ -20,6 +20,8 @@ from partitioner.ir.rule import FactorKind, Rule
 
 #: Shape of a device's part of a placement.
 LocalShape: TypeAlias = Callable[[Placement], tuple[int, ...]]
+#: Dims by their strides, the longest first.
+Order: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -36,14 +38,15 @@ class Form:
         attrs: Attributes in the form of `_plain`, by name, sorted; of an operator that writes to a
             stored value also "in_parts": whether the plan stores any parameter in parts (see
             `stores_parts`).
-        operands: Element type and local shape of each operand, then each capture; None if absent.
-        results: The same of each result.
+        operands: Element type and local shape of each operand, then each capture, and its
+            `memory_order` if it is another than that of its dims; None if absent.
+        results: Element type and local shape of each result; None if absent.
         behind: Operators that the form stands behind, see `chain`; empty for an operator alone.
     """
 
     op: str
     attrs: tuple[tuple[str, Any], ...]
-    operands: tuple[tuple[str, tuple[int, ...]] | None, ...]
+    operands: tuple[tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], Order] | None, ...]
     results: tuple[tuple[str, tuple[int, ...]] | None, ...]
     behind: tuple[str, ...] = ()
 
@@ -63,6 +66,11 @@ class Form:
     def alone(self) -> Form:
         """The form of the operator by itself."""
         return replace(self, behind=()) if self.behind else self
+
+    @property
+    def dense(self) -> Form:
+        """The form of operands that lie in memory in the order of their dims."""
+        return replace(self, operands=tuple(part and part[:2] for part in self.operands))
 
 
 #: Role of the node that writes to a trained parameter.
@@ -109,6 +117,39 @@ def _chain(graph: Graph, node: Node, most: int) -> tuple[Node, ...]:
         if before:
             return (*before, producer)
     return ()
+
+
+_ORDERS: WeakKeyDictionary[Graph, dict[str, Order | None]] = WeakKeyDictionary()
+
+
+def memory_order(graph: Graph, value: str) -> Order | None:
+    """The order in which a value lies in memory, if views have changed it: (1, 0) of ``w.T``.
+
+    None if the value lies in the order of its dims, or in one that is not known: of a view that
+    does more than to change the order.
+    """
+    known = _ORDERS.setdefault(graph, {})
+    if value not in known:
+        known[value] = _memory_order(graph, value)
+    return known[value]
+
+
+def _memory_order(graph: Graph, value: str) -> Order | None:
+    producer = graph.producers.get(value)
+    row = None if producer is None else row_of(producer)
+    if producer is None or row is None or not row.view or row.moved is not None:
+        return None
+    rule = rule_of(graph, producer)
+    if not isinstance(rule, Rule) or rule.windows:
+        return None
+    before, after = rule.operands[0], rule.results[0]
+    if before is None or after is None or sorted(before) != sorted(after):
+        return None
+    if len(set(before)) < len(before):  # of two dims of one element none is the other
+        return None
+    own = memory_order(graph, producer.inputs[0]) or range(len(before))
+    order = tuple(after.index(before[dim]) for dim in own)
+    return None if order == tuple(range(len(order))) else order
 
 
 def trains(node: Node) -> bool:
@@ -159,10 +200,15 @@ def form_of(
         return None if at is None else (graph.types[value].dtype, local_shape(at))
 
     reads = (*node.inputs, *node.captures)
+    operands = map(part, reads, placed.ins)
+    orders = [memory_order(graph, value) for value in reads]
     return Form(
         node.op,
         tuple((name, _plain(attr)) for name, attr in sorted(attrs.items())),
-        tuple(map(part, reads, placed.ins)),
+        tuple(
+            (*operand, order) if operand and order else operand
+            for operand, order in zip(operands, orders, strict=True)
+        ),
         tuple(map(part, node.outputs, placed.outs)),
         tuple(one.op for one in chain(graph, node)),
     )

@@ -250,7 +250,8 @@ class Profile:
     def estimate(self, form: Form, dtype: str, flops: float, moved_bytes: int) -> Estimate | None:
         """Seconds of a form: its own entry, else a fit over entries like it, else None.
 
-        A form that stands behind others takes what is known of it there, else what it takes alone.
+        A form that stands behind others takes what is known of it there, else what it takes alone;
+        one of transposed operands what it takes with them, else with others.
         One that computes and moves nothing takes the median of such ones.
 
         Args:
@@ -259,7 +260,7 @@ class Profile:
             flops: Its FLOPs.
             moved_bytes: Bytes that it reads and writes.
         """
-        for one in dict.fromkeys((form, form.alone)):
+        for one in dict.fromkeys((form, form.alone, form.dense)):
             entry = self.entries.get(one.key)
             if entry is not None:
                 return Estimate(entry.seconds, "measured", entry.spread)

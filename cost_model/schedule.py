@@ -15,7 +15,7 @@ from functools import cached_property
 from partitioner.cost_model.buckets import Bucket, in_buckets
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.collectives import bucket_seconds, comm_cost, whole_bytes
-from partitioner.cost_model.compute import NodePrices, kernel_seconds, stored_bytes
+from partitioner.cost_model.compute import NodePrices, adding_seconds, stored_bytes
 from partitioner.cost_model.forms import stores_parts
 from partitioner.cost_model.overlap import beside_compute
 from partitioner.cost_model.reshard import Hop, PricedComm, Resharder
@@ -449,11 +449,13 @@ class _Builder:
         return seconds
 
     def _adding(self, key: Key, seconds: Mapping[int, float]) -> Mapping[int, float]:
-        """The seconds, and those of adding a value to the sum of it: two are read, one written."""
+        """The seconds, and those of adding a value to the sum of it."""
+        assert self.order is not None
         value, at = key
-        dtype, sizes = self.graph.types[value].dtype, at.local_bytes(self.graph.types[value].dtype)
+        sizes = at.local_bytes(self.graph.types[value].dtype)
+        count, devices = self.order.table.micro_batches, self.cluster.devices
         return {
-            device: s + kernel_seconds(0.0, 3 * sizes[device], dtype, self.cluster.devices[device])
+            device: s + adding_seconds(self.graph, value, sizes[device], devices[device], count)
             for device, s in seconds.items()
         }
 

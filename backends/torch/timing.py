@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -35,8 +36,9 @@ def prepared(
 ) -> Prepared:
     """The program of a single rank, which runs eagerly; of an update, the optimizer's step.
 
-    It sets the threads of the process. A parameter that is stored in parts is a DTensor, as it is
-    in a rank's module, and needs a process group.
+    It sets the threads of the process. Tensors have the strides of the arrays in `inputs`. A
+    parameter that is stored in parts is a DTensor, as it is in a rank's module, and needs a process
+    group.
 
     Raises:
         BackendError: PyTorch does not take or run the program.
@@ -51,11 +53,12 @@ def prepared(
         else:
             forward = emit_rank(programs, 0, graph, torch.device("cpu")).forward
             types = programs.inputs
-            arguments = [from_numpy(inputs[name], types[name].dtype) for name in forward.arguments]
+            names = forward.arguments
+            arguments = [_strided(inputs[name], types[name].dtype) for name in names]
             module = direct(eager(forward.module))
             ready = Prepared(
                 partial(_forward, module, arguments),
-                several=partial(_several, module, arguments),
+                several=partial(_several, module, dict(zip(names, arguments, strict=True))),
             )
         ready.run()
     except Exception as error:
@@ -63,24 +66,54 @@ def prepared(
     return ready
 
 
+def _strided(array: np.ndarray, dtype: str) -> Tensor:
+    """A tensor on the array's memory, in its order of dims."""
+    order = np.argsort([-stride for stride in array.strides], kind="stable")
+    return from_numpy(array.transpose(order), dtype).permute(np.argsort(order).tolist())
+
+
 def _forward(module: nn.Module, arguments: list[Tensor]) -> object:
     with torch.no_grad():
         return module(*arguments)
 
 
-def _several(module: fx.GraphModule, arguments: list[Tensor], copies: int) -> Prepared:
-    """The program with its operators so many times one after the other, over the same inputs."""
+def _several(
+    module: fx.GraphModule,
+    arguments: Mapping[str, Tensor],
+    copies: int,
+    shared: Collection[str] | None,
+) -> Prepared:
+    """The program with its operators so many times one after the other; see `Prepared.several`."""
     graph = fx.Graph()
-    graph.set_codegen(module.graph._codegen)
     *body, output = module.graph.nodes
-    inputs = {node: graph.node_copy(node) for node in body if node.op == "placeholder"}
-    for _ in range(copies):
-        values = dict(inputs)
+    names = dict(zip((node for node in body if node.op == "placeholder"), arguments, strict=True))
+    tensors: dict[str, Tensor] = {}
+
+    def operand(node: fx.Node, number: int) -> fx.Node:
+        """What a copy of the operators reads in place of an argument or a constant."""
+        tensor = arguments[names[node]] if node in names else _attribute(module, node.target)
+        is_shared = shared is None or names.get(node) in shared
+        name = f"{node.name}_{0 if is_shared else number}"
+        if name not in tensors:
+            tensors[name] = tensor if is_shared else tensor.clone()
+        return graph.get_attr(name)
+
+    for number in range(copies):
+        values: dict[fx.Node, fx.Node] = {}
         for node in body:
-            if node not in inputs:
-                values[node] = graph.node_copy(node, values.__getitem__)
+            is_read = node.op in ("placeholder", "get_attr")
+            values[node] = (
+                operand(node, number) if is_read else graph.node_copy(node, values.__getitem__)
+            )
     graph.node_copy(output, values.__getitem__)
-    return Prepared(partial(_forward, fx.GraphModule(module, graph), arguments), copies=copies)
+    return Prepared(partial(_forward, fx.GraphModule(tensors, graph), []), copies=copies)
+
+
+def _attribute(module: nn.Module, path: object) -> Tensor:
+    """A tensor of a module by its path."""
+    value = attrgetter(str(path))(module)
+    assert isinstance(value, Tensor)
+    return value
 
 
 def _step(node: Node, local: Tensor) -> Prepared:

@@ -58,6 +58,11 @@ def add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a, b) if total is None else total.addmm_(a, b)
 
 
+def add_products(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """The sum with a batch of products of matrices."""
+    return torch.bmm(a, b) if total is None else total.baddbmm_(a, b)
+
+
 def add_rows(
     total: Tensor | None,
     gradient: Tensor,
@@ -84,5 +89,6 @@ def add_rows(
 #: arguments, all of which must be by position.
 _ADDING: dict[Any, Callable[..., Tensor]] = {
     aten.mm.default: add_product,
+    aten.bmm.default: add_products,
     aten.embedding_dense_backward.default: add_rows,
 }

@@ -201,8 +201,7 @@ class _Builder:
     def choice(self, placed: PlacedNode, group: int) -> Choice:
         """A strategy with its load: the node's own, and of reducing outputs that nobody reads."""
         seconds = self.prices.node_seconds(placed)
-        share = self.prices.node_share(placed.node)
-        load = [share * seconds.get(device, 0.0) for device in self._devices]
+        load = [seconds.get(device, 0.0) for device in self._devices]
         for value, at in self._pending_outputs(placed):
             if not self.graph.consumers[value]:
                 for hop in self._reduction(value, at):

@@ -16,6 +16,7 @@ from partitioner.backends.launch import run_job
 from partitioner.cost_model.cluster import Cluster, LinkLevel
 from partitioner.cost_model.entries import Entry
 from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.forms import memory_order
 from partitioner.cost_model.profile import Profile, check_writable
 from partitioner.cost_model.resolve import one_process, resolve_cluster
 from partitioner.cost_model.schedule import schedule
@@ -364,12 +365,15 @@ class _Session:
         )
         is_new = _is_new(candidate, self.profile, self.backend)
         less = None if before is None else _program(before)
+        whole = {value: value.partition("@")[0] for value in program.graph.inputs}
         recent = tuple(
             value
-            for value in program.graph.inputs
-            if is_made_shortly_before(graph, candidate.placed.node, value.partition("@")[0])
+            for value, name in whole.items()
+            if is_made_shortly_before(graph, candidate.placed.node, name)
         )
-        return Item(program, less, entry, *is_new, recent, is_cold(graph, candidate))
+        orders = {value: memory_order(graph, name) for value, name in whole.items()}
+        known = {value: order for value, order in orders.items() if order is not None}
+        return Item(program, less, entry, *is_new, recent, is_cold(graph, candidate), known)
 
 
 @dataclass

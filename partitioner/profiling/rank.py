@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from partitioner.backends.onnx import timing as onnx_timing
 from partitioner.backends.prepared import Prepared
 from partitioner.backends.torch import timing as torch_timing
 from partitioner.cost_model.entries import Entry
+from partitioner.cost_model.forms import Order
 from partitioner.cost_model.profile import write_entries
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.errors import PartitionerError
@@ -31,9 +32,11 @@ from partitioner.profiling.work import Item, Program, Status, Work, leave_status
 _LEAST_S = 1e-7
 #: Programs that take turns: few enough to hold in memory, with their weights.
 _AT_A_TIME = 8
-#: Seconds that a run takes at least, if its operators find caches warm: its call, and code that
-#: lies in no cache, would add much to a short operator. And most operators of such a run.
+#: Seconds that a run takes at least: its call would add much to a short operator. And most
+#: operators of such a run.
 _RUN_S, _MOST_COPIES = 1e-3, 64
+#: Seconds of a run with empty caches to which reading its code from memory adds little.
+_LONG_RUN_S = 1e-2
 #: Bytes of a cache's line, and of what drives all else out of caches of up to half as many.
 _LINE_BYTES, _OTHER_BYTES = 64, 2**26
 _OTHERS = np.zeros(_OTHER_BYTES, np.uint8)
@@ -122,11 +125,10 @@ def _prepared(
     for item in items:
         one = None
         try:
-            one = _ready(work, item.program, item.recent if item.is_cold else ())
-            if not item.is_cold:
-                one = _long_enough(one)
+            one = _as_in_model(item, *_ready(work, item.program, item.orders))
             if item.before is not None:
-                one = _difference(_ready(work, item.before, ()), one)
+                before, _ = _ready(work, item.before, item.orders)
+                one = _difference(before, one)
         except PartitionerError as error:
             failed.setdefault(item.entry.op, str(error))
         ready.append((item, one))
@@ -134,20 +136,53 @@ def _prepared(
     return [(item, one) for (item, one), gone in zip(ready, lost, strict=True) if one and not gone]
 
 
-def _ready(work: Work, program: Program, recent: Sequence[str]) -> Prepared:
-    inputs = random_inputs(program.graph, seed=0)
-    ready = _BACKENDS[work.backend](program.programs, program.graph, inputs, work.threads)
-    return replace(ready, warm=partial(_touch, [inputs[name] for name in recent]))
+def _ready(
+    work: Work, program: Program, orders: Mapping[str, Order]
+) -> tuple[Prepared, Mapping[str, np.ndarray]]:
+    """A program, and its inputs."""
+    inputs = {
+        name: _in_order(array, orders[name]) if name in orders else array
+        for name, array in random_inputs(program.graph, seed=0).items()
+    }
+    return _BACKENDS[work.backend](program.programs, program.graph, inputs, work.threads), inputs
 
 
-def _long_enough(one: Prepared) -> Prepared:
-    """The program, or one of as many of its operators as take `_RUN_S`."""
+def _in_order(array: np.ndarray, order: Order) -> np.ndarray:
+    """The array, with its dims in this order in memory."""
+    return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
+
+
+def _as_in_model(item: Item, one: Prepared, inputs: Mapping[str, np.ndarray]) -> Prepared:
+    """The program with what a model has in the caches when it comes to it, and long enough.
+
+    Its code is there, as other layers ran it shortly before: a short program whose operands are not
+    there reads others first.
+    """
+    if not item.is_cold:
+        return _long_enough(one, None)
+    recent = partial(_touch, [inputs[name] for name in item.recent])
+    if one.several is None or _run_s(one) >= _LONG_RUN_S:
+        return replace(one, warm=recent)
+
+    def warm() -> None:
+        one.run()
+        recent()
+
+    return replace(_long_enough(one, item.recent), warm=warm)
+
+
+def _long_enough(one: Prepared, shared: Collection[str] | None) -> Prepared:
+    """The program, or one of as many of its operators as take `_RUN_S`.
+
+    Args:
+        shared: Inputs that the operators share; None for all that they read.
+    """
     if one.several is None:
         return one
     copies = math.ceil(_RUN_S / min(_run_s(one) for _ in range(3)))
-    if copies == 1:
+    if copies == 1 and shared is None:
         return one
-    several = one.several(min(copies, _MOST_COPIES))
+    several = one.several(min(copies, _MOST_COPIES), shared)
     several.run()
     return several
 
@@ -161,7 +196,7 @@ def _run_s(one: Prepared) -> float:
 def _touch(arrays: Sequence[np.ndarray]) -> None:
     """Read arrays, so that they lie in the caches as far as these hold them."""
     for array in arrays:
-        array.reshape(-1).view(np.uint8)[::_LINE_BYTES].max(initial=0)
+        array.ravel(order="K").view(np.uint8)[::_LINE_BYTES].max(initial=0)
 
 
 def _evict() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from partitioner.cost_model.entries import Entry
+from partitioner.cost_model.forms import Order
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import Programs
 
@@ -37,6 +38,8 @@ class Item:
         alone: Whether one process measures it while the others wait.
         recent: Inputs of the program that a model makes shortly before, so that they lie in caches.
         is_cold: Whether much of what it reads was made long before, so that it lies in memory.
+        orders: `memory_order` of the inputs of the program that have another than that of their
+            dims.
     """
 
     program: Program
@@ -46,6 +49,7 @@ class Item:
     alone: bool
     recent: tuple[str, ...]
     is_cold: bool
+    orders: Mapping[str, Order]
 
 
 @dataclass(frozen=True)

@@ -424,7 +424,7 @@ def _form(key: str) -> Form:
     """The form that a key of a profile stands for."""
     op, attrs, operands, results, *behind = json.loads(key)
     sides = (
-        tuple(None if one is None else (one[0], tuple(one[1])) for one in side)
+        tuple(None if one is None else (one[0], *map(tuple, one[1:])) for one in side)
         for side in (operands, results)
     )
     plain = tuple((name, _hashable(attr)) for name, attr in sorted(attrs.items()))

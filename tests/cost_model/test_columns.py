@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from staged_models import Plain, seeded
 
-from partitioner.cost_model.columns import ADDING, DeviceColumns
+from partitioner.cost_model.columns import DeviceColumns
+from partitioner.cost_model.compute import kernel_seconds
 from partitioner.cost_model.reshard import Resharder
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.torch.micro_batches import trace_micro_batch
@@ -14,6 +15,9 @@ from partitioner.frontends.torch.source import Example
 from partitioner.ir.layout import DimLayout, Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
+from partitioner.ir.plan import place
+from partitioner.ir.types import dense_bytes
+from partitioner.strategies.derive import Rules
 
 MESH = DeviceMesh.of({"dp": 2})
 
@@ -34,10 +38,19 @@ def placement(*cuts: str, partial: bool = False) -> Placement:
 
 
 def test_the_optimizer_runs_once_a_step(columns: DeviceColumns) -> None:
-    for node in columns.graph.nodes:
-        is_update = node.attrs.get("role") == "gradient"
-        assert columns.node_share(node) == pytest.approx(1 / 4 + ADDING if is_update else 1.0)
-        assert replace(columns, micro_batches=1).node_share(node) == 1.0
+    graph, cluster = columns.graph, columns.resharder.cluster
+    once, rules = replace(columns, micro_batches=1), Rules.of(graph)
+    for node in graph.nodes:
+        placed = place(graph, node, DeviceMesh.single(0), {}, rules.rule(node))
+        ((device, step_s),) = once.node_seconds(placed).items()
+        expected_s = step_s
+        if node.attrs.get("role") == "gradient":
+            type_ = graph.types[node.inputs[0]]
+            nbytes = dense_bytes(type_.numel, type_.dtype)
+            moved = nbytes if len(type_.shape) == 2 else 2 * nbytes  # of weights, and of biases
+            sum_s = kernel_seconds(0.0, moved, type_.dtype, cluster.devices[device])
+            expected_s = step_s / 4 + sum_s * 3 / 4  # the first micro-batch adds to none
+        assert columns.node_seconds(placed) == {device: pytest.approx(expected_s)}
 
 
 def test_gradients_are_reduced_once_a_step_unless_they_are_stored_cut(

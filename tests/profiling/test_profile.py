@@ -449,7 +449,7 @@ def test_operands_that_were_made_long_before_are_told_from_others(file: Path) ->
 
 
 def test_cold_forms_take_turns_with_cold_ones_only() -> None:
-    items = [Item(None, None, None, True, False, (), n % 3 == 0) for n in range(30)]  # type: ignore[arg-type]
+    items = [Item(None, None, None, True, False, (), n % 3 == 0, {}) for n in range(30)]  # type: ignore[arg-type]
     batches = list(_batches(items))
     assert sorted(map(len, batches)) == [2, 4, 8, 8, 8]
     assert all(len({item.is_cold for item in batch}) == 1 for batch in batches)

@@ -285,7 +285,7 @@ def work_bound(sharder: Sharder) -> float:
             [
                 0.0
                 if placed.node.name in graph.optional
-                else prices.node_share(placed.node) * even.node_seconds(graph, placed)
+                else prices.node_seconds(placed)[even.device]
                 for placed in alone
             ]
         )

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 import partitioner.backends.torch.operators  # noqa: F401 - registers operators
 from partitioner.backends.torch.direct import direct
 from partitioner.backends.torch.eager import eager
-from partitioner.backends.torch.totals import add, add_product, add_rows
+from partitioner.backends.torch.totals import add, add_product, add_products, add_rows
 from partitioner.backends.torch.values import note_tasks, noted_tasks
 
 aten = torch.ops.aten
@@ -69,6 +69,18 @@ def test_a_product_adds_its_result_to_the_sum(dtype: torch.dtype) -> None:
     assert torch.mm not in called(adding)
     (product,) = (node for node in adding.graph.nodes if node.target is add_product)
     assert noted_tasks(product) == ("weight",)
+
+
+def test_a_batch_of_products_adds_its_results_to_the_sum() -> None:
+    graph = fx.Graph()
+    a, b = graph.placeholder("a"), graph.placeholder("b")
+    turned = graph.call_function(aten.transpose.int, (a, 1, 2))
+    graph.output((graph.call_function(aten.bmm.default, (turned, b)),))
+    batches = [[torch.randn(2, 7, 3), torch.randn(2, 7, 5)] for _ in range(3)]
+    adding, (total,) = sums_of(fx.GraphModule(torch.nn.Module(), graph), (0,), batches)
+    assert total.shape == (2, 3, 5)
+    assert called(adding).count(add_products) == 1
+    assert torch.bmm not in called(adding)
 
 
 def test_a_product_that_something_else_reads_stays_as_it_is() -> None:

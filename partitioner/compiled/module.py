@@ -515,9 +515,10 @@ class ModuleProgram(Compiled):
         eagerly, on the CPU.
 
         Args:
-            args: Positional arguments of the module, with the example inputs' shapes and types.
+            args: Positional arguments of the module, with the example inputs' shapes and types;
+                without any, and without keyword arguments, random ones are drawn as by `verify`.
             steps: Number of recorded steps, at least 1.
-            seed: Seed of dropout.
+            seed: Seed of drawn arguments and of dropout.
             kwargs: Keyword arguments of the module.
 
         Returns:
@@ -527,10 +528,13 @@ class ModuleProgram(Compiled):
         Raises:
             BackendError: The inputs are not like the example inputs, the last micro-batch is
                 smaller than the others, or a rank failed.
-            VerificationError: The module's weights are fake.
+            VerificationError: The module's weights are fake, or the example inputs from which
+                arguments are drawn.
         """
         self.ranks.check_even()
         check_contents(self.model.module)
+        if not args and not kwargs:
+            args, kwargs = random_arguments(self.model.module, seed)
         inputs = self.signature.feed(args, kwargs, seed)
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
             self.ranks.write(Path(name))

@@ -253,7 +253,7 @@ def test_a_module_for_inference_is_recorded(tmp_path: Path) -> None:
     model, batch = small_gpt()
     program = partitioner.compile(model.eval(), batch, cluster="2xideal", strategy="intra")
     assert isinstance(program, ModuleProgram)
-    profiled = program.profile(*batch, steps=2)
+    profiled = program.profile(steps=2)
     assert len(profiled.measured.ranks) == 2
     assert profiled.rows
     folder = program.save(tmp_path / "gpt.partition")

@@ -280,6 +280,7 @@ def ranks_that_differ_say_so(rank: int) -> None:
 def loads_the_whole_model(_: int) -> None:
     for kind in (Mlp, Gpt):
         loads(kind)
+        draws(kind)
 
 
 def loads(kind: type[Mlp | Gpt]) -> None:
@@ -297,6 +298,20 @@ def loads(kind: type[Mlp | Gpt]) -> None:
     same(module, whole)
     with pytest.raises(RuntimeError, match="size mismatch"):
         module.load_state_dict({**whole.state_dict(), "norm.weight": torch.ones(3)})
+
+
+def draws(kind: type[Mlp | Gpt]) -> None:
+    """Weights that are drawn anew are those of one process, whoever holds them."""
+    module, whole = program(kind, 2).module(), seeded(kind)
+    for one in (module, whole):
+        torch.manual_seed(3)
+        given = torch.Generator().manual_seed(4)
+        with torch.no_grad():
+            for parameter in one.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+                if parameter.dim() > 1:
+                    nn.init.xavier_uniform_(parameter, generator=given)
+    same(module, whole)
 
 
 def checkpoint(_: int) -> None:

@@ -161,8 +161,8 @@ class Rule:
         those of factors that are no dim by themselves, `reduce` the reductions of factors in no
         result. Factors in `whole` may not be cut; those in `dropped`, of elements that no result
         depends on, may be. Factors in `summed` are loops of some results, and those that lack them
-        are sums over them: also where no result that has them is read. For `rising`, `dispatch` and `windows`, see `Rule`; factors of windows
-        have the size of another dim.
+        are sums over them, also where no result that has them is read. For `rising`, `dispatch` and
+        `windows`, see `Rule`; factors of windows have the size of another dim.
 
         Raises:
             IRError: A size does not fit, a factor has no size, or a factor in no result has no

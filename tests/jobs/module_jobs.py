@@ -466,6 +466,13 @@ def refuses_what_it_would_not_notice(_: int) -> None:  # noqa: C901 (a list of c
         module.get_submodule("norm").register_forward_hook(lambda *_: None)
         step(module)
 
+    def hook_all(module: RankModule) -> None:
+        handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+        try:
+            step(module)
+        finally:
+            handle.remove()
+
     def replaces(module: RankModule) -> None:
         module.get_submodule("first").weight = nn.Parameter(torch.zeros(32, 16))
         step(module)
@@ -499,6 +506,7 @@ def refuses_what_it_would_not_notice(_: int) -> None:  # noqa: C901 (a list of c
     for change, message in (
         (eval_part, r"^rank 0: norm is in evaluation mode"),
         (hook_part, r"norm has a hook, which would not be called"),
+        (hook_all, r"is a hook of all modules, not of these: submodules do not run"),
         (replaces, r"first\.weight was replaced by another tensor"),
         (removes, r"first\.\w+ was replaced by another tensor"),
         (narrows, r"is float32 now and was float64: for another element type, compile"),

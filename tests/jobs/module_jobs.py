@@ -301,7 +301,7 @@ def loads(kind: type[Mlp | Gpt]) -> None:
 
 
 def draws(kind: type[Mlp | Gpt]) -> None:
-    """Weights that are drawn anew are those of one process, whoever holds them."""
+    """Weights that are drawn anew are those of one process, and so are numbers read of them."""
     module, whole = program(kind, 2).module(), seeded(kind)
     for one in (module, whole):
         torch.manual_seed(3)
@@ -312,6 +312,11 @@ def draws(kind: type[Mlp | Gpt]) -> None:
                 if parameter.dim() > 1:
                     nn.init.xavier_uniform_(parameter, generator=given)
     same(module, whole)
+    ours, right = (
+        [number for p in one.parameters() for number in (p.norm().item(), float(p.abs().sum()))]
+        for one in (module, whole)
+    )
+    torch.testing.assert_close(ours, right)
 
 
 def checkpoint(_: int) -> None:

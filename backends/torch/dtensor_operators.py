@@ -1,9 +1,12 @@
-"""Random numbers that are drawn into DTensors on the CPU: those of the whole tensor.
+"""Operators on DTensors that PyTorch (2.13) computes otherwise than on the whole tensor.
 
-There PyTorch (2.13) gives each rank's part the next numbers of the process. So parts repeat each
-other, a generator that is given is not asked, and where parts are of unlike sizes the ranks'
-generators go apart: what is whole on all of them would no longer be alike. On accelerators PyTorch
-draws as for the whole tensor, and so it is here: each rank draws all of it and keeps its part.
+A number that is read of a pending sum (`p.norm().item()`, `float(p.sum())`) is that of the rank's
+own part. Here it is the whole tensor's, for which all ranks must read it.
+
+Random numbers that are drawn into a tensor on the CPU are the next ones of each process. So parts
+repeat each other, a generator that is given is not asked, and where parts are of unlike sizes the
+ranks' generators go apart: what is whole on all of them would no longer be alike. On accelerators
+PyTorch draws as for the whole tensor, and so it is here: each rank draws all and keeps its part.
 """
 
 from __future__ import annotations
@@ -30,15 +33,24 @@ _MAKING = (
 
 
 @cache
-def draw_whole_tensors() -> None:
-    """From now on, draw numbers for a DTensor on the CPU as for the whole tensor.
-
-    Where the processes' generators, or those that are given, are alike, numbers do not depend on
-    how a tensor is cut.
-    """
+def correct_operators() -> None:
+    """From now on, compute these operators on DTensors as on whole tensors."""
     handlers = DTensor._op_dispatcher._custom_op_handlers
+    handlers.setdefault(_aten._local_scalar_dense.default, _number)
     for operator in (*_WRITING, *_MAKING):
         handlers.setdefault(operator, _drawn)
+
+
+def _number(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], _: Mapping[str, Any]
+) -> bool | complex:
+    tensor: DTensor = args[0]
+    whole = tensor._local_tensor
+    if not all(placement.is_replicate() for placement in tensor.placements):
+        with torch.no_grad():
+            whole = tensor.full_tensor()
+    number: bool | complex = operator(whole)
+    return number
 
 
 def _drawn(

@@ -35,7 +35,7 @@ _MAKING = (
 @cache
 def correct_operators() -> None:
     """From now on, compute these operators on DTensors as on whole tensors."""
-    handlers = DTensor._op_dispatcher._custom_op_handlers
+    handlers: Any = DTensor._op_dispatcher._custom_op_handlers
     handlers.setdefault(_aten._local_scalar_dense.default, _number)
     for operator in (*_WRITING, *_MAKING):
         handlers.setdefault(operator, _drawn)

@@ -607,7 +607,8 @@ class _Builder:
         if self.order is None:
             return
         made = self.origin[key][1]
-        if made != phase and made not in self.order.before[phase]:
+        device = min(key[1].mesh.devices)
+        if made != phase and not self.order.is_before(made, phase, device):
             parts = [" ".join(map(str, self.order.phases.of(p))) for p in (phase, made)]
             raise PhaseError(
                 f"{why!r} reads {key[0]!r} in {parts[0]}, another node fetches it in {parts[1]}, "

@@ -156,6 +156,19 @@ class StepOrder(RunOrder):
     numbers: Mapping[str, int]
     before: Mapping[int, frozenset[int]]
 
+    def is_before(self, phase: int, later: int, device: int) -> bool:
+        """Whether a phase runs before another, of the same micro-batch, as a device sees it.
+
+        In every order that the data allow, or as the table has both phases on the device.
+        """
+        if phase in self.before[later]:
+            return True
+        place = {run: index for index, run in enumerate(self.runs(device))}
+        return all(
+            place.get((phase, micro_batch), len(place)) < place.get((later, micro_batch), -1)
+            for micro_batch in range(self.table.micro_batches)
+        )
+
 
 def step_order(
     graph: Graph,

@@ -161,8 +161,8 @@ class Rule:
         those of factors that are no dim by themselves, `reduce` the reductions of factors in no
         result. Factors in `whole` may not be cut; those in `dropped`, of elements that no result
         depends on, may be. Factors in `summed` are loops of some results, and those that lack them
-        are sums over them. For `rising`, `dispatch` and `windows`, see `Rule`; factors of windows
-        have the size of another dim.
+        are sums over them, also where no result that has them is read. For `rising`, `dispatch` and
+        `windows`, see `Rule`; factors of windows have the size of another dim.
 
         Raises:
             IRError: A size does not fit, a factor has no size, or a factor in no result has no
@@ -181,12 +181,13 @@ class Rule:
             (*out_shapes, *in_shapes),
             dict(sizes or {}),
         )
+        sums = frozenset(summed)
         kinds = {
-            **dict.fromkeys(reduce or {}, FactorKind.REDUCE),
+            **dict.fromkeys((*(reduce or {}), *sums), FactorKind.REDUCE),
             **dict.fromkeys((*_names(outs), *dropped), FactorKind.PASS),
             **dict.fromkeys(whole, FactorKind.WHOLE),
         }
-        factors, sums = {}, frozenset(summed)
+        factors = {}
         for name in _names((*ins, *outs)):
             if name not in kinds:
                 raise IRError(
@@ -194,7 +195,7 @@ class Rule:
                 )
             if name not in known:
                 raise IRError(f"factor {name!r} has no size")
-            reduction = (reduce or {})[name] if kinds[name] is FactorKind.REDUCE else ""
+            reduction = (reduce or {}).get(name, "") if kinds[name] is FactorKind.REDUCE else ""
             reduction = "sum" if name in sums else reduction
             factors[name] = Factor(name, known[name], kinds[name], reduction)
         default_points = tuple(factors)

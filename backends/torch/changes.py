@@ -25,6 +25,7 @@ from torch.optim.optimizer import (
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import dtype_word
 from partitioner.backends.torch.agreement import Agreement
+from partitioner.backends.torch.global_hooks import global_hooks
 from partitioner.backends.torch.local_steps import Arguments, over_parts, take_back
 from partitioner.backends.torch.rank_passes import Stored
 
@@ -84,11 +85,14 @@ class Contents:
         """Refuse the module if it was changed.
 
         Raises:
-            BackendError: A submodule is in another mode than the module, or has hooks; a parameter
-                or buffer was replaced by another tensor, its `data` was, or it has another element
-                type; a parameter requires a gradient and was frozen in the trace. (One that
-                required a gradient in the trace, and that the loss does not use, gets none.)
+            BackendError: All modules have a hook; a submodule is in another mode than the module,
+                or has hooks; a parameter or buffer was replaced by another tensor, its `data` was,
+                or it has another element type; a parameter requires a gradient and was frozen in
+                the trace. (One that required a gradient in the trace, and that the loss does not
+                use, gets none.)
         """
+        for name in global_hooks():
+            raise BackendError(f"{name} is a hook of all modules, not of these: {_HOOKS_ADVICE}")
         is_same = self._are_plain_parts(module.training) and self._are_same_objects(module)
         if is_same and self._are_same_tensors():
             return
@@ -178,6 +182,12 @@ def _has_hooks(part: nn.Module) -> bool:
     )
 
 
+#: What ranks' modules do with hooks.
+_HOOKS_ADVICE = (
+    "submodules do not run by themselves; hooks of the whole module and of parameters are called"
+)
+
+
 def _check_parts(module: nn.Module, parts: Mapping[str, nn.Module]) -> None:
     for name, submodule in parts.items():
         if not _is_in(module.training, submodule):
@@ -188,10 +198,7 @@ def _check_parts(module: nn.Module, parts: Mapping[str, nn.Module]) -> None:
                 "train() and eval() of the whole module after it"
             )
         if name and _has_hooks(submodule):
-            raise BackendError(
-                f"{name} has a hook, which would not be called: submodules do not run by "
-                "themselves; hooks of the whole module and of parameters are called"
-            )
+            raise BackendError(f"{name} has a hook, which would not be called: {_HOOKS_ADVICE}")
 
 
 def _tensor_of(module: nn.Module, parts: Mapping[str, nn.Module], name: str) -> Tensor | None:

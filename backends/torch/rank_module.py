@@ -38,6 +38,7 @@ from partitioner.backends.torch.changes import (
     count_steps,
     watch_partial_gradients,
 )
+from partitioner.backends.torch.dtensor_operators import correct_operators
 from partitioner.backends.torch.faults import named, telling
 from partitioner.backends.torch.groups import torch_meshes
 from partitioner.backends.torch.host_memory import keep_freed_memory
@@ -114,6 +115,7 @@ class RankModule(nn.Module):
         super().__init__()
         if device.type == "cpu":
             keep_freed_memory()
+        correct_operators()
         self.rank = agreement.rank
         self.steps = 0
         self._local_inputs = inputs == "local"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -212,6 +213,7 @@ def _word(path: pytree.KeyPath, value: Any) -> str:
     elif isinstance(value, TensorType):
         dtype, shape = torch_dtype(value.dtype), value.shape
     else:
-        return f"{name} {value!r}".strip()
+        text = re.sub(r"\n\s*", " ", repr(value))  # that of an array has several lines
+        return f"{name} {text}".strip()
     sizes = ",".join(map(str, shape))
     return f"{name} {dtype_word(dtype)}[{sizes}]".strip()

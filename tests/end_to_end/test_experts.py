@@ -61,6 +61,13 @@ class _Clamped(Experts):
         super().__init__(act=lambda x: F.silu(x).clamp(max=1.0))
 
 
+class _Detached(Experts):
+    """The gate has no gradient, which that of the node would have."""
+
+    def __init__(self) -> None:
+        super().__init__(act=lambda x: F.silu(x).detach())
+
+
 class _Biased(Experts):
     def _product(self, rows: Tensor, weights: Tensor, which: Tensor) -> Tensor:
         return super()._product(rows, weights, which) + 0.5
@@ -81,7 +88,9 @@ class _OtherOrder(Experts):
 
 
 @pytest.mark.parametrize(
-    "make", [_Clamped, _Biased, lambda: _OtherOrder(grouped=True)], ids=["act", "bias", "order"]
+    "make",
+    [_Clamped, _Detached, _Biased, lambda: _OtherOrder(grouped=True)],
+    ids=["act", "detached", "bias", "order"],
 )
 def test_other_forms_stay(make: Callable[[], nn.Module]) -> None:
     assert replace_experts(exported(make(), torch.randn(7, 8)), training=False) == 0

@@ -229,6 +229,13 @@ def test_calls_with_other_floats_are_refused() -> None:
             variant(program, (x.double(),), {}, training=training, share=lambda run: run())
 
 
+def test_a_call_in_words_is_one_line() -> None:
+    program = partitioner.compile(nn.Linear(8, 8), torch.randn(4, 8), cluster="2xideal")
+    assert program.signature.described((np.eye(2),), {"s": "a  b\n"}) == (
+        "array([[1., 0.], [0., 1.]]), s 'a  b\\n'"
+    )
+
+
 def test_a_saved_program_names_other_example_inputs(tmp_path: Path) -> None:
     module, x = nn.Linear(8, 8), torch.randn(4, 8)
     folder = partitioner.compile(module, x, cluster="2xideal").save(tmp_path / "plan")

@@ -86,6 +86,24 @@ def test_towers_are_parallel_stages() -> None:
     forward = [order.phases.number(Part.FORWARD, stage) for stage in range(3)]
     assert forward[0] not in order.before[forward[1]]
     assert {forward[0], forward[1]} <= order.before[forward[2]]
+    assert not order.is_before(forward[0], forward[1], 1)
+    assert order.is_before(forward[0], forward[2], 2)
+
+
+def test_a_lane_has_parallel_stages_in_order() -> None:
+    graph = graph_of(Towers)
+    first, then = "/left/0/", ("/left/", "/right/", "")  # of stages 0, and 1 to 3
+    stages = {
+        name: 0 if name.startswith(first) else 1 + [*map(name.startswith, then)].index(True)
+        for name in equal_stages(graph, 1)
+    }
+    plan = staged_plan(graph, [(0,), (1,), (1,), (0,)], "zbv", 4, lambda _: stages)
+    assert plan.pipeline is not None
+    order = step_order(graph, resolve(graph, plan), plan.pipeline)
+    one, other = (order.phases.number(Part.FORWARD, stage) for stage in (1, 2))
+    assert one not in order.before[other]
+    assert order.is_before(one, other, 1)
+    assert not order.is_before(other, one, 1)
 
 
 def test_stages_that_run_backwards_are_refused() -> None:

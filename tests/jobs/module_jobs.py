@@ -280,6 +280,7 @@ def ranks_that_differ_say_so(rank: int) -> None:
 def loads_the_whole_model(_: int) -> None:
     for kind in (Mlp, Gpt):
         loads(kind)
+        draws(kind)
 
 
 def loads(kind: type[Mlp | Gpt]) -> None:
@@ -297,6 +298,25 @@ def loads(kind: type[Mlp | Gpt]) -> None:
     same(module, whole)
     with pytest.raises(RuntimeError, match="size mismatch"):
         module.load_state_dict({**whole.state_dict(), "norm.weight": torch.ones(3)})
+
+
+def draws(kind: type[Mlp | Gpt]) -> None:
+    """Weights that are drawn anew are those of one process, and so are numbers read of them."""
+    module, whole = program(kind, 2).module(), seeded(kind)
+    for one in (module, whole):
+        torch.manual_seed(3)
+        given = torch.Generator().manual_seed(4)
+        with torch.no_grad():
+            for parameter in one.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+                if parameter.dim() > 1:
+                    nn.init.xavier_uniform_(parameter, generator=given)
+    same(module, whole)
+    ours, right = (
+        [number for p in one.parameters() for number in (p.norm().item(), float(p.abs().sum()))]
+        for one in (module, whole)
+    )
+    torch.testing.assert_close(ours, right)
 
 
 def checkpoint(_: int) -> None:
@@ -451,6 +471,13 @@ def refuses_what_it_would_not_notice(_: int) -> None:  # noqa: C901 (a list of c
         module.get_submodule("norm").register_forward_hook(lambda *_: None)
         step(module)
 
+    def hook_all(module: RankModule) -> None:
+        handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+        try:
+            step(module)
+        finally:
+            handle.remove()
+
     def replaces(module: RankModule) -> None:
         module.get_submodule("first").weight = nn.Parameter(torch.zeros(32, 16))
         step(module)
@@ -484,6 +511,7 @@ def refuses_what_it_would_not_notice(_: int) -> None:  # noqa: C901 (a list of c
     for change, message in (
         (eval_part, r"^rank 0: norm is in evaluation mode"),
         (hook_part, r"norm has a hook, which would not be called"),
+        (hook_all, r"is a hook of all modules, not of these: submodules do not run"),
         (replaces, r"first\.weight was replaced by another tensor"),
         (removes, r"first\.\w+ was replaced by another tensor"),
         (narrows, r"is float32 now and was float64: for another element type, compile"),

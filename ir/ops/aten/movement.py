@@ -14,7 +14,7 @@ import numpy as np
 from partitioner.ir.graph import Attr, Node
 from partitioner.ir.ops.aten.writes import write_part
 from partitioner.ir.ops.local import local_shape, same_node
-from partitioner.ir.ops.rules.dims import joined, names, replaced
+from partitioner.ir.ops.rules.dims import broadcast, joined, names, replaced
 from partitioner.ir.ops.rules.joining import concat, local_concat, run_of, slices, split
 from partitioner.ir.ops.rules.reduction import along
 from partitioner.ir.ops.rules.reshape import (
@@ -125,9 +125,14 @@ def _diagonal(view: OpView, *, backward: bool = False) -> Rule:
 
 
 def _unfold(view: OpView, *, backward: bool = False) -> Rule:
-    """Windows of a dim, which is whole, become the last dim; their gradients are added up."""
+    """Windows of a dim, which is whole, become the last dim; their gradients are added up.
+
+    Gradients broadcast, as `torch.istft` has it.
+    """
     dims, dim = _dims_of_whole(view, "dim" if backward else "dimension", backward=backward)
     windows = [*replaced(dims, dim, "n"), "w"]
+    if backward:
+        windows = broadcast(view.shape(), windows)
     return _taken(view, dims, windows, {dims[dim], "n", "w"}, backward=backward)
 
 

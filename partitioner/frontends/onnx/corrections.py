@@ -4,7 +4,8 @@ It gives other element types than ONNX Runtime's schemas to some operators of co
 takes the operands of MelWeightMatrix for each other, and knows no aspect ratio in Resize: these
 shapes are left to ONNX's own inference. It gives present keys and values of an Attention of 3-D
 operands without past ones the shape of the operand. A comparison with all those schemas, and with
-the results of ONNX's own node cases, finds these (tests/frontends/onnx/test_corrections.py).
+the results of ONNX's own node cases, finds these (tests/frontends/onnx/test_corrections.py). It
+refuses a Loop without a condition.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ def correct_inference() -> None:
     attention = registry.get("", "Attention", 23)
     assert attention is not None
     registry.register("", "Attention", 23)(partial(_attention, attention))
+    loop = registry.get("", "Loop", 1)
+    assert loop is not None
+    registry.register("", "Loop", 1)(partial(_loop, loop))
 
 
 def _leave(_: object, node: onnx_ir.Node) -> None:
@@ -61,6 +65,18 @@ def _resize(infer: Infer, context: object, node: onnx_ir.Node) -> None:
     policy = node.attributes.get("keep_aspect_ratio_policy")
     if policy is None or policy.as_string() == "stretch":
         infer(context, node)
+
+
+def _loop(infer: Infer, context: object, node: onnx_ir.Node) -> None:
+    """The condition may be absent: such a loop runs as often as its first operand says."""
+    if len(node.inputs) < 2 or node.inputs[1] is not None:
+        infer(context, node)
+        return
+    node.replace_input_with(1, onnx_ir.Value(name="true"))
+    try:
+        infer(context, node)
+    finally:
+        node.replace_input_with(1, None)
 
 
 def _attention(infer: Infer, context: object, node: onnx_ir.Node) -> None:

@@ -356,10 +356,15 @@ def _flattened(node: fx.Node) -> fx.Node | None:
 
 
 def _through(node: Any, *, casts: bool = False) -> Any:
-    """The node that gives a value, seen through copies, and if `casts` through other types."""
+    """The node that gives a value, seen through copies, and if `casts` through other types.
+
+    Not through what cuts a float off from its gradient, which the layer's own would go past.
+    """
     while isinstance(node, fx.Node) and _calls(node, *_SAME):
         source = _args(node)[0]
         if not casts and value(source).dtype != value(node).dtype:
+            break
+        if _calls(node, _aten.detach.default) and value(node).is_floating_point():
             break
         node = source
     return node

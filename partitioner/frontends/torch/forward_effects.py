@@ -17,14 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from partitioner.backends.torch.global_hooks import global_hooks
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.exporting import replaced, writing
-
-#: Where PyTorch keeps the hooks that all modules have.
-_GLOBAL_HOOKS = (
-    *("_global_forward_hooks", "_global_forward_pre_hooks"),
-    *("_global_backward_hooks", "_global_backward_pre_hooks"),
-)
 
 
 @contextmanager
@@ -39,13 +34,10 @@ def refusing_effects(module: nn.Module) -> Iterator[set[tuple[int, str]]]:
             random numbers, seeds PyTorch's, changes a number that is an attribute, or
             differentiates.
     """
-    for name in _GLOBAL_HOOKS:
-        for hook in vars(nn.modules.module)[name].values():
-            if not str(getattr(hook, "__module__", "")).startswith("torch."):
-                raise FrontendError(
-                    f"{getattr(hook, '__qualname__', hook)} is a hook of all modules, also of "
-                    "PyTorch's own: set it on parts of this module"
-                )
+    for name in global_hooks():
+        raise FrontendError(
+            f"{name} is a hook of all modules, also of PyTorch's own: set it on parts of this one"
+        )
     assigned: set[tuple[int, str]] = set()
     replacements: Mapping[tuple[Any, str], Any] = {
         (torch, "manual_seed"): _refused_seed(),

@@ -65,7 +65,8 @@ def test_captured_names_are_renamed_in_bodies_and_inner_names_stay() -> None:
     assert list(deep.node[0].input) == ["k2"]
 
 
-def test_a_loop_with_steady_shapes() -> None:
+@pytest.mark.parametrize("condition", ["yes", ""])
+def test_a_loop_with_steady_shapes(condition: str) -> None:
     loop = om.body(
         [
             node("Mul", "v w", "next"),
@@ -76,10 +77,10 @@ def test_a_loop_with_steady_shapes() -> None:
         {"go": ("bool", []), "next": (F32, [2]), "top": (F32, [])},
     )
     proto = om.model(
-        [node("Loop", "trips yes x", "y tops", body=loop)],
+        [helper.make_node("Loop", ["trips", condition, "x"], ["y", "tops"], body=loop)],
         {"x": (F32, [2])},
         {"y": (F32, [2]), "tops": (F32, None)},
-        {"trips": np.array(3), "yes": np.array(True), "w": floats(2)},
+        {"trips": np.array(3), **({"yes": np.array(True)} if condition else {}), "w": floats(2)},
     )
     traced = load_onnx(proto)
     assert traced.graph.nodes[0].captures == ("w",)

@@ -18,6 +18,7 @@ def backward(
     value: tuple[int, ...],
     mask: object = None,
     causal: bool = False,
+    absent: tuple[int, ...] = (),
 ) -> Case:
     """The gradients are functions of any result and log-sum-exp, right ones or not."""
     out = (*query[:-1], value[-1])
@@ -27,6 +28,7 @@ def backward(
         "partitioner::attention_backward",
         *(*operands, *saved, causal, None),
         options={"min_cuts": 3, "tolerance": 1e-5},
+        absent=absent,
     )
 
 
@@ -55,6 +57,8 @@ CASES = [
     backward(Q, K, V, f32(4, 1, 6, 5)),
     backward(Q, K, V, causal=True),
     backward(GQ, GK, GK),
+    backward(GQ, GK, GK, absent=(0, 2)),  # of frozen weights
+    backward(Q, K, V, causal=True, absent=(0,)),
     backward(GQ, GK, (*GK[:-1], 3), f32(8, 6, 5)),
     mask_backward(Q, K, 1, 4, 6, 5, cuts=4),
     mask_backward(Q, K, 6, 5, cuts=4),

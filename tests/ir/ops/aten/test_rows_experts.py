@@ -48,6 +48,18 @@ CASES = [
     ),
     aten(
         "partitioner::experts_backward",
+        *(f32(TOKENS, CHANNELS), *_operands(2, ANY), _kept(2), *SETTINGS),
+        options=OPTIONS,
+        absent=(2, 3),  # frozen experts
+    ),
+    aten(
+        "partitioner::experts_backward",
+        *(f32(TOKENS, CHANNELS), *_operands(1, ANY), _kept(1), "relu", False, *SETTINGS[2:]),
+        options=OPTIONS,
+        absent=(0, 1),
+    ),
+    aten(
+        "partitioner::experts_backward",
         *(f32(TOKENS, CHANNELS), *_operands(1, ONE), _kept(1), "relu", False, *SETTINGS[2:]),
         options=OPTIONS,
     ),

@@ -125,6 +125,7 @@ CASES = [
     aten("diagonal_backward", f32(6, 4), [4, 4, 6], 0, 0, 1, options=TWO),
     aten("diagonal_backward", f32(6, 3), [6, 4, 4], 1, -2, -1, options=TWO),
     aten("unfold_backward", f32(4, 2, 3), [4, 6], 1, 3, 3, options=TWO),
+    aten("unfold_backward", f32(1, 2, 3), [4, 6], 1, 3, 3, options={"min_cuts": 1}),
 ]
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from partitioner.backends.onnx.sessions import SessionConfig, open_session
-from partitioner.backends.onnx.steps import RankModel, Segment
+from partitioner.backends.onnx.sessions import SessionConfig, open_joined, open_session
+from partitioner.backends.onnx.steps import RankModel
 
 
 @dataclass
@@ -48,14 +48,14 @@ class Sessions:
         Raises:
             BackendError: ONNX Runtime refuses a segment.
         """
-        resident, in_turn = {}, []
+        stay: list[int] = []
+        in_turn: list[int] = []
         for index in steps:
-            segment = model.steps[index]
-            assert isinstance(segment, Segment)
-            if segment.block is None:
-                resident[index] = open_session(model, segment, config)
-            else:
-                in_turn.append(index)
+            (stay if model.segment(index).block is None else in_turn).append(index)
+        resident = open_joined(model, stay, config)
+        for index in stay:
+            if index not in resident:
+                resident[index] = open_session(model, model.segment(index), config)
         return cls(model, config, resident, dict(pairwise(in_turn)))
 
     @contextmanager
@@ -81,9 +81,7 @@ class Sessions:
             self._close(index, session)
 
     def _open(self, index: int) -> ort.InferenceSession:
-        segment = self.model.steps[index]
-        assert isinstance(segment, Segment)
-        return open_session(self.model, segment, self.config)
+        return open_session(self.model, self.model.segment(index), self.config)
 
     def _close(self, index: int, session: ort.InferenceSession) -> None:
         if self.config.profile is not None:

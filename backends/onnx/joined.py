@@ -104,7 +104,9 @@ def groups_of(
 
 def _may_join(segment: Segment) -> bool:
     attributes = (attribute for node in segment.nodes for attribute in node.attribute)
-    return segment.block is None and not segment.plain and not any(map(attribute_graphs, attributes))
+    return (
+        segment.block is None and not segment.plain and not any(map(attribute_graphs, attributes))
+    )
 
 
 def _may_be_blocked(segment: Segment, value: str) -> bool:

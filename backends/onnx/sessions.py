@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
@@ -128,7 +128,7 @@ def _has_blocked_layouts(config: SessionConfig) -> bool:
 
 
 def _optimized(group: Group, config: SessionConfig) -> Optimized:
-    """The joined graph as ONNX Runtime runs it; its weights lie in the folder `config.optimized`."""
+    """The joined graph as ONNX Runtime runs it; its weights lie in `config.optimized`."""
     config = replace(config, shared_arena=False, profile=None)
     options = session_options(config, group.model.folder)
     options.add_session_config_entry("session.disable_prepacking", "1")  # it does not run

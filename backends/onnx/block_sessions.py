@@ -28,6 +28,7 @@ class Sessions:
         config: How segments run.
         resident: Sessions that stay open.
         then: The block's step that runs after each block's.
+        in_place: Outputs that may lie where an input does, with that input; see `joined.Piece`.
         profiles: Files with the profiles of closed sessions, one of each run.
         optimized: The graphs of sessions as they run, where they are written.
     """
@@ -36,6 +37,7 @@ class Sessions:
     config: SessionConfig
     resident: Mapping[int, ort.InferenceSession]
     then: Mapping[int, int]
+    in_place: Mapping[int, Mapping[str, str]]
     profiles: dict[int, list[Path]] = field(default_factory=dict)
     optimized: dict[int, Path] = field(default_factory=dict)
     _opening: dict[int, Future[ort.InferenceSession]] = field(default_factory=dict)
@@ -52,11 +54,15 @@ class Sessions:
         in_turn: list[int] = []
         for index in steps:
             (stay if model.segment(index).block is None else in_turn).append(index)
-        resident = open_joined(model, stay, config)
-        for index in stay:
-            if index not in resident:
-                resident[index] = open_session(model, model.segment(index), config)
-        return cls(model, config, resident, dict(pairwise(in_turn)))
+        joined = open_joined(model, stay, config)
+        resident = {
+            index: joined[index].session
+            if index in joined
+            else open_session(model, model.segment(index), config)
+            for index in stay
+        }
+        in_place = {index: one.in_place for index, one in joined.items()}
+        return cls(model, config, resident, dict(pairwise(in_turn)), in_place)
 
     @contextmanager
     def opened(self, index: int) -> Iterator[ort.InferenceSession]:

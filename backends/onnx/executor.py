@@ -7,7 +7,7 @@ data, so that one process can run all ranks in turn.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -185,7 +185,7 @@ class Executor:
         for turn in turns.of_rank(self.model.rank, self.actions):
             for action, number in turn.actions:
                 values = self._values(flying, number, feeds)
-                yield from self._act(action, number, values)
+                yield from self._act(action, number, values, frees[action])
                 self._put(action, number, values, results)
                 if self.observe is not None:
                     self.observe(action, values)
@@ -249,10 +249,13 @@ class Executor:
                 made[name][micro_batch].copy_(value)
                 values[name] = made[name][micro_batch]
 
-    def _act(self, action: Action, number: int, values: Values) -> Iterator[Waiting]:
+    def _act(
+        self, action: Action, number: int, values: Values, freed: Collection[str]
+    ) -> Iterator[Waiting]:
+        """Run an action; `freed` are the values that nothing reads after it."""
         step = self.model.steps[action.index]
         if isinstance(step, Segment):
-            self._compute(action.index, step, values)
+            self._compute(action.index, step, values, freed)
         elif action.role is Role.SEND:
             with _failing(self.model.rank, step):
                 self.communicator.send(step, number, values[step.comm.source])
@@ -269,16 +272,27 @@ class Executor:
     def _empty(self, type_: TensorType) -> torch.Tensor:
         return torch.empty(type_.shape, dtype=torch_dtype(type_.dtype), device=self.config.device)
 
-    def _compute(self, index: int, segment: Segment, values: Values) -> None:
+    def _compute(
+        self, index: int, segment: Segment, values: Values, freed: Collection[str]
+    ) -> None:
+        in_place = self.sessions.in_place.get(index, {})
+        reused = {new: values[old] for new, old in in_place.items() if old in freed}
         with self.sessions.opened(index) as session:
-            self._run(session, segment, values)
+            self._run(session, segment, values, reused)
 
-    def _run(self, session: ort.InferenceSession, segment: Segment, values: Values) -> None:
+    def _run(
+        self,
+        session: ort.InferenceSession,
+        segment: Segment,
+        values: Values,
+        reused: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Run a session; `reused` has memory for some outputs."""
         types, binding = self.model.types, session.io_binding()
         for name in segment.inputs:
             binding.bind_input(name, *self._memory(values[name], types[name]))
         for name in segment.outputs:
-            values[name] = self._empty(types[name])
+            values[name] = reused[name] if name in reused else self._empty(types[name])
             binding.bind_output(name, *self._memory(values[name], types[name]))
         if self.config.device.type == "cuda":
             torch.cuda.synchronize(self.config.device)

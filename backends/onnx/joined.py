@@ -24,6 +24,9 @@ from partitioner.backends.onnx.layouts import BLOCKS, MAY_BE_BLOCKED, is_image, 
 from partitioner.backends.onnx.nodes import attribute_graphs, value_info
 from partitioner.backends.onnx.steps import RankModel, Segment
 
+#: Position of the operand of a blocked convolution that it adds to its result.
+_SUMMAND = 3
+
 
 @dataclass(frozen=True)
 class Group:
@@ -127,6 +130,20 @@ def _connected(links: Iterable[frozenset[int]]) -> list[frozenset[int]]:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """The part of a segment in an optimized graph.
+
+    Attributes:
+        proto: The model.
+        in_place: Images that it makes by adding to an image that it reads, with the latter, which
+            nothing reads later in the piece. So the sum may take its memory.
+    """
+
+    proto: ModelProto
+    in_place: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Optimized:
     """The joined graph of a group as ONNX Runtime runs it.
 
@@ -156,10 +173,12 @@ class Optimized:
             plain |= {name for name in images if self._blocked.get(name) not in reached}
         return plain
 
-    def pieces(self) -> Mapping[int, ModelProto]:
+    def pieces(self) -> Mapping[int, Piece]:
         """A piece for each segment, if no image is plain."""
         assert not self.plain
-        return {index: self._piece(index) for index in self.group.segments}
+        pieces = {index: self._piece(index) for index in self.group.segments}
+        images = self.group.images
+        return {at: Piece(proto, dict(_sums(proto.graph, images))) for at, proto in pieces.items()}
 
     def _piece(self, index: int) -> ModelProto:
         segment, types = self.group.segments[index], self.group.model.types
@@ -218,6 +237,27 @@ class Optimized:
                 found.add(at)
                 waiting += [name for name in self.proto.graph.node[at].input if name]
         return [self.proto.graph.node[at] for at in sorted(found)], frozenset(reached)
+
+
+def _sums(graph: GraphProto, images: Collection[str]) -> Iterator[tuple[str, str]]:
+    """See `Piece.in_place`: a blocked convolution has what it adds as its fourth operand."""
+    given = images & {value.name for value in graph.input}
+    behind: dict[str, frozenset[str]] = {}  # what is computed on the way to a value, with it
+    for node in graph.node:
+        before = (behind.get(name, frozenset[str]()) for name in node.input)
+        behind |= dict.fromkeys(node.output, frozenset(node.output).union(*before))
+    for node in graph.node:
+        if node.op_type != "Conv" or len(node.input) <= _SUMMAND or node.output[0] not in images:
+            continue
+        *operands, summand = node.input
+        done = frozenset[str]().union(*(behind.get(name, ()) for name in operands))
+        others = [one for one in graph.node if summand in one.input and one != node]
+        if (
+            summand in given
+            and summand not in operands
+            and all(done.issuperset(one.output) for one in others)
+        ):
+            yield node.output[0], summand
 
 
 def _renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> Iterator[NodeProto]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
@@ -59,12 +59,25 @@ class SessionConfig:
             )
 
 
+@dataclass(frozen=True)
+class JoinedSession:
+    """A session of a segment that was optimized together with others.
+
+    Attributes:
+        session: The session.
+        in_place: See `joined.Piece`.
+    """
+
+    session: ort.InferenceSession
+    in_place: Mapping[str, str]
+
+
 def open_joined(
     model: RankModel,
     steps: Sequence[int],
     config: SessionConfig,
     plain: frozenset[str] = frozenset(),
-) -> dict[int, ort.InferenceSession]:
+) -> dict[int, JoinedSession]:
     """Sessions of the segments that hand images to each other, by the index of their step.
 
     They are optimized together (see `joined`), where ONNX Runtime has blocked layouts: on the CPU,
@@ -79,7 +92,7 @@ def open_joined(
     Raises:
         BackendError: ONNX Runtime does not take a segment.
     """
-    sessions: dict[int, ort.InferenceSession] = {}
+    sessions: dict[int, JoinedSession] = {}
     for group in groups_of(model, steps, plain) if _has_blocked_layouts(config) else ():
         sessions |= _open_group(group, config, plain)
     return sessions
@@ -87,7 +100,7 @@ def open_joined(
 
 def _open_group(
     group: Group, config: SessionConfig, plain: frozenset[str]
-) -> dict[int, ort.InferenceSession]:
+) -> dict[int, JoinedSession]:
     """Sessions of a group, or of smaller ones without the images that turn out to be plain.
 
     The weights of the optimized graph lie in a file that is deleted when the sessions have mapped
@@ -98,10 +111,12 @@ def _open_group(
         optimized = _optimized(group, replace(config, optimized=folder))
         if not optimized.plain:
             as_it_is = replace(config, optimization="disable")
-            return {
-                index: _opened(group.model, piece, session_options(as_it_is, folder), as_it_is)
-                for index, piece in optimized.pieces().items()
-            }
+            sessions = {}
+            for index, piece in optimized.pieces().items():
+                options = session_options(as_it_is, folder)
+                session = _opened(group.model, piece.proto, options, as_it_is)
+                sessions[index] = JoinedSession(session, piece.in_place)
+            return sessions
     return open_joined(group.model, tuple(group.segments), config, plain | optimized.plain)
 
 

@@ -170,6 +170,47 @@ def test_every_cut_computes_the_same() -> None:
             np.testing.assert_allclose(cut.outputs[name], expected, rtol=1e-5, atol=1e-5)
 
 
+def in_place(graph: Graph, starts: Iterable[int]) -> list[Mapping[str, str]]:
+    """Of each segment; the results are checked."""
+    models = emit_models(in_phases(graph, starts), graph)
+    simulator = Simulator(models, optimization="all")
+    fed = [feeds(graph), {name: -array for name, array in feeds(graph).items()}]
+    for cut, exact in zip(simulator.run(fed), Simulator(models).run(fed), strict=True):
+        for name, expected in exact.outputs.items():
+            np.testing.assert_allclose(cut.outputs[name], expected, rtol=1e-5, atol=1e-5)
+    (executor,) = simulator.executors
+    return [of for _, of in sorted(executor.sessions.in_place.items())]
+
+
+@needs_blocked_layouts
+def test_a_sum_takes_the_memory_of_the_image_that_it_is_added_to() -> None:
+    graph = residual_blocks(3)
+    borders = [graph.nodes[at - 1].outputs[0] for at in (2, 7, 12)]
+    assert in_place(graph, [2, 7, 12]) == [
+        {},
+        {borders[1]: borders[0]},
+        {borders[2]: borders[1]},
+        {},
+    ]
+
+
+@needs_blocked_layouts
+def test_a_sum_leaves_an_image_that_is_still_read() -> None:
+    """By its own convolution, or by one that need not have run."""
+    net = Net()
+    value = net.add("Relu", net.conv("x", 16, 16))
+    once = net.add("Add", net.conv(value, 16, 16), value)
+    graph = net.graph((1, 16, 7, 9), net.conv(once, 16, 16), (1, 16, 7, 9))
+    assert in_place(graph, [2, 4]) == [{}, {}, {}]
+    net = Net()
+    value = net.add("Relu", net.conv("x", 16, 16))
+    total = net.add("Add", net.conv(net.add("Relu", net.conv(value, 16, 16)), 16, 16), value)
+    other = net.conv(value, 16, 16)
+    result = net.add("Add", net.conv(total, 16, 16), net.conv(other, 16, 16))
+    graph = net.graph((1, 16, 7, 9), result, (1, 16, 7, 9))
+    assert in_place(graph, [2, 7]) == [{}, {}, {}]
+
+
 def groups(graph: Graph, starts: Iterable[int], keep: Sequence[str] = ()) -> list[Group]:
     (message,) = emit_models(in_phases(graph, starts), graph)
     rank = load_rank(message, keep)

@@ -162,6 +162,7 @@ class Executor:
             if batch is not None and batch.order.phases.is_once(action.phase)
             for name in action.writes
         )
+        self._bindings: dict[int, _Binding] = {}  # of sessions that stay open, by step
         self._nowhere = torch.empty(1, device=config.device)  # of tensors without elements
         self._in_place = frozenset(_in_place(model.steps, self._kept))
 
@@ -276,40 +277,52 @@ class Executor:
         self, index: int, segment: Segment, values: Values, freed: Collection[str]
     ) -> None:
         in_place = self.sessions.in_place.get(index, {})
-        reused = {new: values[old] for new, old in in_place.items() if old in freed}
-        with self.sessions.opened(index) as session:
-            self._run(session, segment, values, reused)
-
-    def _run(
-        self,
-        session: ort.InferenceSession,
-        segment: Segment,
-        values: Values,
-        reused: Mapping[str, torch.Tensor],
-    ) -> None:
-        """Run a session; `reused` has memory for some outputs."""
-        types, binding = self.model.types, session.io_binding()
-        for name in segment.inputs:
-            binding.bind_input(name, *self._memory(values[name], types[name]))
         for name in segment.outputs:
-            values[name] = reused[name] if name in reused else self._empty(types[name])
-            binding.bind_output(name, *self._memory(values[name], types[name]))
+            old = in_place.get(name, "")
+            values[name] = values[old] if old in freed else self._empty(self.model.types[name])
+        with self.sessions.opened(index) as session:
+            binding = self._bindings.get(index) or _Binding(session)
+            if segment.block is None:
+                self._bindings[index] = binding
+            self._run(binding, segment, values)
+
+    def _run(self, binding: _Binding, segment: Segment, values: Values) -> None:
+        for name in segment.inputs:
+            self._bind(binding, binding.io.bind_input, name, values[name])
+        for name in segment.outputs:
+            self._bind(binding, binding.io.bind_output, name, values[name])
         if self.config.device.type == "cuda":
             torch.cuda.synchronize(self.config.device)
         try:
-            session.run_with_iobinding(binding)
+            binding.session.run_with_iobinding(binding.io)
         except Exception as error:
             raise BackendError(
                 f"rank {self.model.rank}: ONNX Runtime: {one_line(error)}"
             ) from error
 
-    def _memory(
-        self, tensor: torch.Tensor, type_: TensorType
-    ) -> tuple[str, int, int, tuple[int, ...], int]:
-        """Arguments of ONNX Runtime's binding: device, its index, element type, sizes, address."""
-        device = tensor.device
+    def _bind(
+        self, binding: _Binding, bind: Callable[..., None], name: str, tensor: torch.Tensor
+    ) -> None:
+        """Tell a session where a value lies, if that has changed since its last run."""
         address = tensor.data_ptr() or self._nowhere.data_ptr()
-        return device.type, device.index or 0, onnx_dtype(type_.dtype), type_.shape, address
+        if binding.addresses.get(name) != address:
+            type_, device = self.model.types[name], tensor.device
+            element = onnx_dtype(type_.dtype)
+            bind(name, device.type, device.index or 0, element, type_.shape, address)
+            binding.addresses[name] = address
+
+
+class _Binding:
+    """A session with the memory of its inputs and outputs.
+
+    Args:
+        session: The session.
+    """
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self.session = session
+        self.io = session.io_binding()
+        self.addresses: dict[str, int] = {}  #: By name.
 
 
 def _actions(steps: Sequence[Segment | Cut]) -> Iterator[Action]:

@@ -239,7 +239,7 @@ class Optimized:
         return [self.proto.graph.node[at] for at in sorted(found)], frozenset(reached)
 
 
-def _sums(graph: GraphProto, images: Collection[str]) -> Iterator[tuple[str, str]]:
+def _sums(graph: GraphProto, images: frozenset[str]) -> Iterator[tuple[str, str]]:
     """See `Piece.in_place`: a blocked convolution has what it adds as its fourth operand."""
     given = images & {value.name for value in graph.input}
     behind: dict[str, frozenset[str]] = {}  # what is computed on the way to a value, with it

@@ -2,9 +2,10 @@
 
 ONNX Runtime keeps values in a blocked layout from one convolution to the next, and computes a sum
 and an activation in the kernel of the convolution before. It does so only where all operands of
-the sum are blocked. A segment's input is not, so a residual block at its begin falls apart, and
-with it all further ones, because the sum's result is not blocked either. A pooling over one element
-copies the input into the blocked layout.
+the sum are blocked. A segment's input is not, unless another segment of the rank hands it over
+blocked (see `joined`). So a residual block at its begin falls apart, and with it all further ones,
+because the sum's result is not blocked either. A pooling over one element copies the input into the
+blocked layout.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def with_blocked_inputs(
         nodes: Of a segment, in order.
         inputs: Its inputs in the plain layout.
         types: Of the inputs, at least.
-        blocked: Its other inputs.
+        blocked: Values that are blocked already.
     """
     makers = {name: node.op_type for node in nodes for name in node.output}
     convolved = {name for node in nodes if node.op_type == "Conv" for name in node.output}

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from partitioner.backends.onnx.sessions import SessionConfig, open_session
-from partitioner.backends.onnx.steps import RankModel, Segment
+from partitioner.backends.onnx.sessions import SessionConfig, open_joined, open_session
+from partitioner.backends.onnx.steps import RankModel
 
 
 @dataclass
@@ -28,6 +28,7 @@ class Sessions:
         config: How segments run.
         resident: Sessions that stay open.
         then: The block's step that runs after each block's.
+        in_place: Outputs that may lie where an input does, with that input; see `joined.Piece`.
         profiles: Files with the profiles of closed sessions, one of each run.
         optimized: The graphs of sessions as they run, where they are written.
     """
@@ -36,6 +37,7 @@ class Sessions:
     config: SessionConfig
     resident: Mapping[int, ort.InferenceSession]
     then: Mapping[int, int]
+    in_place: Mapping[int, Mapping[str, str]]
     profiles: dict[int, list[Path]] = field(default_factory=dict)
     optimized: dict[int, Path] = field(default_factory=dict)
     _opening: dict[int, Future[ort.InferenceSession]] = field(default_factory=dict)
@@ -48,15 +50,19 @@ class Sessions:
         Raises:
             BackendError: ONNX Runtime refuses a segment.
         """
-        resident, in_turn = {}, []
+        stay: list[int] = []
+        in_turn: list[int] = []
         for index in steps:
-            segment = model.steps[index]
-            assert isinstance(segment, Segment)
-            if segment.block is None:
-                resident[index] = open_session(model, segment, config)
-            else:
-                in_turn.append(index)
-        return cls(model, config, resident, dict(pairwise(in_turn)))
+            (stay if model.segment(index).block is None else in_turn).append(index)
+        joined = open_joined(model, stay, config)
+        resident = {
+            index: joined[index].session
+            if index in joined
+            else open_session(model, model.segment(index), config)
+            for index in stay
+        }
+        in_place = {index: one.in_place for index, one in joined.items()}
+        return cls(model, config, resident, dict(pairwise(in_turn)), in_place)
 
     @contextmanager
     def opened(self, index: int) -> Iterator[ort.InferenceSession]:
@@ -81,9 +87,7 @@ class Sessions:
             self._close(index, session)
 
     def _open(self, index: int) -> ort.InferenceSession:
-        segment = self.model.steps[index]
-        assert isinstance(segment, Segment)
-        return open_session(self.model, segment, self.config)
+        return open_session(self.model, self.model.segment(index), self.config)
 
     def _close(self, index: int, session: ort.InferenceSession) -> None:
         if self.config.profile is not None:

@@ -7,7 +7,7 @@ data, so that one process can run all ranks in turn.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -162,6 +162,7 @@ class Executor:
             if batch is not None and batch.order.phases.is_once(action.phase)
             for name in action.writes
         )
+        self._bindings: dict[int, _Binding] = {}  # of sessions that stay open, by step
         self._nowhere = torch.empty(1, device=config.device)  # of tensors without elements
         self._in_place = frozenset(_in_place(model.steps, self._kept))
 
@@ -185,7 +186,7 @@ class Executor:
         for turn in turns.of_rank(self.model.rank, self.actions):
             for action, number in turn.actions:
                 values = self._values(flying, number, feeds)
-                yield from self._act(action, number, values)
+                yield from self._act(action, number, values, frees[action])
                 self._put(action, number, values, results)
                 if self.observe is not None:
                     self.observe(action, values)
@@ -249,10 +250,13 @@ class Executor:
                 made[name][micro_batch].copy_(value)
                 values[name] = made[name][micro_batch]
 
-    def _act(self, action: Action, number: int, values: Values) -> Iterator[Waiting]:
+    def _act(
+        self, action: Action, number: int, values: Values, freed: Collection[str]
+    ) -> Iterator[Waiting]:
+        """Run an action; `freed` are the values that nothing reads after it."""
         step = self.model.steps[action.index]
         if isinstance(step, Segment):
-            self._compute(action.index, step, values)
+            self._compute(action.index, step, values, freed)
         elif action.role is Role.SEND:
             with _failing(self.model.rank, step):
                 self.communicator.send(step, number, values[step.comm.source])
@@ -269,33 +273,56 @@ class Executor:
     def _empty(self, type_: TensorType) -> torch.Tensor:
         return torch.empty(type_.shape, dtype=torch_dtype(type_.dtype), device=self.config.device)
 
-    def _compute(self, index: int, segment: Segment, values: Values) -> None:
-        with self.sessions.opened(index) as session:
-            self._run(session, segment, values)
-
-    def _run(self, session: ort.InferenceSession, segment: Segment, values: Values) -> None:
-        types, binding = self.model.types, session.io_binding()
-        for name in segment.inputs:
-            binding.bind_input(name, *self._memory(values[name], types[name]))
+    def _compute(
+        self, index: int, segment: Segment, values: Values, freed: Collection[str]
+    ) -> None:
+        in_place = self.sessions.in_place.get(index, {})
         for name in segment.outputs:
-            values[name] = self._empty(types[name])
-            binding.bind_output(name, *self._memory(values[name], types[name]))
+            old = in_place.get(name, "")
+            values[name] = values[old] if old in freed else self._empty(self.model.types[name])
+        with self.sessions.opened(index) as session:
+            binding = self._bindings.get(index) or _Binding(session)
+            if segment.block is None:
+                self._bindings[index] = binding
+            self._run(binding, segment, values)
+
+    def _run(self, binding: _Binding, segment: Segment, values: Values) -> None:
+        for name in segment.inputs:
+            self._bind(binding, binding.io.bind_input, name, values[name])
+        for name in segment.outputs:
+            self._bind(binding, binding.io.bind_output, name, values[name])
         if self.config.device.type == "cuda":
             torch.cuda.synchronize(self.config.device)
         try:
-            session.run_with_iobinding(binding)
+            binding.session.run_with_iobinding(binding.io)
         except Exception as error:
             raise BackendError(
                 f"rank {self.model.rank}: ONNX Runtime: {one_line(error)}"
             ) from error
 
-    def _memory(
-        self, tensor: torch.Tensor, type_: TensorType
-    ) -> tuple[str, int, int, tuple[int, ...], int]:
-        """Arguments of ONNX Runtime's binding: device, its index, element type, sizes, address."""
-        device = tensor.device
+    def _bind(
+        self, binding: _Binding, bind: Callable[..., None], name: str, tensor: torch.Tensor
+    ) -> None:
+        """Tell a session where a value lies, if that has changed since its last run."""
         address = tensor.data_ptr() or self._nowhere.data_ptr()
-        return device.type, device.index or 0, onnx_dtype(type_.dtype), type_.shape, address
+        if binding.addresses.get(name) != address:
+            type_, device = self.model.types[name], tensor.device
+            element = onnx_dtype(type_.dtype)
+            bind(name, device.type, device.index or 0, element, type_.shape, address)
+            binding.addresses[name] = address
+
+
+class _Binding:
+    """A session with the memory of its inputs and outputs.
+
+    Args:
+        session: The session.
+    """
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self.session = session
+        self.io = session.io_binding()
+        self.addresses: dict[str, int] = {}  #: By name.
 
 
 def _actions(steps: Sequence[Segment | Cut]) -> Iterator[Action]:

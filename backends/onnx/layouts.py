@@ -2,9 +2,10 @@
 
 ONNX Runtime keeps values in a blocked layout from one convolution to the next, and computes a sum
 and an activation in the kernel of the convolution before. It does so only where all operands of
-the sum are blocked. A segment's input is not, so a residual block at its begin falls apart, and
-with it all further ones, because the sum's result is not blocked either. A pooling over one element
-copies the input into the blocked layout.
+the sum are blocked. A segment's input is not, unless another segment of the rank hands it over
+blocked (see `joined`). So a residual block at its begin falls apart, and with it all further ones,
+because the sum's result is not blocked either. A pooling over one element copies the input into the
+blocked layout.
 """
 
 from __future__ import annotations
@@ -20,30 +21,48 @@ from partitioner.ir.types import TensorType
 _JOINING = frozenset({"Add", "Sum", "Concat"})
 #: Operators whose results may be blocked.
 _BLOCKED = _JOINING | {"AveragePool", "BatchNormalization", "Conv", "MaxPool", "Relu"}
+#: Operators that may be computed on blocked operands.
+MAY_BE_BLOCKED = _BLOCKED | {
+    "Clip",
+    "GlobalAveragePool",
+    "GlobalMaxPool",
+    "LeakyRelu",
+    "Mul",
+    "Resize",
+    "Sigmoid",
+    "Tanh",
+    "Upsample",
+}
 #: Prefix of the names of copies.
 _COPY = f"{DOMAIN}.blocked"
-#: Channels are in blocks of so many, or of twice as many.
-_BLOCK = 8
+#: Channels are in blocks of so many, which the processor decides.
+BLOCKS = (8, 16)
 
 
 def with_blocked_inputs(
-    nodes: Sequence[NodeProto], inputs: Collection[str], types: Mapping[str, TensorType]
+    nodes: Sequence[NodeProto],
+    inputs: Collection[str],
+    types: Mapping[str, TensorType],
+    blocked: Collection[str] = (),
 ) -> Iterator[NodeProto]:
     """The nodes, with a copy of each input that is joined with blocked values.
 
     Args:
         nodes: Of a segment, in order.
-        inputs: The segment's inputs.
+        inputs: Its inputs in the plain layout.
         types: Of the inputs, at least.
+        blocked: Values that are blocked already.
     """
     makers = {name: node.op_type for node in nodes for name in node.output}
     convolved = {name for node in nodes if node.op_type == "Conv" for name in node.output}
-    images = {name for name in inputs if convolved and _is_image(types[name])}
+    images = {name for name in inputs if convolved and is_image(types[name], min(BLOCKS))}
     copied = {
         name: f"{_COPY}.{name}"
         for node in nodes
         if node.op_type in _JOINING
-        and all(name in images or makers.get(name) in _BLOCKED for name in node.input)
+        and all(
+            name in images or name in blocked or makers.get(name) in _BLOCKED for name in node.input
+        )
         for name in node.input
         if name in images
     }
@@ -59,6 +78,6 @@ def with_blocked_inputs(
             yield node
 
 
-def _is_image(type_: TensorType) -> bool:
-    """Whether a value is a batch of images whose channels fill blocks."""
-    return type_.dtype == "float32" and len(type_.shape) == 4 and type_.shape[1] % _BLOCK == 0
+def is_image(type_: TensorType, block: int) -> bool:
+    """Whether a value is a batch of images whose channels fill blocks of so many."""
+    return type_.dtype == "float32" and len(type_.shape) == 4 and type_.shape[1] % block == 0

@@ -103,8 +103,7 @@ class Recorder:
         return recorded, held_bytes(model, live.by_step, runs, shared=True).total
 
     def _names(self, index: int) -> Mapping[str, _Work]:
-        segment = self.executor.model.steps[index]
-        assert isinstance(segment, Segment)
+        segment = self.executor.model.segment(index)
         by_kernel = nodes_of_kernels(segment.nodes, self.executor.sessions.graph_of(index))
         return {kernel: _Work.of(nodes) for kernel, nodes in by_kernel.items()}
 
@@ -256,8 +255,7 @@ def _opened_bytes(model: RankModel, idle: Mapping[int, int]) -> Mapping[int, int
     """
 
     def own(index: int) -> int:
-        step = model.steps[index]
-        assert isinstance(step, Segment)
+        step = model.segment(index)
         return max(idle.get(index, 0), sum(model.types[name].nbytes for name in step.constants))
 
     blocks = [index for index in range(len(model.steps)) if _block(model, index) is not None]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import onnx
 import onnxruntime as ort
 import torch
 from onnx import GraphProto, ModelProto
 
 from partitioner.backends.errors import BackendError, one_line
-from partitioner.backends.onnx.header import DOMAIN
+from partitioner.backends.onnx.joined import Group, Optimized, groups_of
 from partitioner.backends.onnx.layouts import with_blocked_inputs
 from partitioner.backends.onnx.nodes import value_info
 from partitioner.backends.onnx.steps import RankModel, Segment
@@ -56,18 +59,65 @@ class SessionConfig:
             )
 
 
-def _segment_model(model: RankModel, segment: Segment, *, blocked: bool) -> ModelProto:
-    """A segment as a model of its own; large constants still refer to the rank's weight file."""
-    graph = GraphProto(name=f"rank{model.rank}")
-    if blocked:
-        graph.node.extend(with_blocked_inputs(segment.nodes, segment.inputs, model.types))
-    else:
-        graph.node.extend(segment.nodes)
-    graph.input.extend(value_info(name, model.types[name]) for name in segment.inputs)
-    graph.output.extend(value_info(name, model.types[name]) for name in segment.outputs)
-    graph.initializer.extend(model.constants[name] for name in segment.constants)
-    opsets = [entry for entry in model.proto.opset_import if entry.domain != DOMAIN]
-    return ModelProto(ir_version=model.proto.ir_version, graph=graph, opset_import=opsets)
+@dataclass(frozen=True)
+class JoinedSession:
+    """A session of a segment that was optimized together with others.
+
+    Attributes:
+        session: The session.
+        in_place: See `joined.Piece`.
+    """
+
+    session: ort.InferenceSession
+    in_place: Mapping[str, str]
+
+
+def open_joined(
+    model: RankModel,
+    steps: Sequence[int],
+    config: SessionConfig,
+    plain: frozenset[str] = frozenset(),
+) -> dict[int, JoinedSession]:
+    """Sessions of the segments that hand images to each other, by the index of their step.
+
+    They are optimized together (see `joined`), where ONNX Runtime has blocked layouts: on the CPU,
+    with all optimizations.
+
+    Args:
+        model: The rank.
+        steps: Indices of the segments that run.
+        config: How they run.
+        plain: Values that do not cross borders blocked.
+
+    Raises:
+        BackendError: ONNX Runtime does not take a segment.
+    """
+    sessions: dict[int, JoinedSession] = {}
+    for group in groups_of(model, steps, plain) if _has_blocked_layouts(config) else ():
+        sessions |= _open_group(group, config, plain)
+    return sessions
+
+
+def _open_group(
+    group: Group, config: SessionConfig, plain: frozenset[str]
+) -> dict[int, JoinedSession]:
+    """Sessions of a group, or of smaller ones without the images that turn out to be plain.
+
+    The weights of the optimized graph lie in a file that is deleted when the sessions have mapped
+    it. They are not in memory twice: the session that writes them is closed before others open.
+    """
+    with TemporaryDirectory(prefix="partitioner-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        optimized = _optimized(group, replace(config, optimized=folder))
+        if not optimized.plain:
+            as_it_is = replace(config, optimization="disable")
+            sessions = {}
+            for index, piece in optimized.pieces().items():
+                options = session_options(as_it_is, folder)
+                session = _opened(group.model, piece.proto, options, as_it_is)
+                sessions[index] = JoinedSession(session, piece.in_place)
+            return sessions
+    return open_joined(group.model, tuple(group.segments), config, plain | optimized.plain)
 
 
 def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> ort.InferenceSession:
@@ -76,15 +126,51 @@ def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> o
     Raises:
         BackendError: ONNX Runtime does not take it, or does not run it on the wanted device.
     """
+    graph = GraphProto(name=f"rank{model.rank}")
+    if _has_blocked_layouts(config) and not segment.plain:
+        graph.node.extend(with_blocked_inputs(segment.nodes, segment.inputs, model.types))
+    else:
+        graph.node.extend(segment.nodes)
+    graph.input.extend(value_info(name, model.types[name]) for name in segment.inputs)
+    graph.output.extend(value_info(name, model.types[name]) for name in segment.outputs)
+    graph.initializer.extend(model.constants[name] for name in segment.constants)
     options = session_options(config, model.folder)
+    return _opened(model, model.around(graph), options, config, optimizers_off(segment.plain))
+
+
+def _has_blocked_layouts(config: SessionConfig) -> bool:
+    return config.optimization == "all" and config.device.type == "cpu"
+
+
+def _optimized(group: Group, config: SessionConfig) -> Optimized:
+    """The joined graph as ONNX Runtime runs it; its weights lie in `config.optimized`."""
+    config = replace(config, shared_arena=False, profile=None)
+    options = session_options(config, group.model.folder)
+    options.add_session_config_entry("session.disable_prepacking", "1")  # it does not run
+    _opened(group.model, group.joined(), options, config)
+    proto = onnx.load(options.optimized_model_filepath, load_external_data=False)
+    return Optimized(group, proto)
+
+
+def _opened(
+    model: RankModel,
+    proto: ModelProto,
+    options: ort.SessionOptions,
+    config: SessionConfig,
+    without: Sequence[str] = (),
+) -> ort.InferenceSession:
+    """A session of a model of a rank, without some optimizers.
+
+    Raises:
+        BackendError: ONNX Runtime does not take it, or does not run it on the wanted device.
+    """
     providers: list[object] = ["CPUExecutionProvider"]
     if config.device.type == "cuda":
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": config.device.index or 0}))
-    blocked = config.optimization == "all" and config.device.type == "cpu" and not segment.plain
-    message = _segment_model(model, segment, blocked=blocked).SerializeToString()
+    message = proto.SerializeToString()
     try:
         session = ort.InferenceSession(
-            message, options, providers=providers, disabled_optimizers=optimizers_off(segment.plain)
+            message, options, providers=providers, disabled_optimizers=list(without)
         )
     except Exception as error:
         raise BackendError(f"rank {model.rank}: ONNX Runtime: {one_line(error)}") from error

@@ -8,9 +8,10 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from partitioner.backends.header import Header
+from partitioner.backends.onnx.header import DOMAIN
 from partitioner.backends.regions import is_whole
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import TensorType
@@ -141,6 +142,17 @@ class RankModel:
     def constants(self) -> Mapping[str, TensorProto]:
         """Initializers by name."""
         return {tensor.name: tensor for tensor in self.proto.graph.initializer}
+
+    def segment(self, index: int) -> Segment:
+        """The segment that is a step."""
+        step = self.steps[index]
+        assert isinstance(step, Segment)
+        return step
+
+    def around(self, graph: GraphProto) -> ModelProto:
+        """A model of a graph of this file's operators; communications are none of them."""
+        opsets = [entry for entry in self.proto.opset_import if entry.domain != DOMAIN]
+        return ModelProto(ir_version=self.proto.ir_version, graph=graph, opset_import=opsets)
 
     def constant(self, name: str) -> np.ndarray:
         """Contents of an initializer."""

@@ -1,0 +1,48 @@
+"""Jobs of test_blocks_in_training.py: gloo ranks share blocks, ten AdamW steps beside PyTorch."""
+
+from functools import cache, partial
+
+import torch
+from torch_ranks import Job, main
+from trained_images import Loss, apart, plain_unet
+
+import partitioner
+from partitioner.compiled.module import ModuleProgram
+
+Example = tuple[torch.Tensor, torch.Tensor]
+
+
+@cache
+def program(parallel: str, ranks: int, share: float) -> tuple[ModuleProgram, Example]:
+    """Compiled before the ranks are forked, for a share of what each needs without blocks."""
+    torch.manual_seed(0)
+    batch = 1 if parallel == "spatial" else ranks + 1
+    module = Loss(plain_unet(4, 2))
+    example = torch.randn(batch, 3, 60, 44), torch.randint(2, (batch, 60, 44))
+    kind = {"devices": ranks, "training": True, "parallel": parallel}
+    whole = partitioner.compile(module, example, **kind)
+    limit = int(share * max(whole.summary["peak_bytes"]))
+    compiled = partitioner.compile(module, example, **kind, memory=limit, time_limit_s=6)
+    assert compiled.plan.blocks
+    assert max(compiled.summary["peak_bytes"]) <= limit
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # its first use imports for seconds
+    return compiled, example
+
+
+def train(parallel: str, ranks: int, share: float) -> None:
+    compiled, example = program(parallel, ranks, share)
+    assert apart(compiled.whole, compiled.module(), example) <= 1e-6
+
+
+def job(parallel: str, ranks: int, share: float, *, slow: bool = True) -> Job:
+    made = parallel, ranks, share
+    return Job(ranks, lambda _: train(*made), [partial(program, *made)], slow=slow)
+
+
+JOBS = {
+    "dp_2": job("dp", 2, 0.6, slow=False),
+    "zero3_3": job("zero3", 3, 0.6),
+}
+
+if __name__ == "__main__":
+    main(JOBS)

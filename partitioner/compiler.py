@@ -347,7 +347,9 @@ def _plan_in_blocks(
         return _NotInBlocks(why, f"in blocks with --memory {limit} ({units.size(limit)})")
     note = "the model as a whole does not fit: parts of it run in blocks, one after the other"
     kind: tuple[str, ...] = ()
+    ruled = graph  # blocks placed whole have operators for parts that need no rule
     if graph.backward and len(cluster) > 1:
+        ruled = outcome.graph
         note += f", of which each device has its part ({outcome.candidates[0].space.name})"
         kind = parallel_notes(request.parallel, outcome.graph, outcome.plan, request.mesh)
     objective = request.objective
@@ -355,7 +357,7 @@ def _plan_in_blocks(
         single = OneDevice.best(cluster, objective, (graph, None))
         cost = outcome.evaluation.cost(objective)
         alone = whole_machine_notes(graph, cluster, cost, objective, fuses=fuses)
-    opaque = _opaque_notes(Rules.of(graph))  # blocks have operators for parts, all of them placed
+    opaque = _opaque_notes(Rules.of(ruled))
     return outcome, facts(
         *(outcome, single, len(cluster), (note, *notes, *kind, *opaque, *alone)),
         rules=rules_of(outcome.graph),

@@ -300,8 +300,7 @@ def _plan_onnx(
     if isinstance(smaller, tuple):
         return smaller
     clock.say("looking for what would fit")
-    refusal = _also_fits(relaxed(planned, graph, cluster, request, Rules.of(graph)), smaller.way)
-    raise smaller.added_to(refusal)
+    raise smaller.added_to(relaxed(planned, graph, cluster, request, Rules.of(graph)))
 
 
 @dataclass(frozen=True)
@@ -310,14 +309,15 @@ class _NotInBlocks:
 
     Attributes:
         why: What was searched, or what of the request stands against it, as a clause.
-        way: The change of the request under which a plan in blocks is known; "" if none is.
+        ways: Changes of the request under which a plan in parts is known.
     """
 
     why: str
-    way: str = ""
+    ways: tuple[str, ...] = ()
 
     def added_to(self, refusal: Infeasible) -> Infeasible:
         """A refusal that says it too."""
+        refusal = reduce(_also_fits, self.ways, refusal)
         return Infeasible(f"{refusal}; {self.why}", **vars(refusal))
 
 
@@ -344,7 +344,7 @@ def _plan_in_blocks(
         why = f"none in blocks was found to fit: {outcome.searched}"
         if limit is None or limit >= whole:
             return _NotInBlocks(why)
-        return _NotInBlocks(why, f"in blocks with --memory {limit} ({units.size(limit)})")
+        return _NotInBlocks(why, (f"in blocks with --memory {limit} ({units.size(limit)})",))
     note = "the model as a whole does not fit: parts of it run in blocks, one after the other"
     kind: tuple[str, ...] = ()
     ruled = graph  # blocks placed whole have operators for parts that need no rule
@@ -552,10 +552,7 @@ def _compile_module(
             return smaller
         clock.say("looking for what would fit")
         graph, own = (offered and offered()) or (traced.graph, spaces.on(traced.graph))
-        refusal = relaxed(planned, graph, cluster, own, Rules.of(graph))
-        in_parts, in_blocks = smaller
-        refusal = reduce(_also_fits, (in_parts, in_blocks.way), refusal)
-        raise in_blocks.added_to(refusal)
+        raise smaller.added_to(relaxed(planned, graph, cluster, own, Rules.of(graph)))
 
     def own_trace(plan: Plan) -> TracedModule:
         if plan.blocks:
@@ -624,14 +621,16 @@ def _plan_in_parts_or_blocks(
     cluster: Cluster,
     request: Request,
     clock: Clock,
-) -> tuple[Outcome, dict[str, Any]] | tuple[str, _NotInBlocks]:
+) -> tuple[Outcome, dict[str, Any]] | _NotInBlocks:
     """The best plan in micro-batches or, if there is none, in blocks; else what would fit."""
     in_parts = _plan_in_parts(whole, parts, notes, cluster, request, clock)
     if isinstance(in_parts, tuple):
         return in_parts
     graph = whole.traced.uncut
     in_blocks = _plan_in_blocks(graph, notes, cluster, request, clock, fuses=False)
-    return in_blocks if isinstance(in_blocks, tuple) else (in_parts, in_blocks)
+    if isinstance(in_blocks, tuple):
+        return in_blocks
+    return replace(in_blocks, ways=(in_parts, *in_blocks.ways))
 
 
 def _plan_in_parts(

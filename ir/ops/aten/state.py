@@ -92,9 +92,7 @@ ROWS: Mapping[str, OpRow] = {
     "partitioner::state": OpRow(pattern("-> d.."), stored=True, moved=lambda *_: 0),
     # The first operand is the gradient or next value, the second the stored one.
     "partitioner::uniform": OpRow(pattern("-> d..", flops=RANDOM), _local_uniform, where=True),
-    "partitioner::uniform_part": OpRow(
-        pattern("-> d..", flops=RANDOM), _local_uniform, where=True
-    ),
+    "partitioner::uniform_part": OpRow(pattern("-> d..", flops=RANDOM), _local_uniform, where=True),
     "partitioner::update": OpRow(
         pattern("d.., d.. -> d.."), view=True, moved=_update_bytes, in_place=1
     ),

@@ -331,16 +331,17 @@ def find_blocks(
 
 def _find_in_training(graph: Graph, cluster: Cluster, request: Request, budget: Budget) -> Found:
     """Look for stretches on one device, or on devices of which each runs its part of them."""
-    shared, on, stages = None, "one device", ((0, 0),)
+    shared, on = None, "one device"
     if len(cluster) > 1:
         try:
             shared = Shared.of(graph, len(cluster), request)
         except ConstraintError as error:
             return Found((), str(error), complete=True)
-        on, stages = f"{shared.kind} over {len(cluster)} devices", ()
+        on = f"{shared.kind} over {len(cluster)} devices"
     spec = min(cluster.devices, key=lambda device: device.memory_bytes)
     alone = replace(cluster, devices=(spec,), levels=(replace(cluster.levels[0], size=1),))
     trained = training_blocks(graph, alone, budget, shared)
+    stages = ((0, 0),) if shared is None else ()
     ways = tuple(Way(blocks, stages, shared=shared) for blocks in trained.blocks)
     return Found(ways, f"{on}, with {trained.runs} runs of nodes in blocks", trained.complete)
 

@@ -135,17 +135,17 @@ def _local_max_backward(view: OpView, local: LocalView, space: int) -> LocalOp:
 
 def _part(view: OpView) -> Rule:
     """A max pool of a part of a plane."""
-    return _pool(view, len(view.ints("kernel_size")), linear=False)
+    return _pool(view, len(view.ints("kernel_size") or ()), linear=False)
 
 
 def _local_part(view: OpView, local: LocalView) -> LocalOp:
     """A part of the part."""
-    return _local_max(view, local, len(view.ints("kernel_size")))
+    return _local_max(view, local, len(view.ints("kernel_size") or ()))
 
 
 def _part_backward(view: OpView) -> Rule:
     """The gradient of a part of a plane, which is not told of the windows: planes are whole."""
-    space = len(view.ints("sizes"))
+    space = len(view.ints("sizes") or ())
     planes, read, made = (
         names(name, count)
         for name, count in (("n", view.rank() - space), ("r", space), ("s", space))

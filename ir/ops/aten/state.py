@@ -59,7 +59,7 @@ def _where(view: OpView, region: Region) -> dict[str, tuple[int, ...]]:
     The region of an operator of a part is one of that part.
     """
     if counts := view.ints("pieces"):
-        held = zip(view.ints("starts"), view.ints("lengths"), strict=True)
+        held = zip(view.ints("starts") or (), view.ints("lengths") or (), strict=True)
         parts = [tuple(itertools.islice(held, count)) for count in counts]
         region = tuple(tuple(_inside(*dims)) for dims in zip(parts, region, strict=True))
     pieces = tuple(len(dim) for dim in region)

@@ -409,6 +409,7 @@ def test_each_of_two_devices_trains_its_image_within_its_limit(tmp_path: Path) -
     assert again.graph.digest == program.graph.digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "batch", "why"),
     [

@@ -146,7 +146,7 @@ def test_a_unet_of_few_channels_in_a_third_of_its_memory(tmp_path: Path) -> None
     ("options", "why"),
     [
         ({"mesh": {"tp": 2}}, "a mesh"),
-        ({"parallel": "tp"}, "parallel"),
+        ({"parallel": "tp"}, "parallel 'tp'"),
         ({"strategy": "intra"}, "strategy 'intra'"),
         ({"constraints": {"pin": [{"nodes": ["first"], "device": 1}]}}, "pins"),
     ],

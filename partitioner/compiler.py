@@ -300,8 +300,25 @@ def _plan_onnx(
     if isinstance(smaller, tuple):
         return smaller
     clock.say("looking for what would fit")
-    refusal = _also_fits(relaxed(planned, graph, cluster, request, Rules.of(graph)), smaller)
-    raise _without_blocks(refusal, graph, cluster, request)
+    raise smaller.added_to(relaxed(planned, graph, cluster, request, Rules.of(graph)))
+
+
+@dataclass(frozen=True)
+class _NotInBlocks:
+    """A search in blocks that has found no plan, or was none.
+
+    Attributes:
+        why: What was searched, or what of the request stands against it, as a clause.
+        ways: Changes of the request under which a plan in parts is known.
+    """
+
+    why: str
+    ways: tuple[str, ...] = ()
+
+    def added_to(self, refusal: Infeasible) -> Infeasible:
+        """A refusal that says it too."""
+        refusal = reduce(_also_fits, self.ways, refusal)
+        return Infeasible(f"{refusal}; {self.why}", **vars(refusal))
 
 
 def _plan_in_blocks(
@@ -312,15 +329,10 @@ def _plan_in_blocks(
     clock: Clock,
     *,
     fuses: bool,
-) -> tuple[Outcome, dict[str, Any]] | str:
-    """The best plan in blocks of a graph that fits no plan as a whole.
-
-    Returns:
-        The outcome and its facts, or the change of the request under which one is known; "" if
-        none is, or blocks are not for this request.
-    """
-    if why_not_in_blocks(graph, cluster, request):
-        return ""
+) -> tuple[Outcome, dict[str, Any]] | _NotInBlocks:
+    """The best plan in blocks of a graph that fits no plan as a whole, with its facts."""
+    if why := why_not_in_blocks(graph, cluster, request):
+        return _NotInBlocks(f"blocks are not searched with {why}")
     prices = Prices()
     with clock("searching"):
         outcome = plan_in_blocks(graph, cluster, request, Budget.of(request, clock.say), prices)
@@ -329,18 +341,25 @@ def _plan_in_blocks(
         quickly = Budget.of(quick, clock.say)
         limit = least_limit(graph, cluster, request, quickly, prices, outcome)
         whole = OneDevice.best(cluster, request.objective, (graph, None)).held_bytes
+        why = f"none in blocks was found to fit: {outcome.searched}"
         if limit is None or limit >= whole:
-            return ""
-        return f"in blocks with --memory {limit} ({units.size(limit)})"
+            return _NotInBlocks(why)
+        return _NotInBlocks(why, (f"in blocks with --memory {limit} ({units.size(limit)})",))
     note = "the model as a whole does not fit: parts of it run in blocks, one after the other"
+    kind: tuple[str, ...] = ()
+    ruled = graph  # blocks placed whole have operators for parts that need no rule
+    if graph.backward and len(cluster) > 1:
+        ruled = outcome.graph
+        note += f", of which each device has its part ({outcome.candidates[0].space.name})"
+        kind = parallel_notes(request.parallel, outcome.graph, outcome.plan, request.mesh)
     objective = request.objective
     with no_collection():
         single = OneDevice.best(cluster, objective, (graph, None))
         cost = outcome.evaluation.cost(objective)
         alone = whole_machine_notes(graph, cluster, cost, objective, fuses=fuses)
-    opaque = _opaque_notes(Rules.of(graph))  # blocks have operators for parts, all of them placed
+    opaque = _opaque_notes(Rules.of(ruled))
     return outcome, facts(
-        *(outcome, single, len(cluster), (note, *notes, *opaque, *alone)),
+        *(outcome, single, len(cluster), (note, *notes, *kind, *opaque, *alone)),
         rules=rules_of(outcome.graph),
         sources=_sources(outcome, cluster),
         spaces=space_facts(outcome, cluster, single),
@@ -533,9 +552,7 @@ def _compile_module(
             return smaller
         clock.say("looking for what would fit")
         graph, own = (offered and offered()) or (traced.graph, spaces.on(traced.graph))
-        refusal = relaxed(planned, graph, cluster, own, Rules.of(graph))
-        refusal = reduce(_also_fits, smaller, refusal)
-        raise _without_blocks(refusal, traced.graph, cluster, request)
+        raise smaller.added_to(relaxed(planned, graph, cluster, own, Rules.of(graph)))
 
     def own_trace(plan: Plan) -> TracedModule:
         if plan.blocks:
@@ -604,14 +621,16 @@ def _plan_in_parts_or_blocks(
     cluster: Cluster,
     request: Request,
     clock: Clock,
-) -> tuple[Outcome, dict[str, Any]] | list[str]:
+) -> tuple[Outcome, dict[str, Any]] | _NotInBlocks:
     """The best plan in micro-batches or, if there is none, in blocks; else what would fit."""
     in_parts = _plan_in_parts(whole, parts, notes, cluster, request, clock)
     if isinstance(in_parts, tuple):
         return in_parts
     graph = whole.traced.uncut
     in_blocks = _plan_in_blocks(graph, notes, cluster, request, clock, fuses=False)
-    return in_blocks if isinstance(in_blocks, tuple) else [in_parts, in_blocks]
+    if isinstance(in_blocks, tuple):
+        return in_blocks
+    return replace(in_blocks, ways=(in_parts, *in_blocks.ways))
 
 
 def _plan_in_parts(
@@ -761,15 +780,6 @@ def _also_fits(refusal: Infeasible, way: str) -> Infeasible:
     joint = " or" if refusal.relaxations else "; it fits"
     known = {**vars(refusal), "relaxations": (*refusal.relaxations, way)}
     return Infeasible(f"{refusal}{joint} {way}", **known)
-
-
-def _without_blocks(
-    refusal: Infeasible, graph: Graph, cluster: Cluster, request: Request
-) -> Infeasible:
-    """A refusal that says if it has not searched plans in blocks."""
-    if not (why := why_not_in_blocks(graph, cluster, request)):
-        return refusal
-    return Infeasible(f"{refusal}; blocks are not searched with {why}", **vars(refusal))
 
 
 def _check_kept(request: Request) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +118,14 @@ class StepFiles:
         start = self.starts[rank]
         if isinstance(start, PhaseValues):
             return {"stored": start.stored, "micro_batches": list(start.micro_batches)}
-        return dict(start)
+        places = {name: value.untyped_storage() for name, value in start.items()}
+        readers = Counter(place.data_ptr() for place in places.values())
+        return {  # a file of a view has all that the view is of, such as the whole batch
+            name: value.clone()
+            if places[name].nbytes() > value.nbytes and readers[places[name].data_ptr()] == 1
+            else value
+            for name, value in start.items()
+        }
 
     @property
     def job(self) -> dict[str, Any]:

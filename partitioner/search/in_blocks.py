@@ -7,7 +7,8 @@ share of the memory that is set apart: for constants that stay, and for the cons
 that is loaded next.
 
 Over several devices a path is cut into stages, each within the memory of its device, or the blocks
-of each stretch run on all devices, or both.
+of each stretch run on all devices, or both. In training, every device runs its part of each block
+(`search.shared_blocks`).
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ from partitioner.ir.blocks import Blocks
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops.pieces import is_of_torch
-from partitioner.ir.plan import NodePlan
+from partitioner.ir.plan import NodePlan, Plan
 from partitioner.problem.decode import planned_on
 from partitioner.search.block_options import Option, Runs
 from partitioner.search.outcome import Candidate, Outcome, SpaceResult, winner
 from partitioner.search.request import Budget, Request
+from partitioner.search.shared_blocks import SHARED_KINDS, Shared
 from partitioner.search.training_blocks import training_blocks
 from partitioner.solver import Objective, Solution
 from partitioner.strategies.block_graph import BlockGraph, traced_blocks
+from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.spaces import Family
 
 #: Shares of the constants that may stay, and of the memory for those of the next block.
@@ -69,11 +72,38 @@ class Way:
         stages: Position at which each stage begins, with its device; ascending, the first is 0.
         is_spread: Whether the blocks of a stretch that is cut run on all devices, on that of its
             stage first.
+        shared: How every device runs its part of each node, in place of stages; None if nodes are
+            placed whole.
     """
 
     blocks: Blocks
     stages: tuple[tuple[int, int], ...]
     is_spread: bool = False
+    shared: Shared | None = None
+
+    def plan(
+        self, graph: Graph, cut: BlockGraph, cluster: Cluster, budget: Budget
+    ) -> tuple[Family, Plan] | None:
+        """The plan of the graph of all blocks; None if the search finds none.
+
+        Args:
+            graph: The whole graph.
+            cut: The graph of all blocks.
+            cluster: The devices.
+            budget: The budget of the search.
+        """
+        if self.shared is not None:
+            planned = self.shared.plan(cut.graph, cluster, budget)
+            if planned is None:
+                return None
+            family, plan = planned
+            return family, replace(plan, blocks=self.blocks)
+        groups = tuple(DeviceMesh.single(device) for device in range(len(cluster)))
+        name = "inter" if len(cluster) > 1 else "single"
+        devices = self.devices(graph, cut, len(cluster))
+        decided = {name: NodePlan(device, {}) for name, device in devices.items()}
+        _, plan = planned_on(cut.graph, cluster, groups, decided)
+        return Family(name, groups, groups, symmetric=False), replace(plan, blocks=self.blocks)
 
     def devices(self, graph: Graph, cut: BlockGraph, count: int) -> Mapping[str, int]:
         """The device of each node of the graph of all blocks.
@@ -102,12 +132,12 @@ class Found:
 
     Attributes:
         ways: The ways: some of the cheapest, then the others, those first that leave most room.
-        runs: Number of runs in blocks that were priced.
-        complete: Whether all were priced within the budget.
+        searched: In words, the plans that were searched.
+        complete: Whether all runs in blocks were priced within the budget.
     """
 
     ways: tuple[Way, ...]
-    runs: int
+    searched: str
     complete: bool
 
 
@@ -134,9 +164,11 @@ class Unfit:
     Attributes:
         needed_bytes: Bytes of the fullest device in the plan in which that has least; None if the
             cost model expects none to fit.
+        searched: In words, the plans that were searched.
     """
 
     needed_bytes: int | None
+    searched: str = ""
 
 
 #: Ways that the referee prices, the cheapest, and most that it prices beyond if none of them fits.
@@ -150,15 +182,17 @@ def why_not_in_blocks(graph: Graph, cluster: Cluster, request: Request) -> str:
     """The part of a request with which no blocks are searched; "" if they are."""
     trains, several = bool(graph.backward), len(cluster) > 1
     is_kept, is_kind = request.constraints.plan is not None, bool(request.parallel)
+    is_pinned = request.constraints.bound and not is_kept
+    is_shared = trains and request.parallel in SHARED_KINDS
+    unlike = "inter" if trains else "intra"  # what is searched is the other
     asked = {  # a kind of parallelism has a mesh and pins of its own; on one device it says nothing
         "a plan to keep": is_kept,
-        "pins": several and request.constraints.bound and not is_kept and not is_kind,
-        "parallel": several and is_kind,
+        "pins": several and is_pinned and (trains or not is_kind),
+        f"parallel {request.parallel!r}": several and is_kind and not is_shared,
         "a mesh": several and request.mesh and not is_kind,
         "tune": request.tune,
-        f"strategy {request.strategy!r}": several and request.strategy == "intra",
+        f"strategy {request.strategy!r}": several and request.strategy == unlike,
         f"more than {MOST_DEVICES} devices": len(cluster) > MOST_DEVICES,
-        "training on several devices": trains and several,
         "recompute=False": trains and request.recompute is False,
     }
     return " or ".join(what for what, is_asked in asked.items() if is_asked)
@@ -176,10 +210,7 @@ def plan_in_blocks(
     """
     if not graph.nodes:
         return Unfit(None)
-    found = find_blocks(graph, cluster, budget, request.objective, prices)
-    groups = tuple(DeviceMesh.single(device) for device in range(len(cluster)))
-    name = "inter" if len(cluster) > 1 else "single"
-    family = Family(name, groups, groups, symmetric=False)
+    found = find_blocks(graph, cluster, request, budget, prices)
     objective = request.objective
     best: Candidate | None = None
     needed: list[int] = []
@@ -194,10 +225,10 @@ def plan_in_blocks(
         if way.blocks not in graphs:
             graphs[way.blocks] = traced_blocks(graph, way.blocks)
         cut = graphs[way.blocks]
-        devices = way.devices(graph, cut, len(cluster))
-        decided = {name: NodePlan(device, {}) for name, device in devices.items()}
-        _, plan = planned_on(cut.graph, cluster, groups, decided)
-        plan = replace(plan, blocks=way.blocks)
+        planned = way.plan(graph, cut, cluster, budget)
+        if planned is None:
+            continue
+        family, plan = planned
         evaluation = evaluate(cut.graph, plan, cluster)
         needed.append(max(evaluation.needed_bytes.values()))
         cost, took_s = evaluation.cost(objective), left_s - budget.work.left_s
@@ -211,11 +242,8 @@ def plan_in_blocks(
         if best is None and priced >= MOST_PRICED and budget.work.late:
             break
     if best is None:
-        return Unfit(min(needed, default=None))
-    one = "one device" if len(cluster) == 1 else f"stages of {len(cluster)} devices in their order"
-    spread = "" if len(cluster) == 1 else ", which may be spread over all devices"
-    searched = f"{one}, with {found.runs} runs of nodes in blocks{spread}"
-    result = SpaceResult((best,), searched)
+        return Unfit(min(needed, default=None), found.searched)
+    result = SpaceResult((best,), found.searched)
     stopped = budget.work.stopped or not found.complete
     return winner([result], request, cluster, stopped=stopped)
 
@@ -261,14 +289,12 @@ def least_limit(
 
 
 def find_blocks(
-    graph: Graph, cluster: Cluster, budget: Budget, objective: Objective, prices: Prices
+    graph: Graph, cluster: Cluster, request: Request, budget: Budget, prices: Prices
 ) -> Found:
     """Look for stretches and stages that bring a graph within the memory of its devices."""
     if graph.backward:
-        trained = training_blocks(graph, cluster, budget)
-        whole = ((0, 0),)
-        ways_of_one = tuple(Way(blocks, whole) for blocks in trained.blocks)
-        return Found(ways_of_one, trained.runs, trained.complete)
+        return _find_in_training(graph, cluster, request, budget)
+    objective = request.objective
     searches: dict[DeviceSpec, _Search] = {}
     for spec in cluster.first_of_spec:
         searches[spec] = _Search.of(prices.runs(graph, cluster, spec), spec, len(cluster), budget)
@@ -291,11 +317,33 @@ def find_blocks(
                 margins[way] = margin
     cheapest = sorted(ways, key=ways.__getitem__)
     more = sorted(cheapest[MOST_PRICED:], key=lambda way: (margins[way], ways[way]))
+    on, spread = "one device", ""
+    if len(cluster) > 1:
+        on = f"stages of {len(cluster)} devices in their order"
+        spread = ", which may be spread over all devices"
+    runs = sum(len(search.options) for search in searches.values())
     return Found(
         (*cheapest[:MOST_PRICED], *more[:MOST_MORE]),
-        sum(len(search.options) for search in searches.values()),
+        f"{on}, with {runs} runs of nodes in blocks{spread}",
         all(search.complete for search in searches.values()),
     )
+
+
+def _find_in_training(graph: Graph, cluster: Cluster, request: Request, budget: Budget) -> Found:
+    """Look for stretches on one device, or on devices of which each runs its part of them."""
+    shared, on = None, "one device"
+    if len(cluster) > 1:
+        try:
+            shared = Shared.of(graph, len(cluster), request)
+        except ConstraintError as error:
+            return Found((), str(error), complete=True)
+        on = f"{shared.kind} over {len(cluster)} devices"
+    spec = min(cluster.devices, key=lambda device: device.memory_bytes)
+    alone = replace(cluster, devices=(spec,), levels=(replace(cluster.levels[0], size=1),))
+    trained = training_blocks(graph, alone, budget, shared)
+    stages = ((0, 0),) if shared is None else ()
+    ways = tuple(Way(blocks, stages, shared=shared) for blocks in trained.blocks)
+    return Found(ways, f"{on}, with {trained.runs} runs of nodes in blocks", trained.complete)
 
 
 def _blocks(graph: Graph, options: Sequence[Option]) -> Blocks:

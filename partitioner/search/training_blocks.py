@@ -26,6 +26,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
 from partitioner.search.block_options import Option, Runs
 from partitioner.search.request import Budget
+from partitioner.search.shared_blocks import Shared
 from partitioner.solver.work import Work
 from partitioner.strategies.block_recompute import computing_again
 from partitioner.strategies.stretch_layout import BlockError, lay_out, span_of
@@ -114,9 +115,18 @@ class TrainingBlocks:
     complete: bool
 
 
-def training_blocks(graph: Graph, cluster: Cluster, budget: Budget) -> TrainingBlocks:
-    """Look for parts in blocks that bring a training graph within the memory of one device."""
-    parts = Parts(graph, cluster)
+def training_blocks(
+    graph: Graph, cluster: Cluster, budget: Budget, shared: Shared | None = None
+) -> TrainingBlocks:
+    """Look for parts in blocks that bring a training graph within the memory of one device.
+
+    Args:
+        graph: The graph.
+        cluster: The device.
+        budget: The budget of the search.
+        shared: How such devices share the graph; None if the one runs it alone.
+    """
+    parts = Parts(graph, cluster, shared)
     pricing = budget.work.of_the_clock(PRICING_SHARES)
     priced: list[_Part] = []
     borders = parts.borders
@@ -237,10 +247,15 @@ def _turn(graph: Graph) -> int:
 
 @dataclass
 class Parts:
-    """The parts of a training graph on the first device of a cluster."""
+    """The parts of a training graph on the first device of a cluster.
+
+    If devices share the graph, bytes and seconds are those of all devices: what is held beside
+    stored values is cut as the largest tensor is, so a device has room for its share alone.
+    """
 
     graph: Graph
     cluster: Cluster
+    shared: Shared | None = None
     runs: Runs = field(init=False)
     lives: _Lives = field(init=False)
     _known: dict[tuple[str, ...], tuple[Runs, _Lives]] = field(default_factory=dict)
@@ -259,7 +274,12 @@ class Parts:
         """Bytes of tensors that parts may hold, without head-room."""
         resident = sum(self.runs.whole.residents.values())
         room = self.cluster.devices[0].memory_bytes - resident
-        return room * 100 / with_headroom(100) - float(self.lives.nbytes[self.lives.apart].sum())
+        apart = float(self.lives.nbytes[self.lives.apart].sum())
+        room_of_one = room * 100 / with_headroom(100) - apart
+        largest = self.largest(0, len(self.graph.nodes))
+        if self.shared is None or largest is None:
+            return room_of_one
+        return self.shared.ratio(self.graph, largest) * room_of_one
 
     @cached_property
     def borders(self) -> Sequence[int]:
@@ -322,7 +342,7 @@ class Parts:
     def in_blocks(self, start: int, stop: int, work: Work) -> Iterator[_Part]:
         """A part in blocks: along its longest dim that can be cut, two of them, and the batch.
 
-        Those that the clock of the work leaves time for.
+        Those that the clock of the work leaves time for, and no dim that lies over devices.
         """
         held = self.as_it_is(start, stop).held_bytes
         first, last = self.span(start, stop)
@@ -333,9 +353,10 @@ class Parts:
         # A part of a tensor is no smaller than its share.
         least = held / (MARGINS[0] * self.room) if self.room > 0 else math.inf
         sizes = [min(of) for of in zip(*(self.graph.types[s].shape for s in seeds), strict=False)]
+        dims = [dim for dim in range(len(sizes)) if not self._is_shared(seeds, dim)]
         fitting: list[int] = []
         few = math.inf
-        for dim in sorted(range(len(sizes)), key=lambda dim: (-sizes[dim], dim)):
+        for dim in sorted(dims, key=lambda dim: (-sizes[dim], dim)):
             if fitting and (dim > 0 or sizes[dim] == 1):
                 continue
             counts = _counts(PARTS, least, sizes[dim])
@@ -344,7 +365,7 @@ class Parts:
             fitting += [dim] if tried else []
             few = min([few, *(part.held_bytes for part in tried)])
         is_few = not fitting or few < ENOUGH * self.room
-        for dim in () if is_few else range(len(sizes)):
+        for dim in () if is_few else dims:
             pair = tuple(sorted((fitting[0], dim)))
             most = min(sizes[one] for one in pair)
             if dim not in fitting and most > 1:
@@ -353,6 +374,11 @@ class Parts:
                 yield from tried
                 if tried:
                     return
+
+    def _is_shared(self, values: Sequence[str], dim: int) -> bool:
+        """Whether this dim of one of some values lies over devices."""
+        shared = self.shared
+        return shared is not None and any(dim in shared.cuts(self.graph, v) for v in values)
 
     def stretches(
         self,

@@ -227,14 +227,15 @@ class _Copier:
             maker = self.graph.producers[value]
             if is_later is (maker.name in later):
                 continue
-            row = row_of(maker)
-            if value in self.stored and maker.reads and not (row is not None and row.stored):
+            row, is_alias = row_of(maker), maker.op == _ALIAS
+            is_stored = not maker.reads or (row is not None and row.stored)
+            if value in self.stored and not is_stored and not is_alias:
                 self._copy(maker, names, copies, is_later=is_later)  # a view of a stored value
             else:
                 names[value] = self._free(f"{value}.again")
                 self.types[names[value]] = self.types[value]
-                path = f"{maker.name}/again"
-                alias = Node(self._free(path), _ALIAS, (value,), (names[value],))
+                path, of = f"{maker.name}/again", maker.inputs[0] if is_alias else value
+                alias = Node(self._free(path), _ALIAS, (of,), (names[value],))
                 copies.append(alias)
         if is_later and self._is_alias(node, names):
             names[node.outputs[0]] = names[node.inputs[0]]

@@ -1,18 +1,21 @@
 """Nets of one image, trained in blocks in a share of the memory that they need on one device.
 
-    PYTHONPATH=tests/helpers python tests/benchmarks/blocks_in_training.py [unet|norms|vgg ...]
+    PYTHONPATH=tests/helpers python tests/benchmarks/blocks_in_training.py [unet|norms|vgg|N ...]
 
 Bytes are those that PyTorch allocates, by its profiler, with parameters, their gradients and the
-optimizer's state; seconds are of a step with its optimizer. The last but one number is the largest
-difference of a parameter or buffer from plain PyTorch's after ten steps of AdamW. `norms` is the
-U-Net with a batch norm behind each first convolution of two.
+optimizer's state, on the fullest device; seconds are of a step with its optimizer. The last but one
+number is the largest difference of a parameter or buffer from plain PyTorch's after ten steps of
+AdamW. `norms` is the U-Net with a batch norm behind each first convolution of two. A number N
+trains a batch of N images on N devices, with `parallel="dp"`.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import tempfile
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,25 +38,22 @@ SHARES = (0.5, 0.3)
 def main(names: list[str]) -> None:
     """Print a row for each net and share."""
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        meet = f"file://{folder}/store"
-        dist.init_process_group("gloo", init_method=meet, rank=0, world_size=1)
-        table(names or list(NETS))
-        dist.destroy_process_group()
-
-
-def table(names: list[str]) -> None:
-    for name in names:
+    devices = next((int(name) for name in names if name.isdigit()), 1)
+    for name in [name for name in names if not name.isdigit()] or list(NETS):
         torch.manual_seed(0)
         module = Loss(NETS[name]())
-        classes = torch.tensor([3]) if name == "vgg" else torch.randint(2, (1, *SIZES))
-        example = torch.randn(1, 3, *SIZES), classes
-        whole = partitioner.compile(module, example, devices=1, training=True)
-        needs = whole.summary["peak_bytes"][0]
+        pixels = torch.randint(2, (devices, *SIZES))
+        classes = torch.full((devices,), 3) if name == "vgg" else pixels
+        example = torch.randn(devices, 3, *SIZES), classes
+        options: dict[str, Any] = {"devices": devices, "training": True}
+        if devices > 1:
+            options["parallel"] = "dp"
+        whole = partitioner.compile(module, example, **options)
+        needs = max(whole.summary["peak_bytes"])
         row(name, needs, whole, module, example)
         for share in SHARES:
             limit = int(needs * share)
-            program = partitioner.compile(module, example, devices=1, training=True, memory=limit)
+            program = partitioner.compile(module, example, memory=limit, **options)
             row(name, limit, program, module, example)
 
 
@@ -69,11 +69,34 @@ def row(
     blocks = "+".join(str(stretch.blocks) for stretch in program.plan.blocks.stretches)
     print(
         f"| {name} | {limit / MIB:.0f} | {blocks or '-'} | "
-        f"{program.summary['peak_bytes'][0] / MIB:.0f} | "
-        f"{(measured.ranks[0].peak_bytes or 0) / MIB:.0f} | {measured.step_s:.2f} | "
-        f"{apart(module, program.module(), example):.1e} | {sum(program.seconds.values()):.0f} |",
+        f"{max(program.summary['peak_bytes']) / MIB:.0f} | "
+        f"{max(rank.peak_bytes or 0 for rank in measured.ranks) / MIB:.0f} | "
+        f"{measured.step_s:.2f} | {error(program, module, example):.1e} | "
+        f"{sum(program.seconds.values()):.0f} |",
         flush=True,
     )
+
+
+def error(program: ModuleProgram, module: nn.Module, example: tuple[torch.Tensor, ...]) -> float:
+    """As of `apart`, by ranks that are forked."""
+    ranks = len(program.cluster)
+    context = multiprocessing.get_context("fork")
+    found = context.SimpleQueue()
+
+    def train(rank: int, meet: str) -> None:
+        dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks)
+        found.put(apart(module, program.module(), example))
+        dist.destroy_process_group()
+
+    with tempfile.TemporaryDirectory() as folder:
+        meet = f"file://{folder}/store"
+        workers = [context.Process(target=train, args=(rank, meet)) for rank in range(ranks)]
+        for worker in workers:
+            worker.start()
+        errors = [found.get() for _ in workers]
+        for worker in workers:
+            worker.join()
+    return max(errors)
 
 
 if __name__ == "__main__":

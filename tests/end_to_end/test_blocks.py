@@ -146,7 +146,7 @@ def test_a_unet_of_few_channels_in_a_third_of_its_memory(tmp_path: Path) -> None
     ("options", "why"),
     [
         ({"mesh": {"tp": 2}}, "a mesh"),
-        ({"parallel": "tp"}, "parallel"),
+        ({"parallel": "tp"}, "parallel 'tp'"),
         ({"strategy": "intra"}, "strategy 'intra'"),
         ({"constraints": {"pin": [{"nodes": ["first"], "device": 1}]}}, "pins"),
     ],
@@ -203,4 +203,4 @@ def test_blocks_that_need_more_than_the_whole_model_are_not_named() -> None:
     model = examples.build("mlp", layers=4, hidden=16, batch=4096)
     with pytest.raises(Infeasible, match=r"it fits with --memory 1057280 ") as refusal:
         partitioner.compile(model, devices=1, memory="512KiB")
-    assert "in blocks" not in str(refusal.value)
+    assert not any("in blocks" in way for way in refusal.value.relaxations)

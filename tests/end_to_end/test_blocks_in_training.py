@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from block_jobs import JOBS
 from torch import Tensor, nn
 from torch.nn import functional
+from torch_jobs import RunJob, job_parameters
 from trained_images import Loss, apart, normed_unet, plain_unet, vgg
 from unets import UNet
 
@@ -25,6 +27,8 @@ from partitioner.ir.blocks import Blocks
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan
 from partitioner.problem.decode import planned_on
+from partitioner.search.request import Budget, Request
+from partitioner.search.shared_blocks import Shared
 from partitioner.search.training_blocks import Parts
 from partitioner.solver import Infeasible
 from partitioner.strategies.block_graph import block_graph
@@ -123,6 +127,11 @@ def in_blocks(
 ) -> ModuleProgram:
     """Both passes of each part in blocks; parts end at borders, as shares of the forward nodes."""
     whole = whole_of(module, example)
+    return with_blocks(whole, blocks_of(whole, cut, *borders))
+
+
+def blocks_of(whole: ModuleProgram, cut: Cut, *borders: float) -> Blocks:
+    """As `in_blocks`."""
     parts = Parts(whole.graph, whole.cluster)
     at = [0, *(round(share * parts.turn) for share in borders), parts.turn]
     first, later = [], []
@@ -132,7 +141,7 @@ def in_blocks(
         forward, backward = parts.stretches(spans, seeds, *cut)
         first.append(forward)
         later.append(backward)
-    return with_blocks(whole, Blocks((*first, *reversed(later))))
+    return Blocks((*first, *reversed(later)))
 
 
 def check(program: ModuleProgram, blocks: int) -> None:
@@ -303,10 +312,119 @@ def test_what_blocks_in_training_are_not_searched_with_is_named() -> None:
     example = torch.randn(1, 3, 20, 18), torch.randint(3, (1, 20, 18))
     cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"devices": 1, "recompute": False}, "recompute=False"),
-        ({"devices": 2}, "training on several devices"),
+        ({"devices": 2, "parallel": "tp"}, "parallel 'tp'"),
+        ({"devices": 2, "strategy": "inter"}, "strategy 'inter'"),
     )
     for options, why in cases:
         with pytest.raises(Infeasible, match=f"; blocks are not searched with {why}$"):
             partitioner.compile(
                 module, example, training=True, memory=20_000, time_limit_s=1, **options
             )
+
+
+def shared(
+    module: nn.Module, example: tuple[Tensor, ...], cut: Cut, request: Request, devices: int
+) -> tuple[ModuleProgram, ModuleProgram]:
+    """The program of devices that share a step as a whole, and that in which it is in blocks."""
+    whole = partitioner.compile(
+        module,
+        example,
+        devices=devices,
+        training=True,
+        parallel=request.parallel,
+        mesh=request.mesh,
+    )
+    blocks = blocks_of(whole, cut)
+    graph = block_graph(whole.graph, blocks)
+    planned = Shared.of(whole.graph, devices, request).plan(
+        graph, whole.cluster, Budget.of(request)
+    )
+    assert planned is not None
+    plan = replace(planned[1], blocks=blocks)
+    model = ModuleModel(whole.model.module.on(graph), whole.model.source)
+    cost = evaluate(graph, plan, whole.cluster)
+    return whole, ModuleProgram.of(model, whole.cluster, plan, cost, {})
+
+
+DP = Request(parallel="dp")
+
+
+@pytest.mark.parametrize(
+    ("form", "asked", "devices", "batch"),
+    [
+        ("pools", DP, 2, 3),
+        ("batch", DP, 3, 4),
+        pytest.param("unet", DP, 3, 3, marks=SWEEP),
+        pytest.param("group", DP, 2, 2, marks=SWEEP),
+        pytest.param("twice", Request(parallel="zero3"), 2, 2, marks=pytest.mark.slow),
+        pytest.param("pools", Request(parallel="zero1"), 2, 2, marks=SWEEP),
+        pytest.param(
+            *("grown", Request(parallel="spatial", mesh={"w": 2}), 2, 1), marks=pytest.mark.slow
+        ),
+        pytest.param("group", Request(parallel="spatial", mesh={"w": 3}), 3, 1, marks=SWEEP),
+    ],
+)
+def test_devices_share_each_block(form: str, asked: Request, devices: int, batch: int) -> None:
+    """Gradients are equal, and are added up over devices once: not once for each block."""
+    torch.manual_seed(0)
+    net = FORMS[form]() if form in FORMS else NORMS[form][0]()
+    x, y = example_of(net, 42, 38) if form == "unet" else example_of(net, 41, 38)
+    example = torch.randn(batch, *x.shape[1:]), y.expand(batch, *y.shape[1:]).contiguous()
+    whole, program = shared(Loss(net), example, ((2,), 3), asked, devices)
+    found = program.verify(seed=1)
+    assert found.equal, str(found)
+    assert max(output.error for output in found.outputs) <= 1e-5
+    assert program.evaluation.devices_used == devices
+    if asked.parallel == "dp" and form in FORMS:
+        assert program.evaluation.sent_bytes == whole.evaluation.sent_bytes
+
+
+@pytest.mark.parametrize("job", job_parameters(JOBS))
+def test_ranks_that_share_blocks_train_to_the_same_weights(run_job: RunJob, job: str) -> None:
+    run_job("block_jobs.py", job)
+
+
+@pytest.mark.slow
+def test_each_of_two_devices_trains_its_image_within_its_limit(tmp_path: Path) -> None:
+    """Measured bytes of each rank; the saved plan is loaded again."""
+    torch.manual_seed(0)
+    module = Loss(vgg(8, 8))
+    example = torch.randn(2, 3, 120, 88), torch.tensor([3, 5])
+    limit = int(0.5 * whole_of(module, tuple(t[:1] for t in example)).summary["peak_bytes"][0])
+    program = partitioner.compile(
+        module, example, devices=2, training=True, parallel="dp", memory=limit, time_limit_s=5
+    )
+    assert program.plan.blocks
+    certificate = program.plan.certificate
+    assert certificate is not None
+    assert certificate.space.startswith("dp over 2 devices, with ")
+    assert 0 < certificate.bound <= certificate.cost
+    assert max(program.summary["peak_bytes"]) <= limit
+    measured = program.profile(*example, steps=1).measured
+    assert measured is not None
+    assert all(0 < (rank.peak_bytes or 0) <= limit for rank in measured.ranks)
+    program.save(tmp_path / "out")
+    again = partitioner.load(tmp_path / "out", module, example)
+    assert again.plan == program.plan
+    assert again.graph.digest == program.graph.digest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "batch", "why"),
+    [
+        ({"parallel": "dp"}, 2, r"dp over 2 devices, with \d+ runs of nodes in blocks"),
+        pytest.param(
+            *({}, 1, r"spatial over 2 devices, with \d+ runs of nodes in blocks"), marks=SWEEP
+        ),
+    ],
+)
+def test_a_refusal_says_which_blocks_were_searched(
+    options: dict[str, Any], batch: int, why: str
+) -> None:
+    module = Loss(chain(nn.ReLU())())
+    example = torch.randn(batch, 3, 20, 18), torch.randint(3, (batch, 20, 18))
+    with pytest.raises(Infeasible, match=f"; none in blocks was found to fit: {why}$"):
+        partitioner.compile(
+            module, example, devices=2, training=True, memory=9_000, time_limit_s=1, **options
+        )

@@ -41,8 +41,8 @@ def _slides(view: OpView, space: int) -> list[Slide]:
 
     kernel = setting("kernel_size", (1,))
     strides, dilations = setting("stride", kernel), setting("dilation", (1,))
-    pads = setting("padding", (0,))
-    settings = zip(kernel, strides, dilations, pads, pads, strict=True)
+    pads = view.ints("pads") or 2 * setting("padding", (0,))  # a part has its own on either side
+    settings = zip(kernel, strides, dilations, pads[:space], pads[space:], strict=True)
     return [Slide(*numbers) for numbers in settings]
 
 
@@ -104,13 +104,15 @@ def _local_max(view: OpView, local: LocalView, space: int) -> LocalOp:
     pads = _local_pads(slides, local, space)
     if len(view.node.writes) > 1:
         befores, afters = zip(*pads, strict=True)
+        origin = view.ints("starts") or (0,) * space
+        inside = _intervals(local.regions[0], space)
         attrs: dict[str, Attr] = {
             "kernel_size": tuple(slide.kernel for slide in slides),
             "stride": tuple(slide.stride for slide in slides),
             "dilation": tuple(slide.dilation for slide in slides),
             "pads": (*befores, *afters),
-            "starts": tuple(start for start, _ in _intervals(local.regions[0], space)),
-            "whole": view.shape()[-space:],
+            "starts": tuple(o + start for o, (start, _) in zip(origin, inside, strict=True)),
+            "whole": view.ints("whole") or view.shape()[-space:],
         }
         return LocalOp((replace(view.node, op="partitioner::max_pool_part", attrs=attrs),))
     node = replace(view.node, attrs={**view.node.attrs, "ceil_mode": False})
@@ -129,6 +131,33 @@ def _local_max_backward(view: OpView, local: LocalView, space: int) -> LocalOp:
     }
     op = "partitioner::max_pool_grad_part"
     return LocalOp((replace(view.node, op=op, inputs=(gradient, indices), attrs=attrs),))
+
+
+def _part(view: OpView) -> Rule:
+    """A max pool of a part of a plane."""
+    return _pool(view, len(view.ints("kernel_size") or ()), linear=False)
+
+
+def _local_part(view: OpView, local: LocalView) -> LocalOp:
+    """A part of the part."""
+    return _local_max(view, local, len(view.ints("kernel_size") or ()))
+
+
+def _part_backward(view: OpView) -> Rule:
+    """The gradient of a part of a plane, which is not told of the windows: planes are whole."""
+    space = len(view.ints("sizes") or ())
+    planes, read, made = (
+        names(name, count)
+        for name, count in (("n", view.rank() - space), ("r", space), ("s", space))
+    )
+    return view.rule(
+        [[*planes, *read]] * 2,
+        [[*planes, *made]],
+        whole=[*read, *made],
+        points=[*planes, *read],
+        linear=[0],
+        flops=1.0,
+    )
 
 
 def _shares(view: OpView, space: int, data: Shape, positions: Sequence[Interval]) -> np.ndarray:
@@ -228,4 +257,9 @@ def _pools(space: int) -> dict[str, OpRow]:
     return {f"aten::{op}": row for op, row in rows.items()}
 
 
-ROWS: Mapping[str, OpRow] = {**_pools(2), **_pools(3)}
+ROWS: Mapping[str, OpRow] = {
+    **_pools(2),
+    **_pools(3),
+    "partitioner::max_pool_part": OpRow(_part, _local_part),
+    "partitioner::max_pool_grad_part": OpRow(_part_backward),
+}

@@ -15,10 +15,11 @@ tensor.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from partitioner.ir.exchange import Region
+from partitioner.ir.layout import Interval
 from partitioner.ir.ops.local import interval_attrs
 from partitioner.ir.ops.signature import pattern
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
@@ -37,10 +38,10 @@ def _update_bytes(ins: tuple[int, ...], _: tuple[int, ...]) -> int:
 
 def _local_dropout(view: OpView, local: LocalView) -> LocalOp:
     """Give the local operator the offset of its part in the whole tensor."""
-    whole = view.shape()
-    if local.shapes[0] == whole:
+    if local.shapes[0] == view.shape():
         return LocalOp((view.node,))
-    attrs = {**view.node.attrs, "shape": whole, **_where(local.regions[0])}
+    whole = {"shape": view.shape(), **view.node.attrs}
+    attrs = {**whole, **_where(view, local.regions[0])}
     return LocalOp((replace(view.node, op="partitioner::dropout_part", attrs=attrs),))
 
 
@@ -48,14 +49,32 @@ def _local_uniform(view: OpView, local: LocalView) -> LocalOp:
     """Give the local operator the offset of its part in the whole tensor."""
     if local.out_shapes[0] == view.out_shape:
         return LocalOp((view.node,))
-    attrs = {**view.node.attrs, **_where(local.out_regions[0])}
+    attrs = {**view.node.attrs, **_where(view, local.out_regions[0])}
     return LocalOp((replace(view.node, op="partitioner::uniform_part", attrs=attrs),))
 
 
-def _where(region: Region) -> dict[str, tuple[int, ...]]:
-    """Number of pieces of each dim, and start and length of each piece."""
+def _where(view: OpView, region: Region) -> dict[str, tuple[int, ...]]:
+    """Number of pieces of each dim, and start and length of each piece.
+
+    The region of an operator of a part is one of that part.
+    """
+    if counts := view.ints("pieces"):
+        held = zip(view.ints("starts") or (), view.ints("lengths") or (), strict=True)
+        parts = [tuple(itertools.islice(held, count)) for count in counts]
+        region = tuple(tuple(_inside(*dims)) for dims in zip(parts, region, strict=True))
     pieces = tuple(len(dim) for dim in region)
     return {"pieces": pieces, **interval_attrs(itertools.chain(*region))}
+
+
+def _inside(held: Sequence[Interval], wanted: Sequence[Interval]) -> Iterator[Interval]:
+    """The pieces of the whole dim that intervals of the elements of its held pieces are."""
+    for start, length in wanted:
+        at = 0
+        for first, size in held:
+            low, high = max(start, at), min(start + length, at + size)
+            if low < high:
+                yield first + low - at, high - low
+            at += size
 
 
 ROWS: Mapping[str, OpRow] = {
@@ -64,12 +83,16 @@ ROWS: Mapping[str, OpRow] = {
     "partitioner::dropout": OpRow(
         pattern("d.., -> d.., d..", flops=RANDOM), _local_dropout, where=True
     ),
+    "partitioner::dropout_part": OpRow(
+        pattern("d.., -> d.., d..", flops=RANDOM), _local_dropout, where=True
+    ),
     "partitioner::either": OpRow(pattern("d.., d.. -> d.."), view=True, either=True),
     "partitioner::keep": OpRow(pattern("d.., d.. -> d.."), view=True, in_place=1),
     "partitioner::rest": OpRow(pattern("d.. -> d.."), stored=True, again=True, moved=lambda *_: 0),
     "partitioner::state": OpRow(pattern("-> d.."), stored=True, moved=lambda *_: 0),
     # The first operand is the gradient or next value, the second the stored one.
     "partitioner::uniform": OpRow(pattern("-> d..", flops=RANDOM), _local_uniform, where=True),
+    "partitioner::uniform_part": OpRow(pattern("-> d..", flops=RANDOM), _local_uniform, where=True),
     "partitioner::update": OpRow(
         pattern("d.., d.. -> d.."), view=True, moved=_update_bytes, in_place=1
     ),

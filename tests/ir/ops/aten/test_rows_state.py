@@ -28,6 +28,17 @@ CASES = [
     aten("partitioner::dropout", f32(6, 5), scalar(-3), 0.5, 0, options={"min_cuts": 2}),
     aten("partitioner::dropout", f32(12), scalar(3), 0.5, 0),
     aten("partitioner::dropout", f32(6, 5), scalar(3), 1.0, 0, options={"min_cuts": 2}),
+    aten(  # rows 3 to 6, columns 0 to 2 and 4 to 6, and the last five
+        "partitioner::dropout_part",
+        *(f32(4, 6, 5), scalar(7), 0.3, 2, [9, 7, 8]),
+        *([1, 2, 1], [3, 0, 4, 3], [4, 3, 3, 5]),
+        options={"min_cuts": 3},
+    ),
+    aten(
+        "partitioner::uniform_part",
+        *(scalar(3), 1, [9, 7, 8], torch.float32, [1, 2, 1], [3, 0, 4, 3], [4, 3, 3, 5]),
+        options={"min_cuts": 3, "exact": True},
+    ),
     aten(
         "partitioner::uniform",
         *(scalar(3), 1, [6, 5, 4], torch.float32),

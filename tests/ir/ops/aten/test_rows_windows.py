@@ -141,6 +141,16 @@ POOLS = [
     aten("max_pool2d_with_indices", f32(4, 6, 5, 5), [3, 3], [2, 2], [1, 1], options=ways(2)),
     aten("max_pool2d_with_indices", f32(6, 5, 5), [2, 2], options=ways(1)),
     aten("max_pool2d_with_indices", f32(4, 6, 5, 5), [2, 2], absent=(1,), options=ways(2)),
+    aten(
+        "partitioner::max_pool_part",
+        *(f32(2, 4, 8, 9), [3, 2], [2, 1], [1, 2], [1, 0, 0, 1], [4, 0], [12, 9]),
+        options=ways(2),
+    ),
+    aten(
+        "partitioner::max_pool_grad_part",
+        *(f32(2, 4, 3, 4), places(2, 4, 3, 4), [1, 0], [4, 5], [6, 6]),
+        options=ways(2),
+    ),
     max_backward((2, 4, 6, 6), [2, 2], [2, 2], [0, 0], [1, 1], False, cuts=5),
     max_backward((2, 4, 7, 8), [3, 3], [2, 2], [1, 1], [1, 1], False, cuts=5),
     max_backward((2, 4, 8, 7), [3, 3], [2, 2], [0, 1], [1, 1], True, cuts=5),
@@ -293,6 +303,11 @@ SLID = [
     aten(
         "avg_pool2d_backward",
         *(f32(2, 2, 4, 5), f32(2, 2, 8, 9), [3, 3], [2, 2], [0, 1], True, True, None),
+        options=ways(4),
+    ),
+    aten(
+        "partitioner::max_pool_part",
+        *(f32(2, 4, 8, 9), [3, 2], [2, 1], [1, 2], [1, 0, 0, 1], [4, 0], [12, 9]),
         options=ways(4),
     ),
     aten("max_pool2d_with_indices", f32(2, 2, 9, 8), [3], [2], [1], [1], True, options=ways(4)),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
@@ -103,12 +104,15 @@ def _open_group(
 ) -> dict[int, JoinedSession]:
     """Sessions of a group, or of smaller ones without the images that turn out to be plain.
 
+    There are none if the optimized graph cannot be written, as where the temporary folder is full.
+
     The weights of the optimized graph lie in a file that is deleted when the sessions have mapped
     it. They are not in memory twice: the session that writes them is closed before others open.
     """
-    with TemporaryDirectory(prefix="partitioner-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        optimized = _optimized(group, replace(config, optimized=folder))
+    with _temporary_folder() as folder:
+        optimized = None if folder is None else _optimized(group, replace(config, optimized=folder))
+        if optimized is None:
+            return {}
         if not optimized.plain:
             as_it_is = replace(config, optimization="disable")
             sessions = {}
@@ -118,6 +122,18 @@ def _open_group(
                 sessions[index] = JoinedSession(session, piece.in_place)
             return sessions
     return open_joined(group.model, tuple(group.segments), config, plain | optimized.plain)
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[Path | None]:
+    """A folder that is deleted at the end; None if none can be made."""
+    try:
+        folder = TemporaryDirectory(prefix="partitioner-", ignore_cleanup_errors=True)
+    except OSError:
+        yield None
+        return
+    with folder as name:
+        yield Path(name)
 
 
 def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> ort.InferenceSession:
@@ -142,13 +158,19 @@ def _has_blocked_layouts(config: SessionConfig) -> bool:
     return config.optimization == "all" and config.device.type == "cpu"
 
 
-def _optimized(group: Group, config: SessionConfig) -> Optimized:
-    """The joined graph as ONNX Runtime runs it; its weights lie in `config.optimized`."""
+def _optimized(group: Group, config: SessionConfig) -> Optimized | None:
+    """The joined graph as ONNX Runtime runs it; its weights lie in `config.optimized`.
+
+    None if it cannot be written there. What is wrong with a segment, its own session says.
+    """
     config = replace(config, shared_arena=False, profile=None)
     options = session_options(config, group.model.folder)
     options.add_session_config_entry("session.disable_prepacking", "1")  # it does not run
-    _opened(group.model, group.joined(), options, config)
-    proto = onnx.load(options.optimized_model_filepath, load_external_data=False)
+    try:
+        _opened(group.model, group.joined(), options, config)
+        proto = onnx.load(options.optimized_model_filepath, load_external_data=False)
+    except (BackendError, OSError):
+        return None
     return Optimized(group, proto)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import resource
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -263,6 +264,28 @@ def test_weights_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (joined,) = simulator.run([feeds(graph)])
         for name, expected in exact.outputs.items():
             np.testing.assert_allclose(joined.outputs[name], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_without_a_temporary_folder_segments_are_not_joined(
+    is_full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is none, or it has no room for the weights, as in many containers."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path if is_full else tmp_path / "none"))
+    graph = residual_blocks(2)
+    models = emit_models(in_phases(graph, [2, 7]), graph)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if is_full:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        simulator = Simulator(models, optimization="all")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    (executor,) = simulator.executors
+    assert executor.sessions.in_place == {}
+    (exact,), (alone,) = (s.run([feeds(graph)]) for s in (Simulator(models), simulator))
+    for name, expected in exact.outputs.items():
+        np.testing.assert_allclose(alone.outputs[name], expected, rtol=1e-5, atol=1e-5)
 
 
 SHAPE = (1, 16, 5, 7)

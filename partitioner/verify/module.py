@@ -163,7 +163,8 @@ def _random_like(value: Any, random: torch.Generator) -> Any:
         return value
     tensor, row = value.detach().cpu(), value.dim() == 1
     if tensor.is_floating_point() or tensor.is_complex():
-        wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+        # a copy also of a tensor that has this type
+        wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64, copy=True)
         finite = wide.isfinite()
         wide[finite] = _other_floats(wide[finite], random, row=row)
         return wide.to(tensor.dtype)

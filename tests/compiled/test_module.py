@@ -201,6 +201,15 @@ def test_what_a_device_holds_adds_up_to_its_peak(parallel: str | None) -> None:
             assert " gradients" in holdings.text(device)
 
 
+def test_random_arguments_leave_the_examples_as_they_are() -> None:
+    x = torch.tensor([[3.0, 1.0, 2.0, 5.0]], dtype=torch.float64)
+    before = x.clone()
+    program = partitioner.compile(nn.Linear(4, 2).double(), x, cluster="2xideal")
+    (drawn,), _ = random_arguments(program.model.module, 5)
+    assert not torch.equal(drawn, before)
+    assert torch.equal(x, before)
+
+
 def test_random_arguments_are_like_the_examples(inference: ModuleProgram) -> None:
     (ids,), kwargs = random_arguments(inference.model.module, 5)
     assert kwargs == {}

@@ -1,7 +1,7 @@
 """Operators on DTensors that PyTorch (2.13) computes otherwise than on the whole tensor.
 
 A number that is read of a pending sum (`p.norm().item()`, `float(p.sum())`) is that of the rank's
-own part. Here it is the whole tensor's, for which all ranks must read it.
+own part. Here it is the whole tensor's, for which all ranks that have parts of it must read it.
 
 Random numbers that are drawn into a tensor on the CPU are the next ones of each process. So parts
 repeat each other, a generator that is given is not asked, and where parts are of unlike sizes the
@@ -16,20 +16,29 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from partitioner.backends.torch.shards import distributed_as
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.faults import named
 
 _aten = torch.ops.aten
 
 #: Operators whose results follow from a tensor's sizes and type alone: those that write into it,
-#: and those that make another one.
-_WRITING = (_aten.normal_.default, _aten.uniform_.default, _aten.bernoulli_.float)
+#: and those that make another one. And operators that read it.
+_WRITING = (
+    *(_aten.normal_.default, _aten.uniform_.default, _aten.bernoulli_.float),
+    *(_aten.exponential_.default, _aten.log_normal_.default),
+    *(_aten.geometric_.default, _aten.cauchy_.default),
+)
 _MAKING = (
     *(_aten.rand_like.default, _aten.randn_like.default),
     *(_aten.randint_like.default, _aten.randint_like.low_dtype),
 )
+_READING = (_aten.bernoulli.default, _aten.native_dropout.default)
 
 
 @cache
@@ -37,7 +46,7 @@ def correct_operators() -> None:
     """From now on, compute these operators on DTensors as on whole tensors."""
     handlers: Any = DTensor._op_dispatcher._custom_op_handlers
     handlers.setdefault(_aten._local_scalar_dense.default, _number)
-    for operator in (*_WRITING, *_MAKING):
+    for operator in (*_WRITING, *_MAKING, *_READING):
         handlers.setdefault(operator, _drawn)
 
 
@@ -46,6 +55,12 @@ def _number(
 ) -> bool | complex:
     tensor: DTensor = args[0]
     whole = tensor._local_tensor
+    if tensor.device_mesh.get_coordinate() is None:
+        ranks = named(tensor.device_mesh.mesh.flatten().tolist())
+        raise BackendError(
+            f"rank {dist.get_rank()} has no part of the tensor that a number is read of: read it "
+            f"on {ranks}"
+        )
     if not all(placement.is_replicate() for placement in tensor.placements):
         with torch.no_grad():
             whole = tensor.full_tensor()
@@ -55,9 +70,9 @@ def _number(
 
 def _drawn(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> DTensor:
+) -> DTensor | tuple[DTensor, ...]:
     tensor: DTensor = args[0]
-    if tensor.device.type != "cpu":
+    if not _is_drawn_here(operator, tensor):
         handlers = DTensor._op_dispatcher._custom_op_handlers
         handler = handlers.pop(operator)
         try:
@@ -65,14 +80,46 @@ def _drawn(
         finally:
             handlers[operator] = handler
         return by_pytorch
-    whole = operator(torch.empty(tensor.shape, dtype=tensor.dtype), *args[1:], **kwargs)
+    if operator in _READING:
+        with torch.no_grad():
+            whole = tensor.full_tensor()
+    else:
+        whole = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    drawn = operator(whole, *args[1:], **kwargs)
+    if operator in _WRITING:
+        tensor._local_tensor.copy_(_part(tensor, drawn))
+        return tensor
+    if isinstance(drawn, Tensor):
+        return _in_parts(tensor, drawn)
+    return tuple(_in_parts(tensor, one) for one in drawn)
+
+
+def _is_drawn_here(operator: torch._ops.OpOverload, tensor: DTensor) -> bool:
+    """Whether it lies on the CPU, and this rank has a part of it that follows from its place.
+
+    PyTorch refuses to draw into the terms of a sum.
+    """
+    kinds = (Shard, Replicate) if operator in _WRITING else (Shard, Replicate, Partial)
+    is_here = tensor.device_mesh.get_coordinate() is not None
+    is_known = all(isinstance(placement, kinds) for placement in tensor.placements)
+    return tensor.device.type == "cpu" and is_here and is_known
+
+
+def _in_parts(tensor: DTensor, whole: Tensor) -> DTensor:
+    """A whole tensor cut as another one, which may be a sum to be added up."""
+    placements = tuple(Replicate() if p.is_partial() else p for p in tensor.placements)
+    meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
+    spec = DTensorSpec(tensor.device_mesh, placements, meta)
+    part = _part(tensor, whole).clone()  # no view, which would keep the whole
+    made: DTensor = DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _part(tensor: DTensor, whole: Tensor) -> Tensor:
+    """A view of this rank's part of a tensor of these sizes."""
     sizes, starts = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )
-    part = whole
     for dim, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-        part = part.narrow(dim, min(start, whole.shape[dim]), size)
-    if operator in _MAKING:
-        return distributed_as(tensor, part.contiguous())
-    tensor._local_tensor.copy_(part)
-    return tensor
+        whole = whole.narrow(dim, min(start, whole.shape[dim]), size)
+    return whole

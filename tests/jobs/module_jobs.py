@@ -13,6 +13,7 @@ import agreement_jobs
 import autocast_modules
 import cached_modules
 import checkpoints
+import dtensor_numbers
 import placed_modules
 import pytest
 import side_modules
@@ -721,6 +722,7 @@ JOBS = {
     "ordinary": Job(2, whole_parameters_are_ordinary, [data_parallel]),
     "whole_and_cut": Job(2, whole_and_cut_parameters_load_each_other, [data_parallel, MLP]),
     "load": Job(2, loads_the_whole_model, [MLP, GPT]),
+    "numbers": Job(3, dtensor_numbers.of_whole_tensors),
     "save_on_4_and_load_on_2": Job(
         4, checkpoint, [MLP_ON_4, GPT_ON_4], then=Job(2, checkpoint, [MLP, GPT])
     ),

@@ -21,9 +21,10 @@ class Prepared:
             calls count.
         copies: Number of equal operators that a run computes.
         warm: Called before each timed run: brings into the caches what lies there in a model.
-        several: Gives a program of so many operators equal to the one of this, which share the
-            inputs of these names and have copies of all else that they read, or share all (None).
-            No function if the seconds of short runs are exact, or the program has several already.
+        several: Gives a program of at most so many operators equal to the one of this, which share
+            the inputs of these names and have copies of all else that they read, or share all
+            (None). No function if the seconds of short runs are exact, or the program has several
+            already.
     """
 
     run: Callable[[], object]

@@ -29,6 +29,8 @@ from partitioner.ir.program import Programs
 NAME = f"torch {torch.__version__}"
 #: Parameters of one measured step, and elements of them all: a step has costs of its own.
 _PARAMETERS, _ELEMENTS = 8, 2**22
+#: Most bytes of the operands that are copied for several calls in a run.
+_OWN_BYTES = 2**26
 
 
 def prepared(
@@ -83,11 +85,18 @@ def _several(
     copies: int,
     shared: Collection[str] | None,
 ) -> Prepared:
-    """The program with its operators so many times one after the other; see `Prepared.several`."""
+    """The program with its operators so many times one after the other; see `Prepared.several`.
+
+    They are fewer where their own operands would take more than `_OWN_BYTES`.
+    """
     graph = fx.Graph()
     *body, output = module.graph.nodes
     names = dict(zip((node for node in body if node.op == "placeholder"), arguments, strict=True))
     tensors: dict[str, Tensor] = {}
+    if shared is not None:
+        own = [one for name, one in arguments.items() if name not in shared]
+        own += [_attribute(module, node.target) for node in body if node.op == "get_attr"]
+        copies = max(1, min(copies, _OWN_BYTES // max(1, sum(one.nbytes for one in own))))
 
     def operand(node: fx.Node, number: int) -> fx.Node:
         """What a copy of the operators reads in place of an argument or a constant."""

@@ -77,6 +77,16 @@ def test_operators_in_memory_read_copies_of_their_own() -> None:
     assert (len(inputs), len(weights), len(biases)) == (1, 4, 4), "and not those of the program"
 
 
+def test_large_operands_are_copied_a_few_times_only() -> None:
+    table = nn.Embedding(30_000, 256)
+    ids = torch.arange(3)
+    one = made(table, ids)
+    assert one.several is not None
+    (x,) = open_model(table, (ids,)).graph.inputs
+    assert one.several(64, {x}).copies == 2, "of 31 MB each"
+    assert one.several(64, None).copies == 64
+
+
 def test_only_short_operators_are_several() -> None:
     short = _long_enough(made(nn.Tanh(), torch.ones(2)), None)
     assert 1 < short.copies <= _MOST_COPIES

@@ -83,7 +83,8 @@ def run_job(
     Args:
         folder: Private to the job.
         ranks: Number of processes.
-        job: Has the name of its "runner", and arguments of its `run_files`.
+        job: Has the name of its "runner", arguments of its `run_files` and, unless ranks run on
+            the processor, the type of their "device".
         timeout_s: As of `run_ranks`.
         watch: Called now and then while the job runs, and once when it is over.
 

@@ -72,6 +72,7 @@ class RankLog:
         steps: The recorded steps.
         unrecorded_s: Seconds of steps of the slowest rank without any recording.
         peak_bytes: Most bytes that the rank held; None if they were not measured.
+        gpu: Name of the GPU that it ran on, as the driver reports it; "" for the processor.
     """
 
     backend: str
@@ -79,6 +80,7 @@ class RankLog:
     steps: tuple[Step, ...]
     unrecorded_s: tuple[float, ...]
     peak_bytes: int | None
+    gpu: str = ""
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""
@@ -93,7 +95,8 @@ class RankLog:
             for step in data["steps"]
         )
         unrecorded_s = tuple(data["unrecorded_s"])
-        return cls(data["backend"], data["threads"], steps, unrecorded_s, data["peak_bytes"])
+        head = data["backend"], data["threads"]
+        return cls(*head, steps, unrecorded_s, data["peak_bytes"], data["gpu"])
 
     def shifted(self, offset_s: float) -> RankLog:
         """The same on a clock that is `offset_s` behind."""

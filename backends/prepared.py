@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 
 def _nothing() -> None:
@@ -21,6 +22,7 @@ class Prepared:
             calls count.
         copies: Number of equal operators that a run computes.
         warm: Called before each timed run: brings into the caches what lies there in a model.
+        operands: The inputs by name, where the program reads them: arrays, or tensors of PyTorch.
         several: Gives a program of at most so many operators equal to the one of this, which share
             the inputs of these names and have copies of all else that they read, or share all
             (None). No function if the seconds of short runs are exact, or the program has several
@@ -31,4 +33,5 @@ class Prepared:
     own_seconds: Callable[[], Sequence[float]] | None = None
     copies: int = 1
     warm: Callable[[], object] = _nothing
+    operands: Mapping[str, Any] = field(default_factory=dict)
     several: Callable[[int, Collection[str] | None], Prepared] | None = None

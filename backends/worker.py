@@ -3,6 +3,7 @@
 `python -m partitioner.backends.worker FOLDER`: FOLDER is private to one run and holds job.json and
 each rank's inputs; ranks leave their outputs there, and failure.txt says what went wrong. The job
 names its "runner", the module whose `run_files` runs a rank: from its inputs' file to its outputs'.
+Its "device", if it has one, is the type of the device that ranks run on: "cpu" or "cuda".
 The process ends, with all its ranks, when its standard input closes: when the process that wants
 the run is gone.
 """
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from partitioner.backends.errors import CommunicationError, one_line
@@ -127,7 +129,11 @@ def _run_rank(rank: int, folder: Path, job: Mapping[str, Any], listener: socket.
         wait_for_workers=False,
         master_listen_fd=listener.detach() if rank == 0 else None,
     )
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
+    carriers = "gloo"
+    if job.get("device") == "cuda":
+        torch.cuda.set_device(rank)
+        carriers = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(carriers, store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
     runner = importlib.import_module(job["runner"])
     runner.run_files(rank, folder, job)
     dist.barrier()  # rank 0 holds the store: none leaves alone

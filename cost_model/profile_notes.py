@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.profile import Profile, default_profile, read_contents, shares
-from partitioner.cost_model.resolve import cpu_fingerprint
+from partitioner.cost_model.resolve import cpu_fingerprint, device_type
 
 #: Most parts of a profile that a note lists.
 _LISTED = 2
@@ -48,7 +48,7 @@ def _notes(
 ) -> Iterator[str]:
     device = f"{profile.device}, {shares(profile.processes, profile.threads)}"
     here = cpu_fingerprint()
-    is_here = profile.device == here
+    is_here = device_type(profile.device) is not None
     measure = _command(cluster, profile, training)
     if not is_here:
         yield f"profile {profile.file} is of {profile.device}; this machine is {here}"

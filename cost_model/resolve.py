@@ -81,9 +81,9 @@ def local_cluster(
 ) -> Cluster:
     """The first `count` GPUs of this machine (None: all), or as many processes on its cores.
 
-    GPUs have the rates of the preset with their name and their own memory size. On a machine
-    without GPUs, `count` processes share cores and memory evenly; their operators cost what the
-    profile says.
+    GPUs have the links of the preset with their name, their own memory size, and the rates of the
+    preset where the profile knows no operator. On a machine without GPUs, `count` processes share
+    cores and memory evenly; their operators and links cost what the profile says.
 
     Args:
         count: Number of devices.
@@ -100,13 +100,13 @@ def local_cluster(
 
         cuda = torch.cuda
     available = int(cuda.device_count()) if cuda.is_available() else 0
+    file = profile or default_profile()
     if not available:
-        file = profile or default_profile()
         return _processes(processes if count is None else count, file)
     wanted = available if count is None else count
     if available < wanted:
         raise CostError(f"cluster 'local' needs {wanted} GPUs, this machine has {available}")
-    gpus = [_gpu(cuda.get_device_properties(index)) for index in range(wanted)]
+    gpus = [_gpu(cuda.get_device_properties(index), file, wanted) for index in range(wanted)]
     names = {name for name, _ in gpus}
     pairs = itertools.permutations(range(wanted), 2)
     if len(names) == 1 and all(cuda.can_device_access_peer(a, b) for a, b in pairs):
@@ -118,9 +118,7 @@ def local_cluster(
 
 def _processes(count: int, file: Path) -> Cluster:
     """Processes that share this machine's cores, and gloo between them."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = _cores()
     if count > cores:
         raise CostError(
             f"cluster 'local' needs {count} cores, one for each process, this machine has {cores}"
@@ -131,6 +129,11 @@ def _processes(count: int, file: Path) -> Cluster:
     spec = replace(presets.processes(count, threads, memory), profile=profile)
     levels = tuple(replace(level, profile=profile) for level in presets.levels("cpu", 1, count))
     return Cluster("local", (spec,) * count, levels)
+
+
+def _cores() -> int:
+    """Cores of this machine that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def one_process(cluster: Cluster) -> Cluster | None:
@@ -157,13 +160,49 @@ def cpu_fingerprint() -> str:
     return f"{model}, {os.cpu_count()} cores"
 
 
-def _gpu(properties: Any) -> tuple[str, DeviceSpec]:
-    """The preset that a GPU's driver name belongs to, and its figures with the GPU's memory."""
+def gpu_fingerprint(name: str) -> str:
+    """The key of a GPU of this machine in a profile: its name and the processor that it runs for.
+
+    A short kernel takes what the processor takes to start it.
+
+    Args:
+        name: As the driver reports it.
+    """
+    return f"{name} of {cpu_fingerprint()}"
+
+
+def device_type(fingerprint: str) -> str | None:
+    """PyTorch's type of the device of this machine that a fingerprint is of; None for no such one.
+
+    >>> device_type(cpu_fingerprint())
+    'cpu'
+    """
+    if fingerprint == cpu_fingerprint():
+        return "cpu"
+    if not fingerprint.endswith(gpu_fingerprint("")):
+        return None
+    import torch
+
+    gpus = range(torch.cuda.device_count())
+    here = {gpu_fingerprint(torch.cuda.get_device_properties(gpu).name) for gpu in gpus}
+    return "cuda" if fingerprint in here else None
+
+
+def _gpu(properties: Any, file: Path, count: int) -> tuple[str, DeviceSpec]:
+    """The preset of a GPU's driver name, and its figures with the GPU's memory and measurements.
+
+    Args:
+        properties: As of `torch.cuda.get_device_properties`.
+        file: The profile.
+        count: Number of GPUs that share the machine's processor.
+    """
     title = str(properties.name)
     for name, row in presets.PRESETS.items():
         if any(part in title for part in row.cuda_names):
-            spec = replace(presets.device(name), memory_bytes=int(properties.total_memory))
-            return name, spec
+            threads = max(1, _cores() // count)
+            profile = Profile.read(file, gpu_fingerprint(title), threads, count)
+            memory_bytes = int(properties.total_memory)
+            return name, replace(presets.device(name), memory_bytes=memory_bytes, profile=profile)
     raise CostError(f"no figures are known for GPU {title!r}; describe it in a TOML file")
 
 

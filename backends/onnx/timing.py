@@ -29,7 +29,11 @@ _LEAST_S = 0.5e-6
 
 
 def prepared(
-    programs: Programs, graph: Graph, inputs: Mapping[str, np.ndarray], threads: int
+    programs: Programs,
+    graph: Graph,
+    inputs: Mapping[str, np.ndarray],
+    threads: int,
+    device: str = "cpu",
 ) -> Prepared:
     """The program of a single rank with all optimizations, timed by ONNX Runtime's own profiler.
 
@@ -37,8 +41,10 @@ def prepared(
     and operands come in the layout that the kernel wants.
 
     Raises:
-        BackendError: ONNX Runtime does not take or run the program.
+        BackendError: ONNX Runtime does not take or run the program, or the device is no "cpu".
     """
+    if device != "cpu":
+        raise BackendError(f"ONNX Runtime's operators are not measured on {device!r}")
     (model,) = emit_models(programs, graph)
     folder = Path(tempfile.mkdtemp(prefix="partitioner-kernels-"))
     options = session_options(SessionConfig(threads=threads, profile=folder), None)
@@ -72,7 +78,7 @@ def prepared(
         return kernel_seconds(events)[1:]  # without the first run
 
     weakref.finalize(own_seconds, shutil.rmtree, folder, ignore_errors=True)
-    return Prepared(run, own_seconds)
+    return Prepared(run, own_seconds, operands=held)
 
 
 def kernel_seconds(events: Sequence[Mapping[str, Any]]) -> list[float]:

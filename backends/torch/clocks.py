@@ -93,3 +93,12 @@ class StreamClock:
 def clock_of(device: torch.device) -> Clock:
     """The clock of the passes that run on a device."""
     return StreamClock.cuda() if device.type == "cuda" else HostClock()
+
+
+def timed_run(clock: Clock, run: Callable[[], object]) -> float:
+    """Seconds of a run by a clock: on a GPU until the last kernel that it started has ended."""
+    begin_s = clock.begin()
+    run()
+    clock.mark()
+    (end_s,) = clock.marks()
+    return end_s - begin_s

@@ -1,4 +1,4 @@
-"""Runs the rank files of a module on this machine's CPU, one process a rank."""
+"""Runs the rank files of a module on this machine, one process a rank."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from partitioner.backends.torch.groups import Link, register_links, register_nam
 from partitioner.backends.torch.host_memory import keep_freed_memory
 from partitioner.backends.torch.phase_recording import PhaseRecorder, read_phases
 from partitioner.backends.torch.rank_files import (
+    CPU,
     PASSES,
     RankFile,
     file_name,
@@ -101,6 +102,7 @@ class StepFiles:
         last_phases: Those of the last micro-batch, if it is smaller than the others.
         links: In stages, the pairs of phases and ranks between which messages pass.
         groups: In stages, the ranks of each process group that a phase names.
+        device: Type of the device that each rank runs on, "cpu" or "cuda".
     """
 
     directory: Path
@@ -112,6 +114,7 @@ class StepFiles:
     last_phases: Sequence[Mapping[str, Any]] = ()
     links: Sequence[Link] = ()
     groups: Sequence[tuple[int, ...]] = ()
+    device: str = "cpu"
 
     def values(self, rank: int) -> dict[str, Any]:
         """The values that a rank begins with as a file holds them."""
@@ -137,6 +140,7 @@ class StepFiles:
             "shown": dict(self.shown),
             "optimizer": self.optimizer,
             "updates": self.updates,
+            "device": self.device,
         }
         written = [dict(start.written) for start in starts]
         in_stages = {
@@ -199,24 +203,26 @@ def _values_file(rank: int) -> str:
 def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     """Run a rank of a job of `partitioner.backends.worker`, from and to files of its folder."""
     torch.set_num_threads(job["threads"])
-    keep_freed_memory()
+    device = torch.device(job["device"], rank) if job.get("device", "cpu") != "cpu" else CPU
+    if device == CPU:
+        keep_freed_memory()
     path = Path(job["directory"]) / file_name(rank)
     file = read_rank_file(path)
     header = file.header
     register_named(file.groups)
     if (folder / _values_file(rank)).is_file():
-        values = torch.load(folder / _values_file(rank), weights_only=True)
-        _run_steps(rank, folder, values, job)
+        values = torch.load(folder / _values_file(rank), weights_only=True, map_location=device)
+        _run_steps(rank, folder, values, device, job)
         return
-    module = read_pass(path)
+    module = read_pass(path, device)
     dtypes = {name: header.whole_inputs[part.whole].dtype for name, part in header.inputs.items()}
     arrays = load_arrays(folder / f"inputs-{rank}.npz", dtypes.values())
     inputs = {
-        name: from_numpy(array, dtype)
+        name: from_numpy(array, dtype).to(device)
         for (name, dtype), array in zip(dtypes.items(), arrays, strict=True)
     }
     if job["recorded"]:
-        _record(rank, folder, _recorder(rank, inputs, job), job)
+        _record(rank, folder, _recorder(rank, inputs, device, job), job)
     module = direct(eager(module))
     arguments = [inputs[name] for name in file.arguments]
     results, seconds = timed(lambda number: _serve(module, arguments, number), job["requests"])
@@ -228,9 +234,15 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     save_results(folder, rank, outputs.values(), seconds)
 
 
-def _run_steps(rank: int, folder: Path, values: Mapping[str, Any], job: Mapping[str, Any]) -> None:
+def _run_steps(
+    rank: int,
+    folder: Path,
+    values: Mapping[str, Any],
+    device: torch.device,
+    job: Mapping[str, Any],
+) -> None:
     """Record and time the steps of a rank."""
-    recorder = (_phase_recorder if "phases" in job else _recorder)(rank, values, job)
+    recorder = (_phase_recorder if "phases" in job else _recorder)(rank, values, device, job)
     if job["recorded"]:
         _record(rank, folder, recorder, job)
     if not job["timed"]:
@@ -244,17 +256,19 @@ def _run_steps(rank: int, folder: Path, values: Mapping[str, Any], job: Mapping[
         (folder / _SECONDS).write_text(json.dumps(seconds))
 
 
-def _recorder(rank: int, values: Mapping[str, Tensor], job: Mapping[str, Any]) -> Recorder:
+def _recorder(
+    rank: int, values: Mapping[str, Tensor], device: torch.device, job: Mapping[str, Any]
+) -> Recorder:
     """The steps of a rank, from the files of its passes."""
     directory = Path(job["directory"])
     paths = [directory / file_name(rank, which) for which in PASSES]
     paths = paths if read_rank_file(paths[0]).training else paths[:1]
     passes = [
-        Pass(read_pass(path), file.arguments, file.results)
+        Pass(read_pass(path, device), file.arguments, file.results)
         for path in paths
         for file in [read_rank_file(path)]
     ]
-    return Recorder(passes, values, torch.device("cpu"), _training(rank, values, job))
+    return Recorder(passes, values, device, _training(rank, values, job))
 
 
 def _training(rank: int, values: Mapping[str, Tensor], job: Mapping[str, Any]) -> Training | None:
@@ -264,7 +278,9 @@ def _training(rank: int, values: Mapping[str, Tensor], job: Mapping[str, Any]) -
     return Training(job["optimizer"], updates, values)
 
 
-def _phase_recorder(rank: int, values: Mapping[str, Any], job: Mapping[str, Any]) -> PhaseRecorder:
+def _phase_recorder(
+    rank: int, values: Mapping[str, Any], device: torch.device, job: Mapping[str, Any]
+) -> PhaseRecorder:
     """The steps of a rank in stages, from the files of its phases."""
     own, directory = job["phases"][rank], Path(job["directory"])
     register_named(map(tuple, job["groups"]))
@@ -272,13 +288,13 @@ def _phase_recorder(rank: int, values: Mapping[str, Any], job: Mapping[str, Any]
     start = PhaseValues(values["stored"], values["micro_batches"], job["written"][rank])
     last = job["last_phases"]
     return PhaseRecorder(
-        read_phases(own, directory, rank),
+        read_phases(own, directory, rank, device),
         [(phase, micro_batch) for phase, micro_batch in own["runs"]],
         start,
-        torch.device("cpu"),
+        device,
         Roll([""] * job["ranks"]),
         _training(rank, start.stored, job),
-        read_phases(last[rank], directory, rank) if last else None,
+        read_phases(last[rank], directory, rank, device) if last else None,
     )
 
 

@@ -232,8 +232,10 @@ def described(
     }
 
 
-def read_phases(data: Mapping[str, Any], directory: Path, rank: int) -> RankPhases:
-    """The phases that `described` gave, with the graphs in a folder's files.
+def read_phases(
+    data: Mapping[str, Any], directory: Path, rank: int, device: torch.device
+) -> RankPhases:
+    """The phases that `described` gave, with the graphs in a folder's files, for a device.
 
     Raises:
         BackendError: A file cannot be read.
@@ -258,7 +260,7 @@ def read_phases(data: Mapping[str, Any], directory: Path, rank: int) -> RankPhas
         is_first = phase == min(messages) and not data["last"]
         path = directory / phase_file(empty, phase, is_first=is_first, last=data["last"])
         file = read_rank_file(path)
-        graph = PassGraph(read_pass(path), file.arguments, file.results)
+        graph = PassGraph(read_pass(path, device), file.arguments, file.results)
         graphs[phase] = PhaseGraph(
             graph, tuple(map(_message, received)), tuple(map(_message, sent))
         )

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export.passes import move_to_device_pass
 
 from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.header import Header, Origin, count, header_data, parse_header, text
@@ -44,6 +45,7 @@ EXTRA = "partitioner.json"
 #: Version of the contents of rank files; files of another version are refused.
 FORMAT_VERSION = 1
 PASSES = ("forward", "backward")
+CPU = torch.device("cpu")  #: The device that files are written for.
 _PHASE = re.compile(r"(last )?(setup|deliver|reduce|(forward|backward|weight) \d+)")
 
 
@@ -270,13 +272,16 @@ def read_rank_files(folder: Path) -> tuple[RankFile, ...]:
     return tuple(files)
 
 
-def read_pass(path: Path) -> fx.GraphModule:
-    """The graph in a rank file, with its weights.
+def read_pass(path: Path, device: torch.device = CPU) -> fx.GraphModule:
+    """The graph in a rank file, with its weights, for a device.
 
     Raises:
         BackendError: The file cannot be read.
     """
-    module = read_program(path).module(check_guards=False)
+    program = read_program(path)
+    if device != CPU:
+        program = move_to_device_pass(program, device)
+    module = program.module(check_guards=False)
     assert isinstance(module, fx.GraphModule)
     return module
 

@@ -324,7 +324,8 @@ def recorded(
     logged = tuple(_step(marks, clock, group) for _ in range(steps))
     unrecorded_s = timed_steps(lambda _: plain(), steps, group)
     peak_bytes = _most_bytes(plain, held(), device)
-    log = RankLog(NAME, threads, logged, tuple(unrecorded_s), peak_bytes)
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    log = RankLog(NAME, threads, logged, tuple(unrecorded_s), peak_bytes, gpu)
     return log.shifted(offset_s)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 
@@ -34,7 +35,11 @@ _OWN_BYTES = 2**26
 
 
 def prepared(
-    programs: Programs, graph: Graph, inputs: Mapping[str, np.ndarray], threads: int
+    programs: Programs,
+    graph: Graph,
+    inputs: Mapping[str, np.ndarray],
+    threads: int,
+    device: str = "cpu",
 ) -> Prepared:
     """The program of a single rank, which runs eagerly; of an update, the optimizer's step.
 
@@ -42,25 +47,34 @@ def prepared(
     parameter that is stored in parts is a DTensor, as it is in a rank's module, and needs a process
     group.
 
+    Args:
+        device: Type of the current device, "cpu" or "cuda".
+
     Raises:
         BackendError: PyTorch does not take or run the program.
     """
     torch.set_num_threads(threads)
-    keep_freed_memory()
+    if device == "cpu":
+        keep_freed_memory()
+    where = torch.device(device)
     try:
         (node,) = graph.nodes if len(graph.nodes) == 1 else (None,)
         if node is not None and node.op == UPDATE and "optimizer" in node.attrs:
             gradient = node.inputs[0]
-            ready = _step(node, from_numpy(inputs[gradient], graph.types[gradient].dtype))
+            local = from_numpy(inputs[gradient], graph.types[gradient].dtype).to(where)
+            ready = replace(_step(node, local), operands=dict.fromkeys(node.inputs, local))
         else:
-            forward = emit_rank(programs, 0, graph, torch.device("cpu")).forward
+            forward = emit_rank(programs, 0, graph, where).forward
             types = programs.inputs
             names = forward.arguments
-            arguments = [_strided(inputs[name], types[name].dtype) for name in names]
+            arguments = {
+                name: _strided(inputs[name], types[name].dtype).to(where) for name in names
+            }
             module = direct(eager(forward.module))
             ready = Prepared(
-                partial(_forward, module, arguments),
-                several=partial(_several, module, dict(zip(names, arguments, strict=True))),
+                partial(_forward, module, list(arguments.values())),
+                operands=arguments,
+                several=partial(_several, module, arguments),
             )
         ready.run()
     except Exception as error:
@@ -149,5 +163,5 @@ def stored_part(local: Tensor, *, is_cut: bool) -> Tensor:
     """A parameter's part as a rank's module holds it."""
     if not is_cut:
         return local.clone()
-    mesh = DeviceMesh("cpu", list(range(dist.get_world_size())))
+    mesh = DeviceMesh(local.device.type, list(range(dist.get_world_size())))
     return DTensor.from_local(local.clone(), mesh, [Shard(0)], run_check=False)

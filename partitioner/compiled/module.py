@@ -28,11 +28,13 @@ from partitioner.compiled.folder import ModuleRequest, load_plan
 from partitioner.compiled.rank_files import ModuleFiles
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.resolve import device_type
 from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.torch.calls import constant_loader
 from partitioner.frontends.torch.graph import ModuleGraph
 from partitioner.frontends.torch.source import ModuleSource
 from partitioner.frontends.torch.trace import TracedModule
+from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import have_equal_fixed_nodes
@@ -318,16 +320,20 @@ class ModuleRanks(Ranks):
         return LocalRun(arrays, run.seconds, run.logs)
 
     def record(
-        self, folder: Path, inputs: Mapping[str, torch.Tensor], steps: int
+        self, folder: Path, inputs: Mapping[str, torch.Tensor], steps: int, device: str
     ) -> tuple[RankLog, ...]:
         """Record steps of the ranks from their files, in training with the optimizer's.
+
+        Args:
+            device: Type of the device that each rank runs on, "cpu" or "cuda".
 
         Raises:
             BackendError: A rank failed.
         """
         from partitioner.backends.torch.local import run_steps
 
-        return run_steps(self.step_files(folder, inputs), 0, recorded=steps).logs
+        files = replace(self.step_files(folder, inputs), device=device)
+        return run_steps(files, 0, recorded=steps).logs
 
     def step_files(self, folder: Path, inputs: Mapping[str, torch.Tensor]) -> StepFiles:
         """The files in a folder with what they need for a step with these whole inputs."""
@@ -504,7 +510,12 @@ class ModuleProgram(Compiled):
         return self.signature.unflatten(step.results), by_name
 
     def profile(
-        self, *args: Any, steps: int = STEPS, seed: int = 0, **kwargs: Any
+        self,
+        *args: Any,
+        steps: int = STEPS,
+        seed: int = 0,
+        device: str | None = None,
+        **kwargs: Any,
     ) -> ProfiledRun[ModuleProgram]:
         """Run the ranks on this machine, one process each, and record what they do.
 
@@ -512,13 +523,15 @@ class ModuleProgram(Compiled):
         rank held. A step is a forward pass and, in training, a backward pass and a step of the
         optimizer that the program was compiled for, on copies of the weights; of a plan in stages
         it is all micro-batches, and figures are those of all of them together. The passes run
-        eagerly, on the CPU.
+        eagerly. On GPUs each rank has one, and events in its stream give the times.
 
         Args:
             args: Positional arguments of the module, with the example inputs' shapes and types;
                 without any, and without keyword arguments, random ones are drawn as by `verify`.
             steps: Number of recorded steps, at least 1.
             seed: Seed of drawn arguments and of dropout.
+            device: "cpu" or "cuda"; default: "cuda" if the plan is for GPUs of this machine
+                (`--cluster local`), else "cpu".
             kwargs: Keyword arguments of the module.
 
         Returns:
@@ -527,10 +540,13 @@ class ModuleProgram(Compiled):
 
         Raises:
             BackendError: The inputs are not like the example inputs, the last micro-batch is
-                smaller than the others, or a rank failed.
+                smaller than the others, the machine has fewer GPUs than ranks, or a rank failed.
+            OptionError: The device is neither "cpu" nor "cuda".
             VerificationError: The module's weights are fake, or the example inputs from which
                 arguments are drawn.
         """
+        where = _measuring_device(self.cluster) if device is None else device
+        _check_device(where, len(self.cluster))
         self.ranks.check_even()
         check_contents(self.model.module)
         if not args and not kwargs:
@@ -538,7 +554,7 @@ class ModuleProgram(Compiled):
         inputs = self.signature.feed(args, kwargs, seed)
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
             self.ranks.write(Path(name))
-            logs = self.ranks.record(Path(name), inputs, steps)
+            logs = self.ranks.record(Path(name), inputs, steps, where)
         measured = Measured.of(self.plan.digest, logs)
         return ProfiledRun(replace(self, measured=measured), measured)
 
@@ -720,6 +736,20 @@ class ModuleProgram(Compiled):
             for of in names
             if of in traced.stored or (self.training and of in captured.persistent)
         )
+
+
+def _measuring_device(cluster: Cluster) -> str:
+    """The type of the device that a plan's ranks run on when they are recorded by default."""
+    profile = cluster.devices[0].profile
+    return (None if profile is None else device_type(profile.device)) or "cpu"
+
+
+def _check_device(device: str, ranks: int) -> None:
+    if device not in ("cpu", "cuda"):
+        raise OptionError(f"device is {device!r}; it must be 'cpu' or 'cuda'")
+    gpus = torch.cuda.device_count() if device == "cuda" else ranks
+    if gpus < ranks:
+        raise BackendError(f"the plan has {ranks} ranks, one GPU each; this machine has {gpus}")
 
 
 def _device(device: torch.device | str | None) -> torch.device:

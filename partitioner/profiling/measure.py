@@ -48,6 +48,7 @@ def timed_runs(
     anyone: Callable[[Sequence[bool]], Sequence[bool]] = list,
     before_turn: Callable[[], object] = _nothing,
     before_runs: Sequence[Callable[[], object]] = (),
+    stopwatch: Callable[[Callable[[], object]], float] | None = None,
 ) -> list[list[float]]:
     """Seconds of each run of programs that were run once before, one run of each in turn.
 
@@ -61,7 +62,15 @@ def timed_runs(
             once; called equally often on each.
         before_turn: Called before each turn, untimed.
         before_runs: Of each program, called before each of its runs, untimed; none if empty.
+        stopwatch: Runs a function and gives its seconds; default: those of `clock`.
     """
+
+    def by_clock(program: Callable[[], object]) -> float:
+        begin_s = clock()
+        program()
+        return clock() - begin_s
+
+    seconds_of = stopwatch or by_clock
     before = before_runs or [_nothing] * len(programs)
     runs: list[list[float]] = [[] for _ in programs]
     open_ones = list(range(len(programs)))
@@ -69,9 +78,7 @@ def timed_runs(
         before_turn()
         for index in open_ones:
             before[index]()
-            begin = clock()
-            programs[index]()
-            runs[index].append(clock() - begin)
+            runs[index].append(seconds_of(programs[index]))
         is_late = clock() >= end_s
         goes_on = anyone([not _is_enough(runs[index], is_late) for index in open_ones])
         open_ones = [index for index, wish in zip(open_ones, goes_on, strict=True) if wish]

@@ -18,7 +18,7 @@ from partitioner.cost_model.entries import Entry
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.forms import memory_order
 from partitioner.cost_model.profile import Profile, check_writable
-from partitioner.cost_model.resolve import one_process, resolve_cluster
+from partitioner.cost_model.resolve import device_type, one_process, resolve_cluster
 from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.ir.checks import is_whole
@@ -180,10 +180,16 @@ def profile(
     strategy, mesh = options.get("strategy", "auto"), options.get("mesh")
     check_space(strategy, len(cluster), mesh)
     known = _profile_of(cluster)
+    runs_on = device_type(known.device) or "cpu"
     check_writable(known.file)
     opened = open_with(model, example_inputs, options)
     say("reading the model")
     is_module = isinstance(opened, ModuleInput)
+    if runs_on != "cpu" and not is_module:
+        raise CostError(
+            f"cluster {cluster.name!r} is of this machine's GPUs, on which only operators of "
+            "PyTorch modules are measured; plans of ONNX models take the GPUs' published rates"
+        )
     graph = _graph(opened, options.get("micro_batches"))
     say("collecting the operators")
     wanted = candidates(graph, cluster, strategy, mesh, fuses=not is_module)
@@ -191,12 +197,12 @@ def profile(
     new = [one for one in wanted if any(_is_new(one, known, backend))]
     sticks = yardsticks(cluster.devices[0].memory_bytes, is_module=is_module)
     measures = candidates(sticks, cluster.beside((0,)), "inter", None)
-    session = _Session(cluster, known, backend, say)
+    session = _Session(cluster, known, backend, runs_on, say)
     whole_s = None
     if isinstance(opened, OnnxInput):
         whole_s = session.measure_whole(opened, begin + limit_s)
     groups = [group for group in groups_of(cluster) if not group.level]
-    has_links = knows_links(known, groups)
+    has_links = runs_on != "cpu" or knows_links(known, groups)
     forms_s = limit_s if has_links else max(limit_s - _LINKS_S, limit_s / 2)
     missing = [one for one in measures if any(_is_new(one, known, backend))]
     session.measure(
@@ -263,7 +269,8 @@ def _profile_of(cluster: Cluster) -> Profile:
     if profiles or known is None:
         raise CostError(
             f"cluster {cluster.name!r} has devices without one common profile: measure for cluster "
-            "'local' on a machine without GPUs, or for a cluster file that names a profile"
+            "'local' on a machine whose GPUs, if it has any, are equal, or for a cluster file that "
+            "names a profile"
         )
     return known
 
@@ -295,6 +302,7 @@ class _Session:
     """Measures candidates and adds them to the profile.
 
     Attributes:
+        runs_on: As of `Work`.
         measured: Keys of the forms that were measured.
         failed: Reason for each operator that could not be prepared.
     """
@@ -302,6 +310,7 @@ class _Session:
     cluster: Cluster
     profile: Profile
     backend: str
+    runs_on: str
     say: Say
     measured: frozenset[str] = frozenset()
     failed: dict[str, str] = field(default_factory=dict)
@@ -334,9 +343,9 @@ class _Session:
                 return
             profile = self.profile
             where = profile.file, profile.device, profile.threads
-            leave_work(folder, Work(self.backend, *where, items, left_s))
+            leave_work(folder, Work(self.backend, *where, items, left_s, self.runs_on))
             self.say(f"measuring {len(items)} forms on {len(self.cluster)} processes")
-            job = {"runner": RUNNER}
+            job = {"runner": RUNNER, "device": self.runs_on}
             run_job(folder, len(self.cluster), job, watch=_Watch(folder, len(items), self.say))
             done = read_status(folder)
         self.measured = done.measured

@@ -25,6 +25,7 @@ from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import Programs
+from partitioner.profiling.device import Device
 from partitioner.profiling.measure import Timing, timed_runs
 from partitioner.profiling.work import Item, Program, Status, Work, leave_status, read_work
 
@@ -37,23 +38,21 @@ _AT_A_TIME = 8
 _RUN_S, _MOST_COPIES = 1e-3, 64
 #: Seconds of a run with empty caches to which reading its code from memory adds little.
 _LONG_RUN_S = 1e-2
-#: Bytes of a cache's line, and of what drives all else out of caches of up to half as many.
-_LINE_BYTES, _OTHER_BYTES = 64, 2**26
-_OTHERS = np.zeros(_OTHER_BYTES, np.uint8)
-_Prepare = Callable[[Programs, Graph, Mapping[str, np.ndarray], int], Prepared]
+_Prepare = Callable[[Programs, Graph, Mapping[str, np.ndarray], int, str], Prepared]
 _BACKENDS: Mapping[str, _Prepare] = {one.NAME: one.prepared for one in (onnx_timing, torch_timing)}
 
 
 def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:  # noqa: ARG001
     """Run a rank of a job of `partitioner.backends.worker`."""
     work = read_work(folder)
+    device = Device.of(work.runs_on)
     end_s = time.perf_counter() + work.limit_s
     measured: set[str] = set()
     failed: dict[str, str] = {}
     for some in _batches(work.items):
         if _anyone([time.perf_counter() >= end_s])[0]:
             return
-        entries = _measured(rank, work, some, end_s, failed)
+        entries = _measured(rank, work, device, some, end_s, failed)
         if rank == 0:
             write_entries(work.file, work.device, work.threads, entries)
             measured.update(entry.form for entry in entries)
@@ -79,25 +78,32 @@ def _anyone(wishes: Sequence[bool]) -> list[bool]:
 
 
 def _measured(
-    rank: int, work: Work, items: Sequence[Item], end_s: float, failed: dict[str, str]
+    rank: int,
+    work: Work,
+    device: Device,
+    items: Sequence[Item],
+    end_s: float,
+    failed: dict[str, str],
 ) -> list[Entry]:
     """Entries of items that all processes can run; those that one cannot run are in `failed`."""
     entries: list[Entry] = []
     ranks = dist.get_world_size()
     together = [item for item in items if item.together]
-    ready = _prepared(work, together, failed, _anyone)
-    entries += _timed(ready, ranks, _anyone, end_s)
+    ready = _prepared(work, device, together, failed, _anyone)
+    entries += _timed(device, ready, ranks, _anyone, end_s)
     if rank == 0:
         # A program that counts its own seconds would give those of the runs before, too.
         again = [(item, one) for item, one in ready if item.alone and one.own_seconds is None]
         known = {id(item) for item, _ in again}
         others = [item for item in items if item.alone and id(item) not in known]
-        entries += _timed([*again, *_prepared(work, others, failed, list)], 1, list, end_s)
+        ready = [*again, *_prepared(work, device, others, failed, list)]
+        entries += _timed(device, ready, 1, list, end_s)
     dist.barrier()
     return entries
 
 
 def _timed(
+    device: Device,
     ready: Sequence[tuple[Item, Prepared]],
     processes: int,
     anyone: Callable[[Sequence[bool]], Sequence[bool]],
@@ -107,8 +113,9 @@ def _timed(
     is_cold = any(item.is_cold for item, _ in ready)
     runs = timed_runs(
         [one.run for _, one in ready],
-        *(time.perf_counter, end_s, anyone, _evict if is_cold else _nothing),
+        *(time.perf_counter, end_s, anyone, device.evict if is_cold else _nothing),
         [one.warm for _, one in ready],
+        device.seconds_of,
     )
     for (item, one), own in zip(ready, runs, strict=True):
         yield _entry(item, one, own, processes)
@@ -116,6 +123,7 @@ def _timed(
 
 def _prepared(
     work: Work,
+    device: Device,
     items: Sequence[Item],
     failed: dict[str, str],
     anyone: Callable[[Sequence[bool]], Sequence[bool]],
@@ -125,10 +133,9 @@ def _prepared(
     for item in items:
         one = None
         try:
-            one = _as_in_model(item, *_ready(work, item.program, item.orders))
+            one = _as_in_model(device, item, _ready(work, item.program, item.orders))
             if item.before is not None:
-                before, _ = _ready(work, item.before, item.orders)
-                one = _difference(before, one)
+                one = _difference(_ready(work, item.before, item.orders), one)
         except PartitionerError as error:
             failed.setdefault(item.entry.op, str(error))
         ready.append((item, one))
@@ -136,15 +143,14 @@ def _prepared(
     return [(item, one) for (item, one), gone in zip(ready, lost, strict=True) if one and not gone]
 
 
-def _ready(
-    work: Work, program: Program, orders: Mapping[str, Order]
-) -> tuple[Prepared, Mapping[str, np.ndarray]]:
-    """A program, and its inputs."""
+def _ready(work: Work, program: Program, orders: Mapping[str, Order]) -> Prepared:
+    """A program with random inputs."""
     inputs = {
         name: _in_order(array, orders[name]) if name in orders else array
         for name, array in random_inputs(program.graph, seed=0).items()
     }
-    return _BACKENDS[work.backend](program.programs, program.graph, inputs, work.threads), inputs
+    prepare = _BACKENDS[work.backend]
+    return prepare(program.programs, program.graph, inputs, work.threads, work.runs_on)
 
 
 def _in_order(array: np.ndarray, order: Order) -> np.ndarray:
@@ -152,26 +158,26 @@ def _in_order(array: np.ndarray, order: Order) -> np.ndarray:
     return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
 
 
-def _as_in_model(item: Item, one: Prepared, inputs: Mapping[str, np.ndarray]) -> Prepared:
+def _as_in_model(device: Device, item: Item, one: Prepared) -> Prepared:
     """The program with what a model has in the caches when it comes to it, and long enough.
 
     Its code is there, as other layers ran it shortly before: a short program whose operands are not
     there reads others first.
     """
     if not item.is_cold:
-        return _long_enough(one, None)
-    recent = partial(_touch, [inputs[name] for name in item.recent])
-    if one.several is None or _run_s(one) >= _LONG_RUN_S:
+        return _long_enough(device, one, None)
+    recent = partial(device.read, [one.operands[name] for name in item.recent])
+    if one.several is None or device.seconds_of(one.run) >= _LONG_RUN_S:
         return replace(one, warm=recent)
 
     def warm() -> None:
         one.run()
         recent()
 
-    return replace(_long_enough(one, item.recent), warm=warm)
+    return replace(_long_enough(device, one, item.recent), warm=warm)
 
 
-def _long_enough(one: Prepared, shared: Collection[str] | None) -> Prepared:
+def _long_enough(device: Device, one: Prepared, shared: Collection[str] | None) -> Prepared:
     """The program, or one of as many of its operators as take `_RUN_S`.
 
     Args:
@@ -179,29 +185,13 @@ def _long_enough(one: Prepared, shared: Collection[str] | None) -> Prepared:
     """
     if one.several is None:
         return one
-    copies = math.ceil(_RUN_S / min(_run_s(one) for _ in range(3)))
+    run_s = min(device.seconds_of(one.run) for _ in range(3))
+    copies = math.ceil(_RUN_S / max(_LEAST_S, run_s))
     if copies == 1 and shared is None:
         return one
     several = one.several(min(copies, _MOST_COPIES), shared)
     several.run()
     return several
-
-
-def _run_s(one: Prepared) -> float:
-    begin = time.perf_counter()
-    one.run()
-    return max(_LEAST_S, time.perf_counter() - begin)
-
-
-def _touch(arrays: Sequence[np.ndarray]) -> None:
-    """Read arrays, so that they lie in the caches as far as these hold them."""
-    for array in arrays:
-        array.ravel(order="K").view(np.uint8)[::_LINE_BYTES].max(initial=0)
-
-
-def _evict() -> None:
-    """Drive all else out of the caches."""
-    _OTHERS.fill(1)
 
 
 def _nothing() -> None:

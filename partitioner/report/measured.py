@@ -22,7 +22,7 @@ from partitioner.backends.observed import (
     measured_ranks,
     recorded_step_s,
 )
-from partitioner.cost_model.resolve import cpu_fingerprint
+from partitioner.cost_model.resolve import cpu_fingerprint, gpu_fingerprint
 from partitioner.cost_model.schedule import Schedule, Task
 from partitioner.cost_model.simulate import Timeline, simulate
 from partitioner.files import ResultError
@@ -76,7 +76,7 @@ class Measured:
         return cls(
             plan,
             first.backend,
-            cpu_fingerprint(),
+            gpu_fingerprint(first.gpu) if first.gpu else cpu_fingerprint(),
             first.threads,
             dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             len(first.steps),

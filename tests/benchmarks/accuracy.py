@@ -2,8 +2,11 @@
 
     OMP_NUM_THREADS=1 python tests/benchmarks/accuracy.py [--models resnet50,...,gpt-train,...]
         [--rounds 5] [--time-limit 120] [--folder DIR] [--steps profile,forms,plan,run,peaks,report]
+    python tests/benchmarks/accuracy.py --device cuda [--models gpt-train,...,gpt-large-train,...]
 
 Each model is profiled for 2 processes of this machine with 1 thread each, from an empty profile.
+With `--device cuda` each is a module and profiled for one GPU: on it, whole and in micro-batches
+(`micro`), it is planned and run.
 Then it is planned with `--cluster local`: on one of the processes (`one`), by fixed kinds of plans,
 and freely (`auto`), and every plan runs in turns with the others; kinds whose plans are equal share
 their runs. Printed are, for each plan, the
@@ -46,6 +49,8 @@ from torch import nn
 import partitioner
 from partitioner import examples
 from partitioner.backends.onnx.local import run_local
+from partitioner.backends.torch.clocks import clock_of, timed_run
+from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import Sources
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.forms import Form
@@ -63,6 +68,7 @@ ONNX_PLANS: Mapping[str, Mapping[str, Any]] = {
     "inter": {"strategy": "inter"},
     "auto": {},
 }
+GPU_PLANS: Mapping[str, Mapping[str, Any]] = {"one": {}, "micro": {"micro_batches": 2}}
 TRAINING_PLANS: Mapping[str, Mapping[str, Any]] = {
     "one": {"strategy": "inter", "constraints": "one.toml"},
     "dp": {"parallel": "dp"},
@@ -112,15 +118,12 @@ class Row:
         return self.foreign_s / self.measured_s - 1
 
 
-def reference_s() -> float:
-    """Median seconds of a product of matrices on one thread."""
-    a = torch.ones(384, 384)
-    seconds = []
-    for _ in range(15):
-        begin = time.perf_counter()
-        a @ a
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds)
+def reference_s(device: str) -> float:
+    """Median seconds of a product of matrices, on one thread or on a GPU."""
+    size = 384 if device == "cpu" else 4096
+    a = torch.ones(size, size, device=device)
+    clock = clock_of(torch.device(device))
+    return statistics.median(timed_run(clock, lambda: a @ a) for _ in range(15))
 
 
 def _bert() -> onnx.ModelProto:
@@ -235,6 +238,34 @@ def moe() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return module, {"input_ids": ids, "labels": ids}
 
 
+def gpt_large() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    from training import GPT
+
+    ids = torch.randint(0, 4096, (8, 512))
+    return GPT(8, 1024, 512), {"ids": ids, "labels": ids}
+
+
+def gpt_bfloat16() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    module, batch = gpt_large()
+    return module.bfloat16(), batch
+
+
+def vit_large() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(num_hidden_layers=8, num_labels=100)
+    pictures = {"pixel_values": torch.randn(32, 3, 224, 224)}
+    return ViTForImageClassification(config), {**pictures, "labels": torch.randint(0, 100, (32,))}
+
+
+def convnet_large() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    module = ResNetForImageClassification(ResNetConfig(num_labels=100))
+    pictures = {"pixel_values": torch.randn(32, 3, 224, 224)}
+    return module, {**pictures, "labels": torch.randint(0, 100, (32,))}
+
+
 ONNX_MODELS: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "resnet50": lambda: examples.build("resnet50"),
     "densenet121": lambda: examples.build("densenet121"),
@@ -243,7 +274,10 @@ ONNX_MODELS: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "gpt2": _gpt2,
     "llama": lambda: examples.build("llama", layers=4, hidden=512, vocab=4096, seq=128),
 }
-MODULES = {f"{make.__name__}-train": make for make in (gpt, vit, convnet, t5, moe)}
+SMALL = (gpt, vit, convnet, t5, moe)
+LARGE = (gpt_large, gpt_bfloat16, vit_large, convnet_large)
+MODULES = {f"{make.__name__.replace('_', '-')}-train": make for make in (*SMALL, *LARGE)}
+ON_CPU = (*ONNX_MODELS, *list(MODULES)[: len(SMALL)])
 
 
 def module_of(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
@@ -256,27 +290,28 @@ def module_of(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
 class Session:
     """Profiles, plans and runs models: each step leaves what it made in the folder."""
 
-    def __init__(self, folder: Path, rounds: int, time_limit_s: float) -> None:
+    def __init__(self, folder: Path, rounds: int, time_limit_s: float, device: str) -> None:
         self.folder, self.rounds, self.time_limit_s = folder, rounds, time_limit_s
+        self.device, self.ranks = device, RANKS if device == "cpu" else 1
         (folder / "one.toml").write_text(ONE)
 
     def profile(self, name: str) -> None:
         """Measure the forms of a model, from an empty profile or on from that in the folder."""
         model, batch = _model(name)
         options: dict[str, Any] = {"training": True} if name in MODULES else {}
-        begin, before_s = time.perf_counter(), reference_s()
-        limit_s = self.time_limit_s
-        file = self._profile(name)
-        print(
-            partitioner.profile(model, batch, RANKS, time_limit_s=limit_s, profile=file, **options)
-        )
+        begin, before_s = time.perf_counter(), reference_s(self.device)
+        options |= {"time_limit_s": self.time_limit_s, "profile": self._profile(name)}
+        counts = {plan.get("micro_batches") for plan in self.plans(name).values()}
+        for count in sorted(counts, key=lambda count: count or 0):
+            micro = {"micro_batches": count} if count else {}
+            print(partitioner.profile(model, batch, self.ranks, **options, **micro))
         took_s = time.perf_counter() - begin
         print(f"  {name}: {took_s:.1f} s", flush=True)
-        self._write(name, "speed", (before_s + reference_s()) / 2)
+        self._write(name, "speed", (before_s + reference_s(self.device)) / 2)
 
     def plan(self, name: str) -> None:
         """Plan a model in each kind."""
-        for kind in _kinds(name):
+        for kind in self.plans(name):
             begin = time.perf_counter()
             program = self._compiled(name, kind)
             (self.folder / f"{name}-{kind}.json").write_text(program.plan.to_json())
@@ -290,15 +325,14 @@ class Session:
 
     def run(self, name: str) -> None:
         """Run the plans of a model in turns, then each for one recorded step."""
-        kinds = tuple(_kinds(name))
-        times = (self._trained if name in MODULES else self._streamed)(name, kinds)
+        times = (self._trained if name in MODULES else self._streamed)(name)
         self._write(name, "times", times)
 
     def peaks(self, name: str) -> None:
         """Run each plan of a model for one step and record the peak bytes of its ranks."""
         _, batch = _model(name)
         peaks = {}
-        for kind in _kinds(name):
+        for kind in self.plans(name):
             program = self._compiled(name, kind, planned=True)
             run = program.profile(steps=1, **({} if batch is None else batch))
             peaks[kind] = [rank.peak_bytes or 0 for rank in run.measured.ranks]
@@ -311,13 +345,12 @@ class Session:
             program = self._compiled(name, "one", planned=True)
             graph, delivered = program.graph, program.model.delivered
             own, others = (
-                resolve_cluster(f"{RANKS}xlocal", profile=file)
-                for file in (self._profile(name), self._without(name))
+                self._cluster(file) for file in (self._profile(name), self._without(name))
             )
             speed_s, times, peaks = (self._read(name, what) for what in ("speed", "times", "peaks"))
             plans = {
                 kind: Plan.from_json((self.folder / f"{name}-{kind}.json").read_text())
-                for kind in _kinds(name)
+                for kind in self.plans(name)
             }
             for kind, plan in plans.items():
                 if plan.graph_digest != graph.digest:  # it recomputes values
@@ -340,7 +373,7 @@ class Session:
 
     def forms(self, name: str) -> None:
         """Print the seconds of a model's forms beside those by the other models' profiles."""
-        own, others = map(_profile_at, (self._profile(name), self._without(name)))
+        own, others = map(self._profile_at, (self._profile(name), self._without(name)))
         logs: list[float] = []
         known_s = fitted_s = unknown_s = 0.0
         for entry in own.entries.values():
@@ -361,21 +394,36 @@ class Session:
             f"median factor of {factor:.2f}; of {share:.1%} of the seconds no estimate"
         )
 
+    def plans(self, name: str) -> Mapping[str, Mapping[str, Any]]:
+        """Options by kind of plan."""
+        if self.device != "cpu":
+            return GPU_PLANS
+        return TRAINING_PLANS if name in MODULES else ONNX_PLANS
+
     def _profile(self, name: str) -> Path:
         return self.folder / f"{name}.sqlite"
+
+    def _cluster(self, file: Path) -> Cluster:
+        return resolve_cluster(f"{self.ranks}xlocal", profile=file)
+
+    def _profile_at(self, file: Path) -> Profile:
+        profile = self._cluster(file).devices[0].profile
+        assert profile is not None
+        return profile
 
     def _compiled(self, name: str, kind: str, *, planned: bool = False) -> Any:
         """A model in a kind of plan; or as it was planned before."""
         model, batch = _model(name)
-        options = {**_kinds(name)[kind]}
+        options = {**self.plans(name)[kind]}
         if "constraints" in options:
             options["constraints"] = self.folder / options["constraints"]
         if planned:
-            options = {"constraints": self.folder / f"{name}-{kind}.json"}
+            options = as_planned(options, self.folder / f"{name}-{kind}.json")
         if name in MODULES:
             options["training"] = True
         profile = self._profile(name)
-        return partitioner.compile(model, batch, RANKS, cluster="local", profile=profile, **options)
+        options |= {"cluster": "local", "profile": profile}
+        return partitioner.compile(model, batch, self.ranks, **options)
 
     def _write(self, name: str, what: str, data: Any) -> None:
         (self.folder / f"{name}.{what}.json").write_text(json.dumps(data))
@@ -383,24 +431,27 @@ class Session:
     def _read(self, name: str, what: str) -> Any:
         return json.loads((self.folder / f"{name}.{what}.json").read_text())
 
-    def _streamed(self, name: str, kinds: Sequence[str]) -> Any:
+    def _streamed(self, name: str) -> Any:
         """Seconds of a request in a stream of each plan, and of the reference beside."""
+        kinds = tuple(self.plans(name))
         found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
         inputs = random_inputs(self._compiled(name, "one", planned=True).graph, seed=0)
         requests = 10
         for _ in range(self.rounds):
             for kind in kinds:
-                before_s = reference_s()
+                before_s = reference_s(self.device)
                 run = run_local(self.folder / f"{name}-{kind}.partition", inputs, requests)
-                found[kind].append((run.seconds / requests, (before_s + reference_s()) / 2))
+                beside_s = (before_s + reference_s(self.device)) / 2
+                found[kind].append((run.seconds / requests, beside_s))
                 requests = max(6, round(2 * requests / run.seconds))
         return found
 
-    def _trained(self, name: str, kinds: Sequence[str]) -> Any:
+    def _trained(self, name: str) -> Any:
         """Seconds of a step of each plan, and of the reference beside."""
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
-        mp.spawn(_train, (name, kinds, self.folder, self.rounds, port), nprocs=RANKS)
+        arguments = name, self.plans(name), self.folder, self.rounds, port, self.ranks, self.device
+        mp.spawn(_train, arguments, nprocs=self.ranks)
         return self._read(name, "steps")
 
     def _without(self, model: str) -> Path:
@@ -410,14 +461,8 @@ class Session:
         for name in MODULES if model in MODULES else ONNX_MODELS:
             if name == model or not self._profile(name).exists():
                 continue
-            _copy(_profile_at(self._profile(name)), target)
+            _copy(self._profile_at(self._profile(name)), target)
         return target
-
-
-def _profile_at(file: Path) -> Profile:
-    profile = resolve_cluster(f"{RANKS}xlocal", profile=file).devices[0].profile
-    assert profile is not None
-    return profile
 
 
 def _form(key: str) -> Form:
@@ -437,10 +482,6 @@ def _hashable(attr: Any) -> Any:
     return tuple(map(_hashable, attr)) if isinstance(attr, list) else attr
 
 
-def _kinds(name: str) -> Mapping[str, Mapping[str, Any]]:
-    return TRAINING_PLANS if name in MODULES else ONNX_PLANS
-
-
 def _model(name: str) -> tuple[Any, dict[str, torch.Tensor] | None]:
     return module_of(name) if name in MODULES else (ONNX_MODELS[name](), None)
 
@@ -458,39 +499,59 @@ def _medians(runs: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def _train(
-    rank: int, name: str, kinds: Sequence[str], folder: Path, rounds: int, port: int
+    rank: int,
+    name: str,
+    plans: Mapping[str, Mapping[str, Any]],
+    folder: Path,
+    rounds: int,
+    port: int,
+    ranks: int,
+    device: str,
 ) -> None:
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ.update(where, RANK=str(rank), WORLD_SIZE=str(RANKS))
+    os.environ.update(where, RANK=str(rank), WORLD_SIZE=str(ranks))
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group("gloo" if device == "cpu" else "nccl")
     steps = {}
-    for kind in kinds:
+    for kind in plans:
         module, batch = module_of(name)
         program = partitioner.compile(
-            *(module, batch, RANKS),
+            *(module, batch, ranks),
             cluster="local",
             training=True,
             profile=folder / f"{name}.sqlite",
-            constraints=folder / f"{name}-{kind}.json",
+            **as_planned(plans[kind], folder / f"{name}-{kind}.json"),
         )
-        steps[kind] = _stepping(program.module(), batch)
-    times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+        there = {name: tensor.to(device) for name, tensor in batch.items()}
+        steps[kind] = _stepping(program.module(), there)
+    times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in plans}
     for number in range(rounds + 1):
         for kind, step in steps.items():
-            before_s = reference_s()
+            before_s = reference_s(device)
             dist.barrier()
             begin = time.perf_counter()
             for _ in range(3):
                 step()
+            if device == "cuda":
+                torch.cuda.synchronize()
             dist.barrier()
             took_s = (time.perf_counter() - begin) / 3
             if number:
-                times[kind].append((took_s, (before_s + reference_s()) / 2))
+                times[kind].append((took_s, (before_s + reference_s(device)) / 2))
     if rank == 0:
         (folder / f"{name}.steps.json").write_text(json.dumps(times))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def as_planned(options: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Options of a plan that was found with these and is in a file.
+
+    No search keeps a plan in micro-batches: the same options find it again.
+    """
+    return dict(options) if "micro_batches" in options else {"constraints": file}
 
 
 def _stepping(module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Callable[[], None]:
@@ -545,6 +606,8 @@ def report(rows: Sequence[Row]) -> None:
     print(f"pairs of plans over 10 % apart: {len(right)} of {len(apart)} ordered right")
     for some in by_model:
         measured = {row.plan: row.measured_s for row in some}
+        if "auto" not in measured:
+            continue
         best = min((plan for plan in measured if plan != "auto"), key=measured.__getitem__)
         ratio = measured["auto"] / measured[best]
         print(f"  {some[0].model:14} auto is {ratio:.3f} of the best, {best}")
@@ -556,16 +619,18 @@ STEPS = ("profile", "forms", "plan", "run", "peaks", "report")
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join((*ONNX_MODELS, *MODULES)))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--models")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--time-limit", type=float, default=120.0)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--steps", default=",".join(STEPS))
     args = parser.parse_args()
-    steps, models = args.steps.split(","), args.models.split(",")
+    offered = ON_CPU if args.device == "cpu" else MODULES
+    steps, models = args.steps.split(","), (args.models or ",".join(offered)).split(",")
     for option, chosen, known in (
         ("--steps", steps, STEPS),
-        ("--models", models, (*ONNX_MODELS, *MODULES)),
+        ("--models", models, offered),
     ):
         if unknown := set(chosen) - set(known):
             parser.error(f"{option}: {min(unknown)!r} is not one of {', '.join(known)}")
@@ -574,7 +639,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = args.folder or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
-        session = Session(folder, args.rounds, args.time_limit)
+        session = Session(folder, args.rounds, args.time_limit, args.device)
         for model in models:
             for step in STEPS[:-1]:
                 if step in steps:

@@ -289,7 +289,7 @@ def run(rank: int, args: argparse.Namespace, port: int, target: Path) -> None:
     gc.collect()
     for number in range(args.rounds + 1):
         ids, labels = torch.randint(VOCABULARY, (2, args.batch, args.tokens), generator=generator)
-        beside.append(reference_s())
+        beside.append(reference_s("cpu"))
         for way in all_ways:
             dist.barrier()
             begin = time.perf_counter()
@@ -316,7 +316,7 @@ def run(rank: int, args: argparse.Namespace, port: int, target: Path) -> None:
 
 def measure(args: argparse.Namespace) -> float:
     """Profile the micro-batches; returns the seconds of the reference product meanwhile."""
-    before_s = reference_s()
+    before_s = reference_s("cpu")
     beside = args.profile.with_suffix(".seconds")
     for count in args.counts[-1:] if args.part == "cut" else args.counts:
         print(
@@ -331,7 +331,7 @@ def measure(args: argparse.Namespace) -> float:
             flush=True,
         )
     if args.part == "profile" or not beside.exists():
-        beside.write_text(str((before_s + reference_s()) / 2))
+        beside.write_text(str((before_s + reference_s("cpu")) / 2))
     return float(beside.read_text())
 
 
@@ -495,7 +495,7 @@ def main() -> None:
             server.close()
             count_calls(args, port)
             return
-        profiled_s = measure(args) if args.part != "twin" else reference_s()
+        profiled_s = measure(args) if args.part != "twin" else reference_s("cpu")
         if args.part == "profile":
             return
         server.close()

@@ -28,8 +28,9 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.program import Programs
 
 NAME = f"torch {torch.__version__}"
-#: Parameters of one measured step, and elements of them all: a step has costs of its own.
-_PARAMETERS, _ELEMENTS = 8, 2**22
+#: Most parameters of one measured step, and elements of them all, by type of device: a step has
+#: costs of its own, of which each parameter has its share. On a GPU they are many calls.
+_PARAMETERS, _ELEMENTS = {"cpu": 8, "cuda": 128}, {"cpu": 2**22, "cuda": 2**27}
 #: Most bytes of the operands that are copied for several calls in a run.
 _OWN_BYTES = 2**26
 
@@ -129,7 +130,22 @@ def _several(
                 operand(node, number) if is_read else graph.node_copy(node, values.__getitem__)
             )
     graph.node_copy(output, values.__getitem__)
-    return Prepared(partial(_forward, fx.GraphModule(tensors, graph), []), copies=copies)
+    inputs = list(arguments.values())
+    return Prepared(
+        partial(_forward, fx.GraphModule(tensors, graph), []),
+        copies=copies,
+        call=partial(_forward, module, inputs),
+        idle=partial(_forward, _idle(module), inputs),
+    )
+
+
+def _idle(module: fx.GraphModule) -> fx.GraphModule:
+    """A module with the same arguments and no operators."""
+    graph = fx.Graph()
+    for node in module.graph.find_nodes(op="placeholder"):
+        graph.placeholder(str(node.target))
+    graph.output(())
+    return fx.GraphModule({}, graph)
 
 
 def _attribute(module: nn.Module, path: object) -> Tensor:
@@ -141,7 +157,8 @@ def _attribute(module: nn.Module, path: object) -> Tensor:
 
 def _step(node: Node, local: Tensor) -> Prepared:
     """A step of an optimizer over some parameters with these local parts."""
-    copies = max(1, min(_PARAMETERS, _ELEMENTS // max(1, local.numel())))
+    where = local.device.type
+    copies = max(1, min(_PARAMETERS[where], _ELEMENTS[where] // max(1, local.numel())))
     parameters = [
         nn.Parameter(stored_part(local, is_cut=bool(node.attrs["in_parts"]))) for _ in range(copies)
     ]

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from partitioner.backends.torch.operators import fused_attention
 from partitioner.backends.torch.operators.registry import gradient, operator
 
 _SAVED = "Tensor out, Tensor logsumexp"
@@ -52,19 +53,16 @@ class _Attention:
         return mask.to(dtype)[(None,) * (4 - mask.dim())]
 
     @property
-    def is_fused(self) -> bool:
-        """Whether PyTorch's fused kernel takes these operands.
+    def fused(self) -> tuple[fused_attention.Kernel, fused_attention.Call] | None:
+        """PyTorch's fused kernel for these operands, and its call; None if none takes them.
 
-        Its CPU kernel only. Other devices take the plain form below, which is right on all of
-        them; a fused kernel for them belongs here, tried on such a device.
+        Then the plain form below computes, which is right on all devices.
         """
-        query, key, value = self.query, self.key, self.value
-        return (
-            query.device.type == "cpu"
-            and query.shape[-1] == value.shape[-1]
-            and query.dtype == key.dtype == value.dtype
-            and all(x.numel() > 0 and x.stride(-1) == 1 for x in (query, key, value))
+        call = fused_attention.Call(
+            *(self.query, self.key, self.value, self.added_mask, self.is_causal, self.scale)
         )
+        kernel = fused_attention.kernel_for(call)
+        return None if kernel is None else (kernel, call)
 
     @property
     def factor(self) -> float:
@@ -139,13 +137,9 @@ def _empty_results(query: Tensor, _key: Tensor, value: Tensor, *_: object) -> tu
 def _forward(call: _Attention) -> tuple[Tensor, Tensor]:
     """(result, log-sum-exp of the scores)."""
     query, key, value = call.query, call.key, call.value
-    if call.is_fused:
-        out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            *(query, key, value, 0.0, call.is_causal),
-            attn_mask=call.added_mask,
-            scale=call.scale,
-        )
-        return out, logsumexp
+    if (fused := call.fused) is not None:
+        kernel, operands = fused
+        return kernel.forward(operands)
     scores = call.scores()
     lse = torch.logsumexp(scores, -1).flatten(1, 2)
     lse.masked_fill_(lse == float("-inf"), 0.0)
@@ -183,17 +177,9 @@ def _backward(
     then these are the call's shares of the gradients.
     """
     query, key, value = call.query, call.key, call.value
-    if call.is_fused:
-        # the kernel reads channels that lie side by side
-        grad, out = (x if x.stride(-1) == 1 else x.contiguous() for x in (grad, out))
-        fused: tuple[Tensor, ...] = (
-            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                *(grad, query, key, value, out, logsumexp, 0.0, call.is_causal),
-                attn_mask=call.added_mask,
-                scale=call.scale,
-            )
-        )
-        return fused
+    if (fused := call.fused) is not None:
+        kernel, operands = fused
+        return kernel.backward(operands, grad, out, logsumexp)
     weights, slope = call.slope(grad, out, logsumexp, is_whole=is_whole)
     gradients = (
         (slope @ _shared(key) * call.factor).flatten(1, 2),

@@ -21,9 +21,6 @@ class Prepared:
             kernels took, oldest first, and lets go of what it holds; None if the seconds of the
             calls count.
         copies: Number of equal operators that a run computes.
-        call: Calls the operators of one of the copies, and waits for no kernel; None if `run` does
-            so for all.
-        idle: Calls as `call` does, of no operators; None if there is no `call`.
         warm: Called before each timed run: brings into the caches what lies there in a model.
         operands: The inputs by name, where the program reads them: arrays, or tensors of PyTorch.
         several: Gives a program of at most so many operators equal to the one of this, which share
@@ -35,8 +32,6 @@ class Prepared:
     run: Callable[[], object]
     own_seconds: Callable[[], Sequence[float]] | None = None
     copies: int = 1
-    call: Callable[[], object] | None = None
-    idle: Callable[[], object] | None = None
     warm: Callable[[], object] = _nothing
     operands: Mapping[str, Any] = field(default_factory=dict)
     several: Callable[[int, Collection[str] | None], Prepared] | None = None

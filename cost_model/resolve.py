@@ -22,6 +22,8 @@ from partitioner.cost_model.profile import Profile, default_profile
 from partitioner.ir.checks import is_a, is_whole
 from partitioner.ir.errors import did_you_mean
 
+_GPU = "GPU "  #: What fingerprints of GPUs begin with.
+
 
 def resolve_cluster(
     spec: str | Path | None,
@@ -168,7 +170,16 @@ def gpu_fingerprint(name: str) -> str:
     Args:
         name: As the driver reports it.
     """
-    return f"{name} of {cpu_fingerprint()}"
+    return f"{_GPU}{name} of {cpu_fingerprint()}"
+
+
+def is_of_gpu(fingerprint: str) -> bool:
+    """Whether a fingerprint is of a GPU.
+
+    >>> is_of_gpu(gpu_fingerprint("NVIDIA H200")), is_of_gpu(cpu_fingerprint())
+    (True, False)
+    """
+    return fingerprint.startswith(_GPU)
 
 
 def device_type(fingerprint: str) -> str | None:
@@ -179,7 +190,7 @@ def device_type(fingerprint: str) -> str | None:
     """
     if fingerprint == cpu_fingerprint():
         return "cpu"
-    if not fingerprint.endswith(gpu_fingerprint("")):
+    if not is_of_gpu(fingerprint):
         return None
     import torch
 

@@ -130,22 +130,7 @@ def _several(
                 operand(node, number) if is_read else graph.node_copy(node, values.__getitem__)
             )
     graph.node_copy(output, values.__getitem__)
-    inputs = list(arguments.values())
-    return Prepared(
-        partial(_forward, fx.GraphModule(tensors, graph), []),
-        copies=copies,
-        call=partial(_forward, module, inputs),
-        idle=partial(_forward, _idle(module), inputs),
-    )
-
-
-def _idle(module: fx.GraphModule) -> fx.GraphModule:
-    """A module with the same arguments and no operators."""
-    graph = fx.Graph()
-    for node in module.graph.find_nodes(op="placeholder"):
-        graph.placeholder(str(node.target))
-    graph.output(())
-    return fx.GraphModule({}, graph)
+    return Prepared(partial(_forward, fx.GraphModule(tensors, graph), []), copies=copies)
 
 
 def _attribute(module: nn.Module, path: object) -> Tensor:

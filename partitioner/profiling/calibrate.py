@@ -22,6 +22,7 @@ from partitioner.cost_model.compute import (
 from partitioner.cost_model.entries import Entry
 from partitioner.cost_model.forms import form_of, stores_parts
 from partitioner.cost_model.profile import check_writable, default_profile, write_entries
+from partitioner.cost_model.resolve import is_of_gpu
 from partitioner.files import ResultError
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.measured import FILE, Measured
@@ -78,7 +79,7 @@ def calibrate(program: str | Path | Compiled, profile: str | Path | None = None)
         profile: File of the profile; default: `profile.sqlite` in the user's cache folder.
 
     Raises:
-        ResultError: There is no record, or the folder is no saved plan.
+        ResultError: There is no record, it is of GPUs, or the folder is no saved plan.
         CostError: The file is no profile, or its folder is missing.
     """
     result = program if isinstance(program, Compiled) else load(program)
@@ -87,6 +88,11 @@ def calibrate(program: str | Path | Compiled, profile: str | Path | None = None)
         where = result.name if isinstance(program, Compiled) else program
         reason = result.warnings[-1] if result.warnings else f"{where} has no {FILE}"
         raise ResultError(f"{reason}; record a run: partition run DIR --profile")
+    if is_of_gpu(measured.device):
+        raise ResultError(
+            f"the record of {result.name} is of {measured.device}: marks between kernels hold up "
+            "the processor that starts them, so that they are no prices; measure with `profile`"
+        )
     file = Path(profile) if profile is not None else default_profile()
     check_writable(file)
     runs: dict[str, list[MeasuredTask]] = {}

@@ -41,16 +41,6 @@ class Device:
         """Seconds of a run; see `timed_run`."""
         return timed_run(self.clock, run)
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether the processor goes on while it computes."""
-        return self.others.device.type != "cpu"
-
-    def wait(self) -> None:
-        """Wait until it has computed what it was given."""
-        if self.is_behind:
-            torch.cuda.synchronize()
-
     def evict(self) -> None:
         """Drive all else out of the caches."""
         self.others.fill_(1)

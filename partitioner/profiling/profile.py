@@ -72,7 +72,8 @@ class Profiled:
             are not known and no time was left to measure them.
         whole_s: Seconds of a request in one process with all cores, of an ONNX model that several
             processes are to share; None if it is not known.
-        failed: Reason for each form that cannot be measured, by operator.
+        failed: Reason for each form that cannot be measured, by operator; of GPUs also for the
+            communications between them.
         unknown_share: Share of the seconds of all forms, as priced without the measurements, that
             neither entry nor measurement covers.
         seconds: Of the whole call.
@@ -204,6 +205,8 @@ def profile(
     groups = [group for group in groups_of(cluster) if not group.level]
     has_links = runs_on != "cpu" or knows_links(known, groups)
     forms_s = limit_s if has_links else max(limit_s - _LINKS_S, limit_s / 2)
+    if runs_on != "cpu" and len(cluster) > 1:
+        session.failed["communication between GPUs"] = "it costs what published tables say"
     missing = [one for one in measures if any(_is_new(one, known, backend))]
     session.measure(
         [*((sticks, one) for one in missing), *((graph, one) for one in new)], begin + forms_s

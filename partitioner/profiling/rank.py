@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -118,34 +117,8 @@ def _timed(
         [one.warm for _, one in ready],
         device.seconds_of,
     )
-    if device.is_behind:
-        programs = [one for _, one in ready]
-        host = _host_seconds(device, programs, anyone, end_s)
-        # The slower of the two paces a stream of kernels.
-        runs = [max(pair, key=statistics.median) for pair in zip(runs, host, strict=True)]
     for (item, one), own in zip(ready, runs, strict=True):
         yield _entry(item, one, own, processes)
-
-
-def _host_seconds(
-    device: Device,
-    programs: Sequence[Prepared],
-    anyone: Callable[[Sequence[bool]], Sequence[bool]],
-    end_s: float,
-) -> Iterator[list[float]]:
-    """Seconds that the processor takes for runs of programs whose device computes behind it.
-
-    A run of many equal operators goes through the same code again and again. In a model other code
-    comes between: so the calls of single operators take turns.
-    """
-    calls = [one.call or one.run for one in programs]
-    idle = [one.idle for one in programs if one.idle is not None]
-    seconds = timed_runs([*calls, *idle], time.perf_counter, end_s, anyone, device.wait)
-    idle_s = iter([statistics.median(some) for some in seconds[len(calls) :]])
-    for one, some in zip(programs, seconds, strict=False):
-        beside_s = 0.0 if one.idle is None else next(idle_s)
-        each = 1 if one.call is None else one.copies
-        yield [max(0.0, spent_s - beside_s) * each for spent_s in some]
 
 
 def _prepared(

@@ -9,7 +9,7 @@ from cost_cases import INNER, OUTER, SLOW, TWO_LEVELS
 from partitioner.cost_model import presets
 from partitioner.cost_model.cluster import Cluster, DeviceSpec, LinkLevel, parse_bytes
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.resolve import local_cluster, resolve_cluster
+from partitioner.cost_model.resolve import gpu_fingerprint, local_cluster, resolve_cluster
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "cluster.md"
 
@@ -228,6 +228,10 @@ def test_local_reads_the_gpus() -> None:
     cluster = local_cluster(2, Cuda(["NVIDIA H100 80GB HBM3"] * 3))
     assert len(cluster) == 2
     assert cluster.devices[1].memory_bytes == 79 * 10**9 + 1
+    (known,) = {spec.profile for spec in cluster.devices}
+    assert known is not None
+    assert known.device == gpu_fingerprint("NVIDIA H100 80GB HBM3")
+    assert known.processes == 2
     assert cluster.devices[0].flops_per_s("float32") == presets.device("h100").flops_per_s(
         "float32"
     )

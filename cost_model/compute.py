@@ -21,12 +21,19 @@ from functools import cached_property, lru_cache, partial
 from partitioner.cost_model.cluster import Cluster, DeviceSpec
 from partitioner.cost_model.dispatch import dispatch_seconds
 from partitioner.cost_model.entries import Estimate
-from partitioner.cost_model.forms import LocalShape, call_form, form_of, stores_parts, trains
+from partitioner.cost_model.forms import (
+    LocalShape,
+    call_form,
+    form_of,
+    stores_parts,
+    trains,
+    turns_back,
+)
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.in_place import writes_in_place
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.ops import row_of
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import Rule
@@ -315,14 +322,30 @@ def adding_seconds(
     Args:
         nbytes: Of the part of the gradient.
     """
-    producer = graph.producers.get(gradient)
-    while producer is not None and (row := row_of(producer)) is not None and row.view:
-        producer = graph.producers.get(producer.inputs[0])
-    rule = None if producer is None else rule_of(graph, producer)
-    adds = isinstance(rule, Rule) and rule.is_product and not rule.windows
-    dtype = graph.types[gradient].dtype
-    seconds = kernel_seconds(0.0, nbytes if adds else 2 * nbytes, dtype, device)
+    passes = 1 if _is_added_by_its_kernel(graph, gradient) else 2
+    seconds = kernel_seconds(0.0, passes * nbytes, graph.types[gradient].dtype, device)
     return seconds * (micro_batches - 1) / micro_batches
+
+
+def _is_added_by_its_kernel(graph: Graph, gradient: str) -> bool:
+    """Whether the kernel that computes a gradient adds it to the sum of it.
+
+    A pass adds the results that it returns (see `backends.torch.totals`). So the gradient is the
+    operator's own result, which nothing else reads, or that result turned and turned back.
+    """
+    value, turns = gradient, list[Node]()
+    while (node := graph.producers.get(value)) is not None and len(graph.consumers[value]) == 1:
+        row = row_of(node)
+        if row is not None and row.adds:
+            return not turns
+        if turns and turns_back(graph, node, turns[-1]):
+            turns.pop()
+        elif row is not None and row.view:
+            turns.append(node)
+        else:
+            return False
+        value = node.inputs[0]
+    return False
 
 
 def local_flops(graph: Graph, placed: PlacedNode, point: _Point) -> float:

@@ -53,9 +53,9 @@ class Form:
     @cached_property
     def key(self) -> str:
         """The form as canonical JSON."""
-        data = [self.op, dict(self.attrs), self.operands, self.results]
-        data += [self.behind] if self.behind else []
-        return json.dumps(data, sort_keys=True, separators=(",", ":"))
+        fields = [self.op, dict(self.attrs), self.operands, self.results]
+        fields += [self.behind] if self.behind else []
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @property
     def family(self) -> str:
@@ -90,11 +90,11 @@ def chain(graph: Graph, node: Node, most: int = _LONGEST_CHAIN) -> tuple[Node, .
     the others are pointwise. Empty if there are none, or more than `most`. Each is found once and
     kept while the graph lives.
     """
-    known = _CHAINS.setdefault(graph, {})
+    chains = _CHAINS.setdefault(graph, {})
     key = node.name, most
-    if key not in known:
-        known[key] = _chain(graph, node, most)
-    return known[key]
+    if key not in chains:
+        chains[key] = _chain(graph, node, most)
+    return chains[key]
 
 
 def _chain(graph: Graph, node: Node, most: int) -> tuple[Node, ...]:
@@ -108,14 +108,14 @@ def _chain(graph: Graph, node: Node, most: int) -> tuple[Node, ...]:
             continue
         if node.inputs.count(value) > 1 or graph.types[value].shape != shape:
             continue
-        above = rule_of(graph, producer)
-        if isinstance(above, Rule) and any(
-            factor.kind is FactorKind.REDUCE for factor in above.factors.values()
+        producer_rule = rule_of(graph, producer)
+        if isinstance(producer_rule, Rule) and any(
+            factor.kind is FactorKind.REDUCE for factor in producer_rule.factors.values()
         ):
             return (producer,)
-        before = chain(graph, producer, most - 1)
-        if before:
-            return (*before, producer)
+        producer_chain = chain(graph, producer, most - 1)
+        if producer_chain:
+            return (*producer_chain, producer)
     return ()
 
 
@@ -128,18 +128,36 @@ def memory_order(graph: Graph, value: str) -> Order | None:
     None if the value lies in the order of its dims, or in one that is not known: of a view that
     does more than to change the order.
     """
-    known = _ORDERS.setdefault(graph, {})
-    if value not in known:
-        known[value] = _memory_order(graph, value)
-    return known[value]
+    orders = _ORDERS.setdefault(graph, {})
+    if value not in orders:
+        orders[value] = _memory_order(graph, value)
+    return orders[value]
+
+
+def turns_back(graph: Graph, first: Node, second: Node) -> bool:
+    """Whether a view of a view is the first operand again, by one operator twice: ``x.T.T``."""
+    before, after = _permutation(graph, first), _permutation(graph, second)
+    if first.op != second.op or before is None or after is None:
+        return False
+    return all(after[dim] == index for index, dim in enumerate(before))
 
 
 def _memory_order(graph: Graph, value: str) -> Order | None:
     producer = graph.producers.get(value)
-    row = None if producer is None else row_of(producer)
-    if producer is None or row is None or not row.view or row.moved is not None:
+    permuted = None if producer is None else _permutation(graph, producer)
+    if producer is None or permuted is None:
         return None
-    rule = rule_of(graph, producer)
+    lies = memory_order(graph, producer.inputs[0]) or range(len(permuted))
+    order = tuple(permuted[dim] for dim in lies)
+    return None if order == tuple(range(len(order))) else order
+
+
+def _permutation(graph: Graph, node: Node) -> Order | None:
+    """The dim of a view's result that each dim of its operand becomes; None of other nodes."""
+    row = row_of(node)
+    if row is None or not row.view or row.moved is not None:
+        return None
+    rule = rule_of(graph, node)
     if not isinstance(rule, Rule) or rule.windows:
         return None
     before, after = rule.operands[0], rule.results[0]
@@ -147,9 +165,7 @@ def _memory_order(graph: Graph, value: str) -> Order | None:
         return None
     if len(set(before)) < len(before):  # of two dims of one element none is the other
         return None
-    own = memory_order(graph, producer.inputs[0]) or range(len(before))
-    order = tuple(after.index(before[dim]) for dim in own)
-    return None if order == tuple(range(len(order))) else order
+    return tuple(map(after.index, before))
 
 
 def trains(node: Node) -> bool:
@@ -196,11 +212,11 @@ def form_of(
         stored = next(at for at in placed.outs if at is not None)
         attrs["in_parts"] = bool(stored.sharding.axes) or (in_parts and trains(node))
 
-    def part(value: str, at: Placement | None) -> tuple[str, tuple[int, ...]] | None:
+    def typed_part(value: str, at: Placement | None) -> tuple[str, tuple[int, ...]] | None:
         return None if at is None else (graph.types[value].dtype, local_shape(at))
 
     reads = (*node.inputs, *node.captures)
-    operands = map(part, reads, placed.ins)
+    operands = map(typed_part, reads, placed.ins)
     orders = [memory_order(graph, value) for value in reads]
     return Form(
         node.op,
@@ -209,7 +225,7 @@ def form_of(
             (*operand, order) if operand and order else operand
             for operand, order in zip(operands, orders, strict=True)
         ),
-        tuple(map(part, node.outputs, placed.outs)),
+        tuple(map(typed_part, node.outputs, placed.outs)),
         tuple(one.op for one in chain(graph, node)),
     )
 

@@ -251,7 +251,8 @@ class Profile:
         """Seconds of a form: its own entry, else a fit over entries like it, else None.
 
         A form that stands behind others takes what is known of it there, else what it takes alone;
-        one of transposed operands what it takes with them, else with others.
+        one of transposed operands what it takes with them, else with others; and one of both what
+        it takes alone with others, if nothing nearer is known.
         One that computes and moves nothing takes the median of such ones.
 
         Args:
@@ -260,7 +261,7 @@ class Profile:
             flops: Its FLOPs.
             moved_bytes: Bytes that it reads and writes.
         """
-        for one in dict.fromkeys((form, form.alone, form.dense)):
+        for one in dict.fromkeys((form, form.alone, form.dense, form.alone.dense)):
             entry = self.entries.get(one.key)
             if entry is not None:
                 return Estimate(entry.seconds, "measured", entry.spread)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 import onnx
 import onnxruntime as ort
@@ -104,36 +104,42 @@ def _open_group(
 ) -> dict[int, JoinedSession]:
     """Sessions of a group, or of smaller ones without the images that turn out to be plain.
 
-    There are none if the optimized graph cannot be written, as where the temporary folder is full.
+    There are none, with a warning, if the optimized graph cannot be made, as where the temporary
+    folder is full. The segments then open by themselves, and images cross their borders plain.
 
     The weights of the optimized graph lie in a file that is deleted when the sessions have mapped
     it. They are not in memory twice: the session that writes them is closed before others open.
     """
-    with _temporary_folder() as folder:
-        optimized = None if folder is None else _optimized(group, replace(config, optimized=folder))
-        if optimized is None:
+    try:
+        folder = TemporaryDirectory(prefix="partitioner-", ignore_cleanup_errors=True)
+    except OSError as error:
+        _warn_of_plain_images(group, error)
+        return {}
+    with folder as name:
+        try:
+            optimized = _optimized(group, replace(config, optimized=Path(name)))
+        except (BackendError, OSError) as error:
+            _warn_of_plain_images(group, error)
             return {}
         if not optimized.plain:
             as_it_is = replace(config, optimization="disable")
             sessions = {}
             for index, piece in optimized.pieces().items():
-                options = session_options(as_it_is, folder)
+                options = session_options(as_it_is, Path(name))
                 session = _opened(group.model, piece.proto, options, as_it_is)
                 sessions[index] = JoinedSession(session, piece.in_place)
             return sessions
     return open_joined(group.model, tuple(group.segments), config, plain | optimized.plain)
 
 
-@contextmanager
-def _temporary_folder() -> Iterator[Path | None]:
-    """A folder that is deleted at the end; None if none can be made."""
-    try:
-        folder = TemporaryDirectory(prefix="partitioner-", ignore_cleanup_errors=True)
-    except OSError:
-        yield None
-        return
-    with folder as name:
-        yield Path(name)
+def _warn_of_plain_images(group: Group, error: Exception) -> None:
+    """Say that the segments of a group open by themselves, and why."""
+    warnings.warn(
+        f"rank {group.model.rank}: {len(group.segments)} segments open one by one and run slower, "
+        "because ONNX Runtime could not optimize them together in the temporary folder "
+        f"{gettempdir()!r}: {one_line(error)}",
+        stacklevel=2,
+    )
 
 
 def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> ort.InferenceSession:
@@ -158,19 +164,18 @@ def _has_blocked_layouts(config: SessionConfig) -> bool:
     return config.optimization == "all" and config.device.type == "cpu"
 
 
-def _optimized(group: Group, config: SessionConfig) -> Optimized | None:
+def _optimized(group: Group, config: SessionConfig) -> Optimized:
     """The joined graph as ONNX Runtime runs it; its weights lie in `config.optimized`.
 
-    None if it cannot be written there. What is wrong with a segment, its own session says.
+    Raises:
+        BackendError: ONNX Runtime does not take it, or cannot write it there.
+        OSError: What it wrote cannot be read.
     """
     config = replace(config, shared_arena=False, profile=None)
     options = session_options(config, group.model.folder)
     options.add_session_config_entry("session.disable_prepacking", "1")  # it does not run
-    try:
-        _opened(group.model, group.joined(), options, config)
-        proto = onnx.load(options.optimized_model_filepath, load_external_data=False)
-    except (BackendError, OSError):
-        return None
+    _opened(group.model, group.joined(), options, config)
+    proto = onnx.load(options.optimized_model_filepath, load_external_data=False)
     return Optimized(group, proto)
 
 

@@ -3,6 +3,10 @@
 A number that is read of a pending sum (`p.norm().item()`, `float(p.sum())`) is that of the rank's
 own part. Here it is the whole tensor's, for which all ranks that have parts of it must read it.
 
+A whole tensor that is copied into one in parts gives each rank its part, and so does a matrix that
+PyTorch makes in its memory (`torch.nn.init.eye_`). A row or a slice along a cut dim is a copy, into
+which an assignment (`p[3] = 0.`) would be lost: it is refused.
+
 Random numbers that are drawn into a tensor on the CPU are the next ones of each process. So parts
 repeat each other, a generator that is given is not asked, and where parts are of unlike sizes the
 ranks' generators go apart: what is whole on all of them would no longer be alike. On accelerators
@@ -38,7 +42,10 @@ _MAKING = (
     *(_aten.rand_like.default, _aten.randn_like.default),
     *(_aten.randint_like.default, _aten.randint_like.low_dtype),
 )
-_READING = (_aten.bernoulli.default, _aten.native_dropout.default)
+_READING = (
+    *(_aten.bernoulli.default, _aten.native_dropout.default),
+    *(_aten.multinomial.default, _aten.rrelu_with_noise.default),
+)
 
 
 @cache
@@ -48,6 +55,11 @@ def correct_operators() -> None:
     handlers.setdefault(_aten._local_scalar_dense.default, _number)
     for operator in (*_WRITING, *_MAKING, *_READING):
         handlers.setdefault(operator, _drawn)
+    handlers.setdefault(_aten.copy_.default, _copied)
+    handlers.setdefault(_aten.fill_.Tensor, _filled)
+    handlers.setdefault(_aten.eye.m_out, _made_in)
+    for operator in (_aten.zero_.default, _aten.fill_.Scalar):
+        handlers.setdefault(operator, _emptied)
 
 
 def _number(
@@ -73,25 +85,106 @@ def _drawn(
 ) -> DTensor | tuple[DTensor, ...]:
     tensor: DTensor = args[0]
     if not _is_drawn_here(operator, tensor):
-        handlers = DTensor._op_dispatcher._custom_op_handlers
-        handler = handlers.pop(operator)
-        try:
-            by_pytorch: DTensor = operator(*args, **kwargs)
-        finally:
-            handlers[operator] = handler
+        by_pytorch: DTensor = _by_pytorch(operator, args, kwargs)
         return by_pytorch
+    if operator in _WRITING:
+        _check_is_no_copy(tensor)
     if operator in _READING:
         with torch.no_grad():
-            whole = tensor.full_tensor()
+            wholes = [one.full_tensor() if isinstance(one, DTensor) else one for one in args]
     else:
         whole = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    drawn = operator(whole, *args[1:], **kwargs)
+        wholes = [whole, *args[1:]]
+    drawn = operator(*wholes, **kwargs)
+    for formal, one, contents in zip(operator._schema.arguments, args, wholes, strict=False):
+        if formal.alias_info is not None and isinstance(one, DTensor):
+            one._local_tensor.copy_(_part(one, contents))
     if operator in _WRITING:
-        tensor._local_tensor.copy_(_part(tensor, drawn))
         return tensor
     if isinstance(drawn, Tensor):
         return _in_parts(tensor, drawn)
     return tuple(_in_parts(tensor, one) for one in drawn)
+
+
+def _by_pytorch(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """The operator as PyTorch computes it on DTensors."""
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    handler = handlers.pop(operator)
+    try:
+        return operator(*args, **kwargs)
+    finally:
+        handlers[operator] = handler
+
+
+def _copied(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Tensor:
+    """Of a plain tensor, which is whole, its part."""
+    tensor, source = args[:2]
+    if not isinstance(tensor, DTensor) or isinstance(source, DTensor) or _is_sum(tensor):
+        by_pytorch: Tensor = _by_pytorch(operator, args, kwargs)
+        return by_pytorch
+    _check_is_no_copy(tensor)
+    whole = source.expand(tensor.shape)
+    if tensor.device_mesh.get_coordinate() is not None:
+        tensor._local_tensor.copy_(_part(tensor, whole), *args[2:], **kwargs)
+    return tensor
+
+
+def _filled(_: torch._ops.OpOverload, args: tuple[Any, ...], __: Mapping[str, Any]) -> DTensor:
+    """With a number."""
+    tensor, number = args
+    _check_is_no_copy(tensor)
+    if _is_sum(tensor):
+        raise BackendError("a number cannot be written into the terms of a sum over ranks")
+    tensor._local_tensor.fill_(number.full_tensor() if isinstance(number, DTensor) else number)
+    filled: DTensor = tensor
+    return filled
+
+
+def _made_in(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> DTensor:
+    """Of a matrix that is made in the memory of a tensor, its part."""
+    tensor: DTensor = kwargs["out"]
+    whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    tensor.copy_(operator(*args, **{**kwargs, "out": whole}))
+    return tensor
+
+
+def _emptied(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> DTensor:
+    """As PyTorch does, if the tensor is no copy."""
+    _check_is_no_copy(args[0])
+    filled: DTensor = _by_pytorch(operator, args, kwargs)
+    return filled
+
+
+def _is_sum(tensor: DTensor) -> bool:
+    """Whether ranks have terms of it, which are still to be added up."""
+    return any(placement.is_partial() for placement in tensor.placements)
+
+
+def _check_is_no_copy(tensor: DTensor) -> None:
+    """Refuse to write to what PyTorch copied where it should be a view: the write would be lost.
+
+    Raises:
+        BackendError: It is a copy.
+    """
+    base = tensor._base
+    is_copy = (
+        isinstance(base, DTensor)
+        and base._local_tensor.untyped_storage().data_ptr()
+        != tensor._local_tensor.untyped_storage().data_ptr()
+    )
+    if is_copy:
+        raise BackendError(
+            "a part of a tensor that is cut over ranks cannot be assigned to where it is cut: "
+            "change the whole one, as by w = p.detach().full_tensor(); w[3] = 0.0; p.copy_(w)"
+        )
 
 
 def _is_drawn_here(operator: torch._ops.OpOverload, tensor: DTensor) -> bool:
@@ -106,11 +199,17 @@ def _is_drawn_here(operator: torch._ops.OpOverload, tensor: DTensor) -> bool:
 
 
 def _in_parts(tensor: DTensor, whole: Tensor) -> DTensor:
-    """A whole tensor cut as another one, which may be a sum to be added up."""
-    placements = tuple(Replicate() if p.is_partial() else p for p in tensor.placements)
+    """A whole tensor cut as another one, which may be a sum to be added up.
+
+    One of other sizes is whole on every rank.
+    """
+    is_alike = whole.shape == tensor.shape
+    placements = tuple(
+        p if is_alike and not p.is_partial() else Replicate() for p in tensor.placements
+    )
     meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
     spec = DTensorSpec(tensor.device_mesh, placements, meta)
-    part = _part(tensor, whole).clone()  # no view, which would keep the whole
+    part = _part(tensor, whole).clone() if is_alike else whole  # no view, which keeps the whole
     made: DTensor = DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call]
     return made
 

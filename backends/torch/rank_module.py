@@ -18,7 +18,7 @@ import copy
 from array import array
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -218,6 +218,14 @@ class RankModule(nn.Module):
         other._note_contents()
         other._watch_optimizers()
         return other
+
+    def share_memory(self) -> Any:
+        """Refuse it: DTensors lie in no memory that processes could share.
+
+        Raises:
+            BackendError: Always.
+        """
+        _refuse_sharing()
 
     # Parameters ------------------------------------------------------------------------------
 
@@ -901,6 +909,10 @@ class _Part(nn.Module):
         vars(part)[_CONSTANTS] = (submodule.constants | submodule.absent) - own
         return part
 
+    def share_memory(self) -> Any:
+        """Refuse it, as the whole module does."""
+        _refuse_sharing()
+
     def forward(self, *_: Any, **__: Any) -> Any:
         """Refuse it."""
         kind = vars(self).get(_KIND, _Part).__name__
@@ -991,6 +1003,13 @@ def _submodule(root: nn.Module, path: Sequence[str]) -> Any:
         assert child is not None
         root = child
     return root
+
+
+def _refuse_sharing() -> NoReturn:
+    raise BackendError(
+        "share_memory() of a rank's module: its parts belong to this process; to share weights, "
+        "load its state_dict() into the module that was compiled, and share that"
+    )
 
 
 def _refuse(*_: Any) -> None:

@@ -32,7 +32,7 @@ NAME = f"torch {torch.__version__}"
 #: costs of its own, of which each parameter has its share. On a GPU they are many calls.
 _PARAMETERS, _ELEMENTS = {"cpu": 8, "cuda": 128}, {"cpu": 2**22, "cuda": 2**27}
 #: Most bytes of the operands that are copied for several calls in a run.
-_OWN_BYTES = 2**26
+_MOST_COPIED_BYTES = 2**26
 
 
 def prepared(
@@ -102,7 +102,7 @@ def _several(
 ) -> Prepared:
     """The program with its operators so many times one after the other; see `Prepared.several`.
 
-    They are fewer where their own operands would take more than `_OWN_BYTES`.
+    They are fewer where their own operands would take more than `_MOST_COPIED_BYTES`.
     """
     graph = fx.Graph()
     *body, output = module.graph.nodes
@@ -111,7 +111,7 @@ def _several(
     if shared is not None:
         own = [one for name, one in arguments.items() if name not in shared]
         own += [_attribute(module, node.target) for node in body if node.op == "get_attr"]
-        copies = max(1, min(copies, _OWN_BYTES // max(1, sum(one.nbytes for one in own))))
+        copies = max(1, min(copies, _MOST_COPIED_BYTES // max(1, sum(one.nbytes for one in own))))
 
     def operand(node: fx.Node, number: int) -> fx.Node:
         """What a copy of the operators reads in place of an argument or a constant."""

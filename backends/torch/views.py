@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 from torch import fx
 
@@ -9,18 +12,29 @@ aten = torch.ops.aten
 
 
 def shorten_views(graph: fx.Graph) -> None:
-    """Let one reshape stand for several in a row, and nothing for two transpositions."""
+    """Let one reshape stand for several in a row, and nothing for what turns a tensor and back."""
     for node in list(graph.nodes):
         before = node.args[0] if node.target in _VIEWS else None
         if not isinstance(before, fx.Node) or before.target is not node.target:
             continue
-        if node.target is aten.t.default:
+        if _turns_back(node, before):
             node.replace_all_uses_with(before.args[0])
             graph.erase_node(node)
-        elif len(before.users) == 1:  # a reshape may copy, which two readers share
+        elif node.target is aten.reshape.default and len(before.users) == 1:
+            # a reshape may copy, which two readers share
             node.args = (before.args[0], *node.args[1:])
         if not before.users:
             graph.erase_node(before)
 
 
-_VIEWS = frozenset({aten.reshape.default, aten.t.default})
+def _turns_back(node: fx.Node, before: fx.Node) -> bool:
+    """Whether a view of a view of the same operator is the tensor as it was."""
+    if node.target is aten.permute.default:
+        first, second = (cast("Sequence[int]", one.args[1]) for one in (before, node))
+        return [first[dim] % len(first) for dim in second] == [*range(len(first))]
+    if node.target is aten.transpose.int:
+        return {*node.args[1:]} == {*before.args[1:]}
+    return node.target is aten.t.default
+
+
+_VIEWS = frozenset({aten.reshape.default, aten.t.default, aten.transpose.int, aten.permute.default})

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from partitioner.ir.exchange import Intervals, nested
 from partitioner.ir.graph import Attr
 from partitioner.ir.layout import Interval
 from partitioner.ir.ops.table import Localize, LocalOp, LocalView, OpView
@@ -28,6 +29,23 @@ def interval_attrs(intervals: Iterable[Interval]) -> dict[str, tuple[int, ...]]:
     """Attributes `starts` and `lengths` of the pieces that a device has of dims."""
     starts, lengths = [*zip(*intervals, strict=True)] or ((), ())
     return {"starts": starts, "lengths": lengths}
+
+
+def in_whole(view: OpView, pieces: Intervals, prefix: str = "") -> dict[str, tuple[int, ...]]:
+    """Attributes `starts` and `lengths` of the pieces that a device has of a dim of the whole.
+
+    The operator may be one of a part itself, of which the same attributes tell: then its pieces
+    are pieces of that part.
+
+    Args:
+        view: The operator.
+        pieces: The device's pieces of the operator's own dim.
+        prefix: Of the attributes' names.
+    """
+    starts, lengths = (view.ints(f"{prefix}{name}") for name in ("starts", "lengths"))
+    if starts is not None and lengths is not None:
+        (pieces,) = nested((tuple(zip(starts, lengths, strict=True)),), (pieces,))
+    return {f"{prefix}{name}": ends for name, ends in interval_attrs(pieces).items()}
 
 
 def local_shape(attr: str) -> Localize:

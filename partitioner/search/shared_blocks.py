@@ -1,8 +1,9 @@
-"""Blocks of a training graph of which every device runs its part.
+"""The kind of parallelism by which all devices share each block of a training graph.
 
-A kind of parallelism cuts loops of the nodes over all devices: the batch, or a dim of images. The
-graph in blocks is an ordinary graph, and so is its plan on one mesh with the constraints of the
-kind. Blocks cut other dims than the devices do, so that each block has a part on every device.
+A kind of parallelism cuts loops of the nodes over all devices: the batch, or a dim of images.
+`Shared` holds the kind, its mesh and the loops that it cuts. It tells how much smaller a value's
+part on a device is, so that blocks cut other dims and each has a part on every device, and plans
+the graph of all blocks on one mesh under the constraints of the kind.
 """
 
 from __future__ import annotations

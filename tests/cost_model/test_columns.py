@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from staged_models import Plain, seeded
+from torch import Tensor, nn
 
 from partitioner.cost_model.columns import DeviceColumns
-from partitioner.cost_model.compute import kernel_seconds
+from partitioner.cost_model.compute import adding_seconds, kernel_seconds
 from partitioner.cost_model.reshard import Resharder
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.torch.micro_batches import trace_micro_batch
@@ -75,3 +77,46 @@ def test_stages_share_stored_values_and_gradients_alone(columns: DeviceColumns) 
         if node.attrs.get("role") == "gradient":
             assert columns.held_share(node.inputs[0]) == 1 / 8
     assert replace(columns, lanes=1).held_share(columns.graph.nodes[0].outputs[0]) == 1.0
+
+
+class Products(nn.Module):
+    """Weights whose gradients are a batch of products, or views of one, or products of matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.direct = nn.Parameter(torch.ones(4, 5, 7))
+        self.viewed = nn.Parameter(torch.ones(4, 7, 5))
+        self.regrouped = nn.Parameter(torch.ones(2, 2, 5, 6))
+        self.linear = nn.Linear(6, 3)
+        self.conv = nn.Conv1d(3, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.bmm(x.transpose(0, 1), self.direct).transpose(0, 1)
+        x = torch.einsum("bgi,gio->bgo", x, self.viewed)
+        x = torch.einsum("bgi,ghio->bgho", x.reshape(-1, 2, 10)[..., :5], self.regrouped)
+        return self.conv(self.linear(x).flatten(1, 2).transpose(1, 2)).sum()
+
+
+def test_a_gradient_has_the_price_of_a_plain_sum_unless_its_own_kernel_adds_it() -> None:
+    """A pass adds what it returns: of a product that is seen under another shape, the view."""
+    example = Example((torch.ones(8, 4, 5),), {})
+    graph = trace_micro_batch(Products(), example, ModuleOptions(True), 4).graph
+    (device,) = resolve_cluster(None, 1).devices
+    nbytes = 2**30
+    one_pass_s = kernel_seconds(0.0, nbytes, "float32", device) * 3 / 4
+    passes = {
+        node.name.strip("/").removesuffix("/gradient"): round(
+            adding_seconds(graph, node.inputs[0], nbytes, device, 4) / one_pass_s
+        )
+        for node in graph.nodes
+        if node.attrs.get("role") == "gradient"
+    }
+    assert passes == {
+        "direct": 1,
+        "viewed": 2,
+        "regrouped": 2,
+        "linear/weight": 1,
+        "linear/bias": 2,
+        "conv/weight": 2,
+        "conv/bias": 2,
+    }

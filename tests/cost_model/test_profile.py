@@ -24,7 +24,7 @@ from partitioner.cost_model.entries import Entry, LinkEntry
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.evaluate import evaluate_placed, one_device
 from partitioner.cost_model.even_mesh import EvenMesh, stand_in
-from partitioner.cost_model.forms import chain, form_of, stores_parts
+from partitioner.cost_model.forms import Form, chain, form_of, stores_parts
 from partitioner.cost_model.profile import (
     Profile,
     beside,
@@ -561,6 +561,21 @@ def test_what_is_known_behind_another_goes_before_what_is_known_alone(tmp_path: 
     cluster = measured(tmp_path / "q", near, entry("a third", 0.5, op="Relu"))
     estimate = compute.node_estimates(graph, relu, cluster)[0]
     assert (estimate.source, estimate.seconds) == ("fitted", pytest.approx(0.125))
+
+
+def test_what_is_known_alone_of_dense_operands_serves_a_chain_of_transposed_ones() -> None:
+    """Nearer forms go before it: the same chain, or the same order in memory."""
+    product = ("float32", (4, 6)), ("float32", (6, 4), (1, 0))
+    form = Form("aten::add", (), product, (("float32", (4, 4)),), ("aten::mm",))
+    others = (form.alone.dense, form.dense, form.alone, form)
+    assert len({other.key for other in others}) == 4
+    known = {}
+    for seconds, other in enumerate(others, 1):
+        known[other.key] = entry(other.key, float(seconds), op=other.family)
+        profile = Profile(Path(), DEVICE, THREADS, 1, {1: known})
+        estimate = profile.estimate(form, "float32", 1.0, 1)
+        assert estimate is not None
+        assert (estimate.source, estimate.seconds) == ("measured", seconds)
 
 
 def test_long_rows_of_pointwise_operators_are_no_chains() -> None:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import functional as F  # noqa: N812 - the usual name
+from torch.nn import init
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.dtensor_operators import correct_operators
@@ -26,7 +27,70 @@ DRAWS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda w: torch.randint_like(w.sum(0), 10),
     F.dropout,
     F.gumbel_softmax,
+    lambda w: torch.multinomial(w, 2),
+    lambda w: torch.multinomial(w.T, 3, replacement=True),
+    lambda w: F.rrelu(w - 0.5, training=True),
 )
+
+
+def _fills(w: Tensor) -> None:
+    w[:, 1] = 7.0
+
+
+def _fills_rows(w: Tensor) -> None:
+    w[3] = 7.0
+
+
+def _sets_a_row(w: Tensor) -> None:
+    w[3] = torch.arange(3.0)
+
+
+#: Writes along a cut dim, which PyTorch would make into a copy.
+LOST: tuple[Callable[[Tensor], object], ...] = (
+    _fills_rows,
+    _sets_a_row,
+    lambda w: w[1:4].zero_(),
+    lambda w: w[3].fill_(1),
+    lambda w: w[3].normal_(),
+)
+
+
+#: Writes that give each rank its part of what they write into a whole tensor.
+WRITES: tuple[Callable[[Tensor], object], ...] = (
+    lambda w: w.copy_(torch.arange(15.0).reshape(5, 3)),
+    lambda w: w.copy_(torch.arange(15).reshape(3, 5).T),
+    lambda w: w.copy_(torch.arange(3.0)),
+    lambda w: w.T.copy_(torch.arange(5.0)),
+    init.eye_,
+    init.orthogonal_,
+    _fills,
+)
+
+
+def writes_of_whole_tensors(rank: int) -> None:
+    """Five rows and three columns on three ranks, and rows on two of them."""
+    correct_operators()
+    for ranks, dim in (([0, 1, 2], 0), ([0, 1, 2], 1), ([0, 1], 0)):
+        mesh = DeviceMesh("cpu", ranks)
+        for write in WRITES:
+            if dim == 1 and write is _fills:
+                continue
+            whole = torch.rand(5, 3, generator=torch.Generator().manual_seed(0))
+            weight = nn.Parameter(distribute_tensor(whole, mesh, [Shard(dim)]))
+            if rank not in ranks:
+                with torch.no_grad():
+                    weight.copy_(whole)
+                continue
+            for one in (weight, whole):
+                torch.manual_seed(3)
+                with torch.no_grad():
+                    write(one)
+            torch.testing.assert_close(weight.full_tensor(), whole)
+        if rank in ranks and dim == 0:
+            for write in LOST:
+                with torch.no_grad(), pytest.raises(BackendError, match=r"to where it is cut: cha"):
+                    write(weight)
+            torch.testing.assert_close(weight.full_tensor(), whole)
 
 
 def of_whole_tensors(rank: int) -> None:

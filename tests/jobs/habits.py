@@ -788,6 +788,10 @@ HABITS: dict[str, Habit] = {
     "mean of state_dicts": Habit(averages_a_state),
     "SWA": Habit(averages),
     "EMA by AveragedModel": Habit(partial(averages, multi_avg_fn=get_ema_multi_avg_fn(0.9))),
+    "EMA of buffers too": Habit(partial(averages, use_buffers=True)),
+    "EMA of buffers by a factor": Habit(
+        partial(averages, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    ),
     "autocast": Habit(autocasts, refused=r"rank 0: called under torch\.autocast of bfloat16; the"),
     "GradScaler": Habit(scales),
     "GradScaler without clipping": Habit(partial(scales, clips=False)),
@@ -846,6 +850,13 @@ HABITS: dict[str, Habit] = {
     "learning rate finder": Habit(finds_a_rate),
     "torch.save and load": Habit(saves_a_file),
     "copy.deepcopy": Habit(copies_the_module),
+    "share_memory": Habit(
+        lambda side: side.module.share_memory(), refused=r"share_memory\(\) of a rank's module: its"
+    ),
+    "share_memory of a part": Habit(
+        lambda side: side.module.get_submodule("up").share_memory(),
+        refused=r"share_memory\(\) of a rank's module: its",
+    ),
     "BatchNorm reset": Habit(refreshes_statistics),
     "other sizes": Habit(changes_sizes),
     "odd last batch": Habit(has_an_odd_rest),

@@ -723,6 +723,7 @@ JOBS = {
     "whole_and_cut": Job(2, whole_and_cut_parameters_load_each_other, [data_parallel, MLP]),
     "load": Job(2, loads_the_whole_model, [MLP, GPT]),
     "numbers": Job(3, dtensor_numbers.of_whole_tensors),
+    "writes": Job(3, dtensor_numbers.writes_of_whole_tensors),
     "save_on_4_and_load_on_2": Job(
         4, checkpoint, [MLP_ON_4, GPT_ON_4], then=Job(2, checkpoint, [MLP, GPT])
     ),

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from partitioner.ir.graph import Attr
-from partitioner.ir.ops.local import same_node
+from partitioner.ir.ops.local import in_whole, same_node
 from partitioner.ir.ops.rules.indexing import moved_rows
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
@@ -53,11 +52,12 @@ def _rule(
     sums: Sequence[int] = (),
 ) -> Rule:
     whole = "n" if view.attr("mode") != SUM else ""
-    bags, size = view.int_attr("bags", 0), view.int_attr("size", 0)
+    bags, size = view.int_attr("bags", 0), view.int_attr("size", 0)  # of the whole
+    here = {"b": sum(view.ints("bag_lengths") or ()), "v": sum(view.ints("lengths") or ())}
     return view.rule(
         [*tensors, "n", None, "n"],
         [result],
-        sizes={"b": bags, "v": size},
+        sizes=here,
         reduce={name: how for name, how in reduce.items() if name not in whole},
         whole=whole,
         points="n v b f",
@@ -71,16 +71,12 @@ def _local(
 ) -> LocalOp:
     """A device is told which rows, bags and indices it has; each by a tensor that has them."""
     sides = {"in": local.regions, "out": local.out_regions}
-    found = {
-        "": sides[rows[0]][rows[1]][0],
-        "index_": local.regions[indices][0],
-        "bag_": sides[bags[0]][bags[1]][0],
-    }
-    attrs: dict[str, Attr] = {}
-    for name, pieces in found.items():
-        attrs[f"{name}starts"] = tuple(start for start, _ in pieces)
-        attrs[f"{name}lengths"] = tuple(length for _, length in pieces)
-    return same_node(view, **attrs)
+    return same_node(
+        view,
+        **in_whole(view, sides[rows[0]][rows[1]][0]),
+        **in_whole(view, local.regions[indices][0], "index_"),
+        **in_whole(view, sides[bags[0]][bags[1]][0], "bag_"),
+    )
 
 
 def _row(rule: object, rows: tuple[str, int], bags: tuple[str, int], indices: int) -> OpRow:

@@ -65,7 +65,9 @@ def _grouped_backward(view: OpView) -> Rule:
 ROWS: Mapping[str, OpRow] = {
     "transformers::grouped_mm_fallback": OpRow(_grouped),
     "transformers::grouped_mm_fallback_backward": OpRow(_grouped_backward),
-    **{f"aten::{op}": OpRow(matmul) for op in ("bmm", "dot", "matmul", "mm", "mv")},
+    **{f"aten::{op}": OpRow(matmul) for op in ("dot", "matmul", "mv")},
+    "aten::bmm": OpRow(matmul, adds="baddbmm_"),
+    "aten::mm": OpRow(matmul, adds="addmm_"),
     "aten::_trilinear": OpRow(_trilinear),
     "aten::addbmm": OpRow(partial(_added, left="b m k", right="b k n", result="m n")),
     "aten::addmm": OpRow(partial(_added, left="m k", right="k n", result="m n")),

@@ -8,7 +8,7 @@ from functools import partial
 
 from partitioner.ir.exchange import Intervals, intersect
 from partitioner.ir.graph import LOADS, Attr
-from partitioner.ir.ops.local import interval_attrs, same_node
+from partitioner.ir.ops.local import in_whole, same_node
 from partitioner.ir.ops.rules.experts import experts, experts_backward
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
@@ -20,13 +20,14 @@ def _local_experts(view: OpView, local: LocalView, up: int) -> LocalOp:
     Where tokens are sent to experts, it is told too which device has which expert, and where the
     tokens of each device lie among those of all.
     """
-    own = interval_attrs(local.regions[up][0])
+    experts_here = in_whole(view, local.regions[up][0])
     if not local.group:
-        return same_node(view, **own)
+        return same_node(view, **experts_here)
     inside = tuple(sorted(piece for regions in local.held for piece in regions[up - 3][0]))
-    owners = [-1] * view.shape(up)[0]
+    owners = [-1] * view.int_attr("size", view.shape(up)[0])
     for place, regions in enumerate(local.held):
-        for start, length in regions[up][0]:
+        pieces = in_whole(view, regions[up][0])
+        for start, length in zip(pieces["starts"], pieces["lengths"], strict=True):
             owners[start : start + length] = [place] * length
     member = local.held.index(local.regions)
     tokens = _within(local.regions[up - 3][0], inside)
@@ -38,7 +39,7 @@ def _local_experts(view: OpView, local: LocalView, up: int) -> LocalOp:
         "token_lengths": tuple(length for _, length in tokens),
         "all_tokens": sum(length for _, length in inside),
     }
-    (node,) = same_node(view, **own, **sent).nodes
+    (node,) = same_node(view, **experts_here, **sent).nodes
     return LocalOp((replace(node, op=f"{node.op}_sent"),))
 
 

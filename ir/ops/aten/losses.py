@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from partitioner.ir.graph import Attr
-from partitioner.ir.ops.local import interval_attrs, same_node
+from partitioner.ir.ops.local import in_whole, interval_attrs, same_node
 from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
 from partitioner.ir.ops.rules.indexing import moved_rows
@@ -132,8 +132,8 @@ def _cross_entropy_grad(view: OpView) -> Rule:
 
 
 def _local_classes(view: OpView, local: LocalView, logits: int) -> LocalOp:
-    """A device is told which classes it has."""
-    return same_node(view, **interval_attrs(local.regions[logits][_class_dim(view, logits)]))
+    """A device is told which of all classes it has."""
+    return same_node(view, **in_whole(view, local.regions[logits][_class_dim(view, logits)]))
 
 
 ROWS: Mapping[str, OpRow] = {

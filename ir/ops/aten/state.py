@@ -15,11 +15,10 @@ tensor.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
-from partitioner.ir.exchange import Region
-from partitioner.ir.layout import Interval
+from partitioner.ir.exchange import Region, nested
 from partitioner.ir.ops.local import interval_attrs
 from partitioner.ir.ops.signature import pattern
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
@@ -59,22 +58,10 @@ def _where(view: OpView, region: Region) -> dict[str, tuple[int, ...]]:
     The region of an operator of a part is one of that part.
     """
     if counts := view.ints("pieces"):
-        held = zip(view.ints("starts") or (), view.ints("lengths") or (), strict=True)
-        parts = [tuple(itertools.islice(held, count)) for count in counts]
-        region = tuple(tuple(_inside(*dims)) for dims in zip(parts, region, strict=True))
+        intervals = zip(view.ints("starts") or (), view.ints("lengths") or (), strict=True)
+        region = nested(tuple(tuple(itertools.islice(intervals, n)) for n in counts), region)
     pieces = tuple(len(dim) for dim in region)
     return {"pieces": pieces, **interval_attrs(itertools.chain(*region))}
-
-
-def _inside(held: Sequence[Interval], wanted: Sequence[Interval]) -> Iterator[Interval]:
-    """The pieces of the whole dim that intervals of the elements of its held pieces are."""
-    for start, length in wanted:
-        at = 0
-        for first, size in held:
-            low, high = max(start, at), min(start + length, at + size)
-            if low < high:
-                yield first + low - at, high - low
-            at += size
 
 
 ROWS: Mapping[str, OpRow] = {

@@ -278,11 +278,25 @@ def test_without_a_temporary_folder_segments_are_not_joined(
     if is_full:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
     try:
-        simulator = Simulator(models, optimization="all")
+        with pytest.warns(UserWarning, match="rank 0: 3 segments open one by one and run slower"):
+            simulator = Simulator(models, optimization="all")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     (executor,) = simulator.executors
     assert executor.sessions.in_place == {}
+    (exact,), (alone,) = (s.run([feeds(graph)]) for s in (Simulator(models), simulator))
+    for name, expected in exact.outputs.items():
+        np.testing.assert_allclose(alone.outputs[name], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_joined_graph_that_onnx_runtime_refuses_is_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Group, "joined", lambda _: onnx.ModelProto())
+    graph = residual_blocks(2)
+    models = emit_models(in_phases(graph, [2, 7]), graph)
+    with pytest.warns(UserWarning, match=r"could not optimize them .*: rank 0: ONNX Runtime: ."):
+        simulator = Simulator(models, optimization="all")
     (exact,), (alone,) = (s.run([feeds(graph)]) for s in (Simulator(models), simulator))
     for name, expected in exact.outputs.items():
         np.testing.assert_allclose(alone.outputs[name], expected, rtol=1e-5, atol=1e-5)

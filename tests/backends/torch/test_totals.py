@@ -12,8 +12,9 @@ from torch import Tensor, fx
 import partitioner.backends.torch.operators  # noqa: F401 - registers operators
 from partitioner.backends.torch.direct import direct
 from partitioner.backends.torch.eager import eager
-from partitioner.backends.torch.totals import add, add_product, add_products, add_rows
+from partitioner.backends.torch.totals import _ADDING, add, add_product, add_products, add_rows
 from partitioner.backends.torch.values import note_tasks, noted_tasks
+from partitioner.ir.ops import ROWS
 
 aten = torch.ops.aten
 
@@ -81,6 +82,16 @@ def test_a_batch_of_products_adds_its_results_to_the_sum() -> None:
     assert total.shape == (2, 3, 5)
     assert called(adding).count(add_products) == 1
     assert torch.bmm not in called(adding)
+
+
+def test_results_that_are_priced_as_added_by_their_kernel_are_added_by_it() -> None:
+    """The op table says so to the cost model, by the name of the method that adds them."""
+    adding = {f"aten::{op._schema.name.removeprefix('aten::')}": add for op, add in _ADDING.items()}
+    priced = {op: row.adds for op, row in ROWS.items() if row.adds}
+    assert priced == {"aten::mm": "addmm_", "aten::bmm": "baddbmm_"}
+    assert priced.keys() <= adding.keys()
+    for op, method in priced.items():
+        assert method in adding[op].__code__.co_names
 
 
 def test_a_product_that_something_else_reads_stays_as_it_is() -> None:

@@ -28,6 +28,11 @@ def shape(*sizes: int) -> tuple[Any, ...]:
 
 
 T = (aten.t.default,)
+SWAP = aten.transpose.int, 0, 1
+
+
+def permute(*dims: int) -> tuple[Any, ...]:
+    return aten.permute.default, list(dims)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +43,11 @@ T = (aten.t.default,)
         (chain(T, T), 0),
         (chain(T, T, T), 1),
         (chain(shape(10, 3), T, T, shape(30)), 1),
+        (chain(SWAP, (aten.transpose.int, 1, 0)), 0),
+        (chain(shape(5, 2, 3), SWAP, (aten.transpose.int, 0, 2)), 3),
+        (chain(shape(5, 2, 3), permute(1, 2, 0), permute(-1, 0, 1)), 1),
+        (chain(shape(5, 2, 3), permute(1, 2, 0), permute(1, 2, 0)), 3),
+        (chain(shape(5, 2, 3), permute(1, 2, 0), SWAP, SWAP, permute(2, 0, 1)), 1),
         (chain(T, shape(3, 10), shape(-1), shows=2), 3),  # both are read: one copy serves both
     ],
 )

@@ -28,6 +28,8 @@ def _bag(op: str, *tensors: object, mode: int, cuts: int, padding: int = -1) -> 
 
 TABLE, OUT = f32(ROWS, CHANNELS), f32(BAGS, CHANNELS)
 PLACES = np.array([[0, 3, 2, 1], [4] * 4, [COUNT] * 4, [5, 8, 7, 6], [10, 9, 9, 10]])
+#: Settings of a part of the rows, indices and bags of a larger call.
+OF_MORE = (0, BAGS, -1, ROWS + 3, COUNT, [2], [ROWS], [1, 6], [3, 3], [0, 3], [1, 2])
 CASES = [
     _bag("", TABLE, mode=0, cuts=5),
     _bag("", TABLE, mode=1, cuts=4, padding=PADDING),
@@ -37,6 +39,18 @@ CASES = [
     _bag("_weights_backward", OUT, TABLE, mode=0, cuts=4),
     _bag("_places", OUT, TABLE, mode=2, cuts=3),
     _bag("_max_backward", OUT, PLACES, mode=2, cuts=3),
+    *(
+        aten(
+            f"partitioner::embedding_bag{op}",
+            *(*tensors, ints(6, low=0, high=ROWS + 2), OFFSETS, f32(6), *OF_MORE),
+            options={"min_cuts": 4},
+        )
+        for op, tensors in (
+            ("", [TABLE]),
+            ("_backward", [f32(3, CHANNELS)]),
+            ("_weights_backward", [f32(3, CHANNELS), TABLE]),
+        )
+    ),
 ]
 
 

@@ -30,6 +30,9 @@ ANY = ints(TOKENS, CHOSEN, low=0, high=EXPERTS - 1)
 #: All tokens go to one expert, which drops none.
 ONE = np.full((TOKENS, CHOSEN), 3)
 SETTINGS = ("silu", True, True, EXPERTS, [0], [EXPERTS])
+#: A part of the experts of a larger layer.
+OF_MORE = ints(TOKENS, CHOSEN, low=0, high=EXPERTS + 3)
+PART = ("silu", True, True, EXPERTS + 4, [1, 6], [2, EXPERTS - 2])
 #: Two products, one after the other: rounding is that of numbers larger than the results.
 OPTIONS = {"min_cuts": 3, "tolerance": 1e-5}
 CASES = [
@@ -40,6 +43,12 @@ CASES = [
         *(*_operands(1, ANY), "gelu", False, False, *SETTINGS[3:]),
         options=OPTIONS,
         absent=(1,),
+    ),
+    aten("partitioner::experts", *_operands(2, OF_MORE), *PART, options=OPTIONS),
+    aten(
+        "partitioner::experts_backward",
+        *(f32(TOKENS, CHANNELS), *_operands(2, OF_MORE), _kept(2), *PART),
+        options=OPTIONS,
     ),
     aten(
         "partitioner::experts_backward",

@@ -68,6 +68,24 @@ CASES = [
         )
         for more in ((), (5,))
     ),
+    # Of a part of the classes, which may be in pieces.
+    *(
+        aten(
+            "partitioner::cross_entropy_parts",
+            *(f32(4, 12), f32(4, 1), ints(4, low=0, high=19), -100, 20, starts, lengths),
+            options={"min_cuts": 2},
+        )
+        for starts, lengths in (([5], [12]), ([1, 9], [5, 7]))
+    ),
+    *(
+        aten(
+            "partitioner::cross_entropy_grad",
+            *(f32(4), f32(4), f32(4, 12), f32(4, 1)),
+            *(ints(4, low=0, high=19), starts, lengths),
+            options={"min_cuts": 3},
+        )
+        for starts, lengths in (([5], [12]), ([1, 9], [5, 7]))
+    ),
     aten("_log_softmax", f32(4, 6, 5), 1, False, options={"min_cuts": 2}),
     aten(
         "_log_softmax_backward_data",

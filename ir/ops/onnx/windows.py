@@ -174,7 +174,7 @@ def _pool(view: OpView) -> Rule:
     if len(view.node.writes) > 1:
         raise OpaqueError("result Indices counts through the whole tensor")
     kernel, dims = view.ints("kernel_shape") or (), names("s", view.rank() - 2)
-    slid = sliding.windows(_slides(view, kernel), view.shape(), dims)
+    slid = sliding.windows(_slides(view, kernel), view.shape(), view.out_shape, dims)
     return view.rule("n c s..", "n c s..", windows=slid, flops=float(math.prod(kernel)))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from partitioner.ir.layout import Interval
-from partitioner.ir.ops.signature import Shape
+from partitioner.ir.ops.signature import OpaqueError, Shape
 from partitioner.ir.windows import Window
 
 
@@ -129,8 +129,13 @@ def windows(
 
     None over dims that are read by point unless `points`: a window demands parts of one piece.
     A transposed convolution may have more positions than elements, which no point reaches.
+
+    Raises:
+        OpaqueError: There are no positions.
     """
     last = -len(slides)
+    if 0 in positions[last:]:
+        raise OpaqueError("no window fits its image")
     spatial = zip(slides, shape[last:], positions[last:], dims[last:], strict=True)
     return {
         (operand, name): slide.transposed(size) if transposed else slide.window(size)

@@ -174,11 +174,11 @@ def _typed_alike(last: fx.Node, layer: _Layer) -> bool:
 
     Its results are then of the type of both.
     """
-    types = {value(part).dtype for part in (layer.x, layer.up.weights, layer.down.weights)}
-    weights = value(layer.weights)
-    if len(types) > 1 or not weights.is_floating_point() or not value(layer.x).is_floating_point():
+    x, weights = value(layer.x), value(layer.weights)
+    if any(value(one.weights).dtype != x.dtype for one in (layer.up, layer.down)):
         return False
-    return bool(value(last).dtype == torch.promote_types(*types, weights.dtype))
+    are_floats = x.is_floating_point() and weights.is_floating_point()
+    return are_floats and value(last).dtype == torch.promote_types(x.dtype, weights.dtype)
 
 
 def _product(node: fx.Node) -> _Product | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -32,6 +31,7 @@ from partitioner.ir.plan import Certificate, Plan
 from partitioner.report.measured import FILE, Measured
 from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.strategies.block_graph import block_graph
+from partitioner.strategies.stretch_layout import BlockError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -114,15 +114,18 @@ def _load_onnx(folder: Path, request: OnnxRequest) -> OnnxModel:
     onnx_model = OnnxModel(traced, model, None, request.dims, request.shapes)
     onnx_model = onnx_model.of_form(request.graph_digest)
     plan = load_plan(folder)
-    changed = ResultError(f"{folder}: its model {model} has changed since; partition it again")
+    have = "or the blocks of its plan have" if plan.blocks else "has"
+    changed = f"{folder}: its model {model} {have} changed since; partition it again"
     try:
         if plan.pipeline is not None:
             onnx_model = onnx_model.in_micro_batches(plan.pipeline.micro_batches)
         onnx_model = onnx_model.in_blocks(plan.blocks)
+    except BlockError as error:
+        raise ResultError(f"{changed} ({error})") from None
     except OptionError:  # another batch, or other nodes
-        raise changed from None
+        raise ResultError(changed) from None
     if onnx_model.graph.digest != request.graph_digest:
-        raise changed
+        raise ResultError(changed)
     return onnx_model
 
 
@@ -145,9 +148,12 @@ def _load_module(
         if plan.pipeline is None
         else trace_micro_batch(opened, example, options, plan.pipeline.micro_batches)
     )
+    why = ""
     if plan.blocks:
-        with suppress(OptionError):  # the module has other nodes
+        try:
             traced = traced.on(block_graph(traced.traced.uncut, plan.blocks))
+        except OptionError as error:  # the module has other nodes, or the plan other blocks
+            why = f" ({error})"
     elif traced.graph.digest != request.graph_digest:
         traced = traced.of(plan.nodes)
     if traced.graph.digest != request.graph_digest:
@@ -159,7 +165,8 @@ def _load_module(
             )
         raise ResultError(
             f"{folder}: {model} is traced to another graph than before: it has changed, "
-            "or the version of PyTorch; partition it again"
+            + ("or the blocks of its plan, " if plan.blocks else "")
+            + f"or the version of PyTorch; partition it again{why}"
         )
     return ModuleModel(traced, source if module is None else ModuleSource())
 

@@ -159,9 +159,10 @@ class JointSearch:
                 offered = tuple(place(self.graph, node, mesh, {}, None) for mesh in family.homes)
             kept = constraints.keep(node, offered)
             if not kept:
-                why = constraints.blame(node, offered)
+                blamed, why = constraints.blame(node, offered)
                 raise ConstraintError(
-                    f"{why} leaves no strategy for {node.name!r} ({node.op}) in {family}",
+                    f"{blamed} leaves no strategy for {node.name!r} ({node.op}) in {family}"
+                    + (f": {why}" if why else ""),
                     position,
                 )
             options[node.name] = tuple(alternatives(self.graph, node, kept))

@@ -155,12 +155,25 @@ class Along:
         name: The name of the dim.
         axes: The mesh axes; without any, the loop is not cut.
         factors: By node, the factors that stand for the dim.
+        ends: Operators, for people, that read values with the dim and cannot be cut along it.
     """
 
     text: str
     name: str
     axes: tuple[str, ...]
     factors: Mapping[str, frozenset[str]]
+    ends: tuple[str, ...] = ()
+
+    @property
+    def note(self) -> str:
+        """How many operators it binds, and the first of those at which the dim ends."""
+        count = len(self.factors)
+        bound = f"{count} operator{' is' if count == 1 else 's are'}"
+        if not self.axes:
+            return f"{self.text}: {bound} not cut along it"
+        more = f" and {len(self.ends) - 3} more" if len(self.ends) > 3 else ""
+        end = f"; it ends at {', '.join(self.ends[:3])}{more}" if self.ends else ""
+        return f"{self.text}: {bound} cut along it{end}"
 
     def honoured(self, node: Node, placed: PlacedNode) -> bool:
         """Whether a strategy of a node is as demanded."""
@@ -328,12 +341,8 @@ class Constraints:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The number of operators that each named dim binds, as notes for the summary."""
-        return tuple(
-            f"{demand.text}: {len(demand.factors)} operators are "
-            + ("cut along it" if demand.axes else "not cut along it")
-            for demand in self.along
-        )
+        """What each named dim binds, as notes for the summary."""
+        return tuple(demand.note for demand in self.along)
 
     @property
     def places(self) -> bool:
@@ -400,18 +409,19 @@ class Constraints:
                 kept = along or tuple(p for p in kept if _uses(p, axis, p.layouts)) or kept
         return kept
 
-    def blame(self, node: Node, candidates: Sequence[PlacedNode]) -> str:
-        """The first pin that leaves a node without a strategy."""
+    def blame(self, node: Node, candidates: Sequence[PlacedNode]) -> tuple[str, str]:
+        """The first constraint that leaves a node no strategy, and why if it does so alone."""
         kept: Sequence[PlacedNode] = candidates
         for pin in self.pins:
             kept = [placed for placed in kept if _honours(pin, node, placed)]
             if not kept:
-                return pin.text
+                alone = any(_honours(pin, node, placed) for placed in candidates)
+                return pin.text, "" if alone else _why_not(pin, candidates)
         for demand in self.along:
             kept = [placed for placed in kept if demand.honoured(node, placed)]
             if not kept:
-                return demand.text
-        return "its constraints"
+                return demand.text, ""
+        return "its constraints", ""
 
 
 def _check_plan(plan: Plan, graph: Graph, devices: int) -> None:
@@ -534,6 +544,15 @@ def _honours(pin: Pin, node: Node, placed: PlacedNode) -> bool:
         return True
     sides = placed.results() if pin.tensor in node.outputs else placed.operands()
     return all(_fits(pin, at.sharding) for value, at in sides if value == pin.tensor)
+
+
+def _why_not(pin: Pin, candidates: Sequence[PlacedNode]) -> str:
+    """Why no strategy of a node honours a pin of a tensor that is to be cut; "" if none is."""
+    if not (pin.cut or pin.dim is not None) or not any(placed.mesh.axes for placed in candidates):
+        return ""
+    along = "any dim" if pin.dim is None else f"dim {pin.dim}"
+    over = f" over axis {pin.axis!r}" if pin.axis else ""
+    return f"it cannot be cut along {along} of {pin.tensor!r}{over}"
 
 
 def _uses(placed: PlacedNode, axis: str, factors: Container[str]) -> bool:

@@ -22,7 +22,7 @@ from partitioner.ir.layout import DimLayout
 from partitioner.ir.ops import rules_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import Rule
-from partitioner.strategies.batch import LINE, Dim, even, follow
+from partitioner.strategies.batch import LINE, Dim, Followed, even, follow
 from partitioner.strategies.constraints import Along, ConstraintError, NamedDims
 from partitioner.strategies.derive import Rules, strategies
 
@@ -63,7 +63,8 @@ def _demand(named: NamedDims, name: str, axes: tuple[str, ...], graph: Graph) ->
     text = f"layout {name} = {list(axes) if len(axes) != 1 else axes[0]!r}"
     where = f"{named.source}: " if named.source else ""
     seeds = [dim for seed in named.dims[name] for dim in _dims(graph, name, seed, where)]
-    factors = _followed(graph, seeds)
+    followed = _followed(graph, seeds)
+    factors = {node: of_node for node, of_node in followed.factors.items() if of_node}
     if not factors:
         value, dim = seeds[0]
         raise ConstraintError(
@@ -71,24 +72,33 @@ def _demand(named: NamedDims, name: str, axes: tuple[str, ...], graph: Graph) ->
             f"which is {graph.types[value]}"
         )
     more = f" and {len(seeds) - 1} more" if len(seeds) > 1 else ""
-    return Along(f"{where}{text} (dim {seeds[0][1]} of {seeds[0][0]!r}{more})", name, axes, factors)
+    said = f"{where}{text} (dim {seeds[0][1]} of {seeds[0][0]!r}{more})"
+    return Along(said, name, axes, factors, tuple(_ends(graph, followed)))
 
 
-def _followed(graph: Graph, seeds: Sequence[Dim]) -> Mapping[str, frozenset[str]]:
-    """By node, the factors that stand for a dim; nodes without any are left out."""
+def _followed(graph: Graph, seeds: Sequence[Dim]) -> Followed:
+    """A dim, followed through the graph from some values that have it."""
     chosen: dict[tuple[tuple[int, ...], int], DimLayout] = {}
     layouts: dict[Dim, DimLayout] = {}
     for value, dim in dict.fromkeys(seeds):
         shape = graph.types[value].shape
         cuts = _cuts(graph, value, dim)
         if chosen.get((shape, dim)) not in cuts:
-            chosen[shape, dim] = min(cuts, key=lambda cut: _ends(graph, (value, dim), cut))
+            chosen[shape, dim] = min(cuts, key=lambda cut: _cost(graph, (value, dim), cut))
         layouts[value, dim] = chosen[shape, dim]
-    factors = follow(graph, layouts, layouts).factors
-    return {name: of_node for name, of_node in factors.items() if of_node}
+    return follow(graph, layouts, layouts)
 
 
-def _ends(graph: Graph, dim: Dim, cut: DimLayout) -> tuple[int, int, int]:
+def _ends(graph: Graph, followed: Followed) -> Iterator[str]:
+    """Operators of the forward pass, for people, that read values with a dim and need it whole."""
+    for node in graph.nodes:
+        if node.name in graph.backward or followed.factors.get(node.name):
+            continue
+        if not followed.values.isdisjoint(node.reads):
+            yield f"{node.name} ({_short(node.op)})"
+
+
+def _cost(graph: Graph, dim: Dim, cut: DimLayout) -> tuple[int, int, int]:
     """The cost of a cut of a dim for the graph around it.
 
     Operators of the forward pass at which it ends on its way to the results; its segments, of which

@@ -1,10 +1,10 @@
 """Spatial parallelism as constraints on a graph: what works on images is cut along their dims.
 
 Axes "d", "h" and "w" cut depth, height and width: the third last, the second last and the last dim
-that windows slide over. An axis of another name cuts the first dim that none of these cuts: height
-of images. Windows say where these dims are; from there they are followed through the rules, so that
-every operator on an image is cut along it, gradients too. The rest is solved: halos, where a chain
-of layers computes rows twice, and layers after the images.
+that windows slide over. An axis of another name cuts the first dim that none of these cuts and that
+has an element for each device: height of images. Windows say where these dims are; from there they
+are followed through the rules, so that every operator on an image is cut along it, gradients too.
+The rest is solved: halos, where a chain of layers computes rows twice, and layers after the images.
 """
 
 from __future__ import annotations
@@ -124,14 +124,19 @@ def _visit(
 def _dims_of(graph: Graph, axes: Mapping[str, int]) -> Mapping[str, int]:
     """The dim of an image, counted from the end, that each axis cuts.
 
+    An axis without a dim of its own cuts the first that is left, or the first that is large enough.
+
     Raises:
         ConstraintError: No window of the model slides over such a dim.
     """
     known = sorted({dim for dims in image_factors(graph).values() for dim in dims})
     free = [dim for dim in known if dim not in [_NAMED.get(axis) for axis in axes]]
     chosen = {}
-    for axis in axes:
-        dim = _NAMED[axis] if axis in _NAMED else free.pop(0) if free else None
+    for axis, size in axes.items():
+        dim = _NAMED.get(axis)
+        if dim is None and free:
+            dim = next((dim for dim in free if _largest(graph, dim) >= size), free[0])
+            free.remove(dim)
         if dim is None or dim not in known:
             words = ", ".join(_WORDS[dim] for dim in known if dim in _WORDS)
             raise ConstraintError(
@@ -144,17 +149,22 @@ def _dims_of(graph: Graph, axes: Mapping[str, int]) -> Mapping[str, int]:
 
 def _check(graph: Graph, axis: str, size: int, dim: int) -> None:
     """Refuse an axis of more devices than the largest image has elements."""
-    factors, rules = image_factors(graph), rules_of(graph)
-    sizes = [
-        rule.factors[dims[dim]].size
-        for name, dims in factors.items()
-        if dim in dims and isinstance(rule := rules[name], Rule) and _slides(rule)
-    ]
-    if max(sizes, default=0) < size:
+    if (largest := _largest(graph, dim)) < size:
         raise ConstraintError(
             f"parallel spatial: axis {axis!r} has {size} devices, and no convolution, pool or "
-            f"resize has a {_WORDS[dim]} of more than {max(sizes, default=0)}"
+            f"resize has a {_WORDS[dim]} of more than {largest}"
         )
+
+
+def _largest(graph: Graph, dim: int) -> int:
+    """Elements of a dim of the largest image that windows slide over."""
+    rules = rules_of(graph)
+    sizes = (
+        rule.factors[dims[dim]].size
+        for name, dims in image_factors(graph).items()
+        if dim in dims and isinstance(rule := rules[name], Rule) and _slides(rule)
+    )
+    return max(sizes, default=0)
 
 
 def _slides(rule: Rule | str) -> bool:

@@ -1,5 +1,6 @@
 """Models that do not fit one device run in blocks: equal, and measured within the limit."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from partitioner import examples
 from partitioner.cli.main import main
 from partitioner.compiled.base import Compiled
 from partitioner.cost_model.schedule import LOAD_BYTES_PER_S
+from partitioner.files import ResultError
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.errors import OptionError
 from partitioner.problem.memory_kinds import Holdings
@@ -140,6 +142,50 @@ def test_a_unet_of_few_channels_in_a_third_of_its_memory(tmp_path: Path) -> None
     parts = set(compiled.graph.blocks.values())
     assert len(parts) > 1
     assert compiled.programs.plain >= parts - {None}
+
+
+def soft(path: Path) -> Path:
+    """A product, a softmax over its rows, and a product: columns of the softmax can be cut."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], name="first"),
+        helper.make_node("Softmax", ["a"], ["b"], name="soft", axis=0),
+        helper.make_node("MatMul", ["b", "v"], ["y"], name="second"),
+    ]
+    rng = np.random.default_rng(0)
+    weights = {"w": (8, 4096), "v": (4096, 8)}
+    graph = helper.make_graph(
+        nodes,
+        "soft",
+        [helper.make_tensor_value_info("x", 1, (96, 8))],
+        [helper.make_tensor_value_info("y", 1, (96, 8))],
+        [
+            numpy_helper.from_array(rng.standard_normal(sizes).astype(np.float32), name)
+            for name, sizes in weights.items()
+        ],
+    )
+    imports = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), path)
+    return path
+
+
+def test_blocks_that_are_edited_to_what_cannot_run_name_node_and_dim(tmp_path: Path) -> None:
+    compiled = partitioner.compile(soft(tmp_path / "soft.onnx"), devices=1, memory="1500KiB")
+    (stretch,) = (one for one in compiled.plan.blocks.stretches if one.chunks)
+    assert {(chunk.value, chunk.dim) for chunk in stretch.chunks} <= {("a", 1), ("b", 1)}
+    compiled.save(tmp_path / "out")
+    plan = json.loads((tmp_path / "out/plan.json").read_text())
+    for edit, message in (
+        ({"value": "a", "dim": 0}, r"'soft' \(Softmax\) needs dim 0 of 'a' as a whole"),
+        ({"value": "z"}, "of 'z' is none of the stretch's"),
+    ):
+        blocks = [
+            {**one, "chunks": [{**chunk, **edit} for chunk in one["chunks"]]}
+            for one in plan["blocks"]
+        ]
+        (tmp_path / "out/plan.json").write_text(json.dumps({**plan, "blocks": blocks}))
+        expected = rf"the blocks of its plan have changed since; partition it again \(.*{message}"
+        with pytest.raises(ResultError, match=expected):
+            partitioner.load(tmp_path / "out")
 
 
 @pytest.mark.parametrize(

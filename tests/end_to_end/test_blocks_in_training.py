@@ -358,6 +358,7 @@ DP = Request(parallel="dp")
         pytest.param("group", DP, 2, 2, marks=SWEEP),
         pytest.param("twice", Request(parallel="zero3"), 2, 2, marks=pytest.mark.slow),
         pytest.param("pools", Request(parallel="zero1"), 2, 2, marks=SWEEP),
+        pytest.param("batch", Request(parallel="zero2"), 3, 4, marks=pytest.mark.slow),
         pytest.param(
             *("grown", Request(parallel="spatial", mesh={"w": 2}), 2, 1), marks=pytest.mark.slow
         ),
@@ -385,19 +386,20 @@ def test_ranks_that_share_blocks_train_to_the_same_weights(run_job: RunJob, job:
 
 
 @pytest.mark.slow
-def test_each_of_two_devices_trains_its_image_within_its_limit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["dp", "zero2"])
+def test_each_of_two_devices_trains_its_image_within_its_limit(kind: str, tmp_path: Path) -> None:
     """Measured bytes of each rank; the saved plan is loaded again."""
     torch.manual_seed(0)
     module = Loss(vgg(8, 8))
     example = torch.randn(2, 3, 120, 88), torch.tensor([3, 5])
     limit = int(0.5 * whole_of(module, tuple(t[:1] for t in example)).summary["peak_bytes"][0])
     program = partitioner.compile(
-        module, example, devices=2, training=True, parallel="dp", memory=limit, time_limit_s=5
+        module, example, devices=2, training=True, parallel=kind, memory=limit, time_limit_s=5
     )
     assert program.plan.blocks
     certificate = program.plan.certificate
     assert certificate is not None
-    assert certificate.space.startswith("dp over 2 devices, with ")
+    assert certificate.space.startswith(f"{kind} over 2 devices, with ")
     assert 0 < certificate.bound <= certificate.cost
     assert max(program.summary["peak_bytes"]) <= limit
     measured = program.profile(*example, steps=1).measured

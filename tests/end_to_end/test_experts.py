@@ -175,6 +175,48 @@ def test_stages_have_experts_on_several_devices() -> None:
         torch.testing.assert_close(grads[name], parameter.grad)
 
 
+class _WideRouter(nn.Module):
+    """Experts of one type, and weights of choices in float32, as of Mixtral in bfloat16."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.router = nn.Linear(8, 5, bias=False, dtype=dtype)
+        self.up = nn.Parameter(torch.randn(5, 12, 8, dtype=dtype) / 3)
+        self.down = nn.Parameter(torch.randn(5, 8, 6, dtype=dtype) / 3)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        weights, ids = torch.topk(self.router(x).float().softmax(-1), 2)
+        flat, rows = ids.reshape(-1), x.repeat_interleave(2, dim=0)
+        gate, other = torch.bmm(self.up[flat], rows.unsqueeze(-1)).squeeze(-1).chunk(2, -1)
+        inner = nn.functional.silu(gate) * other
+        results = torch.bmm(self.down[flat], inner.unsqueeze(-1)).squeeze(-1)
+        scaled = results * weights.reshape(-1).unsqueeze(-1)
+        out = scaled.view(len(x), 2, -1).sum(1).to(x.dtype)
+        return (out - target).square().mean()
+
+
+@pytest.mark.parametrize("kind", ["ep", "dispatch"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_weights_of_choices_have_a_type_of_their_own(dtype: torch.dtype, kind: str) -> None:
+    torch.manual_seed(0)
+    module, inputs = _WideRouter(dtype), torch.randn(2, 7, 8, dtype=dtype)
+    program = compiled(module, tuple(inputs), 3, kind, training=True)
+    assert len(layers(program)) == 2
+    loss, grads = program.gradients(*inputs)
+    exact = _WideRouter(torch.float64)
+    exact.load_state_dict(module.state_dict())
+    for one in (module, exact):
+        one.zero_grad()
+        expected = one(*inputs.to(one.up.dtype))
+        expected.backward()
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-6
+    torch.testing.assert_close(loss.double(), expected.detach(), rtol=tolerance, atol=0)
+    for name, parameter in exact.named_parameters():
+        assert grads[name].dtype == dtype
+        largest = float(parameter.grad.abs().max())
+        assert float((grads[name] - parameter.grad).abs().max()) < tolerance * largest, name
+
+
 def test_one_expert_may_get_all_tokens() -> None:
     """No token is dropped."""
     torch.manual_seed(0)

@@ -13,6 +13,8 @@ import torch
 from image_nets import Classifier, Grown, Planes, UNet, Volumes
 from onnx import helper
 from spatial_jobs import JOBS
+from spatial_jobs import Loss as Weighted
+from torch import nn
 from torch_jobs import RunJob, job_parameters
 
 import partitioner
@@ -96,12 +98,13 @@ def test_unet_in_onnx(
     check(mesh, axes(mesh), exported_unet(up))
 
 
-@pytest.mark.parametrize("mesh", [{"tp": 2}, {"tp": 3}], ids=str)
+@pytest.mark.parametrize("mesh", [{"tp": 2}, {"tp": 3}, TWO_AXES], ids=str)
 def test_volumes(mesh: Mapping[str, int]) -> None:
     torch.manual_seed(0)
     example = (torch.randn(1, 2, 9, 8, 11),)
     check(mesh, axes(mesh), Volumes().eval(), example_inputs=example)
-    check(mesh, axes(mesh, 4), Volumes().eval(), example_inputs=example)
+    last = axes(mesh, 5 - len(mesh))
+    check(mesh, last, Volumes().eval(), example_inputs=example)
 
 
 @pytest.mark.parametrize("mesh", [{"tp": 2}, {"tp": 3}, TWO_AXES], ids=str)
@@ -131,6 +134,53 @@ def test_training_by_name(mesh: Mapping[str, int], memory_format: str) -> None:
         found = compiled.verify(seed=1)
         assert found.equal, str(found)
         assert max(output.error for output in found.outputs) <= 1e-5, str(found)
+
+
+class Signal(nn.Module):
+    """A convolution and a pool along one dim, which PyTorch traces as an image of one row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv1d(2, 4, 5, padding=2), nn.MaxPool1d(3, 2), nn.GELU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x).square().mean()
+
+
+def test_an_axis_without_a_dim_cuts_the_first_that_is_long_enough() -> None:
+    compiled = partitioner.compile(
+        *(Signal().double(), (torch.randn(1, 2, 23, dtype=torch.float64),)),
+        cluster="3xideal",
+        parallel="spatial",
+        training=True,
+    )
+    cut = [node.op for node in compiled.graph.nodes if compiled.plan.nodes[node.name].cuts]
+    assert {"aten::convolution", "partitioner::convolution_grad_weight"} <= {*cut}
+    found = compiled.verify(seed=1)
+    assert found.equal, str(found)
+
+
+@pytest.mark.parametrize(
+    ("make", "size"), [(nn.ConvTranspose1d, (17,)), (nn.ConvTranspose3d, (5, 4, 6))]
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_a_transposed_convolution_of_a_point_with_more_positions(
+    make: Callable[..., nn.Module], size: tuple[int, ...], training: bool
+) -> None:
+    """One stride and one point: what is added behind the last element is read from none."""
+    torch.manual_seed(0)
+    net = make(2, 4, 1, dilation=2, output_padding=1, groups=2).double()
+    module = Weighted(net) if training else net
+    compiled = partitioner.compile(
+        *(module, (torch.randn(1, 2, *size, dtype=torch.float64),)),
+        cluster="3xideal",
+        parallel="spatial",
+        mesh={"w": 3},
+        training=training,
+    )
+    found = compiled.verify(seed=1)
+    assert found.equal, str(found)
+    assert all(node.cuts for node in compiled.plan.nodes.values() if node.cuts or not training)
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +278,7 @@ def test_parts_that_overlap_replace_an_exchange(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [{"w": 3}, {"h": 2, "w": 2}], ids=str)
+@pytest.mark.parametrize("mesh", [{"h": 2}, {"w": 3}, {"h": 2, "w": 2}], ids=str)
 def test_resnet_50(mesh: Mapping[str, int], zoo: Callable[[str], Path]) -> None:
     ranks = int(np.prod([*mesh.values()]))
     compiled = partitioner.compile(

@@ -42,6 +42,8 @@ def job(parallel: str, ranks: int, share: float, *, sweep: bool = False) -> Job:
 
 JOBS = {
     "dp_2": job("dp", 2, 0.6),
+    "zero2_2": job("zero2", 2, 0.6),
+    "zero1_3": job("zero1", 3, 0.6, sweep=True),
     "zero3_3": job("zero3", 3, 0.6, sweep=True),
 }
 

@@ -8,6 +8,9 @@ others: ``act(gate) * other``. No token is dropped, whatever the number that an 
 A device's shard consists of pieces of experts, each of a start and a length among all of them;
 tokens of other experts add nothing, so that the sum over the devices is the whole result.
 
+Tokens and experts have one type; weights of choices may have another one, as of a router in float32
+beside experts in bfloat16. The result then has the wider type, in which choices are added up.
+
 The first products of all choices, (tokens, chosen, columns), are a second result for the gradients,
 with zeros for experts elsewhere. Rows that are missing there are computed again.
 
@@ -83,14 +86,15 @@ class _Layer:
 
     def results(self, kept: Tensor) -> Tensor:
         """The sum of the results of the shard's experts; first products are put into `kept`."""
-        out = self.x.new_zeros((self.x.shape[0], self.down.shape[1]))
+        wide = _result_type(self.x, self.weights)
+        out = self.x.new_zeros((self.x.shape[0], self.down.shape[1]), dtype=wide)
         weights, rows = self.weights.reshape(-1), kept.flatten(0, 1)
         for place, tokens, choices in self.routed():
             before = self.x.index_select(0, tokens) @ self.up[place].T
             if self.keep:
                 rows.index_copy_(0, self.kept_at(choices), before)
             result = self.inner(before) @ self.down[place].T
-            out.index_add_(0, tokens, result.mul_(weights[choices].unsqueeze(-1)))
+            out.index_add_(0, tokens, result.to(wide).mul_(weights[choices].unsqueeze(-1)))
         return out
 
     def gradients(self, grad: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
@@ -103,10 +107,11 @@ class _Layer:
             held = products.index_select(0, self.kept_at(choices))
             before = self.first_products(place, rows, held)
             inner = self.inner(before)
-            of_inner = of_rows @ self.down[place]
-            of_weights.view(-1)[choices] = (of_inner * inner).sum(-1)
+            of_inner = of_rows.to(inner.dtype) @ self.down[place]
+            of_choices = (of_inner.to(of_rows.dtype) * inner).sum(-1)
+            of_weights.view(-1)[choices] = of_choices.to(of_weights.dtype)
             factors = weights[choices].unsqueeze(-1)
-            torch.mm(of_rows.mul_(factors).T, inner, out=of_down[place])
+            torch.mm(of_rows.mul_(factors).to(inner.dtype).T, inner, out=of_down[place])
             of_before = self.inner_gradient(of_inner.mul_(factors), before)
             torch.mm(of_before.T, rows, out=of_up[place])
             of_x.index_add_(0, tokens, of_before @ self.up[place])
@@ -155,11 +160,17 @@ class _Layer:
         return torch.cat([slope(grad * other, gate), grad * act(gate)], -1)
 
 
+def _result_type(x: Tensor, weights: Tensor) -> torch.dtype:
+    """The type of tokens times weights of choices."""
+    return torch.promote_types(x.dtype, weights.dtype)
+
+
 def _empty_results(
-    x: Tensor, ids: Tensor, _: Tensor, up: Tensor, down: Tensor, *settings: Any
+    x: Tensor, ids: Tensor, weights: Tensor, up: Tensor, down: Tensor, *settings: Any
 ) -> tuple[Tensor, Tensor]:
     columns = up.shape[1] if settings[2] else 0
-    return x.new_empty((x.shape[0], down.shape[1])), x.new_empty((*ids.shape, columns))
+    out = x.new_empty((x.shape[0], down.shape[1]), dtype=_result_type(x, weights))
+    return out, x.new_empty((*ids.shape, columns))
 
 
 @operator(f"experts({_OPERANDS}, {_SETTINGS}) -> (Tensor, Tensor)", _empty_results)
@@ -294,9 +305,12 @@ class _Group:
         return sums
 
 
-def _empty_sent(x: Tensor, ids: Tensor, _: Tensor, up: Tensor, *call: Any) -> tuple[Tensor, ...]:
+def _empty_sent(
+    x: Tensor, ids: Tensor, weights: Tensor, up: Tensor, *call: Any
+) -> tuple[Tensor, ...]:
     rows, columns = call[-1], up.shape[1] if call[3] else 0
-    return torch.empty_like(x), x.new_empty((rows, ids.shape[1], columns))
+    out = torch.empty_like(x, dtype=_result_type(x, weights))
+    return out, x.new_empty((rows, ids.shape[1], columns))
 
 
 @sending(

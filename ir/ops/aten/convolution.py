@@ -62,9 +62,9 @@ def _grad_input(view: OpView) -> Rule:
     It slides as the transposed convolution does; that of a transposed one as a convolution.
     """
     dims, transposed = _dims(view, view.shape(1)), _is_transposed(view)
-    slid = sliding.windows(
-        _slides(view, view.shape(1)), view.shape(), dims.data, transposed=not transposed
-    )
+    slides = _slides(view, view.shape(1))
+    shapes = view.shape(), view.out_shape
+    slid = sliding.windows(slides, *shapes, dims.data, transposed=not transposed)
     meets = 1.0 if transposed else math.prod(view.shape()[2:]) / math.prod(view.out_shape[2:])
     return view.rule(
         [dims.result, dims.weights],
@@ -85,7 +85,8 @@ def _grad_weight(view: OpView) -> Rule:
     """
     dims, slides = _dims(view, view.out_shape), _slides(view, view.out_shape)
     slid = 0 if _is_transposed(view) else 1
-    windows = sliding.windows(slides, view.shape(slid), dims.data, operand=slid)
+    shapes = view.shape(slid), view.shape(1 - slid)
+    windows = sliding.windows(slides, *shapes, dims.data, operand=slid)
     return view.rule(
         [dims.result, dims.data],
         [dims.weights],

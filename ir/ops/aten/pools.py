@@ -57,7 +57,7 @@ def _pool(view: OpView, space: int, *, linear: bool) -> Rule:
     return view.rule(
         [dims],
         [dims, dims],
-        windows=sliding.windows(slides, view.shape(), dims, points=True),
+        windows=sliding.windows(slides, view.shape(), view.out_shape, dims, points=True),
         linear=[0] if linear else [],
         flops=float(_volume(slides)),
     )
@@ -73,7 +73,10 @@ def _backward(view: OpView, space: int) -> Rule:
         key: window
         for index in (0, 2)
         for key, window in sliding.windows(
-            slides, view.shape(), dims, transposed=True, operand=index, points=True
+            *(slides, view.shape(), view.out_shape, dims),
+            transposed=True,
+            operand=index,
+            points=True,
         ).items()
     }
     meets = math.prod(view.shape()[-space:]) / max(math.prod(view.out_shape[-space:]), 1)

@@ -41,7 +41,20 @@ def _conv_dims(view: OpView, weights: int = 1, *, transposed: bool = False) -> C
 
 
 def _slides(view: OpView, kernel: Sequence[int]) -> list[Slide]:
-    """The windows of a convolution or a pool; one of a transposed convolution, where explicit."""
+    """The windows of a convolution or a pool."""
+    slides, auto = _stated_slides(view, kernel), str(view.attr("auto_pad", "NOTSET"))
+    if not auto.startswith("SAME"):
+        return slides
+    sizes = list(zip(slides, view.shape()[2:], view.out_shape[2:], strict=True))
+    for slide, size, count in sizes:
+        if size - (count - 1) * slide.stride - slide.extent > 1:  # padding is negative, in halves
+            raise OpaqueError(f"auto_pad {auto} leaves out elements, each runtime others")
+    upper = auto == "SAME_UPPER"
+    return [sliding.same_pads(slide, size, count, more_after=upper) for slide, size, count in sizes]
+
+
+def _stated_slides(view: OpView, kernel: Sequence[int]) -> list[Slide]:
+    """The windows with the padding that is stated; none under auto_pad."""
     space = len(kernel)
     ones, zeros = (1,) * space, (0,) * (2 * space)
     strides, dilations = view.ints("strides") or ones, view.ints("dilations") or ones
@@ -51,15 +64,10 @@ def _slides(view: OpView, kernel: Sequence[int]) -> list[Slide]:
     pairs = zip(pads[:space], pads[space:], strict=True)
     if auto not in ("", "NOTSET"):
         pairs = zip(zeros[:space], zeros[:space], strict=True)
-    slides = [
+    return [
         Slide(size, stride, dilation, *pad)
         for size, stride, dilation, pad in zip(kernel, strides, dilations, pairs, strict=True)
     ]
-    if not auto.startswith("SAME"):
-        return slides
-    sizes = zip(slides, view.shape()[2:], view.out_shape[2:], strict=True)
-    upper = auto == "SAME_UPPER"
-    return [sliding.same_pads(slide, size, count, more_after=upper) for slide, size, count in sizes]
 
 
 def _back_slides(view: OpView, kernel: Sequence[int]) -> list[Slide]:
@@ -67,7 +75,7 @@ def _back_slides(view: OpView, kernel: Sequence[int]) -> list[Slide]:
 
     Then what is left over is cropped, in halves.
     """
-    slides, auto = _slides(view, kernel), str(view.attr("auto_pad", "NOTSET"))
+    slides, auto = _stated_slides(view, kernel), str(view.attr("auto_pad", "NOTSET"))
     if view.attr("output_shape") is None and not auto.startswith("SAME"):
         return slides
     more = view.ints("output_padding") or (0,) * len(kernel)
@@ -174,7 +182,7 @@ def _pool(view: OpView) -> Rule:
     if len(view.node.writes) > 1:
         raise OpaqueError("result Indices counts through the whole tensor")
     kernel, dims = view.ints("kernel_shape") or (), names("s", view.rank() - 2)
-    slid = sliding.windows(_slides(view, kernel), view.shape(), dims)
+    slid = sliding.windows(_slides(view, kernel), view.shape(), view.out_shape, dims)
     return view.rule("n c s..", "n c s..", windows=slid, flops=float(math.prod(kernel)))
 
 

@@ -86,7 +86,8 @@ def conv(
         rounded: The sum is rounded, so that input channels are whole.
         linear: See `Rule`.
     """
-    windows = sliding.windows(slides, signature.shape(), dims.data, transposed=dims.transposed)
+    shapes = signature.shape(), signature.out_shape
+    windows = sliding.windows(slides, *shapes, dims.data, transposed=dims.transposed)
     flops = 2.0
     if dims.transposed:  # an element of the data, not of the result, meets all of the kernel
         flops *= math.prod(signature.shape()[2:]) / max(math.prod(signature.out_shape[2:]), 1)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from partitioner.ir.layout import Interval
-from partitioner.ir.ops.signature import Shape
+from partitioner.ir.ops.signature import OpaqueError, Shape
 from partitioner.ir.windows import Window
 
 
@@ -118,21 +118,29 @@ def zoom(mode: str, before: int, after: int) -> Zoom | None:
 def windows(
     slides: Sequence[Slide],
     shape: Shape,
+    positions: Shape,
     dims: Sequence[str],
     *,
     transposed: bool = False,
     operand: int = 0,
     points: bool = False,
 ) -> Mapping[tuple[int, str], Window]:
-    """Windows of an operand, whose last dims are spatial.
+    """Windows of an operand, whose last dims are spatial, as are those of the loop's positions.
 
     None over dims that are read by point unless `points`: a window demands parts of one piece.
+    A transposed convolution may have more positions than elements, which no point reaches.
+
+    Raises:
+        OpaqueError: There are no positions.
     """
-    spatial = zip(slides, shape[-len(slides) :], dims[-len(slides) :], strict=True)
+    last = -len(slides)
+    if 0 in positions[last:]:
+        raise OpaqueError("no window fits its image")
+    spatial = zip(slides, shape[last:], positions[last:], dims[last:], strict=True)
     return {
         (operand, name): slide.transposed(size) if transposed else slide.window(size)
-        for slide, size, name in spatial
-        if points or not slide.is_point
+        for slide, size, count, name in spatial
+        if points or not slide.is_point or size != count
     }
 
 

@@ -6,8 +6,8 @@ router chose, and sum up what these give, each times a weight:
     batched    weights of experts are gathered by row: ``bmm(up[ids], rows)``
     grouped    rows are sorted by expert: ``grouped_mm(rows[order], up, offsets)``, and back again
 
-Between the two products stands an activation, which may be gated. Layers with biases, or with
-element types that differ, stay as they are.
+Between the two products stands an activation, which may be gated. Weights of choices may have a
+type of their own. Layers with biases, or with other types that differ, stay as they are.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _replace(last: fx.Node, training: bool) -> bool:
     """Replace the layer of experts that ends with a node, if there is one."""
     rows = _summed(last)
     layer = _layer(rows) if rows is not None else None
-    if layer is None or not _one_type(last, layer):
+    if layer is None or not _typed_alike(last, layer):
         return False
     write = Rewriter(last)
     operands = [
@@ -169,11 +169,16 @@ def _scaled(rows: _Rows) -> tuple[_Product, fx.Node] | None:
     return None
 
 
-def _one_type(last: fx.Node, layer: _Layer) -> bool:
-    """Whether the layer computes in one type of floats."""
-    parts = [last, layer.x, layer.weights, layer.up.weights, layer.down.weights]
-    types = {value(part).dtype for part in parts}
-    return len(types) == 1 and value(last).is_floating_point()
+def _typed_alike(last: fx.Node, layer: _Layer) -> bool:
+    """Whether the layer computes in one type of floats, but for its weights of choices.
+
+    Its results are then of the type of both.
+    """
+    x, weights = value(layer.x), value(layer.weights)
+    if any(value(one.weights).dtype != x.dtype for one in (layer.up, layer.down)):
+        return False
+    are_floats = x.is_floating_point() and weights.is_floating_point()
+    return are_floats and value(last).dtype == torch.promote_types(x.dtype, weights.dtype)
 
 
 def _product(node: fx.Node) -> _Product | None:

@@ -783,7 +783,7 @@ def _also_fits(refusal: Infeasible, way: str) -> Infeasible:
 
 
 def _check_kept(request: Request) -> None:
-    """Refuse to keep a plan in blocks, whose nodes are not the model's.
+    """Refuse to keep a plan in blocks, whose nodes are not the model's, or one in stages.
 
     Raises:
         OptionError: It is asked for.
@@ -792,6 +792,10 @@ def _check_kept(request: Request) -> None:
     if plan is not None and plan.blocks:
         raise OptionError(
             "constraints: a plan in blocks cannot be kept: leave it out, blocks are found anew"
+        )
+    if plan is not None and plan.pipeline is not None:
+        raise OptionError(
+            "constraints: a plan in stages cannot be kept: pin groups of nodes to devices instead"
         )
 
 

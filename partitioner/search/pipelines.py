@@ -128,10 +128,13 @@ def find_pipeline(
     """
     results: list[SpaceResult] = []
     errors: list[PartitionerError] = []
+    if request.constraints.plan is not None:
+        raise ConstraintError(
+            "constraints: a plan on one mesh is no constraint of stages: pin groups of nodes to "
+            "devices instead"
+        )
     request.constraints.check(graph, len(cluster))
     groups = _pinned_groups(graph, request.constraints)
-    if not groups and request.constraints.plan is not None:
-        raise ConstraintError("a plan is no constraint of a pipeline: give pins")
     if len({*map(len, groups)}) > 1:
         names = _schedules(request, len({*groups}), graph)
         ways = Ways(micro_batches, names, groups, wanted=request.tune or 1)

@@ -1,10 +1,36 @@
 """Pipelines on gloo ranks train as one process that accumulates gradients."""
 
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch
 from pipeline_model_jobs import JOBS
+from torch import nn
 from torch_jobs import RunJob, job_parameters
+
+import partitioner
+from partitioner.ir.errors import OptionError
+from partitioner.strategies.constraints import ConstraintError
 
 
 @pytest.mark.parametrize("job", job_parameters(JOBS))
 def test_ten_steps_are_those_of_one_process(run_job: RunJob, job: str) -> None:
     run_job("pipeline_model_jobs.py", job)
+
+
+def test_a_plan_in_stages_is_no_constraint(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    example = (torch.randn(4, 8),)
+    options: Any = {"devices": 2, "micro_batches": 2}
+    plan = partitioner.compile(module, example, **options).plan
+    assert plan.pipeline is not None
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    for more in ({}, {"micro_batches": 2}):
+        with pytest.raises(OptionError, match="a plan in stages cannot be kept: pin groups of"):
+            partitioner.compile(module, example, 2, constraints=tmp_path / "plan.json", **more)
+    (tmp_path / "mesh.json").write_text(partitioner.compile(module, example, 2).plan.to_json())
+    with pytest.raises(ConstraintError, match="a plan on one mesh is no constraint of stages"):
+        partitioner.compile(module, example, constraints=tmp_path / "mesh.json", **options)

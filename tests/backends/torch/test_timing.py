@@ -1,5 +1,6 @@
 """Programs in PyTorch that are measured."""
 
+import itertools
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -11,9 +12,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partitioner.backends.prepared import Prepared
+from partitioner.backends.torch.clocks import HostClock
 from partitioner.backends.torch.timing import prepared
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.model import open_model
+from partitioner.profiling.device import Device
 from partitioner.profiling.profile import on_one_device
 from partitioner.profiling.rank import (
     _LONG_RUN_S,
@@ -88,22 +91,21 @@ def test_large_operands_are_copied_a_few_times_only() -> None:
 
 
 def test_only_short_operators_are_several() -> None:
-    short = _long_enough(made(nn.Tanh(), torch.ones(2)), None)
+    device = Device.of("cpu")
+    short = _long_enough(device, made(nn.Tanh(), torch.ones(2)), None)
     assert 1 < short.copies <= _MOST_COPIES
     long = made(nn.Linear(512, 512), torch.ones(2048, 512))
-    assert _long_enough(long, None) is long
+    assert _long_enough(device, long, None) is long
 
 
 @pytest.mark.parametrize(("seconds", "copies"), [(0.6 * _RUN_S, 2), (2 * _RUN_S, 1)])
-def test_a_run_takes_long_enough(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, copies: int
-) -> None:
-    clock = iter([0.0, 9.0, 9.0, 9.0 + seconds, 20.0, 29.0])  # of three runs, two are disturbed
-    monkeypatch.setattr("partitioner.profiling.rank.time.perf_counter", lambda: next(clock))
+def test_a_run_takes_long_enough(seconds: float, copies: int) -> None:
+    times = iter([0.0, 9.0, 9.0, 9.0 + seconds, 20.0, 29.0])  # of three runs, two are disturbed
+    device = Device(HostClock(lambda: next(times)), torch.zeros(0))
     program = Prepared(
         lambda: None, several=lambda number, _: Prepared(lambda: None, copies=number)
     )
-    assert _long_enough(program, None).copies == copies
+    assert _long_enough(device, program, None).copies == copies
 
 
 def test_inputs_keep_the_order_of_their_dims() -> None:
@@ -118,15 +120,14 @@ def test_inputs_keep_the_order_of_their_dims() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "runs"), [(0.5 * _LONG_RUN_S, 1), (_LONG_RUN_S, 0)])
-def test_the_code_of_short_operators_is_read_before(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, runs: int
-) -> None:
-    monkeypatch.setattr("partitioner.profiling.rank._run_s", lambda _: seconds)
+def test_the_code_of_short_operators_is_read_before(seconds: float, runs: int) -> None:
+    times = itertools.count(0.0, seconds)
+    device = Device(HostClock(lambda: next(times)), torch.zeros(0))
     ran: list[str] = []
     others = Prepared(partial(ran.append, "timed"))
     program = Prepared(partial(ran.append, "before"), several=lambda *_: others)
     item = Item(None, None, None, True, False, (), True, {})  # type: ignore[arg-type]
-    ready = _as_in_model(item, program, {})
+    ready = _as_in_model(device, item, program)
     ran.clear()
     ready.warm()
     assert ran == ["before"] * runs

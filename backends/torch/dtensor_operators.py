@@ -4,8 +4,8 @@ A number that is read of a pending sum (`p.norm().item()`, `float(p.sum())`) is 
 own part. Here it is the whole tensor's, for which all ranks that have parts of it must read it.
 
 A whole tensor that is copied into one in parts gives each rank its part, and so does a matrix that
-PyTorch makes in its memory (`torch.nn.init.eye_`). A row or a slice along a cut dim is a copy, into
-which an assignment (`p[3] = 0.`) would be lost: it is refused.
+PyTorch makes in its memory (`torch.nn.init.eye_`). A row or a slice along a cut dim is a copy, to
+which a write (`p[3] = 0.`, `p[3].mul_(2)`) would be lost: it is refused.
 
 Random numbers that are drawn into a tensor on the CPU are the next ones of each process. So parts
 repeat each other, a generator that is given is not asked, and where parts are of unlike sizes the
@@ -15,7 +15,7 @@ PyTorch draws as for the whole tensor, and so it is here: each rank draws all an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -48,6 +48,46 @@ _READING = (
 )
 
 
+#: Views of a tensor that PyTorch copies where they need another layout than the tensor has.
+_VIEWING = (
+    *(_aten.select.int, _aten.slice.Tensor, _aten.split.Tensor, _aten.split_with_sizes.default),
+    *(_aten.unbind.int, _aten.view.default, _aten.unfold.default, _aten.diagonal.default),
+)
+#: Methods of tensors whose names end as those of writes do.
+_NO_WRITES = frozenset({"requires_grad_", "detach_", "rename_"})
+
+
+class _Copy(DTensor):
+    """What PyTorch copied of a DTensor, where a plain tensor would give a view of its memory."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Refuse to write to it; what shares its memory is a copy as well.
+
+        Raises:
+            BackendError: The function writes to it.
+        """
+        options = kwargs or {}
+        name = func.__name__
+        is_written = name.endswith("_") and not name.endswith("__") and name not in _NO_WRITES
+        if is_written or name.startswith("__i") or name in ("__setitem__", "__set__"):
+            _check_are_no_copies(args[0])
+        _check_are_no_copies(options.get("out"))
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **options)
+        own = {_memory(one) for one in args if isinstance(one, _Copy)}
+        for one in _tensors(result):
+            if isinstance(one, DTensor) and _memory(one) in own:
+                one.__class__ = _Copy
+        return result
+
+
 @cache
 def correct_operators() -> None:
     """From now on, compute these operators on DTensors as on whole tensors."""
@@ -60,6 +100,30 @@ def correct_operators() -> None:
     handlers.setdefault(_aten.eye.m_out, _made_in)
     for operator in (_aten.zero_.default, _aten.fill_.Scalar):
         handlers.setdefault(operator, _emptied)
+    for operator in _VIEWING:
+        handlers.setdefault(operator, _viewed)
+
+
+def _viewed(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """As PyTorch does; what it copied is marked, because writes to it would be lost."""
+    result = _by_pytorch(operator, args, kwargs)
+    tensor: DTensor = args[0]
+    for one in _tensors(result):
+        if isinstance(one, DTensor) and _memory(one) != _memory(tensor):
+            one.__class__ = _Copy
+    return result
+
+
+def _tensors(result: Any) -> Sequence[Any]:
+    """The tensors of a result: itself, or its members."""
+    return result if isinstance(result, list | tuple) else (result,)
+
+
+def _memory(tensor: DTensor) -> int:
+    """The address of the memory of the rank's part."""
+    return tensor._local_tensor.untyped_storage().data_ptr()
 
 
 def _number(
@@ -88,7 +152,7 @@ def _drawn(
         by_pytorch: DTensor = _by_pytorch(operator, args, kwargs)
         return by_pytorch
     if operator in _WRITING:
-        _check_is_no_copy(tensor)
+        _check_are_no_copies(tensor)
     if operator in _READING:
         with torch.no_grad():
             wholes = [one.full_tensor() if isinstance(one, DTensor) else one for one in args]
@@ -123,10 +187,10 @@ def _copied(
 ) -> Tensor:
     """Of a plain tensor, which is whole, its part."""
     tensor, source = args[:2]
+    _check_are_no_copies(tensor)
     if not isinstance(tensor, DTensor) or isinstance(source, DTensor) or _is_sum(tensor):
         by_pytorch: Tensor = _by_pytorch(operator, args, kwargs)
         return by_pytorch
-    _check_is_no_copy(tensor)
     whole = source.expand(tensor.shape)
     if tensor.device_mesh.get_coordinate() is not None:
         tensor._local_tensor.copy_(_part(tensor, whole), *args[2:], **kwargs)
@@ -136,7 +200,7 @@ def _copied(
 def _filled(_: torch._ops.OpOverload, args: tuple[Any, ...], __: Mapping[str, Any]) -> DTensor:
     """With a number."""
     tensor, number = args
-    _check_is_no_copy(tensor)
+    _check_are_no_copies(tensor)
     if _is_sum(tensor):
         raise BackendError("a number cannot be written into the terms of a sum over ranks")
     tensor._local_tensor.fill_(number.full_tensor() if isinstance(number, DTensor) else number)
@@ -158,7 +222,7 @@ def _emptied(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> DTensor:
     """As PyTorch does, if the tensor is no copy."""
-    _check_is_no_copy(args[0])
+    _check_are_no_copies(args[0])
     filled: DTensor = _by_pytorch(operator, args, kwargs)
     return filled
 
@@ -168,21 +232,21 @@ def _is_sum(tensor: DTensor) -> bool:
     return any(placement.is_partial() for placement in tensor.placements)
 
 
-def _check_is_no_copy(tensor: DTensor) -> None:
+def _check_are_no_copies(written: Any) -> None:
     """Refuse to write to what PyTorch copied where it should be a view: the write would be lost.
 
+    Functions of Python are refused by `_Copy`; an assignment calls operators on a part that it
+    takes itself.
+
+    Args:
+        written: A tensor, several, or something else.
+
     Raises:
-        BackendError: It is a copy.
+        BackendError: There is a copy.
     """
-    base = tensor._base
-    is_copy = (
-        isinstance(base, DTensor)
-        and base._local_tensor.untyped_storage().data_ptr()
-        != tensor._local_tensor.untyped_storage().data_ptr()
-    )
-    if is_copy:
+    if any(isinstance(one, _Copy) for one in _tensors(written)):
         raise BackendError(
-            "a part of a tensor that is cut over ranks cannot be assigned to where it is cut: "
+            "a part of a tensor that is cut over ranks cannot be written to where it is cut: "
             "change the whole one, as by w = p.detach().full_tensor(); w[3] = 0.0; p.copy_(w)"
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import pytest
@@ -52,6 +53,19 @@ LOST: tuple[Callable[[Tensor], object], ...] = (
     lambda w: w[1:4].zero_(),
     lambda w: w[3].fill_(1),
     lambda w: w[3].normal_(),
+    lambda w: w[3].mul_(2),
+    lambda w: operator.imul(w[3], 2),
+    lambda w: w.data[0].mul_(0.5),
+    lambda w: w[1:4].clamp_(max=0.1),
+    lambda w: w[2:5][1].add_(1),
+    lambda w: w[1:4].T.mul_(2),
+    lambda w: w[1:4].detach().mul_(2),
+    lambda w: w.T[:, 3].mul_(2),
+    lambda w: w.narrow(0, 1, 2).add_(1),
+    lambda w: w.split(2)[1].mul_(3),
+    lambda w: w.diagonal().mul_(2),
+    lambda w: torch._foreach_mul_([w[2]], 2.0),
+    lambda w: torch.add(torch.ones(3), 1.0, out=w[4]),
 )
 
 
@@ -63,6 +77,8 @@ WRITES: tuple[Callable[[Tensor], object], ...] = (
     lambda w: w.T.copy_(torch.arange(5.0)),
     init.eye_,
     init.orthogonal_,
+    lambda w: w.clone()[3].requires_grad_(),
+    lambda w: w[3].clone().mul_(2),  # a tensor of its own
     _fills,
 )
 
@@ -91,6 +107,20 @@ def writes_of_whole_tensors(rank: int) -> None:
                 with torch.no_grad(), pytest.raises(BackendError, match=r"to where it is cut: cha"):
                     write(weight)
             torch.testing.assert_close(weight.full_tensor(), whole)
+            _reads_rows(weight, whole)
+
+
+def _reads_rows(weight: nn.Parameter, whole: Tensor) -> None:
+    """Rows and slices of a parameter are read, with gradients, as those of the whole tensor."""
+    losses = []
+    for one in (weight, whole.requires_grad_()):
+        row, some = one[3], one[1:4]
+        losses.append((row * 2).sum() + some.T.square().sum() + one[:, 1].exp().sum())
+        losses[-1].backward()
+    assert isinstance(weight.grad, DTensor)
+    torch.testing.assert_close(weight.grad.full_tensor(), whole.grad)
+    assert isinstance(losses[0], DTensor)
+    torch.testing.assert_close(losses[0].full_tensor(), losses[1])
 
 
 def of_whole_tensors(rank: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from partitioner.cost_model.entries import Entry, LinkEntry
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.profile import over, read_contents, write_entries, write_links
 from partitioner.cost_model.profile_notes import profile_notes
-from partitioner.cost_model.resolve import cpu_fingerprint, resolve_cluster
+from partitioner.cost_model.resolve import cpu_fingerprint, local_cluster, resolve_cluster
 
 NOW = "2026-01-01T00:00:00+00:00"
 
@@ -114,3 +115,15 @@ def test_levels_without_communications_are_named(tmp_path: Path) -> None:
     assert f"profile {file} has no communications over level 'lan': they cost the level's" in note
     write_links(file, "core", 1, [dataclasses.replace(near, kind=over("send", "lan"))])
     assert notes(resolve_cluster(path)) == ()
+
+
+def test_a_backend_that_is_not_measured_on_gpus_is_not_to_be_measured_there() -> None:
+    gpus = SimpleNamespace(
+        is_available=lambda: True,
+        device_count=lambda: 1,
+        get_device_properties=lambda _: SimpleNamespace(name="NVIDIA H200", total_memory=2**37),
+    )
+    cluster = local_cluster(1, gpus, Path("none.sqlite"))
+    (note,) = notes(cluster)[-1:]
+    assert "nothing is measured in profile none.sqlite" in note
+    assert profile_notes(cluster, lambda: "runtime 2.0", measures_gpus=False) == ()

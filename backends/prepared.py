@@ -22,7 +22,8 @@ class Prepared:
             calls count.
         copies: Number of equal operators that a run computes.
         warm: Called before each timed run: brings into the caches what lies there in a model.
-        operands: The inputs by name, where the program reads them: arrays, or tensors of PyTorch.
+        operands: All inputs by name, arrays or tensors of PyTorch; those that the program reads lie
+            where it reads them.
         several: Gives a program of at most so many operators equal to the one of this, which share
             the inputs of these names and have copies of all else that they read, or share all
             (None). No function if the seconds of short runs are exact, or the program has several

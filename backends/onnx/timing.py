@@ -78,7 +78,7 @@ def prepared(
         return kernel_seconds(events)[1:]  # without the first run
 
     weakref.finalize(own_seconds, shutil.rmtree, folder, ignore_errors=True)
-    return Prepared(run, own_seconds, operands=held)
+    return Prepared(run, own_seconds, operands={**inputs, **held})
 
 
 def kernel_seconds(events: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -74,7 +74,7 @@ def prepared(
             module = direct(eager(forward.module))
             ready = Prepared(
                 partial(_forward, module, list(arguments.values())),
-                operands=arguments,
+                operands={**inputs, **arguments},
                 several=partial(_several, module, arguments),
             )
         ready.run()

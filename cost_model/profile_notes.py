@@ -6,14 +6,18 @@ from collections.abc import Callable, Iterator
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.profile import Profile, default_profile, read_contents, shares
-from partitioner.cost_model.resolve import cpu_fingerprint, device_type
+from partitioner.cost_model.resolve import cpu_fingerprint, device_type, is_of_gpu
 
 #: Most parts of a profile that a note lists.
 _LISTED = 2
 
 
 def profile_notes(
-    cluster: Cluster, backend: Callable[[], str], *, training: bool = False
+    cluster: Cluster,
+    backend: Callable[[], str],
+    *,
+    training: bool = False,
+    measures_gpus: bool = True,
 ) -> tuple[str, ...]:
     """A sentence for each profile of a cluster's devices that the plan's costs do not come from.
 
@@ -24,12 +28,18 @@ def profile_notes(
         backend: Gives the name of the backend that runs the model, with its version; it is called
             only if there are measurements.
         training: Whether the model is planned for training.
+        measures_gpus: Whether operators of the model can be measured on GPUs; if not, profiles of
+            GPUs are not looked at.
 
     Raises:
         CostError: A profile cannot be read.
     """
     profiles = dict.fromkeys(spec.profile for spec in cluster.devices)
-    notes = [_notes(cluster, one, backend, training) for one in profiles if one is not None]
+    notes = [
+        _notes(cluster, one, backend, training)
+        for one in profiles
+        if one is not None and (measures_gpus or not is_of_gpu(one.device))
+    ]
     return (*(note for of_profile in notes for note in of_profile), *_level_notes(cluster))
 
 

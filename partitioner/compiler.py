@@ -254,7 +254,7 @@ def _compile_onnx(opened: OnnxInput, cluster: Cluster, request: Request, clock: 
     onnx_model = OnnxModel.of(opened.model, traced, opened.dims, opened.shapes)
     if request.constraints.plan is not None:
         onnx_model = onnx_model.of_form(request.constraints.plan.graph_digest)
-    notes = (*traced.notes, *profile_notes(cluster, _onnx_backend))
+    notes = (*traced.notes, *profile_notes(cluster, _onnx_backend, measures_gpus=False))
     parts = _OnnxParts(onnx_model, notes, cluster, request, clock)
     if request.is_pipelined:
         outcome, summary = parts.best()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from partitioner.cost_model.entries import Entry, LinkEntry
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.profile import over, read_contents, write_entries, write_links
 from partitioner.cost_model.profile_notes import profile_notes
-from partitioner.cost_model.resolve import cpu_fingerprint, resolve_cluster
+from partitioner.cost_model.resolve import cpu_fingerprint, local_cluster, resolve_cluster
 
 NOW = "2026-01-01T00:00:00+00:00"
 
@@ -114,3 +115,13 @@ def test_levels_without_communications_are_named(tmp_path: Path) -> None:
     assert f"profile {file} has no communications over level 'lan': they cost the level's" in note
     write_links(file, "core", 1, [dataclasses.replace(near, kind=over("send", "lan"))])
     assert notes(resolve_cluster(path)) == ()
+
+
+def test_no_note_asks_to_measure_what_is_not_measured_on_gpus(tmp_path: Path) -> None:
+    gpu = SimpleNamespace(name="NVIDIA H200", total_memory=10**9)
+    cuda = SimpleNamespace(
+        is_available=lambda: True, device_count=lambda: 1, get_device_properties=lambda _: gpu
+    )
+    cluster = local_cluster(1, cuda, profile=tmp_path / "profile.sqlite")
+    assert any("measure with" in note for note in profile_notes(cluster, lambda: "runtime 2.0"))
+    assert profile_notes(cluster, lambda: "runtime 2.0", measures_gpus=False) == ()

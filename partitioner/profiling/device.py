@@ -43,7 +43,11 @@ class Device:
 
     def evict(self) -> None:
         """Drive all else out of the caches."""
-        self.others.fill_(1)
+        if self.others.device.type == "cpu":
+            # Not by `fill_`, after which short operators take longer: all profiles are NumPy's.
+            self.others.numpy().fill(1)
+        else:
+            self.others.fill_(1)
 
     def read(self, operands: Iterable[np.ndarray | Tensor]) -> None:
         """Read arrays or tensors, so that they lie in the caches as far as these hold them."""

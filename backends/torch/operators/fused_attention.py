@@ -50,7 +50,8 @@ class Kernel(NamedTuple):
 def kernel_for(call: Call) -> Kernel | None:
     """The fused kernel that takes a call; None if there is none.
 
-    On a GPU no call with a mask is taken: a row that may see no column has no numbers there.
+    On a GPU no call with a mask is taken: a row that may see no column has no numbers there. Nor is
+    one whose scale is not positive: the kernels look for a row's largest score before they scale.
     """
     query, key, value = call.query, call.key, call.value
     dense = all(x.numel() > 0 and x.stride(-1) == 1 for x in (query, key, value))
@@ -62,6 +63,8 @@ def kernel_for(call: Call) -> Kernel | None:
         return _ON_CPU
     is_square = query.shape[2] == key.shape[2]
     if query.device.type != "cuda" or call.mask is not None or (call.is_causal and not is_square):
+        return None
+    if call.scale is not None and call.scale <= 0:
         return None
     one_head = SDPAParams(query, *_by_query(call), None, 0.0, call.is_causal, False)
     if can_use_flash_attention(one_head) and query.shape[-1] % _FLASH_DEPTH == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from partitioner.backends.torch.operators import attention, fused_attention
 from partitioner.backends.torch.operators.fused_attention import Call, kernel_for
@@ -23,6 +24,20 @@ def test_the_cpu_kernel_takes_dense_operands_of_one_depth_and_type() -> None:
     apart = torch.randn(2, 4, 8, 7).mT
     for other in (operand(4, 7, depth=6), key.double(), key[:, :, :0], apart):
         assert kernel_for(Call(query, key, other, None, False, None)) is None
+
+
+@pytest.mark.parametrize(
+    ("scale", "is_taken"), [(None, True), (0.5, True), (0.0, False), (-1.0, False)]
+)
+def test_kernels_of_a_gpu_take_positive_scales(
+    scale: float | None, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_attention, "SDPAParams", lambda *_: None)
+    monkeypatch.setattr(fused_attention, "can_use_flash_attention", lambda _: True)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        query = torch.empty(2, 4, 5, 8, device="cuda")
+        call = Call(query, query, query, None, False, scale)
+        assert (kernel_for(call) is not None) == is_taken
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3])

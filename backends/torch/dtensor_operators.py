@@ -4,8 +4,8 @@ A number that is read of a pending sum (`p.norm().item()`, `float(p.sum())`) is 
 own part. Here it is the whole tensor's, for which all ranks that have parts of it must read it.
 
 A whole tensor that is copied into one in parts gives each rank its part, and so does a matrix that
-PyTorch makes in its memory (`torch.nn.init.eye_`). A row or a slice along a cut dim is a copy, to
-which a write (`p[3] = 0.`, `p[3].mul_(2)`) would be lost: it is refused.
+PyTorch makes in its memory (`torch.nn.init.eye_`). A row or a slice along a cut dim is a copy, into
+which a write (`p[3] = 0.`, `p[3] += 1`) would be lost: it is refused.
 
 Random numbers that are drawn into a tensor on the CPU are the next ones of each process. So parts
 repeat each other, a generator that is given is not asked, and where parts are of unlike sizes the
@@ -15,16 +15,16 @@ PyTorch draws as for the whole tensor, and so it is here: each rank draws all an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.faults import named
@@ -46,46 +46,13 @@ _READING = (
     *(_aten.bernoulli.default, _aten.native_dropout.default),
     *(_aten.multinomial.default, _aten.rrelu_with_noise.default),
 )
-
-
-#: Views of a tensor that PyTorch copies where they need another layout than the tensor has.
+#: Views that PyTorch computes of another cut of the tensor where its own allows none.
 _VIEWING = (
-    *(_aten.select.int, _aten.slice.Tensor, _aten.split.Tensor, _aten.split_with_sizes.default),
-    *(_aten.unbind.int, _aten.view.default, _aten.unfold.default, _aten.diagonal.default),
+    *(_aten.diagonal.default, _aten.expand.default, _aten.select.int, _aten.slice.Tensor),
+    *(_aten.split.Tensor, _aten.split_with_sizes.default, _aten.unbind.int),
+    *(_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims, _aten.view.default),
+    *(_aten.view.dtype, _aten.view_as_complex.default, _aten.view_as_real.default),
 )
-#: Methods of tensors whose names end as those of writes do.
-_NO_WRITES = frozenset({"requires_grad_", "detach_", "rename_"})
-
-
-class _Copy(DTensor):
-    """What PyTorch copied of a DTensor, where a plain tensor would give a view of its memory."""
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Refuse to write to it; what shares its memory is a copy as well.
-
-        Raises:
-            BackendError: The function writes to it.
-        """
-        options = kwargs or {}
-        name = func.__name__
-        is_written = name.endswith("_") and not name.endswith("__") and name not in _NO_WRITES
-        if is_written or name.startswith("__i") or name in ("__setitem__", "__set__"):
-            _check_are_no_copies(args[0])
-        _check_are_no_copies(options.get("out"))
-        with torch._C.DisableTorchFunctionSubclass():
-            result = func(*args, **options)
-        own = {_memory(one) for one in args if isinstance(one, _Copy)}
-        for one in _tensors(result):
-            if isinstance(one, DTensor) and _memory(one) in own:
-                one.__class__ = _Copy
-        return result
 
 
 @cache
@@ -98,32 +65,9 @@ def correct_operators() -> None:
     handlers.setdefault(_aten.copy_.default, _copied)
     handlers.setdefault(_aten.fill_.Tensor, _filled)
     handlers.setdefault(_aten.eye.m_out, _made_in)
-    for operator in (_aten.zero_.default, _aten.fill_.Scalar):
-        handlers.setdefault(operator, _emptied)
+    handlers.setdefault(_aten.index_put_.default, _placed)
     for operator in _VIEWING:
         handlers.setdefault(operator, _viewed)
-
-
-def _viewed(
-    operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
-    """As PyTorch does; what it copied is marked, because writes to it would be lost."""
-    result = _by_pytorch(operator, args, kwargs)
-    tensor: DTensor = args[0]
-    for one in _tensors(result):
-        if isinstance(one, DTensor) and _memory(one) != _memory(tensor):
-            one.__class__ = _Copy
-    return result
-
-
-def _tensors(result: Any) -> Sequence[Any]:
-    """The tensors of a result: itself, or its members."""
-    return result if isinstance(result, list | tuple) else (result,)
-
-
-def _memory(tensor: DTensor) -> int:
-    """The address of the memory of the rank's part."""
-    return tensor._local_tensor.untyped_storage().data_ptr()
 
 
 def _number(
@@ -151,8 +95,6 @@ def _drawn(
     if not _is_drawn_here(operator, tensor):
         by_pytorch: DTensor = _by_pytorch(operator, args, kwargs)
         return by_pytorch
-    if operator in _WRITING:
-        _check_are_no_copies(tensor)
     if operator in _READING:
         with torch.no_grad():
             wholes = [one.full_tensor() if isinstance(one, DTensor) else one for one in args]
@@ -187,7 +129,6 @@ def _copied(
 ) -> Tensor:
     """Of a plain tensor, which is whole, its part."""
     tensor, source = args[:2]
-    _check_are_no_copies(tensor)
     if not isinstance(tensor, DTensor) or isinstance(source, DTensor) or _is_sum(tensor):
         by_pytorch: Tensor = _by_pytorch(operator, args, kwargs)
         return by_pytorch
@@ -200,7 +141,6 @@ def _copied(
 def _filled(_: torch._ops.OpOverload, args: tuple[Any, ...], __: Mapping[str, Any]) -> DTensor:
     """With a number."""
     tensor, number = args
-    _check_are_no_copies(tensor)
     if _is_sum(tensor):
         raise BackendError("a number cannot be written into the terms of a sum over ranks")
     tensor._local_tensor.fill_(number.full_tensor() if isinstance(number, DTensor) else number)
@@ -218,13 +158,107 @@ def _made_in(
     return tensor
 
 
-def _emptied(
+def _placed(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> DTensor:
-    """As PyTorch does, if the tensor is no copy."""
-    _check_are_no_copies(args[0])
-    filled: DTensor = _by_pytorch(operator, args, kwargs)
-    return filled
+) -> Tensor:
+    """Values at places of the whole tensor, of which each rank takes its part (`p[mask] = 0.`)."""
+    tensor = args[0]
+    if not isinstance(tensor, DTensor) or _is_sum(tensor):
+        by_pytorch: Tensor = _by_pytorch(operator, args, kwargs)
+        return by_pytorch
+    if tensor.device_mesh.get_coordinate() is not None:
+        with torch.no_grad():
+            wholes = pytree.tree_map_only(DTensor, DTensor.full_tensor, args)
+        tensor._local_tensor.copy_(_part(tensor, operator(*wholes, **kwargs)))
+    return tensor
+
+
+def _viewed(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """As PyTorch does; what lies in other memory than the tensor is marked as a copy."""
+    tensor: DTensor = args[0]
+    is_whole = all(placement.is_replicate() for placement in tensor.placements)
+    try:
+        views = _by_pytorch(operator, args, kwargs)
+    except RuntimeError:  # PyTorch refuses some views of what is cut
+        if is_whole:
+            raise
+        with torch.no_grad():
+            whole = tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
+        views = operator(whole, *args[1:], **kwargs)
+    if tensor.device_mesh.get_coordinate() is None:  # there is nothing of it here
+        return views
+    memory = _memory(tensor)
+    return pytree.tree_map_only(
+        DTensor, lambda view: view if _memory(view) == memory else _Copy.of(view), views
+    )
+
+
+def _memory(tensor: DTensor) -> int:
+    """Where this rank's part lies, even if it has no elements."""
+    place: int = tensor._local_tensor.untyped_storage()._cdata
+    return place
+
+
+class _Copy(DTensor):
+    """A copy that PyTorch made where a view of a tensor was asked for: it may only be read.
+
+    What is computed of it is as of any DTensor, but for its views, which are copies too. So no
+    other tensor is looked at before it is written to.
+    """
+
+    @classmethod
+    def of(cls, tensor: DTensor) -> _Copy:
+        """The same, marked as a copy."""
+        return cls(tensor._local_tensor, tensor._spec, requires_grad=False)
+
+    def unmarked(self) -> DTensor:
+        """The same, as PyTorch made it."""
+        made: DTensor = DTensor(self._local_tensor, self._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        operator: torch._ops.OpOverload,
+        _: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Compute an operator that does not write to a copy.
+
+        Raises:
+            BackendError: It does, and the write would be lost.
+        """
+        kwargs = kwargs or {}
+        formals = operator._schema.arguments
+        for formal, actual in [
+            *zip(formals, args, strict=False),
+            *((formal, kwargs.get(formal.name)) for formal in formals),
+        ]:
+            is_written = formal.alias_info is not None and formal.alias_info.is_write
+            if is_written and pytree.tree_any(lambda leaf: isinstance(leaf, cls), actual):
+                raise BackendError(
+                    "a part of a tensor that is cut over ranks cannot be written to where it is "
+                    "cut: change the whole one under torch.no_grad(), as by "
+                    "w = p.detach().full_tensor(); w[3] = 0.0; p.copy_(w)"
+                )
+        args, kwargs = pytree.tree_map_only(cls, cls.unmarked, (args, kwargs))
+        results = operator(*args, **kwargs)
+        if operator._schema._is_view_op():
+            return pytree.tree_map_only(DTensor, cls.of, results)
+        return results
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DTensor:
+        """A tensor of its own."""
+        made: DTensor = self.unmarked().clone()  # type: ignore[assignment]
+        memo[id(self)] = made
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As of what PyTorch made: a file has no copies."""
+        return self.unmarked().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
 def _is_sum(tensor: DTensor) -> bool:
@@ -232,33 +266,13 @@ def _is_sum(tensor: DTensor) -> bool:
     return any(placement.is_partial() for placement in tensor.placements)
 
 
-def _check_are_no_copies(written: Any) -> None:
-    """Refuse to write to what PyTorch copied where it should be a view: the write would be lost.
-
-    Functions of Python are refused by `_Copy`; an assignment calls operators on a part that it
-    takes itself.
-
-    Args:
-        written: A tensor, several, or something else.
-
-    Raises:
-        BackendError: There is a copy.
-    """
-    if any(isinstance(one, _Copy) for one in _tensors(written)):
-        raise BackendError(
-            "a part of a tensor that is cut over ranks cannot be written to where it is cut: "
-            "change the whole one, as by w = p.detach().full_tensor(); w[3] = 0.0; p.copy_(w)"
-        )
-
-
 def _is_drawn_here(operator: torch._ops.OpOverload, tensor: DTensor) -> bool:
     """Whether it lies on the CPU, and this rank has a part of it that follows from its place.
 
     PyTorch refuses to draw into the terms of a sum.
     """
-    kinds = (Shard, Replicate) if operator in _WRITING else (Shard, Replicate, Partial)
     is_here = tensor.device_mesh.get_coordinate() is not None
-    is_known = all(isinstance(placement, kinds) for placement in tensor.placements)
+    is_known = operator not in _WRITING or not _is_sum(tensor)
     return tensor.device.type == "cpu" and is_here and is_known
 
 
@@ -273,16 +287,18 @@ def _in_parts(tensor: DTensor, whole: Tensor) -> DTensor:
     )
     meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
     spec = DTensorSpec(tensor.device_mesh, placements, meta)
-    part = _part(tensor, whole).clone() if is_alike else whole  # no view, which keeps the whole
+    # no view, which keeps the whole
+    part = _part(tensor, whole, placements).clone() if is_alike else whole
     made: DTensor = DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call]
     return made
 
 
-def _part(tensor: DTensor, whole: Tensor) -> Tensor:
-    """A view of this rank's part of a tensor of these sizes."""
-    sizes, starts = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
-    for dim, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-        whole = whole.narrow(dim, min(start, whole.shape[dim]), size)
-    return whole
+def _part(tensor: DTensor, whole: Tensor, placements: Sequence[Placement] | None = None) -> Tensor:
+    """This rank's part of a tensor of these sizes, which may be a view of it.
+
+    It is cut as the DTensor, or by other `placements` on its mesh.
+    """
+    mesh = tensor.device_mesh
+    with torch.no_grad():
+        replicated = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        return replicated.redistribute(placements=placements or tensor.placements)._local_tensor

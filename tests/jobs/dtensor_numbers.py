@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable
 
@@ -65,6 +66,7 @@ LOST: tuple[Callable[[Tensor], object], ...] = (
     lambda w: w.split(2)[1].mul_(3),
     lambda w: w.diagonal().mul_(2),
     lambda w: torch._foreach_mul_([w[2]], 2.0),
+    lambda w: w.unbind(0)[2].mul_(3),
     lambda w: torch.add(torch.ones(3), 1.0, out=w[4]),
 )
 
@@ -77,6 +79,8 @@ WRITES: tuple[Callable[[Tensor], object], ...] = (
     lambda w: w.T.copy_(torch.arange(5.0)),
     init.eye_,
     init.orthogonal_,
+    lambda w: operator.setitem(w, torch.tensor([1, 3]), 0.0),
+    lambda w: operator.setitem(w, w > 0.5, 0.0),
     lambda w: w.clone()[3].requires_grad_(),
     lambda w: w[3].clone().mul_(2),  # a tensor of its own
     _fills,
@@ -119,6 +123,8 @@ def _reads_rows(weight: nn.Parameter, whole: Tensor) -> None:
         losses[-1].backward()
     assert isinstance(weight.grad, DTensor)
     torch.testing.assert_close(weight.grad.full_tensor(), whole.grad)
+    own = copy.deepcopy(weight.detach()[1:4]).mul_(2)
+    torch.testing.assert_close(own.full_tensor(), whole.detach()[1:4] * 2)
     assert isinstance(losses[0], DTensor)
     torch.testing.assert_close(losses[0].full_tensor(), losses[1])
 

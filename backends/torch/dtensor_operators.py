@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils import _pytree as pytree
 
@@ -104,7 +104,7 @@ def _drawn(
     drawn = operator(*wholes, **kwargs)
     for formal, one, contents in zip(operator._schema.arguments, args, wholes, strict=False):
         if formal.alias_info is not None and isinstance(one, DTensor):
-            one._local_tensor.copy_(_part(one, contents))
+            one._local_tensor.copy_(_part(one._spec, contents))
     if operator in _WRITING:
         return tensor
     if isinstance(drawn, Tensor):
@@ -134,7 +134,7 @@ def _copied(
         return by_pytorch
     whole = source.expand(tensor.shape)
     if tensor.device_mesh.get_coordinate() is not None:
-        tensor._local_tensor.copy_(_part(tensor, whole), *args[2:], **kwargs)
+        tensor._local_tensor.copy_(_part(tensor._spec, whole), *args[2:], **kwargs)
     return tensor
 
 
@@ -169,7 +169,7 @@ def _placed(
     if tensor.device_mesh.get_coordinate() is not None:
         with torch.no_grad():
             wholes = pytree.tree_map_only(DTensor, DTensor.full_tensor, args)
-        tensor._local_tensor.copy_(_part(tensor, operator(*wholes, **kwargs)))
+        tensor._local_tensor.copy_(_part(tensor._spec, operator(*wholes, **kwargs)))
     return tensor
 
 
@@ -250,16 +250,6 @@ class _Copy(DTensor):
             return pytree.tree_map_only(DTensor, cls.of, results)
         return results
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> DTensor:
-        """A tensor of its own."""
-        made: DTensor = self.unmarked().clone()  # type: ignore[assignment]
-        memo[id(self)] = made
-        return made
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """As of what PyTorch made: a file has no copies."""
-        return self.unmarked().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
-
 
 def _is_sum(tensor: DTensor) -> bool:
     """Whether ranks have terms of it, which are still to be added up."""
@@ -287,18 +277,15 @@ def _in_parts(tensor: DTensor, whole: Tensor) -> DTensor:
     )
     meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
     spec = DTensorSpec(tensor.device_mesh, placements, meta)
-    # no view, which keeps the whole
-    part = _part(tensor, whole, placements).clone() if is_alike else whole
+    part = _part(spec, whole).clone() if is_alike else whole  # no view, which keeps the whole
     made: DTensor = DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call]
     return made
 
 
-def _part(tensor: DTensor, whole: Tensor, placements: Sequence[Placement] | None = None) -> Tensor:
-    """This rank's part of a tensor of these sizes, which may be a view of it.
-
-    It is cut as the DTensor, or by other `placements` on its mesh.
-    """
-    mesh = tensor.device_mesh
+def _part(spec: DTensorSpec, whole: Tensor) -> Tensor:
+    """This rank's part of a tensor that is cut so, which may be a view of it."""
     with torch.no_grad():
-        replicated = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
-        return replicated.redistribute(placements=placements or tensor.placements)._local_tensor
+        replicated = DTensor.from_local(
+            whole, spec.mesh, [Replicate()] * spec.mesh.ndim, run_check=False
+        )
+        return replicated.redistribute(placements=spec.placements)._local_tensor

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import operator
+import re
 from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import functional as F  # noqa: N812 - the usual name
 from torch.nn import init
+from torch_ranks import Job
 
+import partitioner
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.dtensor_operators import correct_operators
+from partitioner.compiled.module import ModuleProgram
 
 DRAWS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda w: torch.empty_like(w).exponential_(),
@@ -47,27 +51,79 @@ def _sets_a_row(w: Tensor) -> None:
     w[3] = torch.arange(3.0)
 
 
-#: Writes along a cut dim, which PyTorch would make into a copy.
-LOST: tuple[Callable[[Tensor], object], ...] = (
+def _fills_chosen_rows(w: Tensor) -> None:
+    w[[3, 0]] = torch.arange(6.0).reshape(2, 3)
+
+
+def _fills_positives(w: Tensor) -> None:
+    w[w > 0.5] = 0.0
+
+
+def _adds_to_a_row(w: Tensor) -> None:
+    w[3] += 1.0
+
+
+def _scales_data(w: Tensor) -> None:
+    w.data[0] *= 0.5
+
+
+#: Writes to views along rows, which PyTorch makes into copies where rows are cut.
+ROWS: tuple[Callable[[Tensor], object], ...] = (
     _fills_rows,
     _sets_a_row,
+    _adds_to_a_row,
+    _scales_data,
     lambda w: w[1:4].zero_(),
     lambda w: w[3].fill_(1),
     lambda w: w[3].normal_(),
-    lambda w: w[3].mul_(2),
-    lambda w: operator.imul(w[3], 2),
-    lambda w: w.data[0].mul_(0.5),
-    lambda w: w[1:4].clamp_(max=0.1),
-    lambda w: w[2:5][1].add_(1),
-    lambda w: w[1:4].T.mul_(2),
-    lambda w: w[1:4].detach().mul_(2),
-    lambda w: w.T[:, 3].mul_(2),
-    lambda w: w.narrow(0, 1, 2).add_(1),
-    lambda w: w.split(2)[1].mul_(3),
-    lambda w: w.diagonal().mul_(2),
-    lambda w: torch._foreach_mul_([w[2]], 2.0),
-    lambda w: w.unbind(0)[2].mul_(3),
-    lambda w: torch.add(torch.ones(3), 1.0, out=w[4]),
+    lambda w: w[2].clamp_(0, 0.1),
+    lambda w: w[1:4][0].mul_(2),
+    lambda w: w[1:4].data.mul_(2),
+    lambda w: w.detach()[2:4].T.mul_(2),
+    lambda w: w[3:4].squeeze(0).unsqueeze(1).mul_(2),
+    lambda w: w[::2].masked_fill_(w[::2] > 0, 0.0),
+    lambda w: w[1:3].index_put_((torch.tensor([0]),), torch.tensor(3.0)),
+    lambda w: w[0:2].copy_(w[2:4]),
+    lambda w: w.T[:, 1].zero_(),
+    lambda w: w.select(0, 1).copy_(torch.ones(3)),
+    lambda w: w.chunk(2)[0].zero_(),
+    lambda w: w.split([2, 3])[1].mul_(2),
+    lambda w: w.unbind()[1].mul_(2),
+    lambda w: w.diagonal().fill_(0),
+    lambda w: w[3].contiguous().mul_(2),
+    lambda w: torch._foreach_mul_([w[3], w[1]], 2.0),
+    lambda w: torch.mul(w[3], 2, out=w[3]),
+    lambda w: w.reshape(3, 5).mul_(2),
+    lambda w: w.view(-1)[5].fill_(0),
+)
+
+
+#: The same, and others, for matrices of all sizes.
+SLICES: tuple[Callable[[Tensor], object], ...] = (
+    *(_fills, _fills_rows, _adds_to_a_row, _scales_data, _fills_positives),
+    lambda w: w[1:4].zero_(),
+    lambda w: w[:, 2].clamp_(0, 0.1),
+    lambda w: w.T[3].uniform_(),
+    lambda w: w.chunk(2)[1].mul_(2),
+    lambda w: w.chunk(2, 1)[1].mul_(2),
+    lambda w: w.diagonal().fill_(0),
+    lambda w: torch._foreach_mul_([w[3], w[:, 1]], 2.0),
+    lambda w: w.view(-1)[5].fill_(0),
+    lambda w: w.masked_fill_(w > 0, 0.0),
+    lambda w: w.unbind(1)[1].mul_(2),
+)
+#: What is read of views along rows.
+READS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda w: w[3] * w[1:3].sum(),
+    lambda w: w.diagonal().exp(),
+    lambda w: torch.cat([one.square() for one in w.chunk(2)]),
+    lambda w: w.view(-1) * 2,
+    lambda w: w.reshape(3, 5).sum(0),
+    lambda w: sum(one.sum() for one in w.unbind()),
+    lambda w: w[1:3] @ w.T,
+    lambda w: w[3].clone().mul_(2),
+    lambda w: torch.zeros_like(w[3]).add_(w[3]),
+    lambda w: w * w[3],
 )
 
 
@@ -79,11 +135,9 @@ WRITES: tuple[Callable[[Tensor], object], ...] = (
     lambda w: w.T.copy_(torch.arange(5.0)),
     init.eye_,
     init.orthogonal_,
-    lambda w: operator.setitem(w, torch.tensor([1, 3]), 0.0),
-    lambda w: operator.setitem(w, w > 0.5, 0.0),
-    lambda w: w.clone()[3].requires_grad_(),
-    lambda w: w[3].clone().mul_(2),  # a tensor of its own
     _fills,
+    _fills_chosen_rows,
+    _fills_positives,
 )
 
 
@@ -106,27 +160,84 @@ def writes_of_whole_tensors(rank: int) -> None:
                 with torch.no_grad():
                     write(one)
             torch.testing.assert_close(weight.full_tensor(), whole)
-        if rank in ranks and dim == 0:
-            for write in LOST:
-                with torch.no_grad(), pytest.raises(BackendError, match=r"to where it is cut: cha"):
-                    write(weight)
-            torch.testing.assert_close(weight.full_tensor(), whole)
-            _reads_rows(weight, whole)
+        if rank in ranks:
+            refused = [is_refused(write, weight, whole) for write in ROWS]
+            assert all(refused) if dim == 0 else not any(refused[:9])
+            reads(weight, whole.requires_grad_())
 
 
-def _reads_rows(weight: nn.Parameter, whole: Tensor) -> None:
-    """Rows and slices of a parameter are read, with gradients, as those of the whole tensor."""
-    losses = []
-    for one in (weight, whole.requires_grad_()):
-        row, some = one[3], one[1:4]
-        losses.append((row * 2).sum() + some.T.square().sum() + one[:, 1].exp().sum())
-        losses[-1].backward()
-    assert isinstance(weight.grad, DTensor)
-    torch.testing.assert_close(weight.grad.full_tensor(), whole.grad)
-    own = copy.deepcopy(weight.detach()[1:4]).mul_(2)
-    torch.testing.assert_close(own.full_tensor(), whole.detach()[1:4] * 2)
-    assert isinstance(losses[0], DTensor)
-    torch.testing.assert_close(losses[0].full_tensor(), losses[1])
+def is_refused(write: Callable[[Tensor], object], weight: Tensor, whole: Tensor) -> bool:
+    """Whether a write is refused; the weight is as the whole one after it, or as it was."""
+    before = whole.detach().clone()
+    refused = False
+    with torch.no_grad():
+        torch.manual_seed(3)
+        write(whole)
+        torch.manual_seed(3)
+        try:
+            write(weight)
+        except BackendError as error:
+            assert re.search(r"^a part of a tensor .* where it is cut: cha", str(error))  # noqa: PT017
+            refused = True
+            whole.copy_(before)
+        ours = weight.full_tensor() if isinstance(weight, DTensor) else weight
+    torch.testing.assert_close(ours, whole.detach())
+    return refused
+
+
+def reads(weight: DTensor, whole: Tensor) -> None:
+    """Views have the results and gradients of the whole tensor's."""
+    for read in READS:
+        results = read(weight), read(whole)
+        grads = [
+            torch.autograd.grad(r.sum(), w)[0]
+            for r, w in zip(results, (weight, whole), strict=True)
+        ]
+        for ours, theirs in (results, grads):
+            torch.testing.assert_close(ours.full_tensor(), theirs)
+
+
+class Net(nn.Module):
+    """Sizes that 2 and 3 ranks cut evenly, and others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 7), nn.Linear(7, 12), nn.Linear(12, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Loss."""
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.square().mean()
+
+
+@cache
+def program(parallel: str, ranks: int) -> ModuleProgram:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"devices": ranks, "training": True, "cluster": "ideal"}
+    compiled = partitioner.compile(Net(), torch.ones(6, 6), parallel=parallel, **options)
+    assert isinstance(compiled, ModuleProgram)
+    return compiled
+
+
+def writes_to_parameters(parallel: str, ranks: int, _: int) -> None:
+    """A write to a part of a parameter or its gradient is that of one device, or refused."""
+    torch.manual_seed(0)
+    module, whole = program(parallel, ranks).module(), Net()
+    for one in (module, whole):
+        one(torch.ones(6, 6)).backward()
+    refused = {}
+    for (name, ours), theirs in zip(module.named_parameters(), whole.parameters(), strict=True):
+        if ours.ndim == 2:
+            refused[name] = [
+                is_refused(write, *pair)
+                for pair in ((ours, theirs), (ours.grad, theirs.grad))
+                for write in SLICES
+            ]
+    assert any(any(one) for one in refused.values()) is (parallel != "dp")
+    assert not all(all(one) for one in refused.values())
+    losses = [one(torch.ones(6, 6)) for one in (module, whole)]
+    torch.testing.assert_close(*losses)
 
 
 def of_whole_tensors(rank: int) -> None:
@@ -151,3 +262,13 @@ def of_whole_tensors(rank: int) -> None:
     with pytest.raises(RuntimeError, match="require placement changes are not supported"):
         weight.sum(0).normal_()
     assert weight.norm().item() == pytest.approx(whole.norm().item())
+
+
+#: Jobs by name.
+WRITES_TO_PARAMETERS = {
+    f"writes_{parallel}_{ranks}": Job(
+        ranks, partial(writes_to_parameters, parallel, ranks), [partial(program, parallel, ranks)]
+    )
+    for parallel in ("zero3", "tp", "dp")
+    for ranks in (2, 3)
+}

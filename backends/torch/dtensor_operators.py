@@ -15,7 +15,7 @@ PyTorch draws as for the whole tensor, and so it is here: each rank draws all an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -47,7 +47,7 @@ _READING = (
     *(_aten.multinomial.default, _aten.rrelu_with_noise.default),
 )
 #: Views that PyTorch computes of another cut of the tensor where its own allows none.
-_VIEWING = (
+VIEWING = (
     *(_aten.diagonal.default, _aten.expand.default, _aten.select.int, _aten.slice.Tensor),
     *(_aten.split.Tensor, _aten.split_with_sizes.default, _aten.unbind.int),
     *(_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims, _aten.view.default),
@@ -66,7 +66,7 @@ def correct_operators() -> None:
     handlers.setdefault(_aten.fill_.Tensor, _filled)
     handlers.setdefault(_aten.eye.m_out, _made_in)
     handlers.setdefault(_aten.index_put_.default, _placed)
-    for operator in _VIEWING:
+    for operator in VIEWING:
         handlers.setdefault(operator, _viewed)
 
 
@@ -181,9 +181,10 @@ def _viewed(
     is_whole = all(placement.is_replicate() for placement in tensor.placements)
     try:
         views = _by_pytorch(operator, args, kwargs)
-    except RuntimeError:  # PyTorch refuses some views of what is cut
-        if is_whole:
+    except RuntimeError as error:
+        if is_whole or "Sharding propagation failed" not in str(error):
             raise
+        # PyTorch has no rule for this view of what is cut
         with torch.no_grad():
             whole = tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
         views = operator(whole, *args[1:], **kwargs)
@@ -197,8 +198,8 @@ def _viewed(
 
 def _memory(tensor: DTensor) -> int:
     """Where this rank's part lies, even if it has no elements."""
-    place: int = tensor._local_tensor.untyped_storage()._cdata
-    return place
+    memory: int = tensor._local_tensor.untyped_storage()._cdata
+    return memory
 
 
 class _Copy(DTensor):
@@ -219,10 +220,10 @@ class _Copy(DTensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
+    def __torch_dispatch__(  # type: ignore[override]  # PyTorch declares it without its class
         cls,
-        operator: torch._ops.OpOverload,
-        _: Sequence[type],
+        func: Any,
+        types: Iterable[type],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
@@ -232,7 +233,7 @@ class _Copy(DTensor):
             BackendError: It does, and the write would be lost.
         """
         kwargs = kwargs or {}
-        formals = operator._schema.arguments
+        formals = func._schema.arguments
         for formal, actual in [
             *zip(formals, args, strict=False),
             *((formal, kwargs.get(formal.name)) for formal in formals),
@@ -245,8 +246,8 @@ class _Copy(DTensor):
                     "w = p.detach().full_tensor(); w[3] = 0.0; p.copy_(w)"
                 )
         args, kwargs = pytree.tree_map_only(cls, cls.unmarked, (args, kwargs))
-        results = operator(*args, **kwargs)
-        if operator._schema._is_view_op():
+        results = func(*args, **kwargs)
+        if func._schema._is_view_op():
             return pytree.tree_map_only(DTensor, cls.of, results)
         return results
 

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F  # noqa: N812 - the usual name
+from torch.nn.utils import prune
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
@@ -728,6 +729,31 @@ def assigns_data(side: Side) -> None:
             parameter.data = parameter.data.clamp(-0.1, 0.1)
 
 
+def scales_rows(side: Side) -> None:
+    update = side.sgd()
+    for step in range(3):
+        side.steps(update, step)
+        for parameter in side.parameters():
+            parameter.data[0] *= 0.5
+
+
+def empties_elements(side: Side) -> None:
+    update = side.sgd()
+    for step in range(3):
+        side.steps(update, step)
+        with torch.no_grad():
+            for parameter in side.parameters():
+                parameter[parameter > 0.1] = 0.0
+                parameter[[0, 2]] = 0.01
+
+
+def prunes(side: Side) -> None:
+    for part in side.module.modules():
+        if isinstance(part, nn.Linear):
+            prune.l1_unstructured(part, "weight", 0.3)
+    side.loss(0)
+
+
 def flattens(side: Side) -> object:
     side.steps(side.sgd())
     vector = nn.utils.parameters_to_vector(side.parameters())
@@ -858,6 +884,11 @@ HABITS: dict[str, Habit] = {
         refused=r"share_memory\(\) of a rank's module: its",
     ),
     "BatchNorm reset": Habit(refreshes_statistics),
+    "rows scaled": Habit(
+        scales_rows, refused="a part of a tensor that is cut over ranks cannot be written to where"
+    ),
+    "elements emptied": Habit(empties_elements),
+    "pruning": Habit(prunes, refused="rank 0: (up|down) has a hook, which would not be called"),
     "other sizes": Habit(changes_sizes),
     "odd last batch": Habit(has_an_odd_rest),
     "torch.compile": Habit(compiles),
@@ -914,6 +945,7 @@ OTHERS_IN_STAGES = {
     "LBFGS": "LBFGS measures along all parameters at once, and this rank holds those of its own la",
     "Rprop": "",
     "Adafactor": "",
+    "rows scaled": "",
     "DistributedSampler, local": "rank 0: one of 2 micro-batches of its part of input 'x'",
     "other sizes": r"training on float64\[2,6\], .*Expected more than 1 value per channel when tra",
 }

@@ -63,7 +63,7 @@ def prepared(
         if node is not None and node.op == UPDATE and "optimizer" in node.attrs:
             gradient = node.inputs[0]
             local = from_numpy(inputs[gradient], graph.types[gradient].dtype).to(where)
-            ready = replace(_step(node, local), operands=dict.fromkeys(node.inputs, local))
+            ready = replace(_step(node, local), operands=inputs)
         else:
             forward = emit_rank(programs, 0, graph, where).forward
             types = programs.inputs

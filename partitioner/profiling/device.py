@@ -37,13 +37,18 @@ class Device:
         others = torch.zeros(_OTHER_BYTES[type_name], dtype=torch.uint8, device=device)
         return cls(clock_of(device), others)
 
+    @property
+    def type(self) -> str:
+        """PyTorch's type of it."""
+        return self.others.device.type
+
     def seconds_of(self, run: Callable[[], object]) -> float:
         """Seconds of a run; see `timed_run`."""
         return timed_run(self.clock, run)
 
     def evict(self) -> None:
         """Drive all else out of the caches."""
-        if self.others.device.type == "cpu":
+        if self.type == "cpu":
             # Not by `fill_`, after which short operators take longer: all profiles are NumPy's.
             self.others.numpy().fill(1)
         else:

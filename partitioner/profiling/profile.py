@@ -305,7 +305,7 @@ class _Session:
     """Measures candidates and adds them to the profile.
 
     Attributes:
-        runs_on: As of `Work`.
+        runs_on: PyTorch's type of the device, "cpu" or "cuda".
         measured: Keys of the forms that were measured.
         failed: Reason for each operator that could not be prepared.
     """
@@ -346,7 +346,7 @@ class _Session:
                 return
             profile = self.profile
             where = profile.file, profile.device, profile.threads
-            leave_work(folder, Work(self.backend, *where, items, left_s, self.runs_on))
+            leave_work(folder, Work(self.backend, *where, items, left_s))
             self.say(f"measuring {len(items)} forms on {len(self.cluster)} processes")
             job = {"runner": RUNNER, "device": self.runs_on}
             run_job(folder, len(self.cluster), job, watch=_Watch(folder, len(items), self.say))

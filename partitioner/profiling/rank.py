@@ -42,10 +42,10 @@ _Prepare = Callable[[Programs, Graph, Mapping[str, np.ndarray], int, str], Prepa
 _BACKENDS: Mapping[str, _Prepare] = {one.NAME: one.prepared for one in (onnx_timing, torch_timing)}
 
 
-def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:  # noqa: ARG001
+def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     """Run a rank of a job of `partitioner.backends.worker`."""
     work = read_work(folder)
-    device = Device.of(work.runs_on)
+    device = Device.of(job["device"])
     end_s = time.perf_counter() + work.limit_s
     measured: set[str] = set()
     failed: dict[str, str] = {}
@@ -133,9 +133,9 @@ def _prepared(
     for item in items:
         one = None
         try:
-            one = _as_in_model(device, item, _ready(work, item.program, item.orders))
+            one = _as_in_model(device, item, _ready(work, device, item.program, item.orders))
             if item.before is not None:
-                one = _difference(_ready(work, item.before, item.orders), one)
+                one = _difference(_ready(work, device, item.before, item.orders), one)
         except PartitionerError as error:
             failed.setdefault(item.entry.op, str(error))
         ready.append((item, one))
@@ -143,14 +143,14 @@ def _prepared(
     return [(item, one) for (item, one), gone in zip(ready, lost, strict=True) if one and not gone]
 
 
-def _ready(work: Work, program: Program, orders: Mapping[str, Order]) -> Prepared:
+def _ready(work: Work, device: Device, program: Program, orders: Mapping[str, Order]) -> Prepared:
     """A program with random inputs."""
     inputs = {
         name: _in_order(array, orders[name]) if name in orders else array
         for name, array in random_inputs(program.graph, seed=0).items()
     }
     prepare = _BACKENDS[work.backend]
-    return prepare(program.programs, program.graph, inputs, work.threads, work.runs_on)
+    return prepare(program.programs, program.graph, inputs, work.threads, device.type)
 
 
 def _in_order(array: np.ndarray, order: Order) -> np.ndarray:

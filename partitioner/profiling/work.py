@@ -63,7 +63,6 @@ class Work:
         threads: Threads of one operator.
         items: The forms.
         limit_s: Seconds after which no further one is begun.
-        runs_on: PyTorch's type of the device, "cpu" or "cuda".
     """
 
     backend: str
@@ -72,7 +71,6 @@ class Work:
     threads: int
     items: Sequence[Item]
     limit_s: float
-    runs_on: str = "cpu"
 
 
 @dataclass(frozen=True)

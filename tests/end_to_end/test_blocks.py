@@ -93,17 +93,23 @@ def test_weights_are_loaded_in_turn(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def wide(path: Path) -> Path:
     """Two products, the first of which has nearly all weights."""
+    return two_products(path, helper.make_node("Relu", ["a"], ["b"], name="relu"), 2, 64, 16)
+
+
+def two_products(path: Path, between: onnx.NodeProto, rows: int, before: int, after: int) -> Path:
+    """A product into 4,096 columns `a`, a node from it to `b`, and a product of that."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], name="first"),
+        between,
+        helper.make_node("MatMul", ["b", "v"], ["y"], name="second"),
+    ]
     rng = np.random.default_rng(0)
-    weights = {"w": (64, 4096), "v": (4096, 16)}
+    weights = {"w": (before, 4096), "v": (4096, after)}
     graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "w"], ["a"], name="first"),
-            helper.make_node("Relu", ["a"], ["b"], name="relu"),
-            helper.make_node("MatMul", ["b", "v"], ["y"], name="second"),
-        ],
-        "wide",
-        [helper.make_tensor_value_info("x", 1, (2, 64))],
-        [helper.make_tensor_value_info("y", 1, (2, 16))],
+        nodes,
+        between.name,
+        [helper.make_tensor_value_info("x", 1, (rows, before))],
+        [helper.make_tensor_value_info("y", 1, (rows, after))],
         [
             numpy_helper.from_array(rng.standard_normal(sizes).astype(np.float32), name)
             for name, sizes in weights.items()
@@ -146,26 +152,8 @@ def test_a_unet_of_few_channels_in_a_third_of_its_memory(tmp_path: Path) -> None
 
 def soft(path: Path) -> Path:
     """A product, a softmax over its rows, and a product: columns of the softmax can be cut."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["a"], name="first"),
-        helper.make_node("Softmax", ["a"], ["b"], name="soft", axis=0),
-        helper.make_node("MatMul", ["b", "v"], ["y"], name="second"),
-    ]
-    rng = np.random.default_rng(0)
-    weights = {"w": (8, 4096), "v": (4096, 8)}
-    graph = helper.make_graph(
-        nodes,
-        "soft",
-        [helper.make_tensor_value_info("x", 1, (96, 8))],
-        [helper.make_tensor_value_info("y", 1, (96, 8))],
-        [
-            numpy_helper.from_array(rng.standard_normal(sizes).astype(np.float32), name)
-            for name, sizes in weights.items()
-        ],
-    )
-    imports = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), path)
-    return path
+    between = helper.make_node("Softmax", ["a"], ["b"], name="soft", axis=0)
+    return two_products(path, between, 96, 8, 8)
 
 
 def test_blocks_that_are_edited_to_what_cannot_run_name_node_and_dim(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partitioner.backends.torch.operators import fused_attention
+from partitioner.backends.torch.operators.fused_attention import Call, kernel_for
 from partitioner.backends.torch.operators.registry import gradient, operator
 
 _SAVED = "Tensor out, Tensor logsumexp"
@@ -30,39 +30,8 @@ _LOST = -1e3
 _OPERANDS = "Tensor query, Tensor key, Tensor value, Tensor? mask"
 
 
-@dataclass(frozen=True)
-class _Attention:
-    """Operands and settings of a call."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None
-    is_causal: bool
-    scale: float | None
-
-    @property
-    def added_mask(self) -> Tensor | None:
-        """The mask as numbers of the query's type, with four dims."""
-        mask, dtype = self.mask, self.query.dtype
-        if mask is None:
-            return None
-        if mask.dtype == torch.bool:
-            zeros = torch.zeros_like(mask, dtype=dtype)
-            mask = zeros.masked_fill_(mask.logical_not(), float("-inf"))
-        return mask.to(dtype)[(None,) * (4 - mask.dim())]
-
-    @property
-    def fused(self) -> tuple[fused_attention.Kernel, fused_attention.Call] | None:
-        """PyTorch's fused kernel for these operands, and its call; None if none takes them.
-
-        Then the plain form below computes, which is right on all devices.
-        """
-        call = fused_attention.Call(
-            *(self.query, self.key, self.value, self.added_mask, self.is_causal, self.scale)
-        )
-        kernel = fused_attention.kernel_for(call)
-        return None if kernel is None else (kernel, call)
+class _Attention(Call):
+    """A call that the plain form, which is right on all devices, can compute."""
 
     @property
     def factor(self) -> float:
@@ -137,9 +106,8 @@ def _empty_results(query: Tensor, _key: Tensor, value: Tensor, *_: object) -> tu
 def _forward(call: _Attention) -> tuple[Tensor, Tensor]:
     """(result, log-sum-exp of the scores)."""
     query, key, value = call.query, call.key, call.value
-    if (fused := call.fused) is not None:
-        kernel, operands = fused
-        return kernel.forward(operands)
+    if (kernel := kernel_for(call)) is not None:
+        return kernel.forward(call)
     scores = call.scores()
     lse = torch.logsumexp(scores, -1).flatten(1, 2)
     lse.masked_fill_(lse == float("-inf"), 0.0)
@@ -177,9 +145,8 @@ def _backward(
     then these are the call's shares of the gradients.
     """
     query, key, value = call.query, call.key, call.value
-    if (fused := call.fused) is not None:
-        kernel, operands = fused
-        return kernel.backward(operands, grad, out, logsumexp)
+    if (kernel := kernel_for(call)) is not None:
+        return kernel.backward(call, grad, out, logsumexp)
     weights, slope = call.slope(grad, out, logsumexp, is_whole=is_whole)
     gradients = (
         (slope @ _shared(key) * call.factor).flatten(1, 2),

@@ -7,7 +7,8 @@ both for the gradients. Shapes are those of `attention`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,12 +23,9 @@ _FLASH_DEPTH = 8
 _ALIGNED_ROWS = 32
 
 
-class Call(NamedTuple):
-    """Operands and settings.
-
-    Attributes:
-        mask: Numbers to add to the scores, in the query's type, with four dims.
-    """
+@dataclass(frozen=True)
+class Call:
+    """Operands and settings of an attention."""
 
     query: Tensor
     key: Tensor
@@ -35,6 +33,17 @@ class Call(NamedTuple):
     mask: Tensor | None
     is_causal: bool
     scale: float | None
+
+    @property
+    def added_mask(self) -> Tensor | None:
+        """The mask as numbers of the query's type, with four dims."""
+        mask, dtype = self.mask, self.query.dtype
+        if mask is None:
+            return None
+        if mask.dtype == torch.bool:
+            zeros = torch.zeros_like(mask, dtype=dtype)
+            mask = zeros.masked_fill_(mask.logical_not(), float("-inf"))
+        return mask.to(dtype)[(None,) * (4 - mask.dim())]
 
 
 class Kernel(NamedTuple):
@@ -66,16 +75,19 @@ def kernel_for(call: Call) -> Kernel | None:
         return None
     if call.scale is not None and call.scale <= 0:
         return None
-    one_head = SDPAParams(query, *_by_query(call), None, 0.0, call.is_causal, False)
-    if can_use_flash_attention(one_head) and query.shape[-1] % _FLASH_DEPTH == 0:
+    # What a kernel takes does not depend on the number of heads; so none is copied to ask for it.
+    heads = key.shape[1]
+    some = query if query.shape[1] == heads else query[:, :heads]
+    asked = SDPAParams(some, key, value, None, 0.0, call.is_causal, False)
+    if can_use_flash_attention(asked) and query.shape[-1] % _FLASH_DEPTH == 0:
         return _FLASH
-    return _EFFICIENT if can_use_efficient_attention(one_head) else None
+    return _EFFICIENT if can_use_efficient_attention(asked) else None
 
 
 def _cpu_forward(call: Call) -> tuple[Tensor, Tensor]:
     out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(
         *(call.query, call.key, call.value, 0.0, call.is_causal),
-        attn_mask=call.mask,
+        attn_mask=call.added_mask,
         scale=call.scale,
     )
     return out, logsumexp
@@ -86,7 +98,7 @@ def _cpu_backward(call: Call, grad: Tensor, out: Tensor, logsumexp: Tensor) -> t
     grad, out = (x if x.stride(-1) == 1 else x.contiguous() for x in (grad, out))
     gradients: tuple[Tensor, ...] = aten._scaled_dot_product_flash_attention_for_cpu_backward(
         *(grad, call.query, call.key, call.value, out, logsumexp, 0.0, call.is_causal),
-        attn_mask=call.mask,
+        attn_mask=call.added_mask,
         scale=call.scale,
     )
     return gradients
@@ -160,10 +172,9 @@ def _by_query(call: Call) -> tuple[Tensor, Tensor]:
     return call.key.repeat_interleave(group, 1), call.value.repeat_interleave(group, 1)
 
 
-def _by_key(call: Call, gradient: Any) -> Tensor:
-    """The gradient of keys or values, of what `_by_query` gave."""
-    whole: Tensor = gradient
+def _by_key(call: Call, gradient: Tensor) -> Tensor:
+    """The gradient of keys or values, by that of what `_by_query` gave."""
     heads = call.key.shape[1]
-    if whole.shape[1] == heads:
-        return whole
-    return whole.view(whole.shape[0], heads, -1, *whole.shape[2:]).sum(2)
+    if gradient.shape[1] == heads:
+        return gradient
+    return gradient.view(gradient.shape[0], heads, -1, *gradient.shape[2:]).sum(2)

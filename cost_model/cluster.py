@@ -65,6 +65,7 @@ class DeviceSpec:
     launch_s: float
     profile: Profile | None = None  #: Measured seconds, which go before those by the rates.
     table: str | None = None  #: Key of `published.KERNELS`, which shapes what the rates give.
+    is_gpu: bool = False  #: Whether its kernels take the memory for themselves that a GPU's take.
 
     def __post_init__(self) -> None:
         _check_table(f"device {self.name!r}", self.table, KERNELS)
@@ -342,10 +343,13 @@ def _count(title: str, value: Any) -> int:
 
 def _devices(number: int, entry: Any) -> tuple[DeviceSpec, ...]:
     known = {item.name for item in fields(DeviceSpec)}
-    _check_keys("device", entry, known - {"profile", "table"}, known | {"count"}, number)
-    rates, name = entry["peak_flops_per_s"], entry["name"]
+    optional = {"profile", "table", "is_gpu"}
+    _check_keys("device", entry, known - optional, known | {"count"}, number)
+    rates, name, is_gpu = entry["peak_flops_per_s"], entry["name"], entry.get("is_gpu", False)
     if not isinstance(rates, Mapping):
         raise CostError(f"device {name!r}: peak_flops_per_s is {rates!r}, not rates by type")
+    if not isinstance(is_gpu, bool):
+        raise CostError(f"device {name!r}: is_gpu is {is_gpu!r}, not true or false")
     count = _count(f"device {name!r}: count", entry.get("count", 1))
     spec = DeviceSpec(
         str(name),
@@ -355,6 +359,7 @@ def _devices(number: int, entry: Any) -> tuple[DeviceSpec, ...]:
         _float(f"launch_s of device {name!r}", entry["launch_s"]),
         _profile(f"device {name!r}: profile", entry["profile"]) if "profile" in entry else None,
         str(entry["table"]) if "table" in entry else None,
+        is_gpu,
     )
     return (spec,) * count
 

@@ -250,7 +250,8 @@ def evaluate_placed(
     limits = {device: cluster.devices[device].memory_bytes for device in devices}
     held = Held.of(graph, tasks, limits)
     is_module = is_of_torch(graph)
-    peaks = Peaks.of(tasks, scratch_curves(graph, tasks) if is_module else {})
+    gpus = {device for device in devices if cluster.devices[device].is_gpu}
+    peaks = Peaks.of(tasks, scratch_curves(graph, tasks, gpus) if is_module else {})
     executor = held.peaks if held is not None else peaks.with_scratch if is_module else {}
     return Evaluation(
         compute_s=of_all(compute_s, 0.0),

@@ -158,6 +158,7 @@ def device(name: str) -> DeviceSpec:
         round(row.memory_gb * _GIGA),
         GPU_LAUNCH_S,
         table=row.table,
+        is_gpu=True,
     )
 
 

@@ -1,6 +1,6 @@
-"""Bytes that PyTorch's kernels take for themselves on a processor, beside operands and results.
+"""Bytes that PyTorch's kernels take for themselves, beside operands and results.
 
-PyTorch hands most convolutions to oneDNN, which computes in *blocked* layouts: channels lie in
+On a processor PyTorch hands most convolutions to oneDNN, which computes in *blocked* layouts: channels lie in
 blocks of as many as a vector of the processor has and are filled up to whole ones. A kernel
 reorders what it reads, and its result once more, so that both forms lie there at once. Strided
 convolutions are spread (transposed ones, and gradients of the data) with channels last. A single
@@ -10,12 +10,17 @@ some others, first copy an operand that is a strided part of another tensor, or 
 The rules are those of PyTorch 2.13 with oneDNN 3.12 (`ConvParams::use_mkldnn`), and were compared
 with the allocations that PyTorch's profiler records on a processor with AVX-512. On one thread
 kernels of one element take less, and so do tensors whose channels lie last in memory.
+
+Of GPUs only the steps of optimizers are known: they go over all parameters at once there (PyTorch's
+`foreach`), so that what they compute on the way lies there for all of them. What cuBLAS and cuDNN
+take is not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +46,11 @@ HALF_BLOCK = 8
 THREADS = 2
 _IMAGE_DIMS = 4  # of a batch of images: those that `use_mkldnn` multiplies
 _FULL_BYTES = 4  # of an element in which norms compute
+
+_UPDATE = "partitioner::update"
+#: Tensors of a parameter's size that an optimizer's step over all of them takes (PyTorch 2.13,
+#: `torch/optim`): the square roots of second moments and, of Adagrad, products of gradients.
+_STEP_TENSORS = {"adamw": 1, "adam": 1, "sgd": 0, "momentum": 0, "rmsprop": 1, "adagrad": 2}
 
 _Point = Mapping[str, int]
 
@@ -97,23 +107,49 @@ class _Call:
         return groups
 
 
-def scratch_curves(graph: Graph, schedule: Schedule) -> Curves:
-    """Bytes that kernels take for themselves at each position of a task, by device with any."""
-    curves: dict[int, Curve] = {}
+def scratch_curves(graph: Graph, schedule: Schedule, gpus: Container[int]) -> Curves:
+    """Bytes that kernels take for themselves at each position of a task, by device with any.
+
+    Args:
+        gpus: The devices that are GPUs; the others are processors.
+    """
+    curves: dict[int, Curve] = defaultdict(lambda: np.zeros(len(schedule.tasks), np.int64))
+    steps: dict[int, tuple[int, int]] = {}
     for position, task in enumerate(schedule.tasks):
-        if task.placed is None or task.placed.node.op not in _KERNELS:
+        if task.placed is None or task.placed.node.op not in {*_KERNELS, _UPDATE}:
             continue
         points = dict(task.placed.mesh.coords())
         for device in task.devices:
-            if taken := scratch_bytes(graph, task.placed, points[device]):
-                if device not in curves:
-                    curves[device] = np.zeros(len(schedule.tasks), np.int64)
+            if device in gpus:
+                _, before = steps.get(device, (0, 0))
+                steps[device] = position, before + _step_bytes(graph, task.placed, points[device])
+            elif taken := scratch_bytes(graph, task.placed, points[device]):
                 curves[device][position] = taken
+    for device, (position, taken) in steps.items():
+        if taken:
+            curves[device][position] = taken
     return curves
 
 
+def _step_bytes(graph: Graph, placed: PlacedNode, point: _Point) -> int:
+    """Bytes that an optimizer's step over all parameters takes for that of an update."""
+    tensors = _STEP_TENSORS.get(str(placed.node.attrs.get("optimizer")), 0)
+    if placed.absent or not tensors:
+        return 0
+    (_, parameter), (_, at) = placed.node.inputs, placed.ins
+    assert at is not None
+    shape = at.sharding.local_shape(at.mesh, point)
+    return tensors * Tensor(shape, graph.types[parameter].dtype).nbytes
+
+
 def scratch_bytes(graph: Graph, placed: PlacedNode, point: _Point) -> int:
-    """Bytes that a node's kernel takes for itself at a mesh coordinate; 0 if that is not known."""
+    """Bytes that a node's kernel takes for itself on a processor; 0 if that is not known.
+
+    Args:
+        graph: The graph.
+        placed: The node.
+        point: The mesh coordinate.
+    """
     kernel = _KERNELS.get(placed.node.op)
     if kernel is None or placed.absent:
         return 0

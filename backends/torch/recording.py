@@ -286,10 +286,7 @@ def held_bytes(
     values: Mapping[str, Tensor], modules: Iterable[nn.Module], training: Training | None
 ) -> int:
     """Bytes of local values, of what graphs hold, and of parameters and their optimizer's state."""
-    trained = () if training is None else training.updates
-    own = {update.stored for update in trained}
-    tensors = [tensor for name, tensor in values.items() if name not in own]
-    tensors += [] if training is None else training.tensors
+    tensors = [*values.values(), *(() if training is None else training.tensors)]
     for module in modules:
         tensors += [*module.buffers(), *module.parameters()]
     storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}

@@ -145,7 +145,8 @@ def _step(node: Node, local: Tensor) -> Prepared:
     where = local.device.type
     copies = max(1, min(_PARAMETERS[where], _ELEMENTS[where] // max(1, local.numel())))
     parameters = [
-        nn.Parameter(stored_part(local, is_cut=bool(node.attrs["in_parts"]))) for _ in range(copies)
+        nn.Parameter(stored_part(local.clone(), is_cut=bool(node.attrs["in_parts"])))
+        for _ in range(copies)
     ]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
@@ -162,8 +163,8 @@ def watch_steps(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parame
 
 
 def stored_part(local: Tensor, *, is_cut: bool) -> Tensor:
-    """A parameter's part as a rank's module holds it."""
+    """A parameter's part as a rank's module holds it, in the memory of `local`."""
     if not is_cut:
-        return local.clone()
+        return local
     mesh = DeviceMesh(local.device.type, list(range(dist.get_world_size())))
-    return DTensor.from_local(local.clone(), mesh, [Shard(0)], run_check=False)
+    return DTensor.from_local(local, mesh, [Shard(0)], run_check=False)

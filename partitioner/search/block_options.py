@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -134,8 +134,13 @@ class Runs:
         """Bytes that the kernel of each node of the graph as a whole takes for itself."""
         point = dict(DeviceMesh.single(0).coords())[0]
         some = (task.placed for task in self.whole.tasks)
-        taken = [0 if p is None else scratch_bytes(self.graph, p, point) for p in some]
+        taken = [0 if p is None else self.kernel_bytes(p, point) for p in some]
         return np.array(taken, np.int64)
+
+    def kernel_bytes(self, placed: PlacedNode, point: Mapping[str, int]) -> int:
+        """Bytes that the kernel of a node takes for itself."""
+        is_gpu = self.cluster.devices[0].is_gpu
+        return 0 if is_gpu else scratch_bytes(self.graph, placed, point)
 
     @cached_property
     def constants(self) -> Sequence[frozenset[str]]:
@@ -367,7 +372,7 @@ class Runs:
 
     def _block(self, layout: StretchLayout, point: Mapping[str, int]) -> _Held:
         """The bytes of a block."""
-        return _Tally(self.graph, layout, point).count()
+        return _Tally(self.graph, layout, point, self.kernel_bytes).count()
 
 
 @dataclass(frozen=True)
@@ -394,6 +399,7 @@ class _Tally:
     graph: Graph
     layout: StretchLayout
     point: Mapping[str, int]
+    kernel_bytes: Callable[[PlacedNode, Mapping[str, int]], int]
     writes: list[tuple[object, int]] = field(default_factory=list)
     scratch: dict[int, int] = field(default_factory=dict)  # of kernels, by their last write
     reads: list[tuple[object, ...]] = field(default_factory=list)
@@ -439,7 +445,7 @@ class _Tally:
                 self.root[value] = used[0]
             self.writes.append((value, 0 if is_view else self._bytes(value, at.sharding)))
             self.reads.append(tuple(used))
-        taken = scratch_bytes(self.graph, placed, self.point)
+        taken = self.kernel_bytes(placed, self.point)
         if taken:
             self.scratch[len(self.writes) - 1] = taken
 

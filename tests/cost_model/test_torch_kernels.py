@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import partitioner
+from partitioner.backends.torch.optimizers import OPTIMIZERS
 from partitioner.backends.torch.recording import _most_bytes
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model.torch_kernels import scratch_bytes
@@ -47,6 +48,19 @@ class Widths(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """A number."""
         result: Tensor = self.layers(x).square().mean()
+        return result
+
+
+class Bowl(nn.Module):
+    """Parameters that take more than all values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(40)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A number."""
+        result: Tensor = self.layers(x).square().sum()
         return result
 
 
@@ -114,3 +128,41 @@ def test_norms_take_nothing(op: str) -> None:
     (node, *_) = [node for node in graph.nodes if node.op == f"partitioner::{op}"]
     assert taken(graph, node) == 0
     assert _most_bytes(kernel(graph, node), 0, CPU) <= 1.01 * graph.types[node.outputs[0]].nbytes
+
+
+def test_the_rules_of_processors_are_not_those_of_gpus() -> None:
+    torch.manual_seed(0)
+    peaks = []
+    for cluster in ("1xh100", "1xcpu"):
+        module, batch = Widths(), (torch.randn(1, 3, 24, 24),)
+        # no step takes more than a kernel
+        program = partitioner.compile(module, batch, cluster=cluster, training=True, optimizer="sgd")
+        evaluation = program.evaluation
+        peaks.append(evaluation.executor_peak[0].bytes - evaluation.exact_peak[0].bytes)
+    assert peaks[0] == 0 < peaks[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_optimizer_holds_and_takes_what_is_predicted(
+    optimizer: str, dtype: torch.dtype
+) -> None:
+    """A step over all parameters at once, as on a GPU, and the state between steps."""
+    module, batch = Bowl().to(dtype), (torch.ones(1, 64, dtype=dtype),)
+    program = partitioner.compile(
+        module, batch, cluster="1xh100", training=True, optimizer=optimizer
+    )
+    peak = program.evaluation.executor_peak[0]
+
+    parameters = list(module.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    step = OPTIMIZERS[optimizer](parameters, foreach=True)  # type: ignore[call-arg]
+    step.step()
+    state = [one for of in step.state.values() for one in of.values() if one.dim() > 0]
+    nbytes = sum(parameter.nbytes for parameter in parameters)
+    own = nbytes + sum(one.nbytes for one in state)
+    taken_bytes = _most_bytes(step.step, 0, CPU)
+    assert peak.resident_bytes == own
+    # beside gradients, as the last of the passes
+    assert abs(peak.activation_bytes - nbytes - taken_bytes) <= 0.01 * nbytes + SLACK

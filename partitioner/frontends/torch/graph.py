@@ -234,7 +234,8 @@ class _ModuleCalls(Calls):
         value = self.add_value(node, first)
         if written or trained_with or first in self.keep:
             trained = parameter and captured.training and tensor.requires_grad
-            attrs = {"state_bytes": OPTIMIZERS[self.optimizer] if trained else 0}
+            kept = OPTIMIZERS[self.optimizer] if trained else 0
+            attrs = {"state_bytes": kept * tensor.element_size()}
             if trained and self.at_rest:
                 attrs["apart"] = 1
             self.add_node(Node(_path(first), "partitioner::state", (), (value,), attrs))

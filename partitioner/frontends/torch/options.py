@@ -15,14 +15,14 @@ AtRest = Literal["", "zero1", "zero2", "zero3"]
 #: Names of optimizers.
 Optimizer = Literal["adamw", "adam", "sgd", "momentum", "rmsprop", "adagrad"]
 
-#: Bytes of state that each optimizer keeps for one element of a parameter.
+#: Tensors that each optimizer keeps for a parameter, of its shape and element type.
 OPTIMIZERS: Mapping[str, int] = {  # a row for each name in `Optimizer`
-    "adamw": 8,
-    "adam": 8,
+    "adamw": 2,
+    "adam": 2,
     "sgd": 0,
-    "momentum": 4,
-    "rmsprop": 4,
-    "adagrad": 4,
+    "momentum": 1,
+    "rmsprop": 1,
+    "adagrad": 1,
 }
 
 

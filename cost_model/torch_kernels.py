@@ -1,11 +1,12 @@
 """Bytes that PyTorch's kernels take for themselves, beside operands and results.
 
-On a processor PyTorch hands most convolutions to oneDNN, which computes in *blocked* layouts: channels lie in
-blocks of as many as a vector of the processor has and are filled up to whole ones. A kernel
-reorders what it reads, and its result once more, so that both forms lie there at once. Strided
-convolutions are spread (transposed ones, and gradients of the data) with channels last. A single
-small image is computed by PyTorch itself, from *columns* that hold each window. Any of them, and
-some others, first copy an operand that is a strided part of another tensor, or pad a part of it.
+On a processor PyTorch hands most convolutions to oneDNN, which computes in *blocked* layouts:
+channels lie in blocks of as many as a vector of the processor has and are filled up to whole ones.
+A kernel reorders what it reads, and its result once more, so that both forms lie there at once.
+Strided convolutions are spread (transposed ones, and gradients of the data) with channels last. A
+single small image is computed by PyTorch itself, from *columns* that hold each window. Any of them,
+and some others, first copy an operand that is a strided part of another tensor, or pad a part of
+it.
 
 The rules are those of PyTorch 2.13 with oneDNN 3.12 (`ConvParams::use_mkldnn`), and were compared
 with the allocations that PyTorch's profiler records on a processor with AVX-512. On one thread

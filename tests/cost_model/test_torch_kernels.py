@@ -134,9 +134,9 @@ def test_the_rules_of_processors_are_not_those_of_gpus() -> None:
     torch.manual_seed(0)
     peaks = []
     for cluster in ("1xh100", "1xcpu"):
-        module, batch = Widths(), (torch.randn(1, 3, 24, 24),)
-        # no step takes more than a kernel
-        program = partitioner.compile(module, batch, cluster=cluster, training=True, optimizer="sgd")
+        batch = (torch.randn(1, 3, 24, 24),)
+        options = {"training": True, "optimizer": "sgd"}  # whose step takes nothing
+        program = partitioner.compile(Widths(), batch, cluster=cluster, **options)
         evaluation = program.evaluation
         peaks.append(evaluation.executor_peak[0].bytes - evaluation.exact_peak[0].bytes)
     assert peaks[0] == 0 < peaks[1]
@@ -144,9 +144,7 @@ def test_the_rules_of_processors_are_not_those_of_gpus() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_an_optimizer_holds_and_takes_what_is_predicted(
-    optimizer: str, dtype: torch.dtype
-) -> None:
+def test_an_optimizer_holds_and_takes_what_is_predicted(optimizer: str, dtype: torch.dtype) -> None:
     """A step over all parameters at once, as on a GPU, and the state between steps."""
     module, batch = Bowl().to(dtype), (torch.ones(1, 64, dtype=dtype),)
     program = partitioner.compile(

@@ -24,6 +24,8 @@ from torch import Tensor
 from partitioner.backends.torch.operators.registry import gradient, operator
 
 aten = torch.ops.aten
+#: Elements that CUDA's kernel of the gradient counts in 32 bits.
+_MOST_COUNTED = 2**31
 
 
 def _statistics_dtype(x: Tensor) -> torch.dtype:
@@ -43,14 +45,12 @@ def _empty_like_first(x: Tensor, *_: object) -> Tensor:
 )
 def batch_norm_sums(x: Tensor) -> Tensor:
     """Sum and sum of squares a channel, [2, C] in float64."""
-    sums = x.new_zeros(2, x.shape[1], dtype=torch.float64)
     if x.numel() == 0:
-        return sums
+        return x.new_zeros(2, x.shape[1], dtype=torch.float64)
     # Running statistics of the wanted type make the kernel answer in that type.
-    scratch = [x.new_zeros(x.shape[1], dtype=_statistics_dtype(x)) for _ in range(2)]
-    mean, var = aten.batch_norm_update_stats(x, *scratch, 0.0)
-    sums[0] = mean
-    torch.addcmul(var.double(), sums[0], sums[0], out=sums[1])
+    scratch = [x.new_empty(x.shape[1], dtype=_statistics_dtype(x)) for _ in range(2)]
+    sums = torch.stack(aten.batch_norm_update_stats(x, *scratch, 0.0)).double()
+    sums[1].addcmul_(sums[0], sums[0])
     return sums.mul_(x.numel() // x.shape[1])
 
 
@@ -58,6 +58,11 @@ def _moments(sums: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Mean and (biased) variance in float64."""
     mean, squares = sums / count
     return mean, torch.addcmul(squares, mean, mean, value=-1).clamp_min_(0)
+
+
+def _deviation(var: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """The inverse deviation."""
+    return torch.rsqrt(var + eps, out=var.new_empty(var.shape, dtype=dtype))
 
 
 @operator(
@@ -72,24 +77,27 @@ def batch_norm_statistics(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, variance and inverse deviation; `count` is the whole batch's elements a channel."""
     mean, var = _moments(sums, count)
-    return mean.to(dtype), var.to(dtype), torch.rsqrt(var + eps).to(dtype)
+    return mean.to(dtype), var.to(dtype), _deviation(var, eps, dtype)
 
 
 @operator(
-    "batch_norm_running(Tensor sums, Tensor running_mean, Tensor running_var, SymInt count,"
-    " float momentum) -> (Tensor, Tensor)",
-    lambda _, mean, var, *_settings: (torch.empty_like(mean), torch.empty_like(var)),
+    "batch_norm_running(Tensor mean, Tensor var, Tensor running_mean, Tensor running_var,"
+    " SymInt count, float momentum) -> (Tensor, Tensor)",
+    lambda _mean, _var, mean, var, *_settings: (torch.empty_like(mean), torch.empty_like(var)),
 )
 def batch_norm_running(
-    sums: Tensor, running_mean: Tensor, running_var: Tensor, count: int, momentum: float
+    mean: Tensor,
+    var: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    count: int,
+    momentum: float,
 ) -> tuple[Tensor, Tensor]:
     """Next running mean and variance; the variance is unbiased, as PyTorch's is."""
-    mean, var = _moments(sums, count)
-    unbiased = var * (count / (count - 1) if count > 1 else math.nan)
-    return (
-        torch.lerp(running_mean.double(), mean, momentum).to(running_mean.dtype),
-        torch.lerp(running_var.double(), unbiased, momentum).to(running_var.dtype),
-    )
+    share = momentum * (count / (count - 1) if count > 1 else math.nan)
+    next_mean = torch.lerp(running_mean.to(mean.dtype), mean, momentum)
+    next_var = torch.add(running_var.to(var.dtype) * (1 - momentum), var, alpha=share)
+    return next_mean.to(running_mean.dtype), next_var.to(running_var.dtype)
 
 
 @operator(
@@ -147,12 +155,18 @@ def batch_norm_grad_input(
     count: int,
 ) -> Tensor:
     """Gradient of the data, from the whole batch's `sums` of `batch_norm_grad_sums`."""
+    if x.is_cuda and 0 < x.numel() < _MOST_COUNTED:
+        counted = torch.full((1,), count, dtype=torch.int32, device=x.device)
+        result: Tensor = aten.batch_norm_backward_elemt(
+            grad_out, x, mean, invstd, weight, sums[0], sums[1] / invstd, counted
+        )
+        return result
     scale = invstd if weight is None else invstd * weight
-    shift, slope = sums / count
     # (grad - shift - (x - mean) * invstd * slope) * scale: a normalization, by the one kernel that
     # reads and writes a tensor once, to which the gradient's share is added where it lies.
+    shift, slope = sums * (scale / -count)
     dtype = mean.dtype
-    total = _affine(x.to(dtype), mean, -slope * invstd * scale, -shift * scale)
+    total = _affine(x.to(dtype), mean, slope * invstd, shift)
     return _add_scaled(total, grad_out.to(dtype), scale).to(x.dtype)
 
 
@@ -301,7 +315,7 @@ def group_norm_statistics(
 ) -> tuple[Tensor, Tensor]:
     """Mean and inverse deviation, [N, G]; `count` is the elements of a whole group of an image."""
     mean, var = _moments(sums, count)
-    return mean.to(dtype), torch.rsqrt(var + eps).to(dtype)
+    return mean.to(dtype), _deviation(var, eps, dtype)
 
 
 @operator(

@@ -191,8 +191,8 @@ ROWS: Mapping[str, OpRow] = {
             flops=4,
         )
     ),
-    # Sums, mean, variance -> next mean, next variance.
-    "partitioner::batch_norm_running": OpRow(pattern("t c, c, c -> c, c", whole="t", flops=5)),
+    # The batch's mean and variance, the running ones -> the next running ones.
+    "partitioner::batch_norm_running": OpRow(pattern("c, c, c, c -> c, c", flops=5)),
     # Sums -> mean, variance, inverse deviation.
     "partitioner::batch_norm_statistics": OpRow(pattern("t c -> c, c, c", whole="t", flops=4)),
     "partitioner::batch_norm_sums": OpRow(

@@ -139,8 +139,9 @@ def native_batch_norm_functional(
         empty = x.new_empty(0)
         out = own.batch_norm_apply(x, running_mean, running_var, weight, bias, eps)
         return out, empty, empty, running_mean, running_var
-    sums, results = _batch_norm(x, weight, bias, eps)
-    running = own.batch_norm_running(sums, running_mean, running_var, _count(x), momentum)
+    var, results = _batch_norm(x, weight, bias, eps)
+    _, mean, _ = results
+    running = own.batch_norm_running(mean, var, running_mean, running_var, _count(x), momentum)
     return *results, *running
 
 
@@ -160,12 +161,12 @@ def native_batch_norm_no_stats(
 def _batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """The sums of the batch, and (output, mean, inverse standard deviation)."""
+    """The variance of the batch, and (output, mean, inverse standard deviation)."""
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
     sums = own.batch_norm_sums(x)
     mean, var, invstd = own.batch_norm_statistics(sums, _count(x), eps, dtype)
     out = own.batch_norm_apply(x, mean, var, weight, bias, eps)
-    return sums, (out, mean, invstd)
+    return var, (out, mean, invstd)
 
 
 def _count(x: Tensor) -> int:

@@ -9,8 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from partitioner.backends.torch.operators import attention, fused_attention
 from partitioner.backends.torch.operators.fused_attention import Call, kernel_for
-
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+from tests.helpers.gpus import on_gpu
 
 
 def operand(heads: int, rows: int, depth: int = 8, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -77,7 +77,7 @@ CASES = [
     ),
     aten(
         "partitioner::batch_norm_running",
-        *(sums(6), f32(6), positive(6), 36, 0.1),
+        *(f32(6), positive(6), f32(6), positive(6), 36, 0.1),
         options=ways(1),
     ),
     aten("partitioner::batch_norm_statistics", sums(6), 36, 1e-5, "float32", options=ways(1)),

@@ -100,4 +100,6 @@ def test_fused_kernels_of_a_gpu_give_what_the_plain_form_does(
     slopes = attention._backward(wide, grad.double(), *expected, is_whole=True)
     most = {torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 4e-2}[dtype]
     for one, other in zip((*saved, *gradients), (*expected, *slopes), strict=True):
-        assert (one.double() - other).norm() <= most * other.norm()
+        # of a single column that is seen, gradients are zero
+        size = other.norm() if other.norm() > 1e-9 else grad.double().norm()
+        assert (one.double() - other).norm() <= most * size

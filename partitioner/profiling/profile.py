@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ from partitioner.profiling.candidates import (
     is_made_shortly_before,
     local_graph,
 )
-from partitioner.profiling.links import groups_of, knows_links, measure_here, measure_together
+from partitioner.profiling.links import groups_of, measure_here, measure_together, unknown_links
 from partitioner.profiling.whole import whole_seconds
 from partitioner.profiling.work import RUNNER, Item, Program, Work, leave_work, read_status
 from partitioner.profiling.yardsticks import yardsticks
@@ -50,8 +51,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 _TIME_LIMIT_S = 120.0
-#: Seconds that are kept for the communications, if the limit is at least twice as long.
-_LINKS_S = 30.0
+#: Seconds that are kept for the communications while some are unknown, and their most of the limit.
+_LINKS_S, _LINKS_SHARE = 30.0, 1 / 3
+#: Most of the limit for runs of the whole model while other things are unknown, too.
+_WHOLE_SHARE = 1 / 4
+#: Seconds that processes take to start, about: if less is left, none are started.
+_START_S = 3.0
+#: The whole model, among what cannot be measured.
+_WHOLE = "the whole model"
 #: Lines of progress of the measurement of forms.
 _PROGRESS_LINES = 4
 
@@ -68,10 +75,11 @@ class Profiled:
         forms: Number of forms that a search could choose.
         measured: Number of forms measured now.
         known: Number of forms that the profile had before.
-        links: Number of communications (kind, number of ranks, bytes) measured now; None if they
-            are not known and no time was left to measure them.
+        links: Number of communications (kind, number of ranks, bytes) measured now.
+        unknown_links: Number of those that no time was left to measure.
         whole_s: Seconds of a request in one process with all cores, of an ONNX model that several
             processes are to share; None if it is not known.
+        lacks_whole: Whether `whole_s` is not known because no time was left to measure it.
         failed: Reason for each form that cannot be measured, by operator; of GPUs also for the
             communications between them.
         unknown_share: Share of the seconds of all forms, as priced without the measurements, that
@@ -88,8 +96,10 @@ class Profiled:
     forms: int
     measured: int
     known: int
-    links: int | None
+    links: int
+    unknown_links: int
     whole_s: float | None
+    lacks_whole: bool
     failed: Mapping[str, str]
     unknown_share: float
     seconds: float
@@ -112,6 +122,16 @@ class Profiled:
                 f"  note: forms with {units.share(self.unknown_share)} of the seconds are not "
                 "measured; the next run goes on with them"
             )
+        if self.unknown_links:
+            lines.append(
+                f"  note: {self.unknown_links} sizes and kinds of communications are not measured; "
+                "the next run goes on with them"
+            )
+        if self.lacks_whole:
+            lines.append(
+                "  note: the whole model in one process is not measured, for lack of time; a plan "
+                "is not compared with it"
+            )
         lines += [
             f"  note: communications over {level!r} are not measured; torchrun with a process for "
             "each device measures them: -m partitioner profile, with the same arguments"
@@ -128,8 +148,6 @@ class Profiled:
 
     @property
     def _links(self) -> str:
-        if self.links is None:
-            return "not measured: no time was left; the next run measures them"
         return f"{self.links} sizes and kinds measured now" if self.links else "nothing new"
 
 
@@ -177,7 +195,7 @@ def profile(
     limit_s = options.get("time_limit_s", _TIME_LIMIT_S)
     cluster = target_cluster({"cluster": "local", **options}, devices)
     if processes() > 1:
-        return _profiled_links(cluster, begin, say)
+        return _profiled_links(cluster, begin, limit_s, say)
     strategy, mesh = options.get("strategy", "auto"), options.get("mesh")
     check_space(strategy, len(cluster), mesh)
     known = _profile_of(cluster)
@@ -197,24 +215,29 @@ def profile(
     backend = _backend(is_module=is_module)
     new = [one for one in wanted if any(_is_new(one, known, backend))]
     sticks = yardsticks(cluster.devices[0].memory_bytes, is_module=is_module)
-    measures = candidates(sticks, cluster.beside((0,)), "inter", None)
+    in_wanted = {one.form.key for one in wanted}
+    missing = [
+        one
+        for one in candidates(sticks, cluster.beside((0,)), "inter", None)
+        if one.form.key not in in_wanted and any(_is_new(one, known, backend))
+    ]
     session = _Session(cluster, known, backend, runs_on, say)
-    whole_s = None
-    if isinstance(opened, OnnxInput):
-        whole_s = session.measure_whole(opened, begin + limit_s)
     groups = [group for group in groups_of(cluster) if not group.level]
-    has_links = runs_on != "cpu" or knows_links(known, groups)
-    forms_s = limit_s if has_links else max(limit_s - _LINKS_S, limit_s / 2)
+    links = unknown_links([known], groups) if runs_on == "cpu" else ()
+    end_s = begin + limit_s
+    whole_s, lacks_whole = None, False
+    if isinstance(opened, OnnxInput) and (alone := one_process(cluster)) is not None:
+        whole_end_s = begin + limit_s * _WHOLE_SHARE if new or links else end_s
+        whole_s = session.measure_whole(opened, alone, whole_end_s)
+        lacks_whole = whole_s is None and _WHOLE not in session.failed
     if runs_on != "cpu" and len(cluster) > 1:
         session.failed["communication between GPUs"] = "it costs what published tables say"
-    missing = [one for one in measures if any(_is_new(one, known, backend))]
-    session.measure(
-        [*((sticks, one) for one in missing), *((graph, one) for one in new)], begin + forms_s
-    )
-    links = 0 if has_links else None
-    if not has_links and time.perf_counter() < begin + limit_s:
-        links = measure_here(known, groups, say)
-    covered = {one.form.key for one in wanted} - {one.form.key for one in new} | session.measured
+    links_s = min(_LINKS_S, limit_s * _LINKS_SHARE) if links else 0.0
+    session.measure(_in_turns(sticks, missing, graph, new), end_s - links_s)
+    measured_links = 0
+    if links and time.perf_counter() + _START_S < end_s:
+        measured_links = measure_here(known, links, end_s, say)
+    covered = in_wanted - {one.form.key for one in new} | session.measured
     all_s = sum(one.weight_s for one in wanted)
     unknown_s = sum(one.weight_s for one in wanted if one.form.key not in covered)
     return Profiled(
@@ -223,10 +246,12 @@ def profile(
         known.threads,
         backend,
         len(wanted),
-        len(session.measured - {one.form.key for one in missing}),
+        len(session.measured & in_wanted),
         len(wanted) - len(new),
-        links,
+        measured_links,
+        2 * len(links) - measured_links,
         whole_s,
+        lacks_whole,
         dict(sorted(session.failed.items())),
         unknown_s / all_s if all_s else 0.0,
         time.perf_counter() - begin,
@@ -234,17 +259,35 @@ def profile(
     )
 
 
+def _in_turns(
+    sticks: Graph, missing: Sequence[Candidate], graph: Graph, new: Sequence[Candidate]
+) -> Sequence[tuple[Graph, Candidate]]:
+    """Yardsticks that are missing, and new forms in their order, as they are measured.
+
+    The forms that make up half of the seconds come first, as far as the time goes; the yardsticks
+    tell about the rest of them.
+    """
+    shares = itertools.accumulate(one.weight_s for one in new)
+    half_s = sum(one.weight_s for one in new) / 2
+    first = sum(1 for until_s in shares if until_s <= half_s)
+    return [
+        *((graph, one) for one in new[:first]),
+        *((sticks, one) for one in missing),
+        *((graph, one) for one in new[first:]),
+    ]
+
+
 def _is_measured(level: LinkLevel) -> bool:
     return level.profile is not None and bool(level.profile.links)
 
 
-def _profiled_links(cluster: Cluster, begin: float, say: Say) -> Profiled:
+def _profiled_links(cluster: Cluster, begin: float, limit_s: float, say: Say) -> Profiled:
     """The communications alone, between the processes that torchrun started."""
     known = _profile_of(cluster)
-    links = measure_together(cluster, say)
-    seconds = time.perf_counter() - begin
+    links, unknown = measure_together(cluster, begin + limit_s, say)
     return Profiled(
-        *(known.file, known.device, known.threads, "none", 0, 0, 0, links, None, {}, 0.0, seconds)
+        *(known.file, known.device, known.threads, "none", 0, 0, 0, links, unknown, None, False),
+        *({}, 0.0, time.perf_counter() - begin),
     )
 
 
@@ -318,20 +361,18 @@ class _Session:
     measured: frozenset[str] = frozenset()
     failed: dict[str, str] = field(default_factory=dict)
 
-    def measure_whole(self, model: OnnxInput, end_s: float) -> float | None:
+    def measure_whole(self, model: OnnxInput, alone: Cluster, end_s: float) -> float | None:
         """Seconds of the whole model in one process with all cores.
 
-        None if the cluster is none of several processes of this machine, or if the model cannot be
-        run or not until `end_s`.
+        None if the model cannot be run, for which a reason is in `failed`, or not until `end_s`.
         """
-        alone = one_process(self.cluster)
-        if alone is None or (known := alone.devices[0].profile) is None:
-            return None
+        known = alone.devices[0].profile
+        assert known is not None
         self.say("running the whole model in one process")
         try:
             return whole_seconds(model.traced, known, end_s)
         except PartitionerError as error:
-            self.failed["the whole model"] = str(error)
+            self.failed[_WHOLE] = str(error)
             return None
 
     def measure(self, wanted: Sequence[tuple[Graph, Candidate]], end_s: float) -> None:
@@ -339,14 +380,15 @@ class _Session:
         if not wanted:
             return
         self.say(f"preparing {len(wanted)} forms")
-        items = [item for graph, one in wanted if (item := self._item(graph, one)) is not None]
+        latest_s = end_s - _START_S
+        in_time = itertools.takewhile(lambda _: time.perf_counter() < latest_s, wanted)
+        items = [item for graph, one in in_time if (item := self._item(graph, one)) is not None]
+        if not items or time.perf_counter() >= latest_s:
+            return
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
-            folder, left_s = Path(name), end_s - time.perf_counter()
-            if not items or left_s <= 0:
-                return
-            profile = self.profile
+            folder, profile = Path(name), self.profile
             where = profile.file, profile.device, profile.threads
-            leave_work(folder, Work(self.backend, *where, items, left_s))
+            leave_work(folder, Work(self.backend, *where, items, end_s))
             self.say(f"measuring {len(items)} forms on {len(self.cluster)} processes")
             job = {"runner": RUNNER, "device": self.runs_on}
             run_job(folder, len(self.cluster), job, watch=_Watch(folder, len(items), self.say))

@@ -12,7 +12,7 @@ import json
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -145,7 +145,7 @@ def measure_links_together(
     """The same between the processes of torch.distributed, which must be up; all must call it."""
     stages = _in_stages(wanted)
     times: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(times, list(_measured(dist.get_rank(), stages, end_s)))
+    dist.all_gather_object(times, _measured(dist.get_rank(), stages, end_s))
     return added_seconds([one for stage in stages for one in stage], times)
 
 
@@ -196,13 +196,13 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
         ]
         for stage in job["stages"]
     ]
-    times = list(_measured(rank, stages, job["end_s"]))
+    times = _measured(rank, stages, job["end_s"])
     (folder / f"times-{rank}.json").write_text(json.dumps(times))
 
 
 def _measured(
     rank: int, stages: Sequence[Sequence[Wanted]], end_s: float
-) -> Iterator[tuple[int, _Turns]]:
+) -> list[tuple[int, _Turns]]:
     """The number among all stages, and seconds of turns, of the rank's communications.
 
     In a turn all communications are measured once, so that what else the machine does for seconds
@@ -228,26 +228,31 @@ def _measured(
                 own[number] = _Communication.begun(start, nbytes, products, process_group)
         return own
 
-    measured: dict[int, _Communication] = {}
+    kept: dict[int, _Communication] = {}
     numbers = itertools.count()
     for stage in stages:
         more = begun([*zip(itertools.islice(numbers, len(stage)), stage, strict=True)])
         if more is None:
             break
-        turn_s = sum(one.turn_s for one in (*measured.values(), *more.values()))
+        turn_s = sum(one.turn_s for one in (*kept.values(), *more.values()))
         if _agreed(time.perf_counter() + _LEAST_TURNS * turn_s - end_s) > 0:
             break
-        measured |= more
+        kept |= more
+    _take_turns([*kept.values()], end_s)
+    dist.barrier()
+    return [(number, one.turns) for number, one in kept.items()]
+
+
+def _take_turns(some: Sequence[_Communication], end_s: float) -> None:
+    """Turns of a rank's communications, up to all; after the fewest none that ends late."""
     turn_s = 0.0
     for turn in range(_TURNS):
         begin_s = time.perf_counter()
         if turn >= _LEAST_TURNS and _agreed(begin_s + turn_s - end_s) > 0:
             break
-        for one in measured.values():
+        for one in some:
             one.turn()
         turn_s = time.perf_counter() - begin_s
-    yield from ((number, one.turns) for number, one in measured.items())
-    dist.barrier()
 
 
 class _Buffers:

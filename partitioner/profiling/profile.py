@@ -19,7 +19,13 @@ from partitioner.cost_model.entries import Entry
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.forms import memory_order
 from partitioner.cost_model.profile import Profile, check_writable
-from partitioner.cost_model.resolve import device_type, one_process, resolve_cluster
+from partitioner.cost_model.resolve import (
+    device_type,
+    gpu_count,
+    is_of_gpu,
+    one_process,
+    resolve_cluster,
+)
 from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.ir.checks import is_whole
@@ -52,7 +58,7 @@ if TYPE_CHECKING:
 
 _TIME_LIMIT_S = 120.0
 #: Seconds that are kept for the communications while some are unknown, and their most of the limit.
-_LINKS_S, _LINKS_SHARE = 30.0, 1 / 3
+_LINKS_S, _LINKS_SHARE = 30.0, 0.4
 #: Most of the limit for runs of the whole model while other things are unknown, too.
 _WHOLE_SHARE = 1 / 4
 #: Seconds that processes take to start, about: if less is left, none are started.
@@ -174,7 +180,8 @@ def profile(
     Args:
         model: As of `compile`.
         example_inputs: As of `compile`.
-        devices: Number of processes that share the machine (default: 1).
+        devices: Number of processes that share the machine (default: 1), or of GPUs on a machine
+            that has any (default: all).
         **options: As of `compile`, but:
 
             cluster: "local", or a file that names a profile.
@@ -199,7 +206,7 @@ def profile(
     strategy, mesh = options.get("strategy", "auto"), options.get("mesh")
     check_space(strategy, len(cluster), mesh)
     known = _profile_of(cluster)
-    runs_on = device_type(known.device) or "cpu"
+    runs_on = _runs_on(cluster, known)
     check_writable(known.file)
     opened = open_with(model, example_inputs, options)
     say("reading the model")
@@ -284,6 +291,11 @@ def _is_measured(level: LinkLevel) -> bool:
 def _profiled_links(cluster: Cluster, begin: float, limit_s: float, say: Say) -> Profiled:
     """The communications alone, between the processes that torchrun started."""
     known = _profile_of(cluster)
+    if is_of_gpu(known.device):
+        raise CostError(
+            f"cluster {cluster.name!r} is of GPUs, and communications between GPUs are not "
+            "measured: they cost what published tables and the cluster's rates say"
+        )
     links, unknown = measure_together(cluster, begin + limit_s, say)
     return Profiled(
         *(known.file, known.device, known.threads, "none", 0, 0, 0, links, unknown, None, False),
@@ -319,6 +331,28 @@ def _profile_of(cluster: Cluster) -> Profile:
             "names a profile"
         )
     return known
+
+
+def _runs_on(cluster: Cluster, known: Profile) -> str:
+    """PyTorch's type of the devices of this machine that are measured, "cpu" or "cuda".
+
+    The name of a processor in a cluster file is the user's; that of a GPU is the machine's.
+
+    Raises:
+        CostError: The devices are GPUs, and not this machine's, or more than it has.
+    """
+    here = device_type(known.device)
+    if here is None and is_of_gpu(known.device):
+        raise CostError(
+            f"cluster {cluster.name!r} has {known.device}, which this machine has not: measure on "
+            "a machine that has it"
+        )
+    if here == "cuda" and (gpus := gpu_count()) < len(cluster):
+        raise CostError(
+            f"cluster {cluster.name!r} has {len(cluster)} GPUs, and this machine {gpus}: measure "
+            "for a cluster of fewer"
+        )
+    return here or "cpu"
 
 
 def _is_new(candidate: Candidate, known: Profile, backend: str) -> tuple[bool, bool]:

@@ -109,7 +109,7 @@ def _timed(
     anyone: Callable[[Sequence[bool]], Sequence[bool]],
     end_s: float,
 ) -> Iterator[Entry]:
-    """Entries of programs that take turns on so many processes, of those that fit before `end_s`."""
+    """Entries of the programs that fit before `end_s`, in turns on so many processes."""
     is_cold = any(item.is_cold for item, _ in ready)
     runs = timed_runs(
         [one.run for _, one in ready],

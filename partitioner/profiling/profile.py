@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     import onnx
     from torch import nn
 
+    from partitioner.backends.torch.links import Wanted
+
 _TIME_LIMIT_S = 120.0
 #: Seconds that are kept for the communications while some are unknown, and their most of the limit.
 _LINKS_S, _LINKS_SHARE = 30.0, 0.4
@@ -229,21 +231,16 @@ def profile(
         if one.form.key not in in_wanted and any(_is_new(one, known, backend))
     ]
     session = _Session(cluster, known, backend, runs_on, say)
-    groups = [group for group in groups_of(cluster) if not group.level]
-    links = unknown_links([known], groups) if runs_on == "cpu" else ()
+    links = session.unknown_links()
     end_s = begin + limit_s
     whole_s, lacks_whole = None, False
     if isinstance(opened, OnnxInput) and (alone := one_process(cluster)) is not None:
         whole_end_s = begin + limit_s * _WHOLE_SHARE if new or links else end_s
         whole_s = session.measure_whole(opened, alone, whole_end_s)
         lacks_whole = whole_s is None and _WHOLE not in session.failed
-    if runs_on != "cpu" and len(cluster) > 1:
-        session.failed["communication between GPUs"] = "it costs what published tables say"
     links_s = min(_LINKS_S, limit_s * _LINKS_SHARE) if links else 0.0
     session.measure(_in_turns(sticks, missing, graph, new), end_s - links_s)
-    measured_links = 0
-    if links and time.perf_counter() + _START_S < end_s:
-        measured_links = measure_here(known, links, end_s, say)
+    measured_links = session.measure_links(links, end_s)
     covered = in_wanted - {one.form.key for one in new} | session.measured
     all_s = sum(one.weight_s for one in wanted)
     unknown_s = sum(one.weight_s for one in wanted if one.form.key not in covered)
@@ -394,6 +391,31 @@ class _Session:
     say: Say
     measured: frozenset[str] = frozenset()
     failed: dict[str, str] = field(default_factory=dict)
+
+    def unknown_links(self) -> Sequence[Wanted]:
+        """The communications on this machine that are to be measured.
+
+        A reason for those that cannot be is in `failed`.
+        """
+        groups = [group for group in groups_of(self.cluster) if not group.level]
+        level = self.cluster.levels[0]
+        if not groups:
+            return ()
+        if self.runs_on != "cpu":
+            self.failed["communication between GPUs"] = "it costs what published tables say"
+            return ()
+        if level.profile is None:
+            why = f"level {level.name!r} names no profile, and costs its rates"
+            self.failed["communication"] = why
+            return ()
+        return unknown_links([level.profile], groups)
+
+    def measure_links(self, wanted: Sequence[Wanted], end_s: float) -> int:
+        """Measure communications on this machine until `end_s`; see `measure_here`."""
+        known = self.cluster.levels[0].profile
+        if not wanted or known is None or time.perf_counter() + _START_S >= end_s:
+            return 0
+        return measure_here(known, wanted, end_s, self.say)
 
     def measure_whole(self, model: OnnxInput, alone: Cluster, end_s: float) -> float | None:
         """Seconds of the whole model in one process with all cores.

@@ -14,7 +14,10 @@ import partitioner
 from partitioner import examples
 from partitioner.backends.errors import BackendError
 from partitioner.backends.observed import MeasuredRank, MeasuredTask
+from partitioner.backends.torch import local as torch_local
+from partitioner.backends.torch.local import StepFiles, StepRun
 from partitioner.cli.main import main
+from partitioner.compiled import base
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.module import ModuleProgram
 from partitioner.compiled.rank_files import rank_files
@@ -23,6 +26,7 @@ from partitioner.files import ResultError
 from partitioner.report.measured import FILE, Measured
 from partitioner.report.page.data import report_data
 from partitioner.report.page.schema import Report
+from partitioner.run import local
 
 
 @pytest.fixture(scope="module")
@@ -270,3 +274,34 @@ def test_steps_are_at_least_one(gpt: ModuleProgram) -> None:
     _, batch = small_gpt()
     with pytest.raises(BackendError, match="steps is 0"):
         gpt.profile(*batch, steps=0)
+
+
+@pytest.mark.parametrize("here", ["cuda", None])
+def test_ranks_of_modules_are_recorded_on_the_devices_of_the_plan(
+    gpt: ModuleProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str | None
+) -> None:
+    """A record of processors would stand beside a prediction for GPUs."""
+    program = module_for_local(gpt, tmp_path / "profile.sqlite")
+    folder = program.save(tmp_path / "gpt.partition")
+    asked: list[str] = []
+
+    def run_steps(files: StepFiles, *_: object, **__: object) -> StepRun:
+        asked.append(files.device)
+        raise BackendError("not run")
+
+    monkeypatch.setattr(base, "device_type", lambda _: here)
+    monkeypatch.setattr(torch_local, "run_steps", run_steps)
+    monkeypatch.setattr(local, "_program", lambda _: program)
+    for steps in (2, 0):
+        with pytest.raises(BackendError, match="not run"):
+            local.run_directory(folder, None, None, steps=steps)
+    assert asked == [here or "cpu", "cpu"], "a run without a record is one of processors"
+    with pytest.raises(BackendError, match="not run" if here is None else "one GPU each"):
+        program.profile(steps=1)
+
+
+def module_for_local(program: ModuleProgram, file: Path) -> ModuleProgram:
+    """A program whose devices have a profile."""
+    profile = Profile(file, "core", 1, 2, {})
+    devices = tuple(replace(one, profile=profile) for one in program.cluster.devices)
+    return replace(program, cluster=replace(program.cluster, devices=devices))

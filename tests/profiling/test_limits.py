@@ -15,9 +15,10 @@ from partitioner.backends.torch.links import LinkGroup, Wanted, link_groups, wan
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.entries import LinkEntry
 from partitioner.cost_model.profile import Profile, in_groups, write_links
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.profiling.links import unknown_links
 from partitioner.profiling.measure import timed_runs
-from partitioner.profiling.profile import Profiled, _in_turns
+from partitioner.profiling.profile import Profiled, _in_turns, _profile_of, _Session
 from partitioner.profiling.rank import _prepared
 from partitioner.profiling.work import Work
 
@@ -194,3 +195,37 @@ def test_the_limit_goes_to_the_measurements_under_torchrun(
     done = module._profiled_links(None, 100.0, 20.0, print)  # type: ignore[arg-type]
     assert ends == [120.0]
     assert (done.links, done.unknown_links) == (12, 4)
+
+
+def test_links_of_a_level_without_a_profile_are_not_measured(tmp_path: Path) -> None:
+    """Plans would not be priced by them."""
+    cluster = two_with_a_profile(tmp_path, level="")
+    session = _Session(cluster, _profile_of(cluster), "torch", "cpu", lambda _: None)
+    assert session.unknown_links() == ()
+    assert "names no profile" in session.failed["communication"]
+    far = tmp_path / "links.sqlite"
+    profile = f'profile = {{ file = "{far}", device = "core", threads = 1 }}'
+    cluster = two_with_a_profile(tmp_path, level=profile)
+    session = _Session(cluster, _profile_of(cluster), "torch", "cpu", lambda _: None)
+    wanted = session.unknown_links()
+    assert len(wanted) == len(wanted_of([PAIR]))
+    assert not session.failed
+    assert session.measure_links(wanted, end_s=0.0) == 0, "no process is started too late"
+
+
+def two_with_a_profile(folder: Path, level: str) -> Cluster:
+    file = folder / "lab.toml"
+    file.write_text(
+        f"""
+[[devices]]
+preset = "cpu"
+count = 2
+profile = {{ file = "{folder / "p.sqlite"}", device = "core", threads = 1 }}
+[[levels]]
+name = "node"
+bandwidth_bytes_per_s = 1e9
+latency_s = 1e-6
+{level}
+"""
+    )
+    return resolve_cluster(file)

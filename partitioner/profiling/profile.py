@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,10 +60,13 @@ if TYPE_CHECKING:
     from partitioner.backends.torch.links import Wanted
 
 _TIME_LIMIT_S = 120.0
-#: Seconds that are kept for the communications while some are unknown, and their most of the limit.
+#: Seconds that are kept for the communications while some are unknown, and their most of the time
+#: that is left once the model is read.
 _LINKS_S, _LINKS_SHARE = 30.0, 0.4
-#: Most of the limit for runs of the whole model while other things are unknown, too.
+#: Most of that time for runs of the whole model while other things are unknown, too.
 _WHOLE_SHARE = 1 / 4
+#: Most of the time for preparing forms before those that are prepared are measured.
+_PREPARING_SHARE = 1 / 4
 #: Seconds that processes take to start, about: if less is left, none are started.
 _START_S = 3.0
 #: The whole model, among what cannot be measured.
@@ -235,11 +239,11 @@ def profile(
     end_s = begin + limit_s
     whole_s, lacks_whole = None, False
     if isinstance(opened, OnnxInput) and (alone := one_process(cluster)) is not None:
-        whole_end_s = begin + limit_s * _WHOLE_SHARE if new or links else end_s
+        whole_end_s = _until(end_s, _WHOLE_SHARE if new or links else 1.0)
         whole_s = session.measure_whole(opened, alone, whole_end_s)
         lacks_whole = whole_s is None and _WHOLE not in session.failed
-    links_s = min(_LINKS_S, limit_s * _LINKS_SHARE) if links else 0.0
-    session.measure(_in_turns(sticks, missing, graph, new), end_s - links_s)
+    forms_end_s = max(end_s - _LINKS_S, _until(end_s, 1 - _LINKS_SHARE)) if links else end_s
+    session.measure(_in_turns(sticks, missing, graph, new), forms_end_s)
     measured_links = session.measure_links(links, end_s)
     covered = in_wanted - {one.form.key for one in new} | session.measured
     all_s = sum(one.weight_s for one in wanted)
@@ -261,6 +265,12 @@ def profile(
         time.perf_counter() - begin,
         tuple(level.name for level in cluster.levels[1:] if not _is_measured(level)),
     )
+
+
+def _until(end_s: float, share: float) -> float:
+    """The time of `time.perf_counter` at which a share of the time from now to `end_s` is over."""
+    now_s = time.perf_counter()
+    return now_s + max(0.0, end_s - now_s) * share
 
 
 def _in_turns(
@@ -433,14 +443,25 @@ class _Session:
 
     def measure(self, wanted: Sequence[tuple[Graph, Candidate]], end_s: float) -> None:
         """Measure candidates of graphs in their order until `end_s`, in processes of their own."""
-        if not wanted:
-            return
-        self.say(f"preparing {len(wanted)} forms")
-        latest_s = end_s - _START_S
-        in_time = itertools.takewhile(lambda _: time.perf_counter() < latest_s, wanted)
-        items = [item for graph, one in in_time if (item := self._item(graph, one)) is not None]
-        if not items or time.perf_counter() >= latest_s:
-            return
+        left, latest_s = deque(wanted), end_s - _START_S
+        while left and time.perf_counter() < latest_s:
+            self.say(f"preparing {len(left)} forms")
+            items = self._items(left, _until(latest_s, _PREPARING_SHARE))
+            if items and time.perf_counter() < latest_s:
+                self._run(items, end_s)
+
+    def _items(self, left: deque[tuple[Graph, Candidate]], end_s: float) -> list[Item]:
+        """The first of the candidates, which are taken away, as programs: at most until `end_s`."""
+        items = []
+        while left:
+            item = self._item(*left.popleft())
+            items += [] if item is None else [item]
+            if time.perf_counter() >= end_s:
+                break
+        return items
+
+    def _run(self, items: Sequence[Item], end_s: float) -> None:
+        """Measure programs in processes of their own until `end_s`."""
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
             folder, profile = Path(name), self.profile
             where = profile.file, profile.device, profile.threads
@@ -449,7 +470,7 @@ class _Session:
             job = {"runner": RUNNER, "device": self.runs_on}
             run_job(folder, len(self.cluster), job, watch=_Watch(folder, len(items), self.say))
             done = read_status(folder)
-        self.measured = done.measured
+        self.measured |= done.measured
         for op, why in done.failed.items():
             self.failed.setdefault(op, why)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -55,7 +56,9 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
         entries = _measured(rank, work, device, some, end_s, failed)
         if rank == 0:
             write_entries(work.file, work.device, work.threads, entries)
-            measured.update(entry.form for entry in entries)
+            counts = Counter(entry.form for entry in entries)
+            wanted = {item.entry.form: item.together + item.alone for item in some}
+            measured.update(form for form, count in wanted.items() if counts[form] == count)
             leave_status(folder, Status(frozenset(measured), failed))
 
 

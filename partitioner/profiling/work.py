@@ -79,7 +79,7 @@ class Status:
     """The progress of the work.
 
     Attributes:
-        measured: Keys of the forms that are in the profile now.
+        measured: Keys of the forms that are in the profile now, in all ways that were asked for.
         failed: Reason for each operator that a process could not run.
     """
 

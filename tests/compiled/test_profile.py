@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import drawn_plans
+import modules
 import pytest
 import schema_check
 from small_gpt import small_gpt
@@ -278,11 +279,10 @@ def test_steps_are_at_least_one(gpt: ModuleProgram) -> None:
 
 @pytest.mark.parametrize("here", ["cuda", None])
 def test_ranks_of_modules_are_recorded_on_the_devices_of_the_plan(
-    gpt: ModuleProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str | None
+    in_training: tuple[ModuleProgram, Path], monkeypatch: pytest.MonkeyPatch, here: str | None
 ) -> None:
     """A record of processors would stand beside a prediction for GPUs."""
-    program = module_for_local(gpt, tmp_path / "profile.sqlite")
-    folder = program.save(tmp_path / "gpt.partition")
+    program, folder = in_training
     asked: list[str] = []
 
     def run_steps(files: StepFiles, *_: object, **__: object) -> StepRun:
@@ -300,8 +300,17 @@ def test_ranks_of_modules_are_recorded_on_the_devices_of_the_plan(
         program.profile(steps=1)
 
 
-def module_for_local(program: ModuleProgram, file: Path) -> ModuleProgram:
-    """A program whose devices have a profile."""
-    profile = Profile(file, "core", 1, 2, {})
+@pytest.fixture(scope="module")
+def in_training(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleProgram, Path]:
+    """A small module in training, whose devices have a profile, and its folder."""
+    folder = tmp_path_factory.mktemp("classifier")
+    program = partitioner.compile(
+        *(modules.classifier(training=True), modules.batch(labels=True)),
+        cluster="2xideal",
+        training=True,
+    )
+    profile = Profile(folder / "profile.sqlite", "core", 1, 2, {})
     devices = tuple(replace(one, profile=profile) for one in program.cluster.devices)
-    return replace(program, cluster=replace(program.cluster, devices=devices))
+    program = replace(program, cluster=replace(program.cluster, devices=devices))
+    assert isinstance(program, ModuleProgram)
+    return program, program.save(folder / "classifier.partition")

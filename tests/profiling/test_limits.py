@@ -229,3 +229,35 @@ latency_s = 1e-6
 """
     )
     return resolve_cluster(file)
+
+
+def test_forms_are_measured_before_all_are_prepared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Preparing 20 forms takes as long as there is time: the first quarter of it is for some."""
+    module = importlib.import_module("partitioner.profiling.profile")
+    clock, batches = Clock(), []
+    cluster = two_with_a_profile(tmp_path, level="")
+    session = _Session(cluster, _profile_of(cluster), "torch", "cpu", lambda _: None)
+
+    def item(_: _Session, __: None, candidate: int) -> int | None:
+        clock.now += 5.0
+        return candidate or None
+
+    def run(_: _Session, items: Sequence[int], end_s: float) -> None:
+        assert clock.now < end_s
+        clock.now += 10.0
+        batches.append(items)
+
+    monkeypatch.setattr(module.time, "perf_counter", clock)
+    monkeypatch.setattr(_Session, "_item", item)
+    monkeypatch.setattr(_Session, "_run", run)
+    wanted: list[Any] = [(None, number) for number in range(20)]
+    session.measure(wanted, end_s=100.0 + module._START_S)
+    assert batches == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10], [11]]
+    clock.now = 0.0
+    batches.clear()
+    session.measure(wanted[:3], end_s=100.0)
+    assert batches == [[1, 2]]
+    session.measure(wanted[:3], end_s=clock.now)
+    assert len(batches) == 1, "no time is left"

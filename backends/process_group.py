@@ -198,6 +198,11 @@ def timed_steps(serve: Callable[[int], object], steps: int, group: Group = None)
     return seconds.tolist()
 
 
+def gpu_name(device: torch.device) -> str:
+    """The name of a GPU as the driver reports it, for records; "" of the processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
 #: Barriers by which the ranks compare their clocks.
 _CLOCK_BARRIERS = 32
 

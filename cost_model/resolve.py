@@ -194,9 +194,16 @@ def device_type(fingerprint: str) -> str | None:
         return None
     import torch
 
-    gpus = range(torch.cuda.device_count())
+    gpus = range(gpu_count())
     here = {gpu_fingerprint(torch.cuda.get_device_properties(gpu).name) for gpu in gpus}
     return "cuda" if fingerprint in here else None
+
+
+def gpu_count() -> int:
+    """Number of this machine's GPUs."""
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def _gpu(properties: Any, file: Path, count: int) -> tuple[str, DeviceSpec]:

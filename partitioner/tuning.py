@@ -61,6 +61,13 @@ def check_tunable(cluster: Cluster, *, is_module: bool) -> None:
             "tune runs PyTorch modules on processors only, and cluster 'local' is this machine's "
             "GPUs: leave tune out"
         )
+    from partitioner.backends.onnx.rank import has_gpus
+
+    if not has_gpus(len(cluster)):
+        raise OptionError(
+            "tune runs plans on this machine, and its ONNX Runtime does not run on GPUs, of which "
+            "cluster 'local' is: install onnxruntime-gpu, or leave tune out"
+        )
 
 
 def tuned(

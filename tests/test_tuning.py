@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnxruntime
 import pytest
 import torch
 from small_gpt import small_gpt
@@ -266,7 +267,23 @@ def test_modules_are_not_run_on_gpus() -> None:
     cluster = dataclasses.replace(resolve_cluster("2xh100"), name="local")
     with pytest.raises(OptionError, match="tune runs PyTorch modules on processors only"):
         tuning.check_tunable(cluster, is_module=True)
-    tuning.check_tunable(cluster, is_module=False)
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 2])
+def test_onnx_models_are_run_on_gpus_that_its_runtime_runs_on(
+    monkeypatch: pytest.MonkeyPatch, gpus: int
+) -> None:
+    cluster = dataclasses.replace(resolve_cluster("2xh100"), name="local")
+    built = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    for providers in (built, built[1:]):
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda of=providers: of)
+        if gpus == 2 and providers == built:
+            tuning.check_tunable(cluster, is_module=False)
+        else:
+            with pytest.raises(OptionError, match="its ONNX Runtime does not run on GPUs"):
+                tuning.check_tunable(cluster, is_module=False)
 
 
 def test_one_of_several_processes_is_refused(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import torch
 import torch.distributed as dist
 
@@ -22,8 +23,34 @@ from partitioner.backends.onnx.recording import Recorder
 from partitioner.backends.onnx.sessions import CPU, SessionConfig
 from partitioner.backends.onnx.steps import RankModel
 from partitioner.backends.onnx.timing import NAME
-from partitioner.backends.process_group import clock_offset, make_groups, timed, timed_steps
+from partitioner.backends.process_group import (
+    clock_offset,
+    gpu_name,
+    make_groups,
+    timed,
+    timed_steps,
+)
 from partitioner.backends.tensors import from_numpy, to_numpy
+
+
+def has_gpus(count: int) -> bool:
+    """Whether this machine has so many GPUs that this ONNX Runtime is built to run on."""
+    is_built = "CUDAExecutionProvider" in ort.get_available_providers()
+    return is_built and torch.cuda.is_available() and torch.cuda.device_count() >= count
+
+
+def rank_device(local_rank: int, local_ranks: int) -> torch.device:
+    """The device of a rank: its GPU if all ranks have one that ONNX Runtime runs on, else the CPU.
+
+    All ranks must call it: they exchange data either between GPUs or between processors.
+
+    Args:
+        local_rank: Number of the rank among those of this machine.
+        local_ranks: Their number.
+    """
+    all_have = torch.tensor(int(has_gpus(local_ranks)))
+    dist.all_reduce(all_have, dist.ReduceOp.MIN)
+    return torch.device("cuda", local_rank) if all_have else CPU
 
 
 class RankProcess:
@@ -31,15 +58,13 @@ class RankProcess:
 
     Args:
         model: Its file, loaded.
-        local_rank: Its GPU of this machine, if there are GPUs.
+        device: See `rank_device`.
         config: How segments run; its device is replaced by the rank's.
     """
 
-    def __init__(self, model: RankModel, local_rank: int, config: SessionConfig) -> None:
-        self.model = model
-        self.device = CPU
-        if torch.cuda.is_available() and local_rank < torch.cuda.device_count():
-            self.device = torch.device("cuda", local_rank)
+    def __init__(self, model: RankModel, device: torch.device, config: SessionConfig) -> None:
+        self.model, self.device = model, device
+        if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         torch.set_num_threads(config.threads)
         self.groups = make_groups(rank_sets(self.model), self.device)
@@ -79,7 +104,8 @@ class RankProcess:
         recorded, held = recorder.record(steps)
         unrecorded_s = timed_steps(lambda number: self._serve([feed] * number), steps, control)
         threads = self._executor.config.threads
-        log = RankLog(NAME, threads, recorded, tuple(unrecorded_s), held)
+        gpu = gpu_name(self.device)
+        log = RankLog(NAME, threads, recorded, tuple(unrecorded_s), held, gpu)
         return log.shifted(offset_s)
 
     def _feed(self, inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
@@ -107,7 +133,8 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     config = SessionConfig(
         optimization=job["optimization"], threads=job["threads"], profile=own, optimized=own
     )
-    process = RankProcess(load_rank(Path(job["directory"]) / f"rank{rank}.onnx"), rank, config)
+    model = load_rank(Path(job["directory"]) / f"rank{rank}.onnx")
+    process = RankProcess(model, rank_device(rank, job["ranks"]), config)
     names = list(process.model.header.inputs)
     dtypes = [process.model.types[name].dtype for name in names]
     arrays = load_arrays(folder / f"inputs-{rank}.npz", dtypes)

@@ -7,11 +7,12 @@ and stops the next; one that passes beside compute is waited for behind the next
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,8 +26,11 @@ from partitioner.ir.program import CommKind
 NAME = f"gloo, torch {torch.__version__}"
 #: Bytes that are measured: of the whole tensor of a gather, else of the local one.
 SIZES = tuple(1024 * 4**power for power in range(8))
-#: Turns, and communications of each: one, but more of messages of up to so many bytes.
-_TURNS, _REPEATS = 7, {2**18: 8, 2**20: 2}
+#: Every so many of the sizes are measured before the others: a table of them alone is of use.
+_ROUGHLY = 3
+#: Turns, the fewest if time runs out, and communications of each: one, but more of messages of up
+#: to so many bytes.
+_TURNS, _LEAST_TURNS, _REPEATS = 7, 3, {2**18: 8, 2**20: 2}
 _FLOAT_BYTES = 4
 #: Seconds of the products between two communications: for one that passes beside compute at least
 #: as many as it takes alone.
@@ -48,7 +52,9 @@ class LinkGroup(NamedTuple):
     ranks: tuple[int, ...]
 
 
-#: A communication: its kind, its group, its bytes, and whether it passes beside compute.
+#: A communication to measure: its kind, its group, its bytes.
+Wanted = tuple[str, LinkGroup, int]
+#: A communication that was measured: the same, and whether it passes beside compute.
 Place = tuple[str, LinkGroup, int, bool]
 
 
@@ -98,51 +104,83 @@ def _doubling(most: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*powers, most))) if most > 1 else ()
 
 
-def measure_links(groups: Sequence[LinkGroup]) -> Mapping[Place, Sequence[float]]:
-    """Seconds of each turn of each kind, group and size, between processes of this machine.
+def wanted_of(groups: Sequence[LinkGroup]) -> tuple[Wanted, ...]:
+    """The communications of groups that are measured; a message is between two ranks."""
+    return tuple(
+        (kind, group, nbytes)
+        for nbytes in SIZES
+        for group in groups
+        for kind in _STARTS
+        if group.each == 1 or kind != CommKind.SEND.value
+    )
+
+
+def measure_links(wanted: Sequence[Wanted], end_s: float) -> Mapping[Place, Sequence[float]]:
+    """Seconds of each turn of communications between processes of this machine.
 
     All ranks begin a turn together, and it takes as long as its slowest rank, with communications
     and without. A communication takes the difference, so that what slows either rank for a moment
     is on both sides of it.
 
+    Args:
+        wanted: The communications.
+        end_s: Time of `time.perf_counter` at which the measurement ends. What does not fit is left
+            out: some sizes of all kinds, or everything.
+
     Raises:
         BackendError: A rank raised or was killed.
     """
-    ranks = 1 + max(rank for group in groups for rank in group.ranks)
+    ranks = 1 + max(rank for _, group, _ in wanted for rank in group.ranks)
+    stages = _in_stages(wanted)
     with tempfile.TemporaryDirectory(prefix="partitioner-links-") as name:
         folder = Path(name)
-        run_job(folder, ranks, {"runner": __name__, "sizes": SIZES, "groups": groups})
+        run_job(folder, ranks, {"runner": __name__, "stages": stages, "end_s": end_s})
         times = [json.loads((folder / f"times-{rank}.json").read_text()) for rank in range(ranks)]
-    return added_seconds(groups, times)
+    return added_seconds([one for stage in stages for one in stage], times)
 
 
-def measure_links_together(groups: Sequence[LinkGroup]) -> Mapping[Place, Sequence[float]]:
+def measure_links_together(
+    wanted: Sequence[Wanted], end_s: float
+) -> Mapping[Place, Sequence[float]]:
     """The same between the processes of torch.distributed, which must be up; all must call it."""
+    stages = _in_stages(wanted)
     times: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(times, list(_measured(dist.get_rank(), groups, SIZES)))
-    return added_seconds(groups, times)
+    dist.all_gather_object(times, _measured(dist.get_rank(), stages, end_s))
+    return added_seconds([one for stage in stages for one in stage], times)
+
+
+def _in_stages(wanted: Sequence[Wanted]) -> list[list[Wanted]]:
+    """Communications of a few sizes, then those of each other size, the largest first."""
+    rough = SIZES[::_ROUGHLY]
+    others = sorted({nbytes for *_, nbytes in wanted}.difference(rough), reverse=True)
+    of_stages = [
+        [one for one in wanted if one[2] in sizes]
+        for sizes in (rough, *((nbytes,) for nbytes in others))
+    ]
+    return [stage for stage in of_stages if stage]
 
 
 def added_seconds(
-    groups: Sequence[LinkGroup], times: Sequence[Sequence[Any]]
+    wanted: Sequence[Wanted], times: Sequence[Sequence[tuple[int, Sequence[list[float]]]]]
 ) -> Mapping[Place, Sequence[float]]:
     """Seconds that each communication adds to each turn of the slowest rank.
 
     Args:
-        times: Of each rank: kind, number of the group, bytes and `_Turns` of each communication.
+        wanted: The communications.
+        times: Of each rank: the number in `wanted`, and `_Turns`, of each that was measured.
     """
-    of_ranks: dict[tuple[str, int, int], list[_Turns]] = defaultdict(list)
+    of_ranks: dict[int, list[_Turns]] = defaultdict(list)
     for rank_times in times:
-        for kind, group, nbytes, turns in rank_times:
-            of_ranks[kind, group, nbytes].append(_Turns(*turns))
+        for number, turns in rank_times:
+            of_ranks[number].append(_Turns(*turns))
     known: dict[Place, Sequence[float]] = {}
-    for (kind, group, nbytes), all_turns in of_ranks.items():
+    for number, all_turns in of_ranks.items():
         alone, at_once, later = (
             [max(turn) for turn in zip(*of_all, strict=True)]
             for of_all in zip(*all_turns, strict=True)
         )
         for is_beside, seconds in ((False, at_once), (True, later)):
-            known[kind, groups[group], nbytes, is_beside] = [
+            known[(*wanted[number], is_beside)] = [
                 max(0.0, turn_s - alone_s) for turn_s, alone_s in zip(seconds, alone, strict=True)
             ]
     return known
@@ -151,37 +189,70 @@ def added_seconds(
 def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     """Run a rank of a job of `partitioner.backends.worker`."""
     torch.set_num_threads(job["threads"])
-    groups = [LinkGroup(level, each, tuple(ranks)) for level, each, ranks in job["groups"]]
-    times = list(_measured(rank, groups, job["sizes"]))
+    stages = [
+        [
+            (kind, LinkGroup(level, each, tuple(ranks)), nbytes)
+            for kind, (level, each, ranks), nbytes in stage
+        ]
+        for stage in job["stages"]
+    ]
+    times = _measured(rank, stages, job["end_s"])
     (folder / f"times-{rank}.json").write_text(json.dumps(times))
 
 
 def _measured(
-    rank: int, groups: Sequence[LinkGroup], sizes: Sequence[int]
-) -> Iterator[tuple[str, int, int, _Turns]]:
-    """The kind, the group's number, the bytes, and seconds of turns.
+    rank: int, stages: Sequence[Sequence[Wanted]], end_s: float
+) -> list[tuple[int, _Turns]]:
+    """The number among all stages, and seconds of turns, of the rank's communications.
 
-    In a turn all kinds, groups and sizes are measured once, so that what else the machine does for
-    seconds falls on one turn of each, not on all turns of some.
+    In a turn all communications are measured once, so that what else the machine does for seconds
+    falls on one turn of each, not on all turns of some. A stage is left out, with those behind it,
+    if the fewest turns of it do not fit before `end_s`.
     """
-    products, buffers = _Products(), _Buffers(max(sizes))
-    measured: list[tuple[str, int, int, _Communication]] = []
-    for number, (_, each, ranks) in enumerate(groups):
-        group = dist.new_group(list(ranks))
-        for kind in _STARTS if rank in ranks else ():
-            if each > 1 and kind == CommKind.SEND.value:
-                continue  # a message is between two ranks
-            for nbytes in sizes:
-                start = _STARTS[kind](rank, ranks, buffers, nbytes // _FLOAT_BYTES, group)
-                one = _Communication.begun(start, nbytes, products, group)
-                measured.append((kind, number, nbytes, one))
-        dist.barrier()
-    for _ in range(_TURNS):
-        for *_place, one in measured:
-            one.turn()
-    for kind, number, nbytes, one in measured:
-        yield kind, number, nbytes, one.turns
+    wanted = [one for stage in stages for one in stage]
+    products, buffers = _Products(), _Buffers(max(nbytes for *_, nbytes in wanted))
+    groups = {
+        group: dist.new_group(list(group.ranks))
+        for group in dict.fromkeys(group for _, group, _ in wanted)
+    }
+
+    def begun(some: Sequence[tuple[int, Wanted]]) -> dict[int, _Communication] | None:
+        """The rank's communications, by number; None if the time is over before all are begun."""
+        own: dict[int, _Communication] = {}
+        for number, (kind, group, nbytes) in some:
+            if _agreed(time.perf_counter() - end_s) > 0:
+                return None
+            if rank in group.ranks:
+                process_group, numel = groups[group], nbytes // _FLOAT_BYTES
+                start = _STARTS[kind](rank, group.ranks, buffers, numel, process_group)
+                own[number] = _Communication.begun(start, nbytes, products, process_group)
+        return own
+
+    kept: dict[int, _Communication] = {}
+    numbers = itertools.count()
+    for stage in stages:
+        more = begun([*zip(itertools.islice(numbers, len(stage)), stage, strict=True)])
+        if more is None:
+            break
+        turn_s = sum(one.turn_s for one in (*kept.values(), *more.values()))
+        if _agreed(time.perf_counter() + _LEAST_TURNS * turn_s - end_s) > 0:
+            break
+        kept |= more
+    _take_turns([*kept.values()], end_s)
     dist.barrier()
+    return [(number, one.turns) for number, one in kept.items()]
+
+
+def _take_turns(some: Sequence[_Communication], end_s: float) -> None:
+    """Turns of a rank's communications, up to all; after the fewest none that ends late."""
+    turn_s = 0.0
+    for turn in range(_TURNS):
+        begin_s = time.perf_counter()
+        if turn >= _LEAST_TURNS and _agreed(begin_s + turn_s - end_s) > 0:
+            break
+        for one in some:
+            one.turn()
+        turn_s = time.perf_counter() - begin_s
 
 
 class _Buffers:
@@ -226,6 +297,7 @@ class _Communication:
         start: Starts it.
         repeats: How often a turn has it.
         number: Products between two of it.
+        turn_s: Seconds that a turn takes, about.
         group: The process group.
         products: Computes the products.
         turns: Seconds of the turns until now.
@@ -234,6 +306,7 @@ class _Communication:
     start: _Start
     repeats: int
     number: int
+    turn_s: float
     group: Any
     products: _Products
     turns: _Turns = field(default_factory=lambda: _Turns([], [], []))
@@ -245,9 +318,11 @@ class _Communication:
         dist.barrier(group)
         begin = time.perf_counter()
         _wait(start())
-        number = products.number(_agreed(time.perf_counter() - begin + _BETWEEN_S, group))
+        alone_s = _agreed(time.perf_counter() - begin, group)
+        between_s = alone_s + _BETWEEN_S
         repeats = next((n for most, n in _REPEATS.items() if nbytes <= most), 1)
-        return cls(start, repeats, number, group, products)
+        turn_s = repeats * (3 * between_s + 2 * alone_s)
+        return cls(start, repeats, products.number(between_s), turn_s, group, products)
 
     def turn(self) -> None:
         """Run the products of a turn without it, with it, and with it beside them."""
@@ -275,7 +350,7 @@ class _Communication:
         _wait(work)
 
 
-def _agreed(seconds: float, group: Any) -> float:
+def _agreed(seconds: float, group: Any = None) -> float:
     """The most of all ranks."""
     longest = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(longest, dist.ReduceOp.MAX, group=group)

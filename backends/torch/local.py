@@ -55,6 +55,7 @@ def run_module_files(
     *,
     steps: int = 0,
     timeout_s: float | None = None,
+    device: str = "cpu",
 ) -> LocalRun:
     """Run requests with the same inputs, one after the other.
 
@@ -63,6 +64,7 @@ def run_module_files(
         requests: At least 1.
         steps: Steps of one request each that are recorded before; 0 for none.
         timeout_s: Seconds after which the run is given up; None waits for ever.
+        device: Type of the device that each rank runs on, "cpu" or "cuda".
 
     Raises:
         BackendError: The files need values that they do not hold (`needs_values`); an input or a
@@ -79,7 +81,7 @@ def run_module_files(
     headers = [file.header for file in files]
     check_inputs(headers[0], inputs)
     job = {"runner": __name__, "directory": str(directory.resolve()), "requests": requests}
-    return run_ranks(headers, inputs, {**job, "recorded": steps}, timeout_s)
+    return run_ranks(headers, inputs, {**job, "recorded": steps, "device": device}, timeout_s)
 
 
 def needs_values(files: Sequence[RankFile]) -> bool:
@@ -191,7 +193,7 @@ def run_steps(files: StepFiles, steps: int, *, recorded: int = 0) -> StepRun:
         run_job(folder, ranks, {**files.job, "timed": steps, "recorded": recorded})
         results, seconds = [], 0.0
         if steps:
-            results = torch.load(folder / _RESULTS, weights_only=True)
+            results = torch.load(folder / _RESULTS, weights_only=True, map_location=CPU)
             seconds = float(json.loads((folder / _SECONDS).read_text()))
         return StepRun(results, seconds, load_logs(folder, ranks))
 
@@ -315,6 +317,8 @@ def _serve(module: torch.nn.Module, arguments: Sequence[Tensor], requests: int) 
         with torch.no_grad():
             for _ in range(requests):
                 results = module(*arguments)
+        if arguments and arguments[0].device.type == "cuda":
+            torch.cuda.synchronize(arguments[0].device)
     except RuntimeError as error:  # most often because another rank is gone
         raise CommunicationError(one_line(error)) from error
     return results

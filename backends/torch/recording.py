@@ -16,7 +16,13 @@ from torch import Tensor, fx, nn
 from torch.distributed.tensor import DTensor
 
 from partitioner.backends.observed import Event, RankLog, Role, Step
-from partitioner.backends.process_group import Group, clock_offset, timed, timed_steps
+from partitioner.backends.process_group import (
+    Group,
+    clock_offset,
+    gpu_name,
+    timed,
+    timed_steps,
+)
 from partitioner.backends.torch.clocks import Clock, clock_of
 from partitioner.backends.torch.direct import direct
 from partitioner.backends.torch.eager import eager
@@ -321,8 +327,7 @@ def recorded(
     logged = tuple(_step(marks, clock, group) for _ in range(steps))
     unrecorded_s = timed_steps(lambda _: plain(), steps, group)
     peak_bytes = _most_bytes(plain, held(), device)
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    log = RankLog(NAME, threads, logged, tuple(unrecorded_s), peak_bytes, gpu)
+    log = RankLog(NAME, threads, logged, tuple(unrecorded_s), peak_bytes, gpu_name(device))
     return log.shifted(offset_s)
 
 

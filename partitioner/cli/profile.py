@@ -34,7 +34,12 @@ def profile(
     shape: options.Shapes = None,
     devices: Annotated[
         int | None,
-        option(positive, "N", "Processes that share this machine.", panel=DEVICES),
+        option(
+            positive,
+            "N",
+            "Processes that share this machine (default: 1), or its GPUs (default: all).",
+            panel=DEVICES,
+        ),
     ] = None,
     cluster: Annotated[
         str,

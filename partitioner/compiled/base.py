@@ -20,6 +20,7 @@ from partitioner.compiled.rank_files import RankFiles
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.passes import passes
+from partitioner.cost_model.resolve import device_type
 from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.cost_model.sessions import Held
 from partitioner.cost_model.simulate import simulate
@@ -435,6 +436,15 @@ class Compiled(Planned):
         stream_s = run.seconds / requests if requests > 1 else None
         measured = Measured.of(self.plan.digest, run.logs, stream_s)
         return ProfiledRun(replace(self, measured=measured), measured)
+
+    @property
+    def measuring_device(self) -> str:
+        """Type of the device that a module's ranks run on when they are recorded by default.
+
+        It is "cuda" if the plan is for GPUs of this machine, else "cpu".
+        """
+        profile = self.cluster.devices[0].profile
+        return (None if profile is None else device_type(profile.device)) or "cpu"
 
     @property
     def comparison(self) -> ProfiledRun[Self] | None:

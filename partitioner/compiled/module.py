@@ -28,7 +28,6 @@ from partitioner.compiled.folder import ModuleRequest, load_plan
 from partitioner.compiled.rank_files import ModuleFiles
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.cost_model.resolve import device_type
 from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.torch.calls import constant_loader
 from partitioner.frontends.torch.graph import ModuleGraph
@@ -276,6 +275,7 @@ class ModuleRanks(Ranks):
         *,
         seed: int = 0,
         recorded: int = 0,
+        device: str = "cpu",
     ) -> LocalRun:
         """Run the files that `write` left in a folder, one process of this machine a rank.
 
@@ -285,6 +285,7 @@ class ModuleRanks(Ranks):
             requests: Number of requests or, in training, of steps; one more goes before them.
             seed: Seed of the drawn inputs and of dropout.
             recorded: Steps that are recorded before; 0 for none.
+            device: Type of the device that each rank runs on, "cpu" or "cuda".
 
         Returns:
             The module's results in the last step, and what was measured.
@@ -309,8 +310,9 @@ class ModuleRanks(Ranks):
         if not ModuleFiles(folder).needs_model:
             types = self.module.graph.types
             arrays = {name: to_numpy(tensor, types[name].dtype) for name, tensor in fed.items()}
-            return run_module_files(folder, arrays, requests, steps=recorded)
-        run = run_steps(self.step_files(folder, fed), requests, recorded=recorded)
+            return run_module_files(folder, arrays, requests, steps=recorded, device=device)
+        files = replace(self.step_files(folder, fed), device=device)
+        run = run_steps(files, requests, recorded=recorded)
         results = run.results[0]
         if self.programs.order is not None:
             assert self.module.micro is not None
@@ -545,7 +547,7 @@ class ModuleProgram(Compiled):
             VerificationError: The module's weights are fake, or the example inputs from which
                 arguments are drawn.
         """
-        where = _measuring_device(self.cluster) if device is None else device
+        where = self.measuring_device if device is None else device
         _check_device(where, len(self.cluster))
         self.ranks.check_even()
         check_contents(self.model.module)
@@ -736,12 +738,6 @@ class ModuleProgram(Compiled):
             for of in names
             if of in traced.stored or (self.training and of in captured.persistent)
         )
-
-
-def _measuring_device(cluster: Cluster) -> str:
-    """The type of the device that a plan's ranks run on when they are recorded by default."""
-    profile = cluster.devices[0].profile
-    return (None if profile is None else device_type(profile.device)) or "cpu"
 
 
 def _check_device(device: str, ranks: int) -> None:

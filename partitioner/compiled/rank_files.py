@@ -22,9 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankFiles(ABC):
-    """The rank files in the folder of a saved compilation."""
+    """The rank files in the folder of a saved compilation.
+
+    Attributes:
+        folder: The folder.
+        device: Type of the device that each rank of a module runs on, "cpu" or "cuda"; ranks of
+            ONNX models choose theirs.
+    """
 
     folder: Path
+    device: str = "cpu"
     suffix: ClassVar[str]
 
     @abstractmethod
@@ -122,7 +129,7 @@ class ModuleFiles(RankFiles):
         """See `RankFiles.run`; requests are run one after the other."""
         from partitioner.backends.torch.local import run_module_files
 
-        return run_module_files(self.folder, inputs, requests, steps=steps)
+        return run_module_files(self.folder, inputs, requests, steps=steps, device=self.device)
 
 
 def check_plan(folder: Path, header: Header, name: str, plan: Plan) -> None:

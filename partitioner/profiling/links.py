@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from partitioner.profiling.measure import Timing
 from partitioner.search.request import Say
 
 if TYPE_CHECKING:
-    from partitioner.backends.torch.links import LinkGroup, Place
+    from partitioner.backends.torch.links import LinkGroup, Place, Wanted
 
 
 def groups_of(cluster: Cluster) -> tuple[LinkGroup, ...]:
@@ -32,29 +32,44 @@ def groups_of(cluster: Cluster) -> tuple[LinkGroup, ...]:
     return link_groups([(level.name, level.size) for level in cluster.levels])
 
 
-def knows_links(known: Profile, groups: Sequence[LinkGroup]) -> bool:
-    """Whether the communications of all groups of one level are measured, by this backend alone."""
+def unknown_links(profiles: Iterable[Profile], groups: Sequence[LinkGroup]) -> tuple[Wanted, ...]:
+    """The communications of groups that no profile has from this backend."""
     from partitioner.backends.torch import links
 
-    def backends(group: LinkGroup) -> set[str]:
-        kind = in_groups("all_reduce", group.each)
-        return {entry.backend for entry in known.links.get((kind, len(group.ranks)), ())}
+    known = {
+        (kind, ranks, entry.nbytes, profile.level)
+        for profile in profiles
+        for (kind, ranks), entries in profile.links.items()
+        for entry in entries
+        if entry.backend == links.NAME
+    }
+    return tuple(
+        (kind, group, nbytes)
+        for kind, group, nbytes in links.wanted_of(groups)
+        if (in_groups(kind, group.each), len(group.ranks), nbytes, group.level) not in known
+    )
 
-    return all(backends(group) == {links.NAME} for group in groups)
 
+def measure_here(known: Profile, wanted: Sequence[Wanted], end_s: float, say: Say) -> int:
+    """Measure communications between processes of this machine until `end_s`; their number.
 
-def measure_here(known: Profile, groups: Sequence[LinkGroup], say: Say) -> int:
-    """Measure the communications of groups of processes of this machine; their number."""
+    Each counts twice, with its seconds beside compute.
+    """
     from partitioner.backends.torch import links
 
-    say(f"measuring communications between {max(len(group.ranks) for group in groups)} processes")
-    return _write(known, links.measure_links(groups))
+    ranks = max(len(group.ranks) for _, group, _ in wanted)
+    say(f"measuring communications between {ranks} processes")
+    return _write(known, links.measure_links(wanted, end_s))
 
 
-def measure_together(cluster: Cluster, say: Say) -> int:
-    """Measure those of all groups between the processes that torchrun started; their number.
+def measure_together(cluster: Cluster, end_s: float, say: Say) -> tuple[int, int]:
+    """Measure those of all groups between the processes that torchrun started, until `end_s`.
 
-    Every process calls it; rank 0 adds the measurements of each level to the level's profile.
+    Every process calls it; rank 0 adds the measurements of each level to the level's profile, and
+    knows from these what is new.
+
+    Returns:
+        The number of what was measured, and of what is still unknown.
 
     Raises:
         CostError: There are more or fewer processes than devices, or a level names no profile.
@@ -78,12 +93,15 @@ def measure_together(cluster: Cluster, say: Say) -> int:
             for profile in profiles.values():
                 check_writable(profile.file)
             say(f"measuring communications between {len(cluster)} processes of torchrun")
-        measured = links.measure_links_together(groups_of(cluster))
+        new = [unknown_links(profiles.values(), groups_of(cluster))]
+        dist.broadcast_object_list(new)
+        (wanted,) = new
+        measured = links.measure_links_together(wanted, end_s) if wanted else {}
     for name, profile in profiles.items():
         of_level = {place: seconds for place, seconds in measured.items() if place[1].level == name}
         if rank == 0:
             _write(profile, of_level)
-    return len(measured)
+    return len(measured), 2 * len(wanted) - len(measured)
 
 
 @contextmanager

@@ -57,7 +57,8 @@ def timed_runs(
     Args:
         programs: Functions that run one each.
         clock: Gives seconds.
-        end_s: Time of `clock` at which all end, after the fewest runs.
+        end_s: Time of `clock` at which all end, after the fewest runs. Programs whose fewest runs
+            do not fit are left out, the last ones first, and have no runs; the first one is run.
         anyone: Which of some wishes any of the processes has that measure the same programs at
             once; called equally often on each.
         before_turn: Called before each turn, untimed.
@@ -73,7 +74,19 @@ def timed_runs(
     seconds_of = stopwatch or by_clock
     before = before_runs or [_nothing] * len(programs)
     runs: list[list[float]] = [[] for _ in programs]
-    open_ones = list(range(len(programs)))
+    before_turn()
+    ended_s = [clock()]
+    for index, program in enumerate(programs):
+        if index and ended_s[-1] >= end_s:
+            break
+        before[index]()
+        runs[index].append(seconds_of(program))
+        ended_s.append(clock())
+    left_out = anyone(_left_out(ended_s, len(programs), end_s))
+    for index, is_left_out in enumerate(left_out):
+        if is_left_out:
+            runs[index].clear()
+    open_ones = [index for index, is_left_out in enumerate(left_out) if not is_left_out]
     while open_ones:
         before_turn()
         for index in open_ones:
@@ -83,6 +96,21 @@ def timed_runs(
         goes_on = anyone([not _is_enough(runs[index], is_late) for index in open_ones])
         open_ones = [index for index, wish in zip(open_ones, goes_on, strict=True) if wish]
     return runs
+
+
+def _left_out(ended_s: Sequence[float], programs: int, end_s: float) -> list[bool]:
+    """Which of some programs, by their first turn, do not come to the fewest runs before `end_s`.
+
+    Args:
+        ended_s: When the turn began, and when the first run of each program ended, as far as they
+            were run.
+        programs: Their number.
+        end_s: As of `timed_runs`.
+    """
+    begin_s, now_s = ended_s[0], ended_s[-1]
+    turn_ends = [now_s + (_LEAST_REPEATS - 1) * (one_s - begin_s) for one_s in ended_s[1:]]
+    fits = [one_s <= end_s for one_s in turn_ends] + [False] * (programs - len(turn_ends))
+    return [index > 0 and not fit for index, fit in enumerate(fits)]
 
 
 def _is_enough(runs: Sequence[float], is_late: bool) -> bool:

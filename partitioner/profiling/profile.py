@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +20,13 @@ from partitioner.cost_model.entries import Entry
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.forms import memory_order
 from partitioner.cost_model.profile import Profile, check_writable
-from partitioner.cost_model.resolve import device_type, one_process, resolve_cluster
+from partitioner.cost_model.resolve import (
+    device_type,
+    gpu_count,
+    is_of_gpu,
+    one_process,
+    resolve_cluster,
+)
 from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.ir.checks import is_whole
@@ -37,7 +45,7 @@ from partitioner.profiling.candidates import (
     is_made_shortly_before,
     local_graph,
 )
-from partitioner.profiling.links import groups_of, knows_links, measure_here, measure_together
+from partitioner.profiling.links import groups_of, measure_here, measure_together, unknown_links
 from partitioner.profiling.whole import whole_seconds
 from partitioner.profiling.work import RUNNER, Item, Program, Work, leave_work, read_status
 from partitioner.profiling.yardsticks import yardsticks
@@ -49,9 +57,20 @@ if TYPE_CHECKING:
     import onnx
     from torch import nn
 
+    from partitioner.backends.torch.links import Wanted
+
 _TIME_LIMIT_S = 120.0
-#: Seconds that are kept for the communications, if the limit is at least twice as long.
-_LINKS_S = 30.0
+#: Seconds that are kept for the communications while some are unknown, and their most of the time
+#: that is left once the model is read.
+_LINKS_S, _LINKS_SHARE = 30.0, 0.4
+#: Most of that time for runs of the whole model while other things are unknown, too.
+_WHOLE_SHARE = 1 / 4
+#: Most of the time for preparing forms before those that are prepared are measured.
+_PREPARING_SHARE = 1 / 4
+#: Seconds that processes take to start, about: if less is left, none are started.
+_START_S = 3.0
+#: The whole model, among what cannot be measured.
+_WHOLE = "the whole model"
 #: Lines of progress of the measurement of forms.
 _PROGRESS_LINES = 4
 
@@ -68,10 +87,11 @@ class Profiled:
         forms: Number of forms that a search could choose.
         measured: Number of forms measured now.
         known: Number of forms that the profile had before.
-        links: Number of communications (kind, number of ranks, bytes) measured now; None if they
-            are not known and no time was left to measure them.
+        links: Number of communications (kind, number of ranks, bytes) measured now.
+        unknown_links: Number of those that no time was left to measure.
         whole_s: Seconds of a request in one process with all cores, of an ONNX model that several
             processes are to share; None if it is not known.
+        lacks_whole: Whether `whole_s` is not known because no time was left to measure it.
         failed: Reason for each form that cannot be measured, by operator; of GPUs also for the
             communications between them.
         unknown_share: Share of the seconds of all forms, as priced without the measurements, that
@@ -88,8 +108,10 @@ class Profiled:
     forms: int
     measured: int
     known: int
-    links: int | None
+    links: int
+    unknown_links: int
     whole_s: float | None
+    lacks_whole: bool
     failed: Mapping[str, str]
     unknown_share: float
     seconds: float
@@ -112,6 +134,16 @@ class Profiled:
                 f"  note: forms with {units.share(self.unknown_share)} of the seconds are not "
                 "measured; the next run goes on with them"
             )
+        if self.unknown_links:
+            lines.append(
+                f"  note: {self.unknown_links} sizes and kinds of communications are not measured; "
+                "the next run goes on with them"
+            )
+        if self.lacks_whole:
+            lines.append(
+                "  note: the whole model in one process is not measured, for lack of time; a plan "
+                "is not compared with it"
+            )
         lines += [
             f"  note: communications over {level!r} are not measured; torchrun with a process for "
             "each device measures them: -m partitioner profile, with the same arguments"
@@ -128,8 +160,6 @@ class Profiled:
 
     @property
     def _links(self) -> str:
-        if self.links is None:
-            return "not measured: no time was left; the next run measures them"
         return f"{self.links} sizes and kinds measured now" if self.links else "nothing new"
 
 
@@ -156,7 +186,8 @@ def profile(
     Args:
         model: As of `compile`.
         example_inputs: As of `compile`.
-        devices: Number of processes that share the machine (default: 1).
+        devices: Number of processes that share the machine (default: 1), or of GPUs on a machine
+            that has any (default: all).
         **options: As of `compile`, but:
 
             cluster: "local", or a file that names a profile.
@@ -177,11 +208,11 @@ def profile(
     limit_s = options.get("time_limit_s", _TIME_LIMIT_S)
     cluster = target_cluster({"cluster": "local", **options}, devices)
     if processes() > 1:
-        return _profiled_links(cluster, begin, say)
+        return _profiled_links(cluster, begin, limit_s, say)
     strategy, mesh = options.get("strategy", "auto"), options.get("mesh")
     check_space(strategy, len(cluster), mesh)
     known = _profile_of(cluster)
-    runs_on = device_type(known.device) or "cpu"
+    runs_on = _runs_on(cluster, known)
     check_writable(known.file)
     opened = open_with(model, example_inputs, options)
     say("reading the model")
@@ -197,24 +228,24 @@ def profile(
     backend = _backend(is_module=is_module)
     new = [one for one in wanted if any(_is_new(one, known, backend))]
     sticks = yardsticks(cluster.devices[0].memory_bytes, is_module=is_module)
-    measures = candidates(sticks, cluster.beside((0,)), "inter", None)
+    in_wanted = {one.form.key for one in wanted}
+    missing = [
+        one
+        for one in candidates(sticks, cluster.beside((0,)), "inter", None)
+        if one.form.key not in in_wanted and any(_is_new(one, known, backend))
+    ]
     session = _Session(cluster, known, backend, runs_on, say)
-    whole_s = None
-    if isinstance(opened, OnnxInput):
-        whole_s = session.measure_whole(opened, begin + limit_s)
-    groups = [group for group in groups_of(cluster) if not group.level]
-    has_links = runs_on != "cpu" or knows_links(known, groups)
-    forms_s = limit_s if has_links else max(limit_s - _LINKS_S, limit_s / 2)
-    if runs_on != "cpu" and len(cluster) > 1:
-        session.failed["communication between GPUs"] = "it costs what published tables say"
-    missing = [one for one in measures if any(_is_new(one, known, backend))]
-    session.measure(
-        [*((sticks, one) for one in missing), *((graph, one) for one in new)], begin + forms_s
-    )
-    links = 0 if has_links else None
-    if not has_links and time.perf_counter() < begin + limit_s:
-        links = measure_here(known, groups, say)
-    covered = {one.form.key for one in wanted} - {one.form.key for one in new} | session.measured
+    links = session.unknown_links()
+    end_s = begin + limit_s
+    whole_s, lacks_whole = None, False
+    if isinstance(opened, OnnxInput) and (alone := one_process(cluster)) is not None:
+        whole_end_s = _until(end_s, _WHOLE_SHARE if new or links else 1.0)
+        whole_s = session.measure_whole(opened, alone, whole_end_s)
+        lacks_whole = whole_s is None and _WHOLE not in session.failed
+    forms_end_s = max(end_s - _LINKS_S, _until(end_s, 1 - _LINKS_SHARE)) if links else end_s
+    session.measure(_in_turns(sticks, missing, graph, new), forms_end_s)
+    measured_links = session.measure_links(links, end_s)
+    covered = in_wanted - {one.form.key for one in new} | session.measured
     all_s = sum(one.weight_s for one in wanted)
     unknown_s = sum(one.weight_s for one in wanted if one.form.key not in covered)
     return Profiled(
@@ -223,10 +254,12 @@ def profile(
         known.threads,
         backend,
         len(wanted),
-        len(session.measured - {one.form.key for one in missing}),
+        len(session.measured & in_wanted),
         len(wanted) - len(new),
-        links,
+        measured_links,
+        2 * len(links) - measured_links,
         whole_s,
+        lacks_whole,
         dict(sorted(session.failed.items())),
         unknown_s / all_s if all_s else 0.0,
         time.perf_counter() - begin,
@@ -234,17 +267,46 @@ def profile(
     )
 
 
+def _until(end_s: float, share: float) -> float:
+    """The time of `time.perf_counter` at which a share of the time from now to `end_s` is over."""
+    now_s = time.perf_counter()
+    return now_s + max(0.0, end_s - now_s) * share
+
+
+def _in_turns(
+    sticks: Graph, missing: Sequence[Candidate], graph: Graph, new: Sequence[Candidate]
+) -> Sequence[tuple[Graph, Candidate]]:
+    """Yardsticks that are missing, and new forms in their order, as they are measured.
+
+    The forms that make up half of the seconds come first, as far as the time goes; the yardsticks
+    tell about the rest of them.
+    """
+    shares = itertools.accumulate(one.weight_s for one in new)
+    half_s = sum(one.weight_s for one in new) / 2
+    first = sum(1 for until_s in shares if until_s <= half_s)
+    return [
+        *((graph, one) for one in new[:first]),
+        *((sticks, one) for one in missing),
+        *((graph, one) for one in new[first:]),
+    ]
+
+
 def _is_measured(level: LinkLevel) -> bool:
     return level.profile is not None and bool(level.profile.links)
 
 
-def _profiled_links(cluster: Cluster, begin: float, say: Say) -> Profiled:
+def _profiled_links(cluster: Cluster, begin: float, limit_s: float, say: Say) -> Profiled:
     """The communications alone, between the processes that torchrun started."""
     known = _profile_of(cluster)
-    links = measure_together(cluster, say)
-    seconds = time.perf_counter() - begin
+    if is_of_gpu(known.device):
+        raise CostError(
+            f"cluster {cluster.name!r} is of GPUs, and communications between GPUs are not "
+            "measured: they cost what published tables and the cluster's rates say"
+        )
+    links, unknown = measure_together(cluster, begin + limit_s, say)
     return Profiled(
-        *(known.file, known.device, known.threads, "none", 0, 0, 0, links, None, {}, 0.0, seconds)
+        *(known.file, known.device, known.threads, "none", 0, 0, 0, links, unknown, None, False),
+        *({}, 0.0, time.perf_counter() - begin),
     )
 
 
@@ -276,6 +338,28 @@ def _profile_of(cluster: Cluster) -> Profile:
             "names a profile"
         )
     return known
+
+
+def _runs_on(cluster: Cluster, known: Profile) -> str:
+    """PyTorch's type of the devices of this machine that are measured, "cpu" or "cuda".
+
+    The name of a processor in a cluster file is the user's; that of a GPU is the machine's.
+
+    Raises:
+        CostError: The devices are GPUs, and not this machine's, or more than it has.
+    """
+    here = device_type(known.device)
+    if here is None and is_of_gpu(known.device):
+        raise CostError(
+            f"cluster {cluster.name!r} has {known.device}, which this machine has not: measure on "
+            "a machine that has it"
+        )
+    if here == "cuda" and (gpus := gpu_count()) < len(cluster):
+        raise CostError(
+            f"cluster {cluster.name!r} has {len(cluster)} GPUs, and this machine {gpus}: measure "
+            "for a cluster of fewer"
+        )
+    return here or "cpu"
 
 
 def _is_new(candidate: Candidate, known: Profile, backend: str) -> tuple[bool, bool]:
@@ -318,40 +402,75 @@ class _Session:
     measured: frozenset[str] = frozenset()
     failed: dict[str, str] = field(default_factory=dict)
 
-    def measure_whole(self, model: OnnxInput, end_s: float) -> float | None:
+    def unknown_links(self) -> Sequence[Wanted]:
+        """The communications on this machine that are to be measured.
+
+        A reason for those that cannot be is in `failed`.
+        """
+        groups = [group for group in groups_of(self.cluster) if not group.level]
+        level = self.cluster.levels[0]
+        if not groups:
+            return ()
+        if self.runs_on != "cpu":
+            self.failed["communication between GPUs"] = "it costs what published tables say"
+            return ()
+        if level.profile is None:
+            why = f"level {level.name!r} names no profile, and costs its rates"
+            self.failed["communication"] = why
+            return ()
+        return unknown_links([level.profile], groups)
+
+    def measure_links(self, wanted: Sequence[Wanted], end_s: float) -> int:
+        """Measure communications on this machine until `end_s`; see `measure_here`."""
+        known = self.cluster.levels[0].profile
+        if not wanted or known is None or time.perf_counter() + _START_S >= end_s:
+            return 0
+        return measure_here(known, wanted, end_s, self.say)
+
+    def measure_whole(self, model: OnnxInput, alone: Cluster, end_s: float) -> float | None:
         """Seconds of the whole model in one process with all cores.
 
-        None if the cluster is none of several processes of this machine, or if the model cannot be
-        run or not until `end_s`.
+        None if the model cannot be run, for which a reason is in `failed`, or not until `end_s`.
         """
-        alone = one_process(self.cluster)
-        if alone is None or (known := alone.devices[0].profile) is None:
-            return None
+        known = alone.devices[0].profile
+        assert known is not None
         self.say("running the whole model in one process")
         try:
             return whole_seconds(model.traced, known, end_s)
         except PartitionerError as error:
-            self.failed["the whole model"] = str(error)
+            self.failed[_WHOLE] = str(error)
             return None
 
     def measure(self, wanted: Sequence[tuple[Graph, Candidate]], end_s: float) -> None:
         """Measure candidates of graphs in their order until `end_s`, in processes of their own."""
-        if not wanted:
-            return
-        self.say(f"preparing {len(wanted)} forms")
-        items = [item for graph, one in wanted if (item := self._item(graph, one)) is not None]
+        left, latest_s = deque(wanted), end_s - _START_S
+        while left and time.perf_counter() < latest_s:
+            self.say(f"preparing {len(left)} forms")
+            items = self._items(left, _until(latest_s, _PREPARING_SHARE))
+            if items and time.perf_counter() < latest_s:
+                self._run(items, end_s)
+
+    def _items(self, left: deque[tuple[Graph, Candidate]], end_s: float) -> list[Item]:
+        """The first of the candidates, which are taken away, as programs: at most until `end_s`."""
+        items = []
+        while left:
+            item = self._item(*left.popleft())
+            items += [] if item is None else [item]
+            if time.perf_counter() >= end_s:
+                break
+        return items
+
+    def _run(self, items: Sequence[Item], end_s: float) -> None:
+        """Measure programs in processes of their own until `end_s`."""
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
-            folder, left_s = Path(name), end_s - time.perf_counter()
-            if not items or left_s <= 0:
-                return
-            profile = self.profile
+            folder, profile = Path(name), self.profile
             where = profile.file, profile.device, profile.threads
-            leave_work(folder, Work(self.backend, *where, items, left_s))
+            leave_work(folder, Work(self.backend, *where, items, end_s))
             self.say(f"measuring {len(items)} forms on {len(self.cluster)} processes")
             job = {"runner": RUNNER, "device": self.runs_on}
             run_job(folder, len(self.cluster), job, watch=_Watch(folder, len(items), self.say))
             done = read_status(folder)
-        self.measured = done.measured
+        self.measured |= done.measured
         for op, why in done.failed.items():
             self.failed.setdefault(op, why)
 

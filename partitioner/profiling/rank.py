@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,7 +47,7 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     """Run a rank of a job of `partitioner.backends.worker`."""
     work = read_work(folder)
     device = Device.of(job["device"])
-    end_s = time.perf_counter() + work.limit_s
+    end_s = work.end_s
     measured: set[str] = set()
     failed: dict[str, str] = {}
     for some in _batches(work.items):
@@ -55,7 +56,9 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
         entries = _measured(rank, work, device, some, end_s, failed)
         if rank == 0:
             write_entries(work.file, work.device, work.threads, entries)
-            measured.update(entry.form for entry in entries)
+            counts = Counter(entry.form for entry in entries)
+            wanted = {item.entry.form: item.together + item.alone for item in some}
+            measured.update(form for form, count in wanted.items() if counts[form] == count)
             leave_status(folder, Status(frozenset(measured), failed))
 
 
@@ -85,13 +88,13 @@ def _measured(
     end_s: float,
     failed: dict[str, str],
 ) -> list[Entry]:
-    """Entries of items that all processes can run; those that one cannot run are in `failed`."""
+    """Entries of items that all processes can run until `end_s`; the others are in `failed`."""
     entries: list[Entry] = []
     ranks = dist.get_world_size()
     together = [item for item in items if item.together]
     ready = _prepared(work, device, together, failed, _anyone)
     entries += _timed(device, ready, ranks, _anyone, end_s)
-    if rank == 0:
+    if rank == 0 and time.perf_counter() < end_s:
         # A program that counts its own seconds would give those of the runs before, too.
         again = [(item, one) for item, one in ready if item.alone and one.own_seconds is None]
         known = {id(item) for item, _ in again}
@@ -109,7 +112,7 @@ def _timed(
     anyone: Callable[[Sequence[bool]], Sequence[bool]],
     end_s: float,
 ) -> Iterator[Entry]:
-    """Entries of programs that take turns on so many processes."""
+    """Entries of the programs that fit before `end_s`, in turns on so many processes."""
     is_cold = any(item.is_cold for item, _ in ready)
     runs = timed_runs(
         [one.run for _, one in ready],
@@ -118,7 +121,8 @@ def _timed(
         device.seconds_of,
     )
     for (item, one), own in zip(ready, runs, strict=True):
-        yield _entry(item, one, own, processes)
+        if own:
+            yield _entry(item, one, own, processes)
 
 
 def _prepared(
@@ -128,9 +132,11 @@ def _prepared(
     failed: dict[str, str],
     anyone: Callable[[Sequence[bool]], Sequence[bool]],
 ) -> list[tuple[Item, Prepared]]:
-    """The programs of the items, without those that fail in a process."""
+    """The programs of the items, up to `work.end_s`, without those that fail in a process."""
     ready: list[tuple[Item, Prepared | None]] = []
     for item in items:
+        if anyone([time.perf_counter() >= work.end_s])[0]:
+            break
         one = None
         try:
             one = _as_in_model(device, item, _ready(work, device, item.program, item.orders))

@@ -62,7 +62,8 @@ class Work:
         device: Fingerprint of the device.
         threads: Threads of one operator.
         items: The forms.
-        limit_s: Seconds after which no further one is begun.
+        end_s: Time of `time.perf_counter`, one clock for all processes of a machine, at which the
+            measurements end.
     """
 
     backend: str
@@ -70,7 +71,7 @@ class Work:
     device: str
     threads: int
     items: Sequence[Item]
-    limit_s: float
+    end_s: float
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Status:
     """The progress of the work.
 
     Attributes:
-        measured: Keys of the forms that are in the profile now.
+        measured: Keys of the forms that are in the profile now, in all ways that were asked for.
         failed: Reason for each operator that a process could not run.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import numpy as np
 from partitioner import units
 from partitioner.backends.errors import one_line
 from partitioner.compiled.folder import load_plan, load_summary
-from partitioner.compiled.rank_files import rank_files
+from partitioner.compiled.rank_files import RankFiles, rank_files
 from partitioner.cost_model.cluster import Cluster
 from partitioner.drafts import draft_file
 from partitioner.files import ResultError, umask, write_file
@@ -75,11 +76,13 @@ def run_directory(
     expected = prediction(directory)
     needs_model = files.needs_model
     program = _program(directory) if steps or needs_model else None
+    if program is not None and steps:
+        files = replace(files, device=program.measuring_device)
     if outputs is not None:
         check_outputs(outputs, directory)
     unit = "request"
     if program is not None and needs_model:
-        run, unit = _run_with_model(program, directory, inputs, requests, seed, steps)
+        run, unit = _run_with_model(program, files, inputs, requests, seed, steps)
     elif inputs is None:
         run = files.run(draw_inputs(directory, seed), requests, steps)
     else:
@@ -97,7 +100,7 @@ def run_directory(
 
 
 def _run_with_model(
-    program: Compiled, folder: Path, inputs: Path | None, requests: int, seed: int, steps: int
+    program: Compiled, files: RankFiles, inputs: Path | None, requests: int, seed: int, steps: int
 ) -> tuple[LocalRun, str]:
     """Run the files of a module with values that the module has, and the word for a request."""
     from partitioner.compiled.module import ModuleProgram
@@ -106,7 +109,9 @@ def _run_with_model(
     signature = program.signature
     types = {name: signature.types[name] for name in signature.inputs if name}
     arrays = None if inputs is None else read_inputs(inputs, types)
-    run = program.ranks.run_written(folder, arrays, requests, seed=seed, recorded=steps)
+    run = program.ranks.run_written(
+        files.folder, arrays, requests, seed=seed, recorded=steps, device=files.device
+    )
     return run, "step" if program.training else "request"
 
 

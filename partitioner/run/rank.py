@@ -16,7 +16,7 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.header import Header
 from partitioner.backends.launch import threads_per_rank
 from partitioner.backends.onnx.load import RankFile, check_ranks, load_rank, read_rank
-from partitioner.backends.onnx.rank import RankProcess
+from partitioner.backends.onnx.rank import RankProcess, rank_device
 from partitioner.backends.onnx.sessions import SessionConfig
 from partitioner.backends.onnx.steps import RankModel
 from partitioner.backends.process_group import Start
@@ -112,9 +112,11 @@ class Rank:
         files: list[Any] = [None] * start.ranks
         dist.all_gather_object(files, self.file)
         headers = check_ranks(files, str(self.directory))
-        config = SessionConfig(threads=threads_per_rank(int(os.environ["LOCAL_WORLD_SIZE"])))
+        local_ranks = int(os.environ["LOCAL_WORLD_SIZE"])
+        config = SessionConfig(threads=threads_per_rank(local_ranks))
+        device = rank_device(int(os.environ["LOCAL_RANK"]), local_ranks)
         with start.together("making sessions"):
-            process = RankProcess(self.model, int(os.environ["LOCAL_RANK"]), config)
+            process = RankProcess(self.model, device, config)
         outputs, seconds = process.run(_scattered(self.inputs, headers), self.requests)
         parts: list[Mapping[str, np.ndarray] | None] = [None] * start.ranks
         dist.gather_object(outputs, parts if start.rank == 0 else None)

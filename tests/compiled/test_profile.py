@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import drawn_plans
+import modules
 import pytest
 import schema_check
 from small_gpt import small_gpt
@@ -14,7 +15,10 @@ import partitioner
 from partitioner import examples
 from partitioner.backends.errors import BackendError
 from partitioner.backends.observed import MeasuredRank, MeasuredTask
+from partitioner.backends.torch import local as torch_local
+from partitioner.backends.torch.local import StepFiles, StepRun
 from partitioner.cli.main import main
+from partitioner.compiled import base
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.module import ModuleProgram
 from partitioner.compiled.rank_files import rank_files
@@ -23,6 +27,7 @@ from partitioner.files import ResultError
 from partitioner.report.measured import FILE, Measured
 from partitioner.report.page.data import report_data
 from partitioner.report.page.schema import Report
+from partitioner.run import local
 
 
 @pytest.fixture(scope="module")
@@ -270,3 +275,42 @@ def test_steps_are_at_least_one(gpt: ModuleProgram) -> None:
     _, batch = small_gpt()
     with pytest.raises(BackendError, match="steps is 0"):
         gpt.profile(*batch, steps=0)
+
+
+@pytest.mark.parametrize("here", ["cuda", None])
+def test_ranks_of_modules_are_recorded_on_the_devices_of_the_plan(
+    in_training: tuple[ModuleProgram, Path], monkeypatch: pytest.MonkeyPatch, here: str | None
+) -> None:
+    """A record of processors would stand beside a prediction for GPUs."""
+    program, folder = in_training
+    asked: list[str] = []
+
+    def run_steps(files: StepFiles, *_: object, **__: object) -> StepRun:
+        asked.append(files.device)
+        raise BackendError("not run")
+
+    monkeypatch.setattr(base, "device_type", lambda _: here)
+    monkeypatch.setattr(torch_local, "run_steps", run_steps)
+    monkeypatch.setattr(local, "_program", lambda _: program)
+    for steps in (2, 0):
+        with pytest.raises(BackendError, match="not run"):
+            local.run_directory(folder, None, None, steps=steps)
+    assert asked == [here or "cpu", "cpu"], "a run without a record is one of processors"
+    with pytest.raises(BackendError, match="not run" if here is None else "one GPU each"):
+        program.profile(steps=1)
+
+
+@pytest.fixture(scope="module")
+def in_training(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleProgram, Path]:
+    """A small module in training, whose devices have a profile, and its folder."""
+    folder = tmp_path_factory.mktemp("classifier")
+    program = partitioner.compile(
+        *(modules.classifier(training=True), modules.batch(labels=True)),
+        cluster="2xideal",
+        training=True,
+    )
+    profile = Profile(folder / "profile.sqlite", "core", 1, 2, {})
+    devices = tuple(replace(one, profile=profile) for one in program.cluster.devices)
+    program = replace(program, cluster=replace(program.cluster, devices=devices))
+    assert isinstance(program, ModuleProgram)
+    return program, program.save(folder / "classifier.partition")

@@ -5,24 +5,32 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import nn
 
 import partitioner
 from partitioner.backends.errors import BackendError
+from partitioner.backends.torch import timing as torch_timing
 from partitioner.backends.torch.clocks import StreamClock, timed_run
+from partitioner.cost_model.entries import Entry
 from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.profile import write_entries
 from partitioner.cost_model.resolve import (
     cpu_fingerprint,
     device_type,
     gpu_fingerprint,
     is_of_gpu,
+    local_cluster,
 )
 from partitioner.examples import build
+from partitioner.frontends.model import open_model
 from partitioner.ir.errors import OptionError
+from partitioner.profiling.candidates import candidates
 from partitioner.profiling.device import Device
 from partitioner.profiling.profile import profile
 
@@ -71,9 +79,113 @@ def test_operators_of_onnx_models_are_not_measured_on_gpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     profiled = inspect.unwrap(profile)
-    monkeypatch.setitem(profiled.__globals__, "device_type", lambda _: "cuda")
+    monkeypatch.setitem(profiled.__globals__, "_runs_on", lambda *_: "cuda")
     with pytest.raises(CostError, match="only operators of PyTorch modules are measured"):
         partitioner.profile(build("mlp"), profile=tmp_path / "profile.sqlite")
+
+
+def gpus(monkeypatch: pytest.MonkeyPatch, count: int, name: str = "NVIDIA H200") -> None:
+    """Let this machine have so many GPUs, as far as it is asked about them."""
+    gpu = SimpleNamespace(name=name, total_memory=2**37)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *_: True)
+
+
+CLUSTER = """
+[[devices]]
+preset = "h200"
+count = {count}
+profile = {{ file = "{file}", device = "{device}", threads = 1 }}
+[[levels]]
+name = "node"
+bandwidth_bytes_per_s = 1e11
+latency_s = 1e-6
+{level}
+"""
+
+
+def cluster_file(folder: Path, count: int, device: str, level: str = "") -> Path:
+    path = folder / "lab.toml"
+    path.write_text(
+        CLUSTER.format(count=count, file=folder / "p.sqlite", device=device, level=level)
+    )
+    return path
+
+
+def test_gpus_that_are_not_here_are_not_measured_on_the_processor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Their entries would have the seconds of this machine's processor."""
+    example, far = (torch.randn(4, 8),), gpu_fingerprint("NVIDIA L4")
+    for count in (0, 2):
+        gpus(monkeypatch, count)
+        with pytest.raises(CostError, match=r"has GPU NVIDIA L4 of .*, which this machine has not"):
+            partitioner.profile(
+                nn.Linear(8, 8), example, cluster=cluster_file(tmp_path, 2, far), time_limit_s=1
+            )
+    here = gpu_fingerprint("NVIDIA H200")
+    with pytest.raises(CostError, match="has 3 GPUs, and this machine 2: measure for a cluster of"):
+        partitioner.profile(
+            nn.Linear(8, 8), example, cluster=cluster_file(tmp_path, 3, here), time_limit_s=1
+        )
+    assert not (tmp_path / "p.sqlite").exists()
+
+
+def test_links_between_gpus_are_not_measured_between_processors(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Processes of torchrun would measure gloo, and plans of GPUs run over NCCL."""
+    gpus(monkeypatch, 2)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    here = gpu_fingerprint("NVIDIA H200")
+    level = f'profile = {{ file = "{tmp_path / "p.sqlite"}", device = "{here}", threads = 1 }}'
+    for cluster in ("local", cluster_file(tmp_path, 2, here, level)):
+        with pytest.raises(CostError, match="communications between GPUs are not measured"):
+            partitioner.profile(nn.Linear(8, 8), (torch.randn(4, 8),), cluster=cluster)
+
+
+def test_plans_for_gpus_are_priced_and_shown_where_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gpus(monkeypatch, 2)
+    file, model = tmp_path / "p.sqlite", tmp_path / "mlp.onnx"
+    onnx.save(build("mlp", layers=2, hidden=8, batch=6), model)
+    options: dict[str, Any] = {"cluster": "local", "profile": file}
+    graph, cluster = open_model(model).graph, local_cluster(2, profile=file)
+    known = cluster.devices[0].profile
+    assert known is not None
+    assert known.device == gpu_fingerprint("NVIDIA H200")
+    entries = [
+        Entry(
+            one.form.key,
+            one.form.family,
+            one.dtype,
+            one.flops,
+            one.moved_bytes,
+            1e-3,
+            0,
+            9,
+            torch_timing.NAME,
+            "2026",
+            processes,
+        )
+        for one in candidates(graph, cluster, "auto", None)
+        for processes in (1, 2)
+    ]
+    write_entries(file, known.device, known.threads, entries)
+    program = partitioner.compile(model, **options)
+    assert program.summary["cost_sources"] == {"measured": pytest.approx(1.0)}
+    assert program.measuring_device == "cuda"
+    saved = program.save(tmp_path / "mlp.partition", plan_only=True)
+    gpus(monkeypatch, 0)
+    loaded = partitioner.load(saved)
+    assert loaded.measuring_device == "cpu"
+    assert loaded.evaluation.step_s == program.evaluation.step_s
+    (device,) = {spec.profile.device for spec in loaded.cluster.devices if spec.profile}
+    assert device == known.device
 
 
 def test_a_run_is_recorded_on_devices_that_are_there() -> None:

@@ -39,9 +39,9 @@ def test_groups_are_those_that_the_runtime_forms() -> None:
 def test_a_rank_that_is_slow_with_and_without_adds_nothing() -> None:
     """The first rank is slow in the first turn, the second one in the second turn."""
     group = LinkGroup("", 1, (0, 1))
-    first = ["all_reduce", 0, 1024, [[9.0, 1.0], [10.0, 2.0], [9.5, 1.5]]]
-    second = ["all_reduce", 0, 1024, [[1.0, 5.0], [10.0, 7.0], [9.5, 4.0]]]
-    added = added_seconds([group], [[first], [second]])
+    first = 0, [[9.0, 1.0], [10.0, 2.0], [9.5, 1.5]]
+    second = 0, [[1.0, 5.0], [10.0, 7.0], [9.5, 4.0]]
+    added = added_seconds([("all_reduce", group, 1024)], [[first], [second]])
     assert added["all_reduce", group, 1024, False] == [1.0, 2.0]
     assert added["all_reduce", group, 1024, True] == [0.5, 0.0]
 

@@ -32,6 +32,7 @@ def _head(comparison: Comparison[Planned]) -> Iterator[str]:
     threads = f"{measured.threads} thread{'s' if measured.threads > 1 else ''} a rank"
     date = measured.measured_at.replace("T", " ").removesuffix("+00:00")
     yield f"measured by {measured.backend}, {threads}, {measured.steps} steps, {date} UTC"
+    yield f"  on         {clean(measured.device)}"
     predicted_s = comparison.predicted.latency_s
     step = _beside(predicted_s, measured.step_s)
     recorded = units.seconds(measured.recorded_step_s)

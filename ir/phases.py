@@ -11,7 +11,7 @@ micro-batches added up.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -255,7 +255,12 @@ def _phases_of(
     phase_of = {p.node.name: phases.number(parts[p.node.name], p.stage) for p in placed}
     if phases.splits:
         units = units or {p.node.name: p.stage for p in placed}
-        phase_of |= _weight_phases(graph, placed, phases, phase_of, units)
+        backward = {
+            name for name, number in phase_of.items() if phases.of(number)[0] is Part.BACKWARD
+        }
+        weights = weight_nodes(graph, backward, units)
+        stages = {p.node.name: p.stage for p in placed}
+        phase_of |= {name: phases.number(Part.WEIGHT, stages[name]) for name in weights}
     return phase_of
 
 
@@ -412,31 +417,29 @@ def _producers(graph: Graph, node: Node) -> Iterator[Node]:
     return (graph.producers[value] for value in node.reads if value in graph.producers)
 
 
-def _weight_phases(
-    graph: Graph,
-    placed: Sequence[PlacedNode],
-    phases: Phases,
-    numbers: Mapping[str, int],
-    units: Mapping[str, int],
-) -> dict[str, int]:
-    """Phases of the backward nodes that no other unit waits for."""
+def weight_nodes(
+    graph: Graph, backward: Collection[str], units: Mapping[str, int]
+) -> frozenset[str]:
+    """The backward nodes that no other unit waits for, whose gradients are of weights.
+
+    Args:
+        backward: Names of the backward nodes.
+        units: Unit of each node, by name.
+    """
     awaited: set[str] = set()
-    weights = {}
-    for p in reversed(placed):
-        name = p.node.name
-        if phases.of(numbers[name])[0] is not Part.BACKWARD:
+    weights = set()
+    for node in reversed(graph.nodes):
+        if node.name not in backward:
             continue
-        is_awaited = name in awaited or any(
-            units[reader.name] != units[name]
-            and phases.of(numbers[reader.name])[0] is Part.BACKWARD
-            for value in p.node.writes
-            for reader in graph.consumers[value]
+        readers = [reader for value in node.writes for reader in graph.consumers[value]]
+        is_awaited = node.name in awaited or any(
+            reader.name in backward and units[reader.name] != units[node.name] for reader in readers
         )
         if is_awaited:
-            awaited.update(producer.name for producer in _producers(graph, p.node))
+            awaited.update(producer.name for producer in _producers(graph, node))
         else:
-            weights[name] = phases.number(Part.WEIGHT, p.stage)
-    return weights
+            weights.add(node.name)
+    return frozenset(weights)
 
 
 def _check(

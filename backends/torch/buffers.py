@@ -49,7 +49,7 @@ def apart(tensors: Mapping[str, Tensor], others: Iterable[Tensor] = ()) -> dict[
 
     def own(tensor: Tensor) -> Tensor:
         start = tensor.data_ptr()
-        end = start + _extent(tensor)
+        end = start + extent(tensor)
         place = bisect_left(starts, end)
         if place and start < end and ends[starts[place - 1]] > start:
             return tensor.clone()
@@ -63,7 +63,7 @@ def apart(tensors: Mapping[str, Tensor], others: Iterable[Tensor] = ()) -> dict[
     return {name: own(tensor) for name, tensor in tensors.items()}
 
 
-def _extent(tensor: Tensor) -> int:
+def extent(tensor: Tensor) -> int:
     """Bytes from its first element in memory to the end of its last one."""
     if tensor.is_contiguous():
         return tensor.nbytes

@@ -7,6 +7,11 @@ A whole tensor that is copied into one in parts gives each rank its part, and so
 PyTorch makes in its memory (`torch.nn.init.eye_`). A row or a slice along a cut dim is a copy, into
 which a write (`p[3] = 0.`, `p[3] += 1`) would be lost: it is refused.
 
+A plain tensor beside one in parts (`p.mul_(mask)`, `mean.lerp_(p, 0.1)`) is whole, and all ranks
+have the same one. Operators that PyTorch has no rule for (`p.triu_()`, `torch.poisson(p)`) read
+whole tensors, and each rank keeps its part of what they write or return. So do means over parts of
+unlike sizes (`F.mse_loss(p, q)`), which PyTorch takes for the mean of all.
+
 Random numbers that are drawn into a tensor on the CPU are the next ones of each process. So parts
 repeat each other, a generator that is given is not asked, and where parts are of unlike sizes the
 ranks' generators go apart: what is whole on all of them would no longer be alike. On accelerators
@@ -15,15 +20,16 @@ PyTorch draws as for the whole tensor, and so it is here: each rank draws all an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import OpInfo, OutputSharding
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError
@@ -46,6 +52,8 @@ _READING = (
     *(_aten.bernoulli.default, _aten.native_dropout.default),
     *(_aten.multinomial.default, _aten.rrelu_with_noise.default),
 )
+#: The value of an operator's `reduction` that asks for the mean.
+_MEAN = 1
 #: Views that PyTorch computes of another cut of the tensor where its own allows none.
 VIEWING = (
     *(_aten.diagonal.default, _aten.expand.default, _aten.select.int, _aten.slice.Tensor),
@@ -68,6 +76,157 @@ def correct_operators() -> None:
     handlers.setdefault(_aten.index_put_.default, _placed)
     for operator in VIEWING:
         handlers.setdefault(operator, _viewed)
+    handlers[_aten.as_strided.default] = _viewed  # PyTorch's refuses all but the tensor as it is
+    dispatcher: Any = DTensor._op_dispatcher
+    dispatcher._allow_implicit_replication = True
+    for replaced, by in (
+        ("_propagate_op_sharding_dispatch_slow_path", _ruled),
+        ("_dispatch_fast_path_python_tail", _returned),
+    ):
+        setattr(dispatcher, replaced, partial(by, getattr(dispatcher, replaced)))
+
+
+def _ruled(
+    rule: Callable[..., Any],
+    operator: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    info: OpInfo,
+    *options: object,
+) -> Any:
+    """How parts of the results follow from parts of tensors; without a rule, the results."""
+    written = _written(operator, args, kwargs)
+    try:
+        sharding = rule(operator, args, kwargs, info, *options)
+    except (NotImplementedError, RuntimeError):
+        if any(map(_is_sum, written)):
+            raise
+        return _on_wholes(operator, args, kwargs)
+    if isinstance(sharding, OutputSharding) and (
+        _is_mean_of_parts(sharding, info, args) or _cuts_anew(sharding, operator, written)
+    ):
+        return _on_wholes(operator, args, kwargs)
+    return sharding
+
+
+def _cuts_anew(
+    sharding: OutputSharding, operator: torch._ops.OpOverload, written: Iterable[Tensor]
+) -> bool:
+    """Whether PyTorch takes parts that an operator writes to for those of another cut."""
+    specs = pytree.tree_leaves(sharding.output_spec)
+    returned = [
+        spec
+        for formal, spec in zip(operator._schema.returns, specs, strict=False)
+        if formal.alias_info is not None and formal.alias_info.is_write
+    ]
+    return any(
+        isinstance(tensor, DTensor)
+        and tensor.shape == spec.shape
+        and tensor.placements != spec.placements
+        for tensor, spec in zip(written, returned, strict=False)
+    )
+
+
+def _is_mean_of_parts(sharding: OutputSharding, info: OpInfo, args: tuple[Any, ...]) -> bool:
+    """Whether PyTorch takes the number of elements of a part for that of the whole tensor.
+
+    So it is where means of parts of unlike sizes are averaged, and in the backward pass of a mean,
+    whose results are parts.
+    """
+    reads = sharding.redistribute_schema or info.schema
+    assert reads is not None
+    results = [one for one in pytree.tree_leaves(sharding.output_spec) if one is not None]
+    if any(place.is_partial("avg") for one in results for place in one.placements):
+        return any(map(_has_unlike_parts, reads.args_spec))
+    formals = reads.op._schema.arguments
+    actuals = (*args, *(formal.default_value for formal in formals[len(args) :]))
+    given = dict(zip((formal.name for formal in formals), actuals, strict=True))
+    divides = given.get("reduction") == _MEAN and "total_weight" not in given
+    return divides and any(place.is_shard() for one in results for place in one.placements)
+
+
+def _has_unlike_parts(spec: DTensorSpec) -> bool:
+    parts = dict.fromkeys(range(spec.ndim), 1)
+    for place, ranks in zip(spec.placements, spec.mesh.shape, strict=True):
+        if isinstance(place, Shard):
+            parts[place.dim] *= ranks
+    return any(size % parts[dim] for dim, size in enumerate(spec.shape))
+
+
+def _returned(
+    tail: Callable[..., Any],
+    operator: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    *details: Any,
+) -> Any:
+    """A plain tensor that an operator has written to, which is whole; else as PyTorch does."""
+    first = args[0] if args else None
+    is_plain = isinstance(first, Tensor) and not isinstance(first, DTensor)
+    if is_plain and any(one is first for one in _written(operator, args, {})):
+        return first
+    return tail(operator, args, *details)
+
+
+def _on_wholes(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """The operator on whole tensors; each rank has its part of what it writes and returns."""
+    tensors = {id(x): x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+    first = next(tensor for tensor in tensors.values() if isinstance(tensor, DTensor))
+    is_here = first.device_mesh.get_coordinate() is not None
+    with torch.no_grad():
+        wholes = {key: _whole(one) if is_here else _outline(one) for key, one in tensors.items()}
+        results = operator(
+            *pytree.tree_map_only(Tensor, lambda one: wholes[id(one)], args),
+            **pytree.tree_map_only(Tensor, lambda one: wholes[id(one)], dict(kwargs)),
+        )
+    written = {id(wholes[id(one)]): one for one in _written(operator, args, kwargs)}
+    for one in written.values() if is_here else ():
+        if isinstance(one, DTensor):
+            one._local_tensor.copy_(_part(one._spec, wholes[id(one)]))
+
+    def returned(result: Tensor) -> Tensor:
+        if id(result) in written:
+            return written[id(result)]
+        made = _in_parts(first, result)
+        return _Copy.of(made) if operator._schema._is_view_op() else made
+
+    return pytree.tree_map_only(Tensor, returned, results)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """The whole tensor with the strides that it has in parts."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    whole = tensor.full_tensor()
+    if whole.stride() == tensor.stride():
+        return whole
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=whole.device
+    ).copy_(whole)
+
+
+def _outline(tensor: Tensor) -> Tensor:
+    """A tensor of the same sizes without contents."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _written(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[Tensor]:
+    """The tensors that an operator writes to."""
+    formals = operator._schema.arguments
+    actuals = [
+        *zip(formals, args, strict=False),
+        *((formal, kwargs.get(formal.name)) for formal in formals),
+    ]
+    return [
+        leaf
+        for formal, actual in actuals
+        if formal.alias_info is not None and formal.alias_info.is_write
+        for leaf in pytree.tree_leaves(actual)
+        if isinstance(leaf, Tensor)
+    ]
 
 
 def _number(
@@ -96,20 +255,14 @@ def _drawn(
         by_pytorch: DTensor = _by_pytorch(operator, args, kwargs)
         return by_pytorch
     if operator in _READING:
-        with torch.no_grad():
-            wholes = [one.full_tensor() if isinstance(one, DTensor) else one for one in args]
-    else:
-        whole = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-        wholes = [whole, *args[1:]]
-    drawn = operator(*wholes, **kwargs)
-    for formal, one, contents in zip(operator._schema.arguments, args, wholes, strict=False):
-        if formal.alias_info is not None and isinstance(one, DTensor):
-            one._local_tensor.copy_(_part(one._spec, contents))
-    if operator in _WRITING:
-        return tensor
-    if isinstance(drawn, Tensor):
+        by_whole: DTensor | tuple[DTensor, ...] = _on_wholes(operator, args, kwargs)
+        return by_whole
+    whole = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    drawn = operator(whole, *args[1:], **kwargs)
+    if operator in _MAKING:
         return _in_parts(tensor, drawn)
-    return tuple(_in_parts(tensor, one) for one in drawn)
+    tensor._local_tensor.copy_(_part(tensor._spec, whole))
+    return tensor
 
 
 def _by_pytorch(
@@ -162,15 +315,10 @@ def _placed(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Tensor:
     """Values at places of the whole tensor, of which each rank takes its part (`p[mask] = 0.`)."""
-    tensor = args[0]
-    if not isinstance(tensor, DTensor) or _is_sum(tensor):
-        by_pytorch: Tensor = _by_pytorch(operator, args, kwargs)
-        return by_pytorch
-    if tensor.device_mesh.get_coordinate() is not None:
-        with torch.no_grad():
-            wholes = pytree.tree_map_only(DTensor, DTensor.full_tensor, args)
-        tensor._local_tensor.copy_(_part(tensor._spec, operator(*wholes, **kwargs)))
-    return tensor
+    tensor: Tensor = args[0]
+    compute = _by_pytorch if _is_sum(tensor) else _on_wholes
+    placed: Tensor = compute(operator, args, kwargs)
+    return placed
 
 
 def _viewed(
@@ -178,16 +326,7 @@ def _viewed(
 ) -> Any:
     """As PyTorch does; what lies in other memory than the tensor is marked as a copy."""
     tensor: DTensor = args[0]
-    is_whole = all(placement.is_replicate() for placement in tensor.placements)
-    try:
-        views = _by_pytorch(operator, args, kwargs)
-    except RuntimeError as error:
-        if is_whole or "Sharding propagation failed" not in str(error):
-            raise
-        # PyTorch has no rule for this view of what is cut
-        with torch.no_grad():
-            whole = tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
-        views = operator(whole, *args[1:], **kwargs)
+    views = _by_pytorch(operator, args, kwargs)
     if tensor.device_mesh.get_coordinate() is None:  # there is nothing of it here
         return views
     memory = _memory(tensor)
@@ -233,18 +372,12 @@ class _Copy(DTensor):
             BackendError: It does, and the write would be lost.
         """
         kwargs = kwargs or {}
-        formals = func._schema.arguments
-        for formal, actual in [
-            *zip(formals, args, strict=False),
-            *((formal, kwargs.get(formal.name)) for formal in formals),
-        ]:
-            is_written = formal.alias_info is not None and formal.alias_info.is_write
-            if is_written and pytree.tree_any(lambda leaf: isinstance(leaf, cls), actual):
-                raise BackendError(
-                    "a part of a tensor that is cut over ranks cannot be written to where it is "
-                    "cut: change the whole one under torch.no_grad(), as by "
-                    "w = p.detach().full_tensor(); w[3] = 0.0; p.copy_(w)"
-                )
+        if any(isinstance(tensor, cls) for tensor in _written(func, args, kwargs)):
+            raise BackendError(
+                "a part of a tensor that is cut over ranks cannot be written to where it is "
+                "cut: change the whole one under torch.no_grad(), as by "
+                "w = p.detach().full_tensor(); w[3] = 0.0; p.copy_(w)"
+            )
         args, kwargs = pytree.tree_map_only(cls, cls.unmarked, (args, kwargs))
         results = func(*args, **kwargs)
         if func._schema._is_view_op():
@@ -252,9 +385,11 @@ class _Copy(DTensor):
         return results
 
 
-def _is_sum(tensor: DTensor) -> bool:
+def _is_sum(tensor: Tensor) -> bool:
     """Whether ranks have terms of it, which are still to be added up."""
-    return any(placement.is_partial() for placement in tensor.placements)
+    return isinstance(tensor, DTensor) and any(
+        placement.is_partial() for placement in tensor.placements
+    )
 
 
 def _is_drawn_here(operator: torch._ops.OpOverload, tensor: DTensor) -> bool:
@@ -278,7 +413,10 @@ def _in_parts(tensor: DTensor, whole: Tensor) -> DTensor:
     )
     meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
     spec = DTensorSpec(tensor.device_mesh, placements, meta)
-    part = _part(spec, whole).clone() if is_alike else whole  # no view, which keeps the whole
+    if tensor.device_mesh.get_coordinate() is None:
+        part = torch.zeros(() if whole.ndim == 0 else (0,), dtype=whole.dtype)
+    else:
+        part = _part(spec, whole).clone() if is_alike else whole  # no view, which keeps the whole
     made: DTensor = DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call]
     return made
 

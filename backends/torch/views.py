@@ -17,7 +17,7 @@ def shorten_views(graph: fx.Graph) -> None:
         before = node.args[0] if node.target in _VIEWS else None
         if not isinstance(before, fx.Node) or before.target is not node.target:
             continue
-        if _turns_back(node, before):
+        if _undoes_call(node, before):
             node.replace_all_uses_with(before.args[0])
             graph.erase_node(node)
         elif node.target is aten.reshape.default and len(before.users) == 1:
@@ -27,8 +27,11 @@ def shorten_views(graph: fx.Graph) -> None:
             graph.erase_node(before)
 
 
-def _turns_back(node: fx.Node, before: fx.Node) -> bool:
-    """Whether a view of a view of the same operator is the tensor as it was."""
+def _undoes_call(node: fx.Node, before: fx.Node) -> bool:
+    """Whether one of two calls of a view, as a rank's code writes them, undoes the other.
+
+    (`cost_model.forms.turns_back` tells it of nodes of a plan, by their rules.)
+    """
     if node.target is aten.permute.default:
         first, second = (cast("Sequence[int]", one.args[1]) for one in (before, node))
         return [first[dim] % len(first) for dim in second] == [*range(len(first))]

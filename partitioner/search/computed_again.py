@@ -21,12 +21,13 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.offers import chosen, originals
 from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.phases import weight_nodes
 from partitioner.ir.pipeline import Span
 from partitioner.ir.plan import NodePlan, Plan, resolve
 from partitioner.ir.rule import Cut, Rule
 from partitioner.search.offered_ways import Region, offered_regions, takes_either
 from partitioner.search.request import Budget
-from partitioner.search.stage_figures import Ints, Sharding, StageFigures, weight_nodes
+from partitioner.search.stage_figures import Ints, Sharding, StageFigures
 from partitioner.search.stage_memory import RESERVED, Floats, MomentRows, StageMemory
 from partitioner.solver.stages.knapsack import Ways, pack, steps
 
@@ -227,7 +228,7 @@ class ComputedAgain:
             ways = [min(way, len(region.ways) - 1) for region in self.regions]
             again = (region.again[at] for region, at in zip(self.regions, ways, strict=True))
             graph = chosen(self.offering.graph, frozenset().union(*again))
-            roots, spans = _spans(graph, weight_nodes(graph, unit_of))
+            roots, spans = _spans(graph, weight_nodes(graph, graph.backward, unit_of))
             for region, at, nbytes in zip(self.regions, ways, table, strict=True):
                 copied = (
                     value

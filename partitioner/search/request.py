@@ -17,7 +17,7 @@ from partitioner.solver import Objective
 from partitioner.solver.milp.engines import HIGHS, Engine, find
 from partitioner.solver.work import STEPS_PER_S, Work
 from partitioner.strategies.constraints import Constraints
-from partitioner.strategies.named_dims import bound
+from partitioner.strategies.named_dims import bound, check_named
 from partitioner.strategies.parallel import (
     PIPELINE,
     axes_text,
@@ -257,9 +257,11 @@ class Request:
         Raises:
             ConstraintError: A kind of parallelism or a named dim cannot be had on this graph.
         """
+        constraints = self.constraints
+        if constraints.named is not None:
+            check_named(constraints.named, graph)
         if self.mesh is None:
             return self
-        constraints = self.constraints
         if constraints.named is not None:
             constraints = replace(constraints, along=bound(constraints.named, graph, self.mesh))
         if self.parallel is not None:

@@ -20,7 +20,7 @@ from partitioner.cost_model.reshard import Resharder
 from partitioner.cost_model.schedule import Schedule
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
-from partitioner.ir.phases import fixed_nodes
+from partitioner.ir.phases import fixed_nodes, weight_nodes
 from partitioner.ir.pipeline import (
     Action,
     ActionKind,
@@ -270,7 +270,8 @@ class StageFigures:
     @cached_property
     def _weights(self) -> frozenset[str]:
         """Backward nodes that no other unit waits for."""
-        return weight_nodes(self.sharding.graph, self.unit_of)
+        graph = self.sharding.graph
+        return weight_nodes(graph, graph.backward, self.unit_of)
 
     @cached_property
     def _node_s(self) -> Mapping[str, tuple[float, float]]:
@@ -462,24 +463,6 @@ def _lost(
     if lost_s is None:
         return np.where(over > 0, math.inf, 0.0)
     return lost_s(at, over / flight * 100 / HEADROOM_PERCENT)
-
-
-def weight_nodes(graph: Graph, unit_of: Mapping[str, int]) -> frozenset[str]:
-    """Backward nodes that no other unit waits for."""
-    awaited: set[str] = set()
-    weights = set()
-    for node in reversed(graph.nodes):
-        if node.name not in graph.backward:
-            continue
-        readers = [reader for value in node.writes for reader in graph.consumers[value]]
-        others = (unit_of[reader.name] != unit_of[node.name] for reader in readers)
-        if node.name in awaited or any(others):
-            awaited.update(
-                graph.producers[value].name for value in node.reads if value in graph.producers
-            )
-        else:
-            weights.add(node.name)
-    return frozenset(weights)
 
 
 def least_of_nodes(each: Sequence[StageFigures]) -> float:

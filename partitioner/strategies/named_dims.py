@@ -27,6 +27,16 @@ from partitioner.strategies.constraints import Along, ConstraintError, NamedDims
 from partitioner.strategies.derive import Rules, strategies
 
 
+def check_named(named: NamedDims, graph: Graph) -> None:
+    """Refuse a name of a dim that no tensor of the graph has, laid out or not.
+
+    Raises:
+        ConstraintError: A pattern matches nothing, or only tensors without such a dim.
+    """
+    for name in named.dims:
+        _seeds(named, name, graph)
+
+
 def bound(named: NamedDims, graph: Graph, mesh: Mapping[str, int]) -> tuple[Along, ...]:
     """The demands on the operators of a graph that a layout of named dims makes.
 
@@ -61,8 +71,8 @@ def _check_sizes(demand: Along, rules: Mapping[str, Rule | str], mesh: Mapping[s
 
 def _demand(named: NamedDims, name: str, axes: tuple[str, ...], graph: Graph) -> Along:
     text = f"layout {name} = {list(axes) if len(axes) != 1 else axes[0]!r}"
-    where = f"{named.source}: " if named.source else ""
-    seeds = [dim for seed in named.dims[name] for dim in _dims(graph, name, seed, where)]
+    where = _source(named)
+    seeds = _seeds(named, name, graph)
     followed = _followed(graph, seeds)
     factors = {node: of_node for node, of_node in followed.factors.items() if of_node}
     if not factors:
@@ -74,6 +84,17 @@ def _demand(named: NamedDims, name: str, axes: tuple[str, ...], graph: Graph) ->
     more = f" and {len(seeds) - 1} more" if len(seeds) > 1 else ""
     said = f"{where}{text} (dim {seeds[0][1]} of {seeds[0][0]!r}{more})"
     return Along(said, name, axes, factors, tuple(_ends(graph, followed)))
+
+
+def _seeds(named: NamedDims, name: str, graph: Graph) -> list[Dim]:
+    """The dims of tensors that a name stands for, before they are followed."""
+    where = _source(named)
+    return [dim for seed in named.dims[name] for dim in _dims(graph, name, seed, where)]
+
+
+def _source(named: NamedDims) -> str:
+    """Where the names were given, as the beginning of a message."""
+    return f"{named.source}: " if named.source else ""
 
 
 def _followed(graph: Graph, seeds: Sequence[Dim]) -> Followed:

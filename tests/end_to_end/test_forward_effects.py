@@ -132,3 +132,39 @@ def test_effects_that_are_traced(step: Callable[[Counting, Tensor], Tensor]) -> 
     program = partitioner.compile(module, x, cluster="2xideal", training=True)
     assert program.verify()
     assert program(x).dtype == module(x).dtype
+
+
+class HeadsInPlace(nn.Module):
+    """Writes into views of what a layer gives, as DeBERTa scales its queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(6, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x)
+        heads = y.view(*x.shape[:2], 3, 4).permute(0, 2, 1, 3)
+        heads /= 2.0 + y.detach().square().sum()
+        heads[:, 1].copy_(x[0, 0, :4])
+        return (heads @ heads.transpose(-1, -2)).sin().sum()
+
+
+@pytest.mark.parametrize(("parallel", "devices"), [("dp", 2), ("tp", 2), ("zero3", 3)])
+def test_what_is_written_into_permuted_views(parallel: str, devices: int) -> None:
+    torch.manual_seed(0)
+    program = partitioner.compile(
+        HeadsInPlace(), torch.randn(6, 5, 6), devices, training=True, parallel=parallel
+    )
+    assert program.verify()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_cumulative_statistics_are_refused_by_name(training: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None), nn.Flatten(0))
+    message = (
+        r"^1 is a BatchNorm1d with momentum=None, which weights .* call its eval\(\) before com"
+    )
+    with pytest.raises(FrontendError, match=message):
+        partitioner.compile(model, torch.randn(6, 4), 2, training=training)
+    model.eval()
+    assert partitioner.compile(model, torch.randn(6, 4), 2).verify()

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -188,6 +189,8 @@ def refused(dims: Mapping[str, object], layout: Mapping[str, object], **more: ob
     ("dims", "layout", "message"),
     [
         ({"b": "idz.0"}, {"b": "dp"}, "dim b: 'idz' matches no tensor, node, .* mean 'ids'"),
+        ({"b": "ids.0", "c": "idz.0"}, {"b": "dp"}, "dim c: 'idz' matches no tensor, node, "),
+        ({"b": "ids.0", "c": ["ids.1", "ids.2"]}, {}, r"dim c: 'ids.2' matches 'ids', which is "),
         ({"b": "ids.2"}, {"b": "dp"}, r"'ids.2' matches 'ids', which is int64\[.* has no dim 2"),
         ({"b": "ids"}, {"b": "dp"}, "dim b: 'ids' names no dim: end it with one, as in 'ids.0'"),
         ({"batch": "ids.0"}, {"bach": "dp"}, "layout bach: no dim .* did you mean 'batch'"),
@@ -211,6 +214,14 @@ def test_what_cannot_be_is_refused_in_one_line(
     dims: Mapping[str, object], layout: Mapping[str, object], message: str
 ) -> None:
     assert re.search(message, refused(dims, layout))
+
+
+@pytest.mark.parametrize(
+    "more", [{"devices": 1}, {"parallel": "pp", "micro_batches": 2, "training": True}]
+)
+def test_names_are_checked_where_nothing_can_be_cut(more: Mapping[str, Any]) -> None:
+    text = refused({"b": "idz.0"}, {"b": "dp"}, **more)
+    assert text.startswith("constraints: dim b: 'idz' matches no tensor, node, module or operator")
 
 
 def test_too_few_elements_and_unknown_axes_are_refused_by_name() -> None:

@@ -33,6 +33,13 @@ DRAWS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda w: torch.randint_like(w.sum(0), 10),
     F.dropout,
     F.gumbel_softmax,
+    torch.poisson,
+    lambda w: torch.normal(w, 1.0),
+    lambda w: torch.binomial((w * 9).round(), w),
+    lambda w: torch.empty_like(w).random_(),
+    lambda w: torch.empty_like(w).random_(3, 10),
+    lambda w: torch.empty_like(w).bernoulli_(w),
+    lambda w: w[torch.randperm(5)],
     lambda w: torch.multinomial(w, 2),
     lambda w: torch.multinomial(w.T, 3, replacement=True),
     lambda w: F.rrelu(w - 0.5, training=True),
@@ -111,6 +118,11 @@ SLICES: tuple[Callable[[Tensor], object], ...] = (
     lambda w: w.view(-1)[5].fill_(0),
     lambda w: w.masked_fill_(w > 0, 0.0),
     lambda w: w.unbind(1)[1].mul_(2),
+    lambda w: w.mul_(torch.linspace(-1, 1, w.numel()).reshape(w.shape)),
+    lambda w: w.add_(torch.arange(float(w.shape[1]))),
+    lambda w: w.triu_(),
+    lambda w: w.random_(10),
+    lambda w: torch._foreach_copy_([w], [torch.ones(w.shape)]),
 )
 #: What is read of views along rows.
 READS: tuple[Callable[[Tensor], Tensor], ...] = (
@@ -127,6 +139,48 @@ READS: tuple[Callable[[Tensor], Tensor], ...] = (
 )
 
 
+#: A plain tensor, of which all ranks have the whole.
+PLAIN = torch.rand(5, 3, generator=torch.Generator().manual_seed(9)) - 0.5
+#: Results of a tensor in parts and a plain one, and of operators that PyTorch has no rule for.
+RESULTS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda w: w * PLAIN + PLAIN,
+    lambda w: PLAIN - w.T.T,
+    lambda w: w @ PLAIN.T,
+    lambda w: F.linear(PLAIN, w),
+    lambda w: torch.where(PLAIN > 0, w, 0.0),
+    lambda w: torch.cat([w, PLAIN]),
+    lambda w: w.take(torch.tensor([1, 14])),
+    lambda w: w.gather(0, torch.tensor([[1, 2, 0]])),
+    lambda w: w.unfold(0, 2, 1) * 2,
+    lambda w: w[w > 0.4].square(),
+    lambda w: w.renorm(2, 0, 0.5),
+    lambda w: F.mse_loss(w, PLAIN),
+    lambda w: F.mse_loss(w, PLAIN, reduction="sum"),
+    lambda w: F.mse_loss(w, PLAIN, reduction="none"),
+    lambda w: F.smooth_l1_loss(w, w.detach() + PLAIN),
+    lambda w: F.huber_loss(w, PLAIN),
+    lambda w: F.binary_cross_entropy_with_logits(w, PLAIN.sigmoid()),
+    lambda w: F.binary_cross_entropy(w.sigmoid(), PLAIN.sigmoid()),
+    lambda w: F.soft_margin_loss(w, PLAIN.sign()),
+    lambda w: F.cross_entropy(w, torch.tensor([0, 1, 2, 1, 0])),
+    lambda w: w.mean(),
+    lambda w: w.var(0),
+)
+#: Plain tensors that are written to.
+PLAIN_WRITES: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda w: torch.ones(5, 3).lerp_(w, 0.1),
+    lambda w: torch.ones(5, 3).copy_(w),
+    lambda w: torch.ones(3).add_(w.sum(0)),  # its parts are terms
+    lambda w: torch.ones(3).mul_(w[3]),
+    lambda w: _adds_to_each([torch.ones(3), torch.ones(5)], [w.sum(0), w.sum(1)]),
+)
+
+
+def _adds_to_each(ones: list[Tensor], others: list[Tensor]) -> Tensor:
+    torch._foreach_add_(ones, others)
+    return torch.cat(ones)
+
+
 #: Writes that give each rank its part of what they write into a whole tensor.
 WRITES: tuple[Callable[[Tensor], object], ...] = (
     lambda w: w.copy_(torch.arange(15.0).reshape(5, 3)),
@@ -138,6 +192,23 @@ WRITES: tuple[Callable[[Tensor], object], ...] = (
     _fills,
     _fills_chosen_rows,
     _fills_positives,
+    lambda w: w.add_(PLAIN),
+    lambda w: w.mul_(PLAIN[0]),
+    lambda w: w.T.div_(PLAIN.T),
+    lambda w: w.data.sub_(PLAIN[:, :1]),
+    lambda w: w.lerp_(PLAIN, 0.3),
+    lambda w: w.masked_fill_(PLAIN > 0, 2.0),
+    lambda w: w.index_add_(0, torch.tensor([1]), torch.ones(1, 3)),
+    lambda w: w.scatter_(0, torch.tensor([[1, 2, 0]]), 1.0),
+    lambda w: w.put_(torch.tensor([1]), torch.tensor([2.0])),
+    lambda w: w.triu_(),
+    lambda w: w.tril_(-1),
+    lambda w: w.renorm_(2, 0, 0.5),
+    lambda w: w.random_(10),
+    lambda w: torch._foreach_copy_([w], [PLAIN]),
+    lambda w: torch._foreach_copy_([w, w.T], [w * 2, PLAIN.T]),
+    lambda w: torch._foreach_mul_([w, w.T], [PLAIN, PLAIN.T]),
+    lambda w: torch.mul(w, PLAIN, out=w),
 )
 
 
@@ -156,7 +227,10 @@ def writes_of_whole_tensors(rank: int) -> None:
                     weight.copy_(whole)
                     weight[3] = 0.0
                     weight[[0, 2]] = 0.0
+                    weight.mul_(PLAIN).triu_()
                 assert weight.view(-1).shape == (15,)
+                assert torch.poisson(weight).shape == (5, 3)
+                assert weight.unfold(0, 3, 1).shape == (3, 3, 3)
                 continue
             for one in (weight, whole):
                 torch.manual_seed(3)
@@ -189,8 +263,13 @@ def is_refused(write: Callable[[Tensor], object], weight: Tensor, whole: Tensor)
 
 
 def reads(weight: DTensor, whole: Tensor) -> None:
-    """Views have the results and gradients of the whole tensor's."""
-    for read in READS:
+    """Views and other results are those of the whole tensor, and so are their gradients."""
+    with torch.no_grad():
+        for one in (weight, whole):
+            one.copy_(PLAIN.T.reshape(5, 3).abs())
+    for write in PLAIN_WRITES:
+        torch.testing.assert_close(write(weight.detach()), write(whole.detach()))
+    for read in (*READS, *RESULTS):
         results = read(weight), read(whole)
         grads = [
             torch.autograd.grad(r.sum(), w)[0]

@@ -208,13 +208,28 @@ def native_batch_norm_backward(
 
 #: Functions that compute operators from others, by overload.
 def copied(old: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """The source in the type and shape of what it is copied over, whose contents are not read."""
+    """The source in the type and shape of what it is copied over, whose contents are not read.
+
+    It lies in memory as that does: what was written into a view is viewed as the whole again.
+    """
     del non_blocking
     same = source.dtype == old.dtype
     new: Tensor = aten.alias(source) if same else aten._to_copy(source, dtype=old.dtype)
     if new.shape != old.shape:
         new = aten.expand(new, old.shape)
-    return new
+    order = _memory_order(old)
+    if order == _memory_order(new) and new.shape == source.shape:
+        return new
+    turned = aten.clone(aten.permute(new, order), memory_format=torch.contiguous_format)
+    back: Tensor = aten.permute(turned, sorted(range(len(order)), key=order.__getitem__))
+    return back
+
+
+def _memory_order(x: Tensor) -> list[int]:
+    """The dims by their strides, the longest first; those of one element keep their places."""
+    longer = sorted((dim for dim in range(x.dim()) if x.shape[dim] > 1), key=x.stride, reverse=True)
+    dims = iter(longer)
+    return [next(dims) if x.shape[dim] > 1 else dim for dim in range(x.dim())]
 
 
 DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {

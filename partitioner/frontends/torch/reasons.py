@@ -70,6 +70,8 @@ def depends_at(module: nn.Module, program: ExportedProgram) -> str:
         module: The module, which is exported again, with the stacks of its nodes.
         program: An export of it.
     """
+    if not any(free_unbacked_symbols(node.meta.get("val")) for node in program.graph.nodes):
+        return ""
     args, kwargs = program.example_inputs or ((), {})
     with warnings.catch_warnings(), suppress(Exception):
         warnings.simplefilter("ignore")

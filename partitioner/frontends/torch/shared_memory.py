@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
+from partitioner.backends.torch.buffers import extent
 from partitioner.frontends.errors import FrontendError
 
 
@@ -78,15 +79,11 @@ def _place_of(tensor: Tensor) -> tuple[int, range]:
     It is that of the process, 0, as NumPy's arrays may have several storages; a tensor without an
     address, as on the meta device, has its storage.
     """
-    last = sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
     is_fake = tensor.device.type == "meta" or isinstance(tensor, FakeTensor)
     address = 0 if is_fake else tensor.data_ptr()
-    item = tensor.element_size()
-    start = address or tensor.storage_offset() * item
+    start = address or tensor.storage_offset() * tensor.element_size()
     memory = 0 if address else tensor.untyped_storage()._cdata
-    return memory, range(start, start + (last + 1) * item)
+    return memory, range(start, start + extent(tensor))
 
 
 def _elements(tensor: Tensor, start: int, end: int) -> Tensor:

@@ -9,10 +9,12 @@ from functools import cached_property
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.torch.micro_batches import MicroBatches
 from partitioner.backends.torch.signature import Signature
+from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.attention import replace_attention
 from partitioner.frontends.torch.bags import replace_bags
 from partitioner.frontends.torch.capture import (
@@ -164,7 +166,11 @@ def trace_module(
 
     arguments = pytree.tree_map_only(torch.Tensor, distinct, (example.args, dict(example.kwargs)))
     traceable, before = materialised(module), settings_of(module)
-    program = export_module(traceable, *arguments, training=options.training)
+    try:
+        program = export_module(traceable, *arguments, training=options.training)
+    except FrontendError:
+        _check_statistics(module)
+        raise
     if options.training:
         _check_memory(module, program)
     replace_experts(program.graph_module, training=options.training)
@@ -184,6 +190,18 @@ def trace_module(
     )
     assigned = program.graph_module.meta[ASSIGNED]
     return TracedModule(module, graph, options, Snapshot.of(module, before, assigned, graph.fixed))
+
+
+def _check_statistics(module: nn.Module) -> None:
+    """Refuse batch statistics that are means of all batches so far, whose number no trace knows."""
+    for name, part in module.named_modules():
+        averages = isinstance(part, _BatchNorm) and part.training and part.track_running_stats
+        if averages and part.momentum is None and part.num_batches_tracked is not None:
+            raise FrontendError(
+                f"{name or 'the module'} is a {type(part).__name__} with momentum=None, which "
+                "weights a batch by how many were before it: give it a number, as momentum=0.1, or "
+                "call its eval() before compile"
+            )
 
 
 def _check_memory(module: nn.Module, program: ExportedProgram) -> None:

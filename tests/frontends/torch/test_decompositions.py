@@ -237,3 +237,15 @@ def test_the_variance_of_one_element_is_unknown() -> None:
     mean, var = own.batch_norm_running(*r(4, 3), 1, 0.1)
     assert mean.isfinite().all()
     assert var.isnan().all()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 0, 1), (2, 1, 0)])
+@pytest.mark.parametrize("shape", [(4, 5, 6), (5, 6), (1, 5, 1)])
+def test_a_copy_lies_in_memory_as_what_it_is_written_over(
+    order: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    old = r(*(4 + dim for dim in order)).permute(sorted(range(3), key=order.__getitem__))
+    source = r(*shape, dtype=torch.float64)
+    copied = DECOMPOSITIONS[aten.copy.default](old, source)
+    assert (copied.shape, copied.stride(), copied.dtype) == (old.shape, old.stride(), old.dtype)
+    torch.testing.assert_close(copied, old.copy_(source))

@@ -12,7 +12,7 @@ from partitioner.backends.torch.changes import watch_partial_gradients
 class Alone:
     """The agreement of one rank."""
 
-    def check(self, step: str, *, asks: bool) -> bool:
+    def check(self, _: str, *, asks: bool) -> bool:
         return asks
 
 

@@ -361,13 +361,14 @@ def _watch_scalers() -> None:
 @cache
 def _watch_clipping() -> None:
     """Let `clip_grad_value_` sort no gradients, where PyTorch's function wants one at least."""
-    sort = clip_grad._group_tensors_by_device_and_dtype
+    name = "_group_tensors_by_device_and_dtype"
+    sort = getattr(clip_grad, name)
 
     @wraps(sort)
     def of_any_number(tensors: list[list[Tensor]], *args: Any, **kwargs: Any) -> Any:
         return sort(tensors, *args, **kwargs) if any(tensors) else {}
 
-    clip_grad._group_tensors_by_device_and_dtype = of_any_number
+    setattr(clip_grad, name, of_any_number)
 
 
 def check_inputs(values: Iterable[Any]) -> None:

@@ -298,10 +298,12 @@ def watch_partial_gradients(module: nn.Module, agreement: Agreement) -> None:
 
     `torch.nn.utils.clip_grad_norm_` would scale the gradients of each rank by another factor: it is
     refused. A `GradScaler` would leave out the step on some ranks only: the ranks agree.
+    `clip_grad_value_` fails on a rank that has no gradients: it does nothing there.
     """
     _PARTIAL[module] = agreement
     _watch_norms()
     _watch_scalers()
+    _watch_clipping()
 
 
 @cache
@@ -349,10 +351,24 @@ def _watch_scalers() -> None:
             overflows = any(bool(one) for one in found.values())
             overflows = agreement.check("scaled gradients", asks=overflows)
             devices = list(found) or [next(module.parameters()).device]
-            found = {device: torch.full((), float(overflows), device=device) for device in devices}
+            answer = torch.tensor(float(overflows), dtype=torch.float32)  # as the scaler's own
+            found = {device: answer.to(device) for device in devices}
         return found
 
     GradScaler._unscale_grads_ = agreed  # type: ignore[assignment,method-assign]
+
+
+@cache
+def _watch_clipping() -> None:
+    """Let `clip_grad_value_` sort no gradients, where PyTorch's function wants one at least."""
+    name = "_group_tensors_by_device_and_dtype"
+    sort = getattr(clip_grad, name)
+
+    @wraps(sort)
+    def of_any_number(tensors: list[list[Tensor]], *args: Any, **kwargs: Any) -> Any:
+        return sort(tensors, *args, **kwargs) if any(tensors) else {}
+
+    setattr(clip_grad, name, of_any_number)
 
 
 def check_inputs(values: Iterable[Any]) -> None:

@@ -117,10 +117,9 @@ class RankComm:
             c10d.reduce_scatter_tensor.default,
             *(operand, self._reduction, len(comm.ranks), self._group),
         )
-        given, got = (
-            self._carried((math.prod(s),)) for s in (self.source_shape, self.target_shape)
-        )
-        self._note_shapes(collective, given, got)
+        size = math.prod(self.target_shape)  # ranks outside the group may keep the rest
+        shapes = (self._carried((count,)) for count in (size * len(comm.ranks), size))
+        self._note_shapes(collective, *shapes)
         return lambda: self._shaped(self._reduced(self._wait(collective)), self.target_shape)
 
     def _all_gather(self) -> Arrival:

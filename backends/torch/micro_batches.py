@@ -4,6 +4,7 @@ A tensor argument is split along its first dim if that is the batch: as long as 
 first tensor argument that has one. Others go to every micro-batch whole. Micro-batches have equal
 sizes but the last, which may be smaller, as `torch.chunk` makes them. Results whose first dim is
 the micro-batch are put together; the loss, and other floating scalars, are means over the batch.
+Results of one micro-batch are those of the call.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class MicroBatches:
         joined = set()
         for name in filter(None, whole.results):
             shape, dtype = types[name].shape, types[name].dtype
-            if shape and shape[0] == sizes[0]:
+            if len(sizes) == 1 or (shape and shape[0] == sizes[0]):
                 joined.add(name)
             elif shape or not dtype.startswith(("float", "bfloat")):
                 raise BackendError(
@@ -104,6 +105,8 @@ class MicroBatches:
 
     def whole(self, results: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Results of a call, of those of each micro-batch."""
+        if len(results) == 1:
+            return dict(results[0])
         return {
             name: torch.cat([one[name] for one in results])
             if name in self.joined

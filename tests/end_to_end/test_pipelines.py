@@ -12,6 +12,7 @@ from torch import nn
 from torch_jobs import RunJob, job_parameters
 
 import partitioner
+from partitioner.backends.errors import BackendError
 from partitioner.ir.errors import OptionError
 from partitioner.strategies.constraints import ConstraintError
 
@@ -34,3 +35,25 @@ def test_a_plan_in_stages_is_no_constraint(tmp_path: Path) -> None:
     (tmp_path / "mesh.json").write_text(partitioner.compile(module, example, 2).plan.to_json())
     with pytest.raises(ConstraintError, match="a plan on one mesh is no constraint of stages"):
         partitioner.compile(module, example, constraints=tmp_path / "mesh.json", **options)
+
+
+class Whole(nn.Module):
+    """Results that are no parts of the batch: a matrix and a whole number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scores = self.down(self.up(x).relu())
+        return scores.square().mean(), scores.mT @ scores, scores.argmax()
+
+
+def test_one_micro_batch_gives_any_results() -> None:
+    torch.manual_seed(0)
+    module, x = Whole(), torch.randn(6, 8)
+    options = {"devices": 2, "training": True, "parallel": "pp", "schedule": "gpipe"}
+    program = partitioner.compile(module, x, micro_batches=1, **options)
+    torch.testing.assert_close(program(x), module(x))
+    with pytest.raises(BackendError, match=r"result 'mm' is .*, or give micro_batches=1$"):
+        partitioner.compile(module, x, micro_batches=2, **options)

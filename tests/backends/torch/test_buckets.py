@@ -169,6 +169,9 @@ def _reshard(
     cut[dim] = DimLayout.even(shape[dim], axes, mesh)
     if kind == "gather":
         return placement(mesh, *cut), placement(mesh, *whole)
+    if mesh == GRID and shape[dim] % 4 == 0 and rng.random() < 0.5:
+        other = "tp" if axes == ("dp",) else "dp"  # each pair keeps a half of it
+        cut[dim] = DimLayout.even(shape[dim], (*axes, other), mesh)
     return pending, placement(mesh, *cut)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -272,7 +272,9 @@ class Cluster:
         for key in ("devices", "levels"):
             if not isinstance(data[key], list):
                 raise CostError(f"cluster {data['name']!r}: {key} is {data[key]!r}, not a list")
-        devices = [spec for entry in enumerate(data["devices"], 1) for spec in _devices(*entry)]
+        inner = data["levels"][:1]
+        entries = enumerate(data["devices"], 1)
+        devices = [spec for entry in entries for spec in _devices(*entry, inner)]
         levels = tuple(_level(*entry) for entry in enumerate(data["levels"], 1))
         return cls(str(data["name"]), tuple(devices), levels)
 
@@ -341,7 +343,8 @@ def _count(title: str, value: Any) -> int:
     return value
 
 
-def _devices(number: int, entry: Any) -> tuple[DeviceSpec, ...]:
+def _devices(number: int, entry: Any, inner: Sequence[Any]) -> tuple[DeviceSpec, ...]:
+    """The devices of a table; `inner` is that of the innermost level, if there is one."""
     known = {item.name for item in fields(DeviceSpec)}
     optional = {"profile", "table", "is_gpu"}
     _check_keys("device", entry, known - optional, known | {"count"}, number)
@@ -357,25 +360,36 @@ def _devices(number: int, entry: Any) -> tuple[DeviceSpec, ...]:
         _float(f"memory_bytes_per_s of device {name!r}", entry["memory_bytes_per_s"]),
         parse_bytes(entry["memory_bytes"]),
         _float(f"launch_s of device {name!r}", entry["launch_s"]),
-        _profile(f"device {name!r}: profile", entry["profile"]) if "profile" in entry else None,
+        _profile(f"device {name!r}: profile", entry["profile"], inner=inner)
+        if "profile" in entry
+        else None,
         str(entry["table"]) if "table" in entry else None,
         is_gpu,
     )
     return (spec,) * count
 
 
-def _profile(title: str, entry: Any, level: str = "") -> Profile:
+def _profile(title: str, entry: Any, level: str = "", inner: Sequence[Any] = ()) -> Profile:
+    """The profile of a table: of the devices of the level `inner`, if it gives no `processes`."""
     keys = {"file", "device", "threads"}
     _check_keys(title, entry, keys, keys | {"processes"})
     threads = _count(f"{title}: threads", entry["threads"])
-    processes = _count(f"{title}: processes", entry.get("processes", 1))
+    if "processes" in entry:
+        processes = _count(f"{title}: processes", entry["processes"])
+    else:
+        processes = max((_level_size(1, one) for one in inner), default=1)
     return Profile.read(Path(str(entry["file"])), str(entry["device"]), threads, processes, level)
 
 
-def _level(number: int, entry: Any) -> LinkLevel:
+def _level_size(number: int, entry: Any) -> int:
+    """The devices of a group of a level, whose keys are checked."""
     known = {item.name for item in fields(LinkLevel)}
     _check_keys("level", entry, known - _OPTIONAL_RATES, known, number)
-    size = _count(f"level {entry['name']!r}: size", entry["size"])
+    return _count(f"level {entry['name']!r}: size", entry["size"])
+
+
+def _level(number: int, entry: Any) -> LinkLevel:
+    size = _level_size(number, entry)
     rates = {
         key: _float(f"{key} of level {entry['name']!r}", value)
         for key, value in entry.items()

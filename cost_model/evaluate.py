@@ -40,9 +40,9 @@ class Evaluation:
     latency_s: float  #: One request from its inputs to its outputs, with waiting.
     peak: Mapping[int, MemoryPeak]  #: Safe memory peaks, as the search counts them.
     exact_peak: Mapping[int, MemoryPeak]  #: Peaks by liveness, for the order of the plan.
-    #: Peaks of what holds the tensors on a processor: ONNX Runtime's sessions (see `sessions`), or
+    #: Peaks of what holds the tensors: ONNX Runtime's sessions (see `sessions`), or
     #: PyTorch with what its kernels take for themselves (see `torch_kernels`). Empty for an ONNX
-    #: model in stages.
+    #: model in stages and, by levels, where no optimizer's step on GPUs is the fullest moment.
     executor_peak: Mapping[int, MemoryPeak]
     limit_bytes: Mapping[int, int]  #: Memory of each device.
     sent_bytes: Mapping[int, int]  #: Bytes that leave each device, one request.
@@ -113,6 +113,15 @@ class Evaluation:
         """Excess of `needed_bytes` over the limit, of the devices that are above it."""
         short = {d: nbytes - self.limit_bytes[d] for d, nbytes in self.needed_bytes.items()}
         return {device: excess for device, excess in short.items() if excess > 0}
+
+    def needed_peak(self, device: int) -> MemoryPeak:
+        """The peak that `needed_bytes` counts: the largest, the exact one for the safe one.
+
+        The exact one counts where the safe one does not fit.
+        """
+        if self.needed_bytes[device] > self.held_bytes[device]:
+            return self.executor_peak[device]
+        return (self.exact_peak if device in self.over_bytes else self.peak)[device]
 
     @property
     def fits_exactly(self) -> bool:

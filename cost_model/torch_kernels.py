@@ -132,9 +132,14 @@ def scratch_curves(graph: Graph, schedule: Schedule, gpus: Container[int]) -> Cu
     return curves
 
 
+def step_tensors(node: Node) -> int:
+    """Tensors of a parameter's size that an optimizer's step over all takes for it; 0 for none."""
+    return _STEP_TENSORS.get(str(node.attrs.get("optimizer")), 0)
+
+
 def _step_bytes(graph: Graph, placed: PlacedNode, point: _Point) -> int:
     """Bytes that an optimizer's step over all parameters takes for that of an update."""
-    tensors = _STEP_TENSORS.get(str(placed.node.attrs.get("optimizer")), 0)
+    tensors = step_tensors(placed.node)
     if placed.absent or not tensors:
         return 0
     (_, parameter), (_, at) = placed.node.inputs, placed.ins

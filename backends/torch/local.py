@@ -67,8 +67,9 @@ def run_module_files(
         device: Type of the device that each rank runs on, "cpu" or "cuda".
 
     Raises:
-        BackendError: The files need values that they do not hold (`needs_values`); an input or a
-            file is wrong, a rank raised or was killed, or the time is up.
+        BackendError: The files need values that they do not hold (`needs_values`); there are fewer
+            GPUs than ranks; an input or a file is wrong, a rank raised or was killed, or the time
+            is up.
     """
     if requests < 1:
         raise BackendError(f"requests is {requests}; it must be at least 1")
@@ -80,8 +81,20 @@ def run_module_files(
         )
     headers = [file.header for file in files]
     check_inputs(headers[0], inputs)
+    check_gpus(device, len(headers))
     job = {"runner": __name__, "directory": str(directory.resolve()), "requests": requests}
     return run_ranks(headers, inputs, {**job, "recorded": steps, "device": device}, timeout_s)
+
+
+def check_gpus(device: str, ranks: int) -> None:
+    """Check that each of the ranks has a device of a type, "cpu" or "cuda", on this machine.
+
+    Raises:
+        BackendError: There are fewer GPUs than ranks.
+    """
+    gpus = torch.cuda.device_count() if device == "cuda" else ranks
+    if gpus < ranks:
+        raise BackendError(f"the plan has {ranks} ranks, one GPU each; this machine has {gpus}")
 
 
 def needs_values(files: Sequence[RankFile]) -> bool:
@@ -182,10 +195,11 @@ def run_steps(files: StepFiles, steps: int, *, recorded: int = 0) -> StepRun:
         recorded: Steps that are recorded before; 0 for none.
 
     Raises:
-        BackendError: A file is wrong, a rank raised or was killed.
+        BackendError: There are fewer GPUs than ranks, a file is wrong, a rank raised or was killed.
     """
     if steps < 0 or recorded < 0 or not steps + recorded:
         raise BackendError(f"steps is {steps or recorded}; it must be at least 1")
+    check_gpus(files.device, len(files.starts))
     with tempfile.TemporaryDirectory(prefix="partitioner-steps-") as name:
         folder, ranks = Path(name), len(files.starts)
         for rank in range(ranks):

@@ -741,11 +741,11 @@ class ModuleProgram(Compiled):
 
 
 def _check_device(device: str, ranks: int) -> None:
+    from partitioner.backends.torch.local import check_gpus
+
     if device not in ("cpu", "cuda"):
         raise OptionError(f"device is {device!r}; it must be 'cpu' or 'cuda'")
-    gpus = torch.cuda.device_count() if device == "cuda" else ranks
-    if gpus < ranks:
-        raise BackendError(f"the plan has {ranks} ranks, one GPU each; this machine has {gpus}")
+    check_gpus(device, ranks)
 
 
 def _device(device: torch.device | str | None) -> torch.device:

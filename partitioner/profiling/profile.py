@@ -263,7 +263,7 @@ def profile(
         dict(sorted(session.failed.items())),
         unknown_s / all_s if all_s else 0.0,
         time.perf_counter() - begin,
-        tuple(level.name for level in cluster.levels[1:] if not _is_measured(level)),
+        tuple(level.name for level in _far_levels(cluster, known) if not _is_measured(level)),
     )
 
 
@@ -289,6 +289,12 @@ def _in_turns(
         *((sticks, one) for one in missing),
         *((graph, one) for one in new[first:]),
     ]
+
+
+def _far_levels(cluster: Cluster, known: Profile) -> Sequence[LinkLevel]:
+    """Levels that processes of torchrun measure: the innermost alone may be of one machine."""
+    inner, *outer = cluster.levels
+    return outer if inner.size <= known.processes else cluster.levels
 
 
 def _is_measured(level: LinkLevel) -> bool:
@@ -346,7 +352,7 @@ def _runs_on(cluster: Cluster, known: Profile) -> str:
     The name of a processor in a cluster file is the user's; that of a GPU is the machine's.
 
     Raises:
-        CostError: The devices are GPUs, and not this machine's, or more than it has.
+        CostError: The devices are GPUs, and not this machine's, or a machine has more of them.
     """
     here = device_type(known.device)
     if here is None and is_of_gpu(known.device):
@@ -354,10 +360,10 @@ def _runs_on(cluster: Cluster, known: Profile) -> str:
             f"cluster {cluster.name!r} has {known.device}, which this machine has not: measure on "
             "a machine that has it"
         )
-    if here == "cuda" and (gpus := gpu_count()) < len(cluster):
+    if here == "cuda" and (gpus := gpu_count()) < known.processes:
         raise CostError(
-            f"cluster {cluster.name!r} has {len(cluster)} GPUs, and this machine {gpus}: measure "
-            "for a cluster of fewer"
+            f"cluster {cluster.name!r} has {known.processes} GPUs in a machine, and this one has "
+            f"{gpus}: measure for a cluster of fewer"
         )
     return here or "cpu"
 
@@ -409,7 +415,7 @@ class _Session:
         """
         groups = [group for group in groups_of(self.cluster) if not group.level]
         level = self.cluster.levels[0]
-        if not groups:
+        if not groups or level in _far_levels(self.cluster, self.profile):
             return ()
         if self.runs_on != "cpu":
             self.failed["communication between GPUs"] = "it costs what published tables say"
@@ -466,9 +472,9 @@ class _Session:
             folder, profile = Path(name), self.profile
             where = profile.file, profile.device, profile.threads
             leave_work(folder, Work(self.backend, *where, items, end_s))
-            self.say(f"measuring {len(items)} forms on {len(self.cluster)} processes")
+            self.say(f"measuring {len(items)} forms on {profile.processes} processes")
             job = {"runner": RUNNER, "device": self.runs_on}
-            run_job(folder, len(self.cluster), job, watch=_Watch(folder, len(items), self.say))
+            run_job(folder, profile.processes, job, watch=_Watch(folder, len(items), self.say))
             done = read_status(folder)
         self.measured |= done.measured
         for op, why in done.failed.items():

@@ -11,7 +11,6 @@ from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import node_limit
 from partitioner.cost_model.critical_path import critical_path
 from partitioner.cost_model.evaluate import Evaluation
-from partitioner.cost_model.memory import MemoryPeak
 from partitioner.cost_model.schedule import Schedule
 from partitioner.cost_model.simulate import Event, simulate
 from partitioner.ir.graph import Graph
@@ -115,11 +114,11 @@ def limit_sentence(limits: Bottleneck, evaluation: Evaluation, objective: str) -
         device = max(over, key=over.__getitem__)
         return (
             f"Does not fit: device {device} holds {units.size(held[device])} at "
-            f"{_peak(evaluation, device).at}, {units.size(over[device])} over its limit."
+            f"{evaluation.needed_peak(device).at}, {units.size(over[device])} over its limit."
         )
     if objective == "memory":
         device = max(held, key=held.__getitem__)
-        peak = _peak(evaluation, device)
+        peak = evaluation.needed_peak(device)
         return (
             f"Memory: device {device} holds {units.size(held[device])} at {peak.at}, "
             f"{units.size(peak.resident_bytes)} of it weights."
@@ -272,14 +271,3 @@ def _counted(limits: Bottleneck, limit: str) -> str:
     if limit in COMPUTING:
         return f"{count:,} operator{'s' if count > 1 else ''} bound by {limit}"
     return f"{count:,} {limit} communications" if count > 1 else f"one {limit}"
-
-
-def _peak(evaluation: Evaluation, device: int) -> MemoryPeak:
-    """The peak that `Evaluation.needed_bytes` counts: the largest, the exact one for the safe one.
-
-    The exact one counts where the safe one does not fit.
-    """
-    if evaluation.needed_bytes[device] > evaluation.held_bytes[device]:
-        return evaluation.executor_peak[device]
-    peaks = evaluation.exact_peak if device in evaluation.over_bytes else evaluation.peak
-    return peaks[device]

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from partitioner import units
 from partitioner.problem.build import Built
-from partitioner.search.outcome import Candidate, Refused
+from partitioner.search.outcome import Candidate, Refused, executor_name, in_executor
 from partitioner.search.request import Budget
 from partitioner.solver import (
     Infeasible,
@@ -77,9 +78,33 @@ def second_look(
             closest = Solution(error.closest, math.inf, 0.0, "feasible", None, "")
             nearest_plan = evaluated(first.space, first.built, closest)
             parts = f"; there it holds {holdings(nearest_plan, error.device)}"
+            if (in_kernels := _in_kernels(nearest_plan, error)) is not None:
+                error, more = in_kernels
+                parts += more
         alone = len(nearest) == 1
         raise _verdict(first.space, error, parts, certain=certain, alone=alone) from None
     return evaluated(first.space, first.built, solution)
+
+
+def _in_kernels(nearest: Candidate, error: Infeasible) -> tuple[Infeasible, str] | None:
+    """The refusal with the bytes that kernels are short of, and these in words.
+
+    None if they are short of no more than tensors are. It names no plan that is close: another one
+    may be chosen if so many bytes are there, and be short again.
+    """
+    over = in_executor(nearest.evaluation)
+    if over is None or error.device is None:
+        return None
+    device, short = over
+    limits, peak = nearest.evaluation.limit_bytes, nearest.evaluation.executor_peak[device]
+    bytes_short = float(short + limits[device] - limits[error.device])
+    if bytes_short <= error.bytes_short:
+        return None
+    name = executor_name(nearest.graph)
+    text = f", and {units.size(peak.bytes)} on device {device} at {peak.at!r} in {name}"
+    return Infeasible(
+        str(error), **{**vars(error), "bytes_short": bytes_short, "closest": None}
+    ), text
 
 
 def _distance(error: Infeasible) -> float:

@@ -15,11 +15,9 @@ from typing import Protocol
 
 from partitioner import units
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.overlap import most_joined
 from partitioner.cost_model.reshard import Resharder
 from partitioner.ir.graph import Graph
-from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.no_gc import no_collection
 from partitioner.search.by_levels import StagesSpace
 from partitioner.search.exact_memory import exact_plan, second_look
@@ -31,7 +29,14 @@ from partitioner.search.one_device import (
     is_to_run,
     least_alone,
 )
-from partitioner.search.outcome import Outcome, SpaceResult, best_of, winner
+from partitioner.search.outcome import (
+    Outcome,
+    SpaceResult,
+    best_of,
+    executor_name,
+    in_executor,
+    winner,
+)
 from partitioner.search.request import Budget, Request
 from partitioner.search.split_axes import SplitAxesSpace, axes_meshes
 from partitioner.solver import Infeasible
@@ -101,12 +106,11 @@ def _winner(
     fitting = [_that_fit(result) for result in results]
     is_any = any(result.plans for result in fitting)
     outcome = winner(fitting if is_any else results, request, cluster, stopped=budget.work.stopped)
-    if (over := _in_executor(outcome.evaluation)) is None:
+    if (over := in_executor(outcome.evaluation)) is None:
         return outcome
     device, short = over
     peak, limit = outcome.evaluation.executor_peak[device], cluster.devices[device].memory_bytes
-    executor = "PyTorch's kernels" if is_of_torch(outcome.graph) else "ONNX Runtime's session"
-    where = f"on device {device} at {peak.at!r}, in {executor},"
+    where = f"on device {device} at {peak.at!r}, in {executor_name(outcome.graph)},"
     text = shortage_message(
         proven=False, least=False, where=where, short=short, held=peak.bytes, limit=limit
     )
@@ -115,24 +119,12 @@ def _winner(
 
 def _that_fit(result: SpaceResult) -> SpaceResult:
     """A space without the plans whose executor holds too much; what they prove still holds."""
-    excess = [_in_executor(plan.evaluation) for plan in result.plans]
+    excess = [in_executor(plan.evaluation) for plan in result.plans]
     plans = tuple(plan for plan, over in zip(result.plans, excess, strict=True) if over is None)
     if len(plans) == len(result.plans):
         return result
     bounds = [plan.solution.bound for plan in result.plans if plan.bounds_space]
     return replace(result, plans=plans, bound=min([result.bound, *bounds]), memory_binds=True)
-
-
-def _in_executor(evaluation: Evaluation) -> tuple[int, int] | None:
-    """The device whose executor exceeds its memory most, and by how many bytes; None if none do."""
-    if evaluation.fits_exactly:
-        return None
-    over = {
-        device: peak.bytes - evaluation.limit_bytes[device]
-        for device, peak in evaluation.executor_peak.items()
-    }
-    device = max(over, key=over.__getitem__, default=0)
-    return (device, over[device]) if over.get(device, 0) > 0 else None
 
 
 def goes_by_levels(graph: Graph, devices: int, request: Request) -> bool:

@@ -10,6 +10,7 @@ from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
+from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.ir.plan import Certificate, Plan
 from partitioner.problem.build import Built
 from partitioner.search.numbering import in_order_of_use
@@ -43,6 +44,21 @@ def stopped_refusal(refusal: Infeasible, work: Work) -> Infeasible:
         return refusal
     text = f"{refusal}; the time limit stopped the search: with a longer one a plan may be found"
     return Infeasible(text, **vars(refusal))
+
+
+def executor_name(graph: Graph) -> str:
+    """In words, what holds the bytes of `Evaluation.executor_peak` beside a graph's tensors."""
+    return "PyTorch's kernels" if is_of_torch(graph) else "ONNX Runtime's session"
+
+
+def in_executor(evaluation: Evaluation) -> tuple[int, int] | None:
+    """The device whose executor exceeds its memory most, and by how many bytes; None if none do."""
+    over = {
+        device: peak.bytes - evaluation.limit_bytes[device]
+        for device, peak in evaluation.executor_peak.items()
+    }
+    device = max(over, key=over.__getitem__, default=0)
+    return (device, over[device]) if over.get(device, 0) > 0 else None
 
 
 @dataclass(frozen=True)

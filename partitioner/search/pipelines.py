@@ -47,6 +47,7 @@ from partitioner.search.outcome import (
     Outcome,
     OutOfTime,
     SpaceResult,
+    executor_name,
     winner,
 )
 from partitioner.search.request import Budget, Request
@@ -777,10 +778,13 @@ class PipelineSearch:
         """The refusal of the best cut that was found, which does not fit."""
         evaluation, plan = best.evaluation, best.plan
         over = max(evaluation.short_bytes, key=evaluation.short_bytes.__getitem__)
-        peak, short = evaluation.exact_peak[over], evaluation.short_bytes[over]
+        peak, short = evaluation.needed_peak(over), evaluation.short_bytes[over]
+        in_kernels = evaluation.needed_bytes[over] > evaluation.held_bytes[over]
         where = f"on device {over} at {peak.at!r}"
         if (stages := _stages_on(plan, over, peak.at)) and plan.kind == "pipeline":
             where += f" of stage{'s' if len(stages) > 1 else ''} {numbers(stages)}"
+        if in_kernels:
+            where += f", in {executor_name(best.graph)},"
         text = shortage_message(
             proven=False,
             least=False,
@@ -790,9 +794,10 @@ class PipelineSearch:
             limit=evaluation.limit_bytes[over],
         )
         holdings = Holdings.of(best.graph, plan, self.figures.cluster)
-        parts = holdings.text(over, exact=True, headroom=True)
+        parts = holdings.text(over, exact=True, headroom=not in_kernels)
+        held = f"without them it holds {parts}" if in_kernels else f"there it holds {parts}"
         return Infeasible(
-            f"{text}; there it holds {parts}; this is {self._family(name)}",
+            f"{text}; {held}; this is {self._family(name)}",
             device=over,
             name=peak.at,
             bytes_short=float(short),

@@ -255,3 +255,73 @@ def test_local_refuses() -> None:
         local_cluster(4, Cuda(["NVIDIA H200"]))
     with pytest.raises(CostError, match="no figures are known for GPU 'GeForce 256'"):
         local_cluster(None, Cuda(["GeForce 256"]))
+
+
+CARDS = """
+[[devices]]
+count = 2
+{device}
+[[levels]]
+name = "node"
+size = 2
+bandwidth_bytes_per_s = 1e9
+latency_s = 1e-6
+[[levels]]
+name = "network"
+bandwidth_bytes_per_s = 1e9
+latency_s = 1e-5
+[[devices]]
+count = 2
+preset = "cpu"
+"""
+FIGURES = """
+name = "card"
+memory_bytes = "24GB"
+memory_bytes_per_s = 1e12
+launch_s = 4e-6
+peak_flops_per_s = { float32 = 1e12 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "is_gpu"),
+    [
+        ('preset = "l4"', True),
+        ('preset = "l4"\nname = "mine"\nis_gpu = false', False),
+        (FIGURES, False),
+        (f"{FIGURES}is_gpu = true", True),
+    ],
+)
+def test_a_file_says_which_devices_are_gpus(tmp_path: Path, device: str, is_gpu: bool) -> None:
+    path = tmp_path / "lab.toml"
+    path.write_text(CARDS.format(device=device))
+    cluster = resolve_cluster(path)
+    assert [one.is_gpu for one in cluster.devices] == [is_gpu, is_gpu, False, False]
+    assert Cluster.from_data(json.loads(json.dumps(cluster.to_data()))) == cluster
+
+
+def test_whether_a_device_is_a_gpu_is_true_or_false(tmp_path: Path) -> None:
+    path = tmp_path / "lab.toml"
+    path.write_text(CARDS.format(device=f"{FIGURES}is_gpu = 1"))
+    with pytest.raises(CostError, match="device 'card': is_gpu is 1, not true or false"):
+        resolve_cluster(path)
+
+
+def test_presets_of_graphics_cards_are_gpus() -> None:
+    assert all(presets.device(name).is_gpu for name in presets.PRESETS)
+    assert not any(presets.device(name).is_gpu for name in ("cpu", "ideal"))
+
+
+@pytest.mark.parametrize(("more", "processes"), [("", 2), (", processes = 1", 1)])
+def test_a_profile_is_of_the_processes_of_a_machine(
+    tmp_path: Path, more: str, processes: int
+) -> None:
+    """Those of the innermost level, if a file does not say it."""
+    path = tmp_path / "lab.toml"
+    profile = f'profile = {{ file = "p.sqlite", device = "core", threads = 1{more} }}'
+    path.write_text(CARDS.format(device=f'preset = "cpu"\n{profile}'))
+    cluster = resolve_cluster(path)
+    first, *_ = cluster.devices
+    assert first.profile is not None
+    assert first.profile.processes == processes
+    assert Cluster.from_data(json.loads(json.dumps(cluster.to_data()))) == cluster

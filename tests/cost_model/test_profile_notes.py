@@ -80,7 +80,8 @@ def test_another_machine_and_other_threads_are_said(tmp_path: Path) -> None:
 def test_a_cluster_file_of_another_machine_says_so(tmp_path: Path) -> None:
     file, path = tmp_path / "lab.sqlite", tmp_path / "lab.toml"
     write_entries(file, "Lab CPU, 8 cores", 2, [entry("a")])
-    profile = f'profile = {{ file = "{file}", device = "Lab CPU, 8 cores", threads = 2 }}'
+    fields = f'file = "{file}", device = "Lab CPU, 8 cores", threads = 2, processes = 1'
+    profile = f"profile = {{ {fields} }}"
     path.write_text(
         f'[[devices]]\npreset = "cpu"\ncount = 2\n{profile}\n'
         '[[levels]]\nname = "net"\nbandwidth_bytes_per_s = 1e9\nlatency_s = 1e-5\n'

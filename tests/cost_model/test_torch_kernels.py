@@ -14,7 +14,8 @@ import partitioner
 from partitioner.backends.torch.optimizers import OPTIMIZERS
 from partitioner.backends.torch.recording import _most_bytes
 from partitioner.compiled.module import ModuleProgram
-from partitioner.cost_model.torch_kernels import scratch_bytes
+from partitioner.cost_model.evaluate import observed_schedule
+from partitioner.cost_model.torch_kernels import scratch_bytes, scratch_curves
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rules_of
@@ -164,3 +165,85 @@ def test_an_optimizer_holds_and_takes_what_is_predicted(optimizer: str, dtype: t
     assert peak.resident_bytes == own
     # beside gradients, as the last of the passes
     assert abs(peak.activation_bytes - nbytes - taken_bytes) <= 0.01 * nbytes + SLACK
+
+
+WIDTH, LAYERS = 240, 8
+PARAMETERS = LAYERS * WIDTH * WIDTH * 4
+
+
+class Stack(nn.Module):
+    """Matrices of one size, of which every other one may be frozen."""
+
+    def __init__(self, *, frozen: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+        for layer in self.layers[::2] if frozen else ():
+            layer.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A number."""
+        result: Tensor = self.layers(x).square().sum()
+        return result
+
+
+def step_bytes(program: ModuleProgram) -> dict[int, int]:
+    """Bytes that the optimizer's step takes for itself on each device, all of which are GPUs."""
+    devices = range(len(program.cluster))
+    tasks, first = observed_schedule(
+        program.graph, program.placed, program.cluster, program.plan.pipeline
+    )
+    curves = scratch_curves(program.graph, tasks, devices)
+    for device, curve in curves.items():
+        (position,) = curve.nonzero()[0]
+        updates = [
+            at
+            for at, task in enumerate(tasks.tasks)
+            if task.placed is not None
+            and task.placed.node.op == "partitioner::update"
+            and device in task.devices
+        ]
+        assert position == updates[-1]
+    return {device: int(curves[first[device]].max()) for device in devices}
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4])
+@pytest.mark.parametrize("parallel", ["dp", "zero1", "zero2", "zero3"])
+def test_a_step_takes_bytes_of_the_parts_that_it_updates(parallel: str, devices: int) -> None:
+    program = partitioner.compile(
+        *(Stack(), (torch.ones(12, WIDTH),), devices),
+        training=True,
+        parallel=parallel,
+    )
+    share = 1 if parallel == "dp" else 1 / devices
+    for taken in step_bytes(program).values():
+        assert taken == share * PARAMETERS
+
+
+def test_a_step_takes_nothing_for_frozen_parameters() -> None:
+    options = {"cluster": "1xh100", "training": True}
+    program = partitioner.compile(Stack(frozen=True), (torch.ones(1, WIDTH),), **options)
+    assert step_bytes(program) == {0: PARAMETERS // 2}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zbv"])
+def test_a_step_in_stages_is_over_all_stages_of_a_device(schedule: str) -> None:
+    program = partitioner.compile(
+        Stack(),
+        (torch.ones(8, WIDTH),),
+        cluster="2xh100",
+        training=True,
+        parallel="pp",
+        micro_batches=4,
+        schedule=schedule,
+    )
+    steps = step_bytes(program)
+    assert sum(steps.values()) == PARAMETERS
+    for device, peak in program.evaluation.executor_peak.items():
+        own = sum(
+            program.graph.types[node.node.inputs[1]].nbytes
+            for node in program.placed
+            if node.node.op == "partitioner::update" and device in node.mesh.devices
+        )
+        assert steps[device] == own > 0
+        assert peak.resident_bytes == 3 * own
+        assert peak.activation_bytes >= 2 * own  # gradients, too

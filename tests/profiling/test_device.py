@@ -17,6 +17,7 @@ import partitioner
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch import timing as torch_timing
 from partitioner.backends.torch.clocks import StreamClock, timed_run
+from partitioner.compiled.base import Compiled
 from partitioner.cost_model.entries import Entry
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.profile import write_entries
@@ -33,6 +34,7 @@ from partitioner.ir.errors import OptionError
 from partitioner.profiling.candidates import candidates
 from partitioner.profiling.device import Device
 from partitioner.profiling.profile import profile
+from partitioner.run import local
 
 
 def test_any_operand_can_be_read() -> None:
@@ -126,7 +128,7 @@ def test_gpus_that_are_not_here_are_not_measured_on_the_processor(
                 nn.Linear(8, 8), example, cluster=cluster_file(tmp_path, 2, far), time_limit_s=1
             )
     here = gpu_fingerprint("NVIDIA H200")
-    with pytest.raises(CostError, match="has 3 GPUs, and this machine 2: measure for a cluster of"):
+    with pytest.raises(CostError, match="has 3 GPUs in a machine, and this one has 2: measure"):
         partitioner.profile(
             nn.Linear(8, 8), example, cluster=cluster_file(tmp_path, 3, here), time_limit_s=1
         )
@@ -196,3 +198,20 @@ def test_a_run_is_recorded_on_devices_that_are_there() -> None:
     if torch.cuda.device_count() < 2:
         with pytest.raises(BackendError, match="the plan has 2 ranks, one GPU each; this machine"):
             program.profile(*example, device="cuda")
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_saved_run_is_recorded_on_devices_that_are_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, training: bool
+) -> None:
+    """A plan for two GPUs of a machine that has one of them now."""
+    batch = (torch.randn(4, 8),)
+    program = partitioner.compile(
+        nn.Sequential(nn.Linear(8, 8), nn.Flatten(0)), batch, 2, training=training
+    )
+    saved = program.save(tmp_path / "linear.partition")
+    gpus(monkeypatch, 1)
+    monkeypatch.setattr(Compiled, "measuring_device", "cuda")
+    monkeypatch.setattr(local, "_program", lambda _: program)
+    with pytest.raises(BackendError, match="the plan has 2 ranks, one GPU each; this machine has"):
+        local.run_directory(saved, None, None, steps=1)

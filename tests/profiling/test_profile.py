@@ -466,3 +466,55 @@ def test_copies_and_products_of_all_sizes_fit_the_device() -> None:
     assert not yardsticks.yardsticks(0.0, is_module=True).nodes[1:]
     assert {node.op for node in small.nodes} == {"Relu", "MatMul"}
     assert {node.op for node in large.nodes} == {"aten::clone", "aten::mm"}
+
+
+LAB = """
+[[devices]]
+preset = "cpu"
+count = 4
+profile = {{ file = "{file}", device = "core", threads = 1{more} }}
+[[levels]]
+name = "machine"
+size = 2
+bandwidth_bytes_per_s = 1e9
+latency_s = 1e-6
+{level}
+[[levels]]
+name = "network"
+bandwidth_bytes_per_s = 1e9
+latency_s = 1e-5
+"""
+
+
+def test_a_cluster_file_is_measured_with_as_many_processes_as_a_machine_has(
+    mlp: onnx.ModelProto, file: Path, tmp_path: Path
+) -> None:
+    """Entries of other numbers of processes would price no plan, and be new for ever."""
+    lab = tmp_path / "lab.toml"
+    lab.write_text(LAB.format(file=file, more="", level=""))
+    two_processes(file)
+    done = profile(mlp, cluster=lab)
+    assert done.measured == done.forms > 0
+    again = profile(mlp, cluster=lab)
+    assert (again.measured, again.known) == (0, done.forms)
+    known = resolve_cluster(lab).devices[0].profile
+    assert known is not None
+    assert (known.processes, set(known.known)) == (2, {1, 2})
+    assert len(known.entries) >= done.forms
+    program = partitioner.compile(mlp, cluster=lab)
+    assert program.summary["cost_sources"] == {"measured": pytest.approx(1.0)}
+
+
+def test_a_level_between_machines_of_one_process_is_not_measured_here(
+    mlp: onnx.ModelProto, file: Path, tmp_path: Path
+) -> None:
+    lab = tmp_path / "lab.toml"
+    profiled = f'profile = {{ file = "{file}", device = "core", threads = 1 }}'
+    lab.write_text(LAB.format(file=file, more=", processes = 1", level=profiled))
+    done = profile(mlp, cluster=lab, time_limit_s=1e-9)
+    assert (done.links, done.unknown_links) == (0, 0)
+    assert done.far_levels == ("machine", "network")
+    lab.write_text(LAB.format(file=file, more="", level=profiled))
+    done = profile(mlp, cluster=lab, time_limit_s=1e-9)
+    assert done.unknown_links > 0
+    assert done.far_levels == ("network",)

@@ -24,7 +24,8 @@ from torch import Tensor
 from partitioner.backends.torch.operators.registry import gradient, operator
 
 aten = torch.ops.aten
-#: Elements that CUDA's kernel of the gradient counts in 32 bits.
+#: Elements, of a tensor and of the whole batch, that CUDA's kernel of the gradient counts in 32
+#: bits.
 _MOST_COUNTED = 2**31
 
 
@@ -155,10 +156,11 @@ def batch_norm_grad_input(
     count: int,
 ) -> Tensor:
     """Gradient of the data, from the whole batch's `sums` of `batch_norm_grad_sums`."""
-    if x.is_cuda and 0 < x.numel() < _MOST_COUNTED:
+    if x.is_cuda and x.numel() and max(x.numel(), count) < _MOST_COUNTED:
+        scale = None if weight is None else weight.to(mean.dtype)
         counted = torch.full((1,), count, dtype=torch.int32, device=x.device)
         result: Tensor = aten.batch_norm_backward_elemt(
-            grad_out, x, mean, invstd, weight, sums[0], sums[1] / invstd, counted
+            grad_out, x, mean, invstd, scale, sums[0], sums[1] / invstd, counted
         )
         return result
     scale = invstd if weight is None else invstd * weight

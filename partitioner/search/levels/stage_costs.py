@@ -15,6 +15,7 @@ from partitioner.cost_model.even_mesh import EvenMesh, EvenResharder
 from partitioner.cost_model.memory import HEADROOM_PERCENT, MemoryPeak
 from partitioner.cost_model.overlap import beside_compute
 from partitioner.cost_model.reshard import Hop
+from partitioner.cost_model.torch_kernels import step_tensors
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
@@ -22,9 +23,11 @@ from partitioner.ir.plan import PlacedNode
 from partitioner.search.levels.decode import groups, spans
 from partitioner.search.levels.stages import Staged
 from partitioner.search.levels.stretches import away, moved, paid
+from partitioner.search.outcome import in_executor
 
-#: Seconds or bytes of each device of a stage, and what they are of.
-Charge = tuple[int, Literal["compute", "comm", "sent", "resident"], float]
+#: Seconds or bytes of each device of a stage, and what they are of: of an optimizer's step on GPUs,
+#: gradients and what it takes for itself.
+Charge = tuple[int, Literal["compute", "comm", "sent", "resident", "step"], float]
 
 
 def evaluation(staged: Staged, meshes: Sequence[DeviceMesh], cluster: Cluster) -> Evaluation:
@@ -35,17 +38,18 @@ def evaluation(staged: Staged, meshes: Sequence[DeviceMesh], cluster: Cluster) -
     collectives take the least that they may (`collectives.joined_seconds`). The latency is that of
     stages that run one after the other, peaks are what is resident of a stage (weights, stored
     values, zeros) and the most that all other values take anywhere in the model: both are upper
-    estimates.
+    estimates. The optimizer's step on GPUs is counted where it is the fullest moment of a stage.
     """
     stages = _Stages(staged, meshes, cluster)
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(meshes))
-    for stage, kind, amount in stages.charges():
+    for stage, kind, amount in (*stages.charges(), *stages.steps()):
         sums[kind][stage] += amount
     devices = range(len(cluster))
     compute, comm = dict.fromkeys(devices, 0.0), dict.fromkeys(devices, 0.0)
     sent = dict.fromkeys(devices, 0)
     peak = dict.fromkeys(devices, MemoryPeak(0, 0, 0, ""))
-    exact_peak = dict(peak)
+    exact_peak, executor_peak = dict(peak), dict(peak)
+    steps = [node.name for node in staged.folded.whole.nodes if step_tensors(node)]
     for stage, (option, mesh) in enumerate(zip(staged.options, meshes, strict=True)):
         resident, passing = round(sums["resident"][stage]), round(option.sharded.passing_bytes)
         without = passing * 100 // HEADROOM_PERCENT
@@ -54,13 +58,19 @@ def evaluation(staged: Staged, meshes: Sequence[DeviceMesh], cluster: Cluster) -
             sent[device] = round(sums["sent"][stage])
             peak[device] = MemoryPeak(resident + passing, resident, passing, "")
             exact_peak[device] = MemoryPeak(resident + without, resident, without, "")
+            step = round(sums["step"][stage]) if cluster.devices[device].is_gpu else 0
+            executor_peak[device] = (
+                MemoryPeak(resident + step, resident, step, steps[-1])
+                if step > without
+                else exact_peak[device]
+            )
     return Evaluation(
         compute_s=compute,
         comm_s=comm,
         latency_s=sum(sums["compute"]) + sum(sums["comm"]),
         peak=peak,
         exact_peak=exact_peak,
-        executor_peak={},
+        executor_peak=executor_peak if any(p.at for p in executor_peak.values()) else {},
         limit_bytes={device: cluster.devices[device].memory_bytes for device in devices},
         sent_bytes=sent,
         devices_used=sum(mesh.size() for mesh in meshes),
@@ -71,12 +81,15 @@ def evaluation(staged: Staged, meshes: Sequence[DeviceMesh], cluster: Cluster) -
 def cheapest(
     plans: Sequence[Staged], cluster: Cluster
 ) -> tuple[Staged, tuple[DeviceMesh, ...], Evaluation]:
-    """The plan of least load, counted and not estimated, with the devices of its stages."""
+    """The plan of least load, counted and not estimated, with the devices of its stages.
+
+    Those whose optimizer's step fits go first.
+    """
     counted = []
     for staged in plans:
         meshes = groups(staged, cluster)
         counted.append((staged, meshes, evaluation(staged, meshes, cluster)))
-    return min(counted, key=lambda entry: entry[2].step_s)
+    return min(counted, key=lambda entry: (in_executor(entry[2]) is not None, entry[2].step_s))
 
 
 @dataclass(frozen=True)
@@ -109,6 +122,15 @@ class _Stages:
             EvenMesh(mesh, option.sharded.even.model, self.cluster)
             for mesh, option in zip(self.meshes, self.staged.options, strict=True)
         ]
+
+    def steps(self) -> Iterator[Charge]:
+        """Charges of the optimizer's step: of each update the gradient, and what it takes."""
+        for placed, stage in zip(self.picks, self.stage, strict=True):
+            if tensors := step_tensors(placed.node):
+                counts = zip(placed.node.inputs, placed.ins, (1, tensors), strict=True)
+                for value, at, count in counts:
+                    assert at is not None
+                    yield stage, "step", count * self._bytes(stage, value, at)
 
     def charges(self) -> Iterator[Charge]:
         """Charges of all nodes, weights and values."""

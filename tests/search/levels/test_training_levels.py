@@ -241,6 +241,39 @@ def test_figures_are_those_of_every_device(large: Graph, monkeypatch: pytest.Mon
         assert staged.bound_s <= exact.step_s
 
 
+@pytest.mark.parametrize("batch", [32, 4096])
+def test_a_step_of_the_optimizer_on_gpus_is_counted(batch: int) -> None:
+    """With a small batch it is the fullest moment."""
+    graph, cluster = traced(layers=4, width=256, batch=batch).graph, resolve_cluster("4x8xh100")
+    for staged in searched(graph, cluster):
+        exact = evaluate(graph, plan_of(staged, cluster), cluster).executor_peak
+        ours = evaluation(staged, groups(staged, cluster), cluster)
+        assert bool(ours.executor_peak) == (batch == 32)
+        for device, peak in ours.executor_peak.items():
+            assert graph.by_name[peak.at].op == "partitioner::update"
+            assert peak.at == exact[device].at
+            assert 0.99 <= peak.activation_bytes / exact[device].activation_bytes <= 1.01
+            assert peak.bytes > ours.exact_peak[device].bytes
+    on_processors = replace(
+        cluster, devices=tuple(replace(one, is_gpu=False) for one in cluster.devices)
+    )
+    ours = evaluation(staged, groups(staged, on_processors), on_processors)
+    assert not ours.executor_peak
+
+
+def test_by_levels_a_step_of_the_optimizer_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there are too many devices to count each by itself."""
+    monkeypatch.setattr("partitioner.search.by_levels.MOST_EXPLICIT", 2)
+    module, x = Stack(4, 256), torch.randn(32, 256)
+    options = {"cluster": "4x8xh100", "training": True, "parallel": "tp", "time_limit_s": 20}
+    roomy = partitioner.compile(module, x, **options)
+    figures = roomy.evaluation
+    memory = (figures.peak[0].bytes + figures.executor_peak[0].bytes) // 2
+    assert figures.peak[0].bytes < memory
+    with pytest.raises(Infeasible, match=r"at '.*/gradient', in PyTorch's kernels"):
+        partitioner.compile(module, x, memory=memory, **options)
+
+
 def test_copies_that_last_are_among_what_passes(small: Folded) -> None:
     """A copy of the first stored value may be there from the first node to the last."""
     sharder = AxisSharder(Sharder(small, resolve_cluster("4x8xh100")), Work.within(60))

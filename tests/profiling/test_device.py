@@ -200,18 +200,32 @@ def test_a_run_is_recorded_on_devices_that_are_there() -> None:
             program.profile(*example, device="cuda")
 
 
+class Loss(nn.Module):
+    """A number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A number."""
+        result: torch.Tensor = self.linear(x).square().mean()
+        return result
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_a_saved_run_is_recorded_on_devices_that_are_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, training: bool
 ) -> None:
     """A plan for two GPUs of a machine that has one of them now."""
     batch = (torch.randn(4, 8),)
-    program = partitioner.compile(
-        nn.Sequential(nn.Linear(8, 8), nn.Flatten(0)), batch, 2, training=training
-    )
+    module = Loss() if training else nn.Linear(8, 8)
+    program = partitioner.compile(module, batch, 2, training=training)
     saved = program.save(tmp_path / "linear.partition")
     gpus(monkeypatch, 1)
     monkeypatch.setattr(Compiled, "measuring_device", "cuda")
     monkeypatch.setattr(local, "_program", lambda _: program)
+    (name,) = program.graph.inputs[:1]
+    monkeypatch.setattr(local, "draw_inputs", lambda *_: {name: batch[0].numpy()})
     with pytest.raises(BackendError, match="the plan has 2 ranks, one GPU each; this machine has"):
         local.run_directory(saved, None, None, steps=1)

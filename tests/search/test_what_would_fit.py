@@ -102,8 +102,8 @@ def test_where_a_step_of_the_optimizer_does_not_fit_others_share_it() -> None:
 
 
 def test_a_refusal_in_stages_names_the_step_of_the_optimizer() -> None:
+    in_stages = {"parallel": "pp", "micro_batches": 2, "optimizer": "adagrad"}
     with pytest.raises(Infeasible) as refused:
-        in_stages = {"parallel": "pp", "micro_batches": 2, "optimizer": "adagrad"}
         trained("2xh100", int(2.41 * Stack.nbytes), **in_stages)
     error, text = refused.value, str(refused.value)
     found = re.search(

@@ -50,7 +50,8 @@ def check(
     x = (strided(kind, shape) + 3).to(device, dtype)
     grad = strided(kind, shape).to(device, dtype)
     kept = torch.float64 if dtype is torch.float64 else torch.float32
-    weight = torch.rand(channels, device=device, dtype=kept) + 0.5 if options["weighs"] else None
+    weigh = {"": None, "wide": kept, "narrow": dtype}[options["weighs"]]
+    weight = None if weigh is None else torch.rand(channels, device=device, dtype=weigh) + 0.5
     running = [torch.rand(channels, device=device, dtype=kept) for _ in range(2)]
     results = in_parts(x, grad, weight, running)
 
@@ -74,8 +75,8 @@ TYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("weighs", [False, True])
-def test_on_a_processor(kind: str, shape: tuple[int, ...], weighs: bool) -> None:
+@pytest.mark.parametrize("weighs", ["", "wide", "narrow"])
+def test_on_a_processor(kind: str, shape: tuple[int, ...], weighs: str) -> None:
     for dtype in TYPES:
         check(kind, shape, dtype, "cpu", weighs=weighs)
 
@@ -83,7 +84,7 @@ def test_on_a_processor(kind: str, shape: tuple[int, ...], weighs: bool) -> None
 @on_gpu
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("weighs", [False, True])
-def test_on_a_gpu(kind: str, shape: tuple[int, ...], weighs: bool) -> None:
+@pytest.mark.parametrize("weighs", ["", "wide", "narrow"])
+def test_on_a_gpu(kind: str, shape: tuple[int, ...], weighs: str) -> None:
     for dtype in (*TYPES, torch.float16):
         check(kind, shape, dtype, "cuda", weighs=weighs)

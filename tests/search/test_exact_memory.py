@@ -124,7 +124,7 @@ def test_a_bound_covers_plans_that_executors_refuse(monkeypatch: pytest.MonkeyPa
     before = search(graph, cluster, request)
     cheapest = before.evaluation.cost("throughput")
     monkeypatch.setattr(
-        "partitioner.search.find_plan._in_executor",
+        "partitioner.search.find_plan.in_executor",
         lambda figures: (0, 1) if figures.cost("throughput") <= cheapest else None,
     )
     after = search(graph, cluster, request)

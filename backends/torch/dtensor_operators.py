@@ -108,7 +108,12 @@ def _correct_operators() -> None:
 
 
 class _Dispatcher(OpDispatcher):
-    """PyTorch's, which takes plain tensors beside those of ranks' modules for whole."""
+    """PyTorch's, which takes plain tensors beside those of ranks' modules for whole.
+
+    PyTorch's C++ remembers by layouts how an operator is computed, and a plain tensor has the
+    layout of a DTensor that is whole. So an operator that it remembers of such DTensors is computed
+    of plain tensors without a question, on all meshes.
+    """
 
     @property
     def _allow_implicit_replication(self) -> bool:
@@ -162,7 +167,11 @@ class _Dispatcher(OpDispatcher):
         args: tuple[Any, ...],
         *details: Any,
     ) -> Any:
-        """PyTorch may know how from a DTensor that is whole: a plain one was written to."""
+        """A plain tensor that was written to as a DTensor that is whole; else as PyTorch does.
+
+        PyTorch's C++ keeps the method that it finds first. If it was another class's, it raises a
+        bare AssertionError in place of this, after the tensor was written to.
+        """
         first = args[0] if args else None
         is_plain = isinstance(first, Tensor) and not isinstance(first, DTensor)
         if is_plain and any(one is first for one in _written(op_call, args, {})):

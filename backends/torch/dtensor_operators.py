@@ -9,8 +9,10 @@ which a write (`p[3] = 0.`, `p[3] += 1`) would be lost: it is refused.
 
 A plain tensor beside one in parts (`p.mul_(mask)`, `mean.lerp_(p, 0.1)`) is whole, and all ranks
 have the same one. Operators that PyTorch has no rule for (`p.triu_()`, `torch.poisson(p)`) read
-whole tensors, and each rank keeps its part of what they write or return. So do means over parts of
-unlike sizes (`F.mse_loss(p, q)`), which PyTorch takes for the mean of all.
+whole tensors, and each rank keeps its part of what they write or return. So do operators that write
+to a plain tensor, and means over parts of unlike sizes (`F.mse_loss(p, q)`), which PyTorch takes
+for the mean of all. This holds on the meshes of ranks' modules: of other DTensors, as those of the
+user's own modules, PyTorch refuses what it has no rule for, and to mix them with plain tensors.
 
 Random numbers that are drawn into a tensor on the CPU are the next ones of each process. So parts
 repeat each other, a generator that is given is not asked, and where parts are of unlike sizes the
@@ -22,14 +24,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
+from threading import local
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dispatch import OpDispatcher, as_strided_handler
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._op_schema import OpInfo, OutputSharding
+from torch.distributed.tensor._op_schema import OpInfo, OpSchema, OutputSharding
+from torch.distributed.tensor.placement_types import _MaskPartial
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError
@@ -61,52 +67,154 @@ VIEWING = (
     *(_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims, _aten.view.default),
     *(_aten.view.dtype, _aten.view_as_complex.default, _aten.view_as_real.default),
 )
+#: The meshes of ranks' modules. Meshes are equal if they have the same ranks and names of axes.
+_MESHES: set[DeviceMesh] = set()
+#: Whether the user allows plain tensors beside all DTensors, in each thread.
+_ALLOWED = local()
+
+
+def correct_operators(meshes: Iterable[DeviceMesh]) -> None:
+    """From now on, compute these operators on DTensors as on whole tensors.
+
+    Args:
+        meshes: Those of DTensors beside which plain tensors are whole.
+    """
+    _MESHES.update(meshes)
+    _correct_operators()
+    # a flag of this thread, which PyTorch's C++ reads before it asks the dispatcher
+    torch._C._set_dtensor_allow_implicit_replication(True)
 
 
 @cache
-def correct_operators() -> None:
-    """From now on, compute these operators on DTensors as on whole tensors."""
-    handlers: Any = DTensor._op_dispatcher._custom_op_handlers
+def _correct_operators() -> None:
+    dispatcher: Any = DTensor._op_dispatcher
+    handlers = dispatcher._custom_op_handlers
     handlers.setdefault(_aten._local_scalar_dense.default, _number)
     for operator in (*_WRITING, *_MAKING, *_READING):
         handlers.setdefault(operator, _drawn)
     handlers.setdefault(_aten.copy_.default, _copied)
-    handlers.setdefault(_aten.fill_.Tensor, _filled)
+    handlers.setdefault(_aten.empty_like.default, _made_empty)
+    for operator in (_aten.fill_.Tensor, _aten.fill_.Scalar):
+        handlers.setdefault(operator, _filled)
     handlers.setdefault(_aten.eye.m_out, _made_in)
     handlers.setdefault(_aten.index_put_.default, _placed)
     for operator in VIEWING:
         handlers.setdefault(operator, _viewed)
-    handlers[_aten.as_strided.default] = _viewed  # PyTorch's refuses all but the tensor as it is
-    dispatcher: Any = DTensor._op_dispatcher
-    dispatcher._allow_implicit_replication = True
-    for replaced, by in (
-        ("_propagate_op_sharding_dispatch_slow_path", _ruled),
-        ("_dispatch_fast_path_python_tail", _returned),
-    ):
-        setattr(dispatcher, replaced, partial(by, getattr(dispatcher, replaced)))
+    handlers[_aten.as_strided.default] = _strided
+    for operator in (_aten.convolution.default, _aten.convolution_backward.default):
+        handlers[operator] = partial(_convolved, handlers[operator])
+    _ALLOWED.by_user = dispatcher._allow_implicit_replication
+    dispatcher.__class__ = _Dispatcher
 
 
-def _ruled(
-    rule: Callable[..., Any],
-    operator: torch._ops.OpOverload,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    info: OpInfo,
-    *options: object,
-) -> Any:
-    """How parts of the results follow from parts of tensors; without a rule, the results."""
-    written = _written(operator, args, kwargs)
-    try:
-        sharding = rule(operator, args, kwargs, info, *options)
-    except (NotImplementedError, RuntimeError):
-        if any(map(_is_sum, written)):
-            raise
-        return _on_wholes(operator, args, kwargs)
-    if isinstance(sharding, OutputSharding) and (
-        _is_mean_of_parts(sharding, info, args) or _cuts_anew(sharding, operator, written)
-    ):
-        return _on_wholes(operator, args, kwargs)
-    return sharding
+class _Dispatcher(OpDispatcher):
+    """PyTorch's, which takes plain tensors beside those of ranks' modules for whole.
+
+    PyTorch's C++ remembers by layouts how an operator is computed, and a plain tensor has the
+    layout of a DTensor that is whole. So an operator that it remembers of such DTensors is computed
+    of plain tensors without a question, on all meshes.
+    """
+
+    @property
+    def _allow_implicit_replication(self) -> bool:
+        """Whether the user is in PyTorch's `implicit_replication()`."""
+        return getattr(_ALLOWED, "by_user", False)
+
+    @_allow_implicit_replication.setter
+    def _allow_implicit_replication(self, is_allowed: bool) -> None:
+        _ALLOWED.by_user = is_allowed
+        torch._C._set_dtensor_allow_implicit_replication(True)
+
+    def _try_replicate_spec_for_scalar_tensor(
+        self, op_call: torch._ops.OpOverload, tensor_arg: Tensor, compute_mesh: DeviceMesh
+    ) -> DTensorSpec:
+        if compute_mesh in _MESHES:
+            return _whole_spec(compute_mesh, tensor_arg)
+        replicate = super()._try_replicate_spec_for_scalar_tensor
+        return replicate(op_call, tensor_arg, compute_mesh)
+
+    def _propagate_op_sharding_dispatch_slow_path(
+        self,
+        op_call: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        op_info: OpInfo,
+        try_cache: bool,
+    ) -> Any:
+        """How parts of the results follow from parts of tensors; or else the results."""
+        rule = super()._propagate_op_sharding_dispatch_slow_path
+        if op_info.compute_mesh not in _MESHES:
+            return rule(op_call, args, kwargs, op_info, try_cache)
+        written = _written(op_call, args, kwargs)
+        if not all(isinstance(tensor, DTensor) for tensor in written):
+            _check_is_here(op_info.compute_mesh, "a plain one is computed of: compute it")
+            return _on_wholes(op_call, args, kwargs)
+        try:
+            sharding = rule(op_call, args, kwargs, op_info, try_cache)
+        except (NotImplementedError, RuntimeError):
+            if any(map(_is_sum, written)):
+                raise
+            return _on_wholes(op_call, args, kwargs)
+        if isinstance(sharding, OutputSharding) and _differs_from_whole(
+            sharding, op_info, args, written
+        ):
+            return _on_wholes(op_call, args, kwargs)
+        return sharding
+
+    def _dispatch_fast_path_python_tail(
+        self,
+        op_call: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        *details: Any,
+    ) -> Any:
+        """A plain tensor that was written to as a DTensor that is whole; else as PyTorch does.
+
+        PyTorch's C++ keeps the method that it finds first. If it was another class's, it raises a
+        bare AssertionError in place of this, after the tensor was written to.
+        """
+        first = args[0] if args else None
+        is_plain = isinstance(first, Tensor) and not isinstance(first, DTensor)
+        if is_plain and any(one is first for one in _written(op_call, args, {})):
+            return first
+        return super()._dispatch_fast_path_python_tail(op_call, args, *details)
+
+
+def _differs_from_whole(
+    sharding: OutputSharding, info: OpInfo, args: tuple[Any, ...], written: Iterable[Tensor]
+) -> bool:
+    """Whether what PyTorch computes of parts is not what the operator gives of whole tensors."""
+    assert info.schema is not None
+    reads = sharding.redistribute_schema or info.schema
+    operator = info.schema.op
+    return (
+        _is_mean_of_parts(sharding, reads, args)
+        or _cuts_anew(sharding, operator, written)
+        or _is_known_without_out(info.schema)
+        or _is_masked(sharding)
+        or _is_over_no_dims(info.schema.op, args)
+    )
+
+
+def _is_over_no_dims(operator: torch._ops.OpOverload, args: tuple[Any, ...]) -> bool:
+    """Whether a list of dims is empty, which stands for all dims and PyTorch takes for none."""
+    formals = operator._schema.arguments
+    return any(
+        formal.name == "dim" and isinstance(actual, list | tuple) and not actual
+        for formal, actual in zip(formals, args, strict=False)
+    )
+
+
+def _is_masked(sharding: OutputSharding) -> bool:
+    """Whether results are terms to be masked, as of an embedding, which PyTorch often fails to."""
+    specs = [spec for spec in pytree.tree_leaves(sharding.output_spec) if spec is not None]
+    return any(isinstance(place, _MaskPartial) for spec in specs for place in spec.placements)
+
+
+def _is_known_without_out(schema: OpSchema) -> bool:
+    """Whether PyTorch remembers what it does whatever tensor the results are written to."""
+    keys = schema.schema_info.static_kwargkey if schema.schema_info is not None else None
+    outs = [formal.name for formal in schema.op._schema.arguments if formal.is_out]
+    return not set(outs) <= set(keys or ())
 
 
 def _cuts_anew(
@@ -127,14 +235,12 @@ def _cuts_anew(
     )
 
 
-def _is_mean_of_parts(sharding: OutputSharding, info: OpInfo, args: tuple[Any, ...]) -> bool:
+def _is_mean_of_parts(sharding: OutputSharding, reads: OpSchema, args: tuple[Any, ...]) -> bool:
     """Whether PyTorch takes the number of elements of a part for that of the whole tensor.
 
     So it is where means of parts of unlike sizes are averaged, and in the backward pass of a mean,
     whose results are parts.
     """
-    reads = sharding.redistribute_schema or info.schema
-    assert reads is not None
     results = [one for one in pytree.tree_leaves(sharding.output_spec) if one is not None]
     if any(place.is_partial("avg") for one in results for place in one.placements):
         return any(map(_has_unlike_parts, reads.args_spec))
@@ -151,20 +257,6 @@ def _has_unlike_parts(spec: DTensorSpec) -> bool:
         if isinstance(place, Shard):
             parts[place.dim] *= ranks
     return any(size % parts[dim] for dim, size in enumerate(spec.shape))
-
-
-def _returned(
-    tail: Callable[..., Any],
-    operator: torch._ops.OpOverload,
-    args: tuple[Any, ...],
-    *details: Any,
-) -> Any:
-    """A plain tensor that an operator has written to, which is whole; else as PyTorch does."""
-    first = args[0] if args else None
-    is_plain = isinstance(first, Tensor) and not isinstance(first, DTensor)
-    if is_plain and any(one is first for one in _written(operator, args, {})):
-        return first
-    return tail(operator, args, *details)
 
 
 def _on_wholes(
@@ -229,17 +321,20 @@ def _written(
     ]
 
 
+def _check_is_here(mesh: DeviceMesh, reading: str) -> None:
+    if mesh.get_coordinate() is None:
+        ranks = named(mesh.mesh.flatten().tolist())
+        raise BackendError(
+            f"rank {dist.get_rank()} has no part of the tensor that {reading} on {ranks}"
+        )
+
+
 def _number(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], _: Mapping[str, Any]
 ) -> bool | complex:
     tensor: DTensor = args[0]
+    _check_is_here(tensor.device_mesh, "a number is read of: read it")
     whole = tensor._local_tensor
-    if tensor.device_mesh.get_coordinate() is None:
-        ranks = named(tensor.device_mesh.mesh.flatten().tolist())
-        raise BackendError(
-            f"rank {dist.get_rank()} has no part of the tensor that a number is read of: read it "
-            f"on {ranks}"
-        )
     if not all(placement.is_replicate() for placement in tensor.placements):
         with torch.no_grad():
             whole = tensor.full_tensor()
@@ -301,6 +396,20 @@ def _filled(_: torch._ops.OpOverload, args: tuple[Any, ...], __: Mapping[str, An
     return filled
 
 
+def _made_empty(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> DTensor:
+    """Like the terms of a sum, it is whole: what is written to it is no term."""
+    tensor: DTensor = args[0]
+    if not _is_sum(tensor):
+        by_pytorch: DTensor = _by_pytorch(operator, args, kwargs)
+        return by_pytorch
+    whole = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    return _in_parts(tensor, operator(whole, *args[1:], **kwargs))
+
+
 def _made_in(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> DTensor:
@@ -333,6 +442,28 @@ def _viewed(
     return pytree.tree_map_only(
         DTensor, lambda view: view if _memory(view) == memory else _Copy.of(view), views
     )
+
+
+def _strided(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """A view by strides: PyTorch allows that of the tensor as it is."""
+    try:
+        return as_strided_handler(operator, args, dict(kwargs))
+    except RuntimeError:
+        return _viewed(operator, args, kwargs)
+
+
+def _convolved(
+    by_pytorch: Callable[..., Any],
+    operator: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """A convolution of whole tensors: PyTorch's is of images whose last dim is cut."""
+    meshes = (leaf.device_mesh for leaf in args if isinstance(leaf, DTensor))
+    compute = _on_wholes if next(meshes) in _MESHES else by_pytorch
+    return compute(operator, args, kwargs)
 
 
 def _memory(tensor: DTensor) -> int:
@@ -400,6 +531,12 @@ def _is_drawn_here(operator: torch._ops.OpOverload, tensor: DTensor) -> bool:
     is_here = tensor.device_mesh.get_coordinate() is not None
     is_known = operator not in _WRITING or not _is_sum(tensor)
     return tensor.device.type == "cpu" and is_here and is_known
+
+
+def _whole_spec(mesh: DeviceMesh, tensor: Tensor) -> DTensorSpec:
+    """The layout of a plain tensor that all ranks of a mesh have."""
+    meta = TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
+    return DTensorSpec(mesh, (Replicate(),) * mesh.ndim, meta)
 
 
 def _in_parts(tensor: DTensor, whole: Tensor) -> DTensor:

@@ -115,7 +115,6 @@ class RankModule(nn.Module):
         super().__init__()
         if device.type == "cpu":
             keep_freed_memory()
-        correct_operators()
         self.rank = agreement.rank
         self.steps = 0
         self._local_inputs = inputs == "local"
@@ -164,6 +163,7 @@ class RankModule(nn.Module):
         listed = self._listed_elsewhere()
         names = cut if listed is None else [*cut, listed.names[0]]
         meshes = torch_meshes([self._places[name].mesh for name in names], device)
+        correct_operators(meshes.values())
         self._tensors: dict[str, Tensor] = {}
         self._at_rest: dict[str, Tensor] = {}  # by value of the graph
         for path, submodule in whole.submodules.items():  # in the model's order: PyTorch lists so

@@ -38,6 +38,7 @@ _LOOKS = 3
 #: Seconds that the end of the groups waits for a thread that waits for the store.
 _PATIENCE_S = 2.0
 _TORCH = str(Path(torch.__file__).parent)
+_NOT_THE_USERS = (_TORCH, str(Path(__file__).parents[2]))
 _COMMUNICATIONS = ("distributed_c10d.py", "_functional_collectives.py")
 
 
@@ -154,7 +155,7 @@ def _described(frame: FrameType, ranks: int) -> tuple[str, list[int]]:
     called, members = frame.f_code.co_name, None
     for outer in _outward(frame):
         file, line = outer.f_code.co_filename, outer.f_lineno
-        if not file.startswith(_TORCH):
+        if not file.startswith(_NOT_THE_USERS):
             return (
                 f"{linecache.getline(file, line).strip() or called} ({file}:{line})",
                 members or [],

@@ -16,7 +16,7 @@ from partitioner.ir.plan import OBJECTIVES
 from partitioner.solver import Objective
 from partitioner.solver.milp.engines import HIGHS, Engine, find
 from partitioner.solver.work import STEPS_PER_S, Work
-from partitioner.strategies.constraints import Constraints
+from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.named_dims import bound, check_named
 from partitioner.strategies.parallel import (
     PIPELINE,
@@ -155,7 +155,8 @@ class Request:
         One mesh of all first; then, if the request leaves it open, stages of fewer devices.
         """
         is_open = self.strategy == "auto" and self.parallel is None and self.mesh is None
-        smaller = tuple(size for size in range(1, devices) if devices % size == 0)
+        least = 2 if self._layout_axes else 1
+        smaller = tuple(size for size in range(least, devices) if devices % size == 0)
         return ((devices,), smaller) if is_open and smaller else ((devices,),)
 
     def stage_sizes(self, devices: int) -> tuple[int, ...]:
@@ -163,7 +164,24 @@ class Request:
 
         Raises:
             SearchError: The mesh has no axis "pp", or `parallel` does not say how many stages.
+            ConstraintError: A layout of named dims would cut nothing in stages of one device.
         """
+        sizes = self._stage_sizes(devices)
+        if devices == 1 or not self._layout_axes:
+            return sizes
+        self._check_layout(max(sizes))
+        return tuple(size for size in sizes if size > 1)
+
+    def _check_layout(self, size: int) -> None:
+        """Refuse a layout of named dims in stages of one device, which cut no dim."""
+        if size == 1 and self.constraints.named is not None and self._layout_axes:
+            over = " and ".join(self._layout_axes)
+            raise ConstraintError(
+                f"{self.constraints.named.source}: a layout over {over} cuts nothing in stages of "
+                f"one device: give a mesh with {PIPELINE} and {over}, and more devices"
+            )
+
+    def _stage_sizes(self, devices: int) -> tuple[int, ...]:
         text = self.parallel
         if text is None and PIPELINE in (self.mesh or {}):
             text = PIPELINE
@@ -180,7 +198,13 @@ class Request:
         return (devices // self.mesh[PIPELINE],)
 
     def inside_stages(self, size: int, micro_batches: int, lanes: int = 1) -> Request:
-        """The request for the plan of one micro-batch on a stage of so many devices."""
+        """The request for the plan of one micro-batch on a stage of so many devices.
+
+        Raises:
+            ConstraintError: A layout of named dims would cut nothing there.
+        """
+        if lanes > 1:
+            self._check_layout(size)
         mesh = {axis: n for axis, n in (self.mesh or {}).items() if axis != PIPELINE}
         return replace(
             self,

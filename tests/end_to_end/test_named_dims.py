@@ -220,8 +220,30 @@ def test_what_cannot_be_is_refused_in_one_line(
     "more", [{"devices": 1}, {"parallel": "pp", "micro_batches": 2, "training": True}]
 )
 def test_names_are_checked_where_nothing_can_be_cut(more: Mapping[str, Any]) -> None:
-    text = refused({"b": "idz.0"}, {"b": "dp"}, **more)
+    text = refused({"b": "idz.0"}, {}, **more)
     assert text.startswith("constraints: dim b: 'idz' matches no tensor, node, module or operator")
+
+
+def test_layouts_are_refused_in_stages_of_one_device() -> None:
+    staged = {"micro_batches": 2, "training": True}
+    message = (
+        "constraints: a layout over dp cuts nothing in stages of one device: give a mesh with pp "
+        "and dp, and more devices"
+    )
+    for more in ({"parallel": "pp"}, {"parallel": "pp", "mesh": {"pp": 2}}, {"mesh": {"pp": 2}}):
+        assert refused({"b": "ids.0"}, {"b": "dp"}, **staged, **more) == message
+
+
+def test_stages_that_are_free_are_of_devices_enough_for_a_layout() -> None:
+    model, batch = small_gpt()
+    named = {"dims": {"b": "ids.0"}, "layout": {"b": "dp"}}
+    program = partitioner.compile(
+        model, batch, devices=2, training=True, micro_batches=2, constraints=named, time_limit_s=5
+    )
+    cuts = [{at.axes for at in placed.layouts.values()} for placed in products(program).values()]
+    assert cuts
+    assert all(("dp",) in axes for axes in cuts)
+    assert program.verify()
 
 
 def test_too_few_elements_and_unknown_axes_are_refused_by_name() -> None:

@@ -262,6 +262,12 @@ def gathers(module: nn.Module) -> None:
     parameter.full_tensor()
 
 
+def copies(module: nn.Module) -> None:
+    parameter = next(module.parameters())
+    with torch.no_grad():
+        torch.zeros(parameter.shape).copy_(parameter)
+
+
 def waits_elsewhere(call: Callable[[nn.Module], object], name: str, rank: int) -> None:
     """Rank 1 makes a call that all must make, rank 0 does not: it says where rank 1 is."""
     module = program().module()
@@ -371,6 +377,7 @@ JOBS = {
     "waits in a gather": Job(
         2, partial(waits_elsewhere, gathers, "full_tensor"), [program], slow=True
     ),
+    "waits in a copy": Job(2, partial(waits_elsewhere, copies, r"\.copy_"), [program], slow=True),
     "comes late": Job(2, comes_late, [program], slow=True),
     "changes on one": Job(2, changes_on_one_rank, [program]),
     "compiles together": Job(2, compiles_together),

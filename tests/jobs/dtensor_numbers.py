@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn import functional as F  # noqa: N812 - the usual name
 from torch.nn import init
 from torch_ranks import Job
@@ -165,6 +166,13 @@ RESULTS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda w: F.cross_entropy(w, torch.tensor([0, 1, 2, 1, 0])),
     lambda w: w.mean(),
     lambda w: w.var(0),
+    lambda w: w.amin(),
+    lambda w: w.norm(torch.inf),
+    lambda w: w.sum((), keepdim=True),
+    lambda w: F.embedding(torch.tensor([1, 4, 1]), w),
+    lambda w: w.gather(1, torch.tensor([[0], [2], [1], [2], [0]])),
+    lambda w: F.conv1d(PLAIN[None].mT, w[:, :, None]),
+    lambda w: F.cosine_embedding_loss(w, PLAIN, torch.ones(5)),
 )
 #: Plain tensors that are written to.
 PLAIN_WRITES: tuple[Callable[[Tensor], Tensor], ...] = (
@@ -173,6 +181,10 @@ PLAIN_WRITES: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda w: torch.ones(3).add_(w.sum(0)),  # its parts are terms
     lambda w: torch.ones(3).mul_(w[3]),
     lambda w: _adds_to_each([torch.ones(3), torch.ones(5)], [w.sum(0), w.sum(1)]),
+    lambda w: torch.mul(w, PLAIN, out=torch.empty(5, 3)),
+    lambda w: torch.mean(w, 0, out=torch.empty(3)),
+    lambda w: torch.ones(3, 3).addmm_(PLAIN.T, w),
+    lambda w: torch.ones(5, 3).masked_fill_(w > 0.3, 7.0),
 )
 
 
@@ -214,9 +226,9 @@ WRITES: tuple[Callable[[Tensor], object], ...] = (
 
 def writes_of_whole_tensors(rank: int) -> None:
     """Five rows and three columns on three ranks, and rows on two of them."""
-    correct_operators()
     for ranks, dim in (([0, 1, 2], 0), ([0, 1, 2], 1), ([0, 1], 0)):
         mesh = DeviceMesh("cpu", ranks)
+        correct_operators([mesh])
         for write in WRITES:
             if dim == 1 and write is _fills:
                 continue
@@ -230,6 +242,8 @@ def writes_of_whole_tensors(rank: int) -> None:
                     weight.mul_(PLAIN).triu_()
                 assert weight.view(-1).shape == (15,)
                 assert torch.poisson(weight).shape == (5, 3)
+                with pytest.raises(BackendError, match=r"^rank 2 has no .* compute it on ranks 0"):
+                    torch.ones(5, 3).lerp_(weight.detach(), 0.1)
                 assert weight.unfold(0, 3, 1).shape == (3, 3, 3)
                 continue
             for one in (weight, whole):
@@ -241,6 +255,28 @@ def writes_of_whole_tensors(rank: int) -> None:
             refused = [is_refused(write, weight, whole) for write in ROWS]
             assert all(refused) if dim == 0 else not any(refused[:9])
             reads(weight, whole.requires_grad_())
+
+
+def leaves_other_tensors_alone(_: int) -> None:
+    """Those of the user's own meshes, which were there before, are as in PyTorch."""
+    whole = torch.rand(5, 3, generator=torch.Generator().manual_seed(0))
+    users = DeviceMesh("cpu", [0, 1], mesh_dim_names=("mine",))
+    theirs = distribute_tensor(whole, users, [Shard(0)])
+    theirs.add_(theirs)
+    mesh = DeviceMesh("cpu", [0, 1])
+    correct_operators([mesh])
+    with pytest.raises(RuntimeError, match=r"got mixed torch\.Tensor and DTensor"):
+        theirs * PLAIN
+    with pytest.raises(NotImplementedError, match=r"aten\.triu_"):
+        theirs.triu_()
+    with implicit_replication():
+        torch.testing.assert_close((theirs + PLAIN).full_tensor(), 2 * whole + PLAIN)
+    with pytest.raises(RuntimeError, match=r"got mixed torch\.Tensor and DTensor"):
+        theirs - PLAIN
+    ours = distribute_tensor(whole, mesh, [Shard(0)])
+    torch.testing.assert_close((ours - PLAIN).full_tensor(), whole - PLAIN)
+    for write in PLAIN_WRITES:
+        torch.testing.assert_close(write(ours), write(whole))
 
 
 def is_refused(write: Callable[[Tensor], object], weight: Tensor, whole: Tensor) -> bool:
@@ -324,8 +360,8 @@ def writes_to_parameters(parallel: str, ranks: int, _: int) -> None:
 
 def of_whole_tensors(rank: int) -> None:
     """Five rows on two of three ranks."""
-    correct_operators()
     mesh = DeviceMesh("cpu", [0, 1])
+    correct_operators([mesh])
     whole = torch.rand(5, 3, generator=torch.Generator().manual_seed(0))
     weight = distribute_tensor(whole, mesh, [Shard(0)])
     if rank == 2:

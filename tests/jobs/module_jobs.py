@@ -724,6 +724,7 @@ JOBS = {
     "load": Job(2, loads_the_whole_model, [MLP, GPT]),
     "numbers": Job(3, dtensor_numbers.of_whole_tensors),
     "writes": Job(3, dtensor_numbers.writes_of_whole_tensors),
+    "others": Job(2, dtensor_numbers.leaves_other_tensors_alone),
     **dtensor_numbers.WRITES_TO_PARAMETERS,
     "save_on_4_and_load_on_2": Job(
         4, checkpoint, [MLP_ON_4, GPT_ON_4], then=Job(2, checkpoint, [MLP, GPT])

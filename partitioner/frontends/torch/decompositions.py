@@ -206,7 +206,6 @@ def native_batch_norm_backward(
     return (data if mask[0] else None), *_masked(pair, mask)
 
 
-#: Functions that compute operators from others, by overload.
 def copied(old: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """The source in the type and shape of what it is copied over, whose contents are not read.
 
@@ -232,6 +231,7 @@ def _memory_order(x: Tensor) -> list[int]:
     return [next(dims) if x.shape[dim] > 1 else dim for dim in range(x.dim())]
 
 
+#: Functions that compute operators from others, by overload.
 DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.as_strided.default: as_strided,
     aten.as_strided_scatter.default: as_strided_scatter,

@@ -110,7 +110,7 @@ def _winner(
         return outcome
     device, short = over
     peak, limit = outcome.evaluation.executor_peak[device], cluster.devices[device].memory_bytes
-    where = f"on device {device} at {peak.at!r}, in {executor_name(outcome.graph)},"
+    where = f"on device {device} at {peak.at!r} in {executor_name(outcome.graph)}"
     text = shortage_message(
         proven=False, least=False, where=where, short=short, held=peak.bytes, limit=limit
     )

@@ -784,7 +784,7 @@ class PipelineSearch:
         if (stages := _stages_on(plan, over, peak.at)) and plan.kind == "pipeline":
             where += f" of stage{'s' if len(stages) > 1 else ''} {numbers(stages)}"
         if in_kernels:
-            where += f", in {executor_name(best.graph)},"
+            where += f" in {executor_name(best.graph)}"
         text = shortage_message(
             proven=False,
             least=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.outcome import Status, relative_gap
@@ -15,6 +15,9 @@ from partitioner.solver.work import Work
 
 #: Relative difference that rounding may make between two ways of adding up the same plan.
 ROUNDING = 1e-9
+#: A plan that is below a bound by more than this relative difference, more than the tolerances of
+#: MILP solvers, refutes it.
+REFUTED = 1e-5
 #: A load is lower than another from this relative difference on.
 LOAD_EPSILON = 1e-7
 
@@ -37,6 +40,8 @@ class Progress:
     found_by: str = "none"  #: The method that found the plan.
     proved_by: str = "none"  #: The method that proved the bound.
     closest: tuple[int, ...] | None = None  #: The plan that is over the limits by the fewest bytes.
+    #: The highest bound of each method.
+    _bounds: dict[str, float] = field(default_factory=dict)
     #: Of the best plan: the load of all devices, its returns, the highest peak, all peaks.
     _rank: tuple[float, ...] = (math.inf,) * 4
     _excess: float = math.inf
@@ -66,12 +71,25 @@ class Progress:
             self.best, self.cost, self._rank = tuple(chosen), value, rank
         if lower:
             self.found_by = source
+            self._drop_refuted()
         return outcome
 
     def prove(self, bound: float, source: str) -> None:
-        """Keep a bound if it is higher."""
+        """Keep a bound if it is higher, and no known plan refutes it."""
+        self._bounds[source] = max(bound, self._bounds.get(source, 0.0))
         if bound > self.bound:
             self.bound, self.proved_by = bound, source
+        self._drop_refuted()
+
+    def _drop_refuted(self) -> None:
+        """Drop bounds that the best plan is below: a MILP solver proves too much now and then."""
+        if self.bound <= self.cost * (1 + REFUTED):
+            return
+        for source, bound in tuple(self._bounds.items()):
+            if bound > self.cost * (1 + REFUTED):
+                del self._bounds[source]
+        self.proved_by = max(self._bounds, key=self._bounds.__getitem__, default="none")
+        self.bound = self._bounds.get(self.proved_by, 0.0)
 
     @property
     def done(self) -> bool:

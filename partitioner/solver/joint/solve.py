@@ -9,11 +9,10 @@ from functools import partial
 
 from partitioner.solver.joint.incumbents import lighten, refute, relax, relax_memory, seek
 from partitioner.solver.joint.latency import critical_path_s, propose
-from partitioner.solver.joint.local_search import local_search
+from partitioner.solver.joint.programs import EXACT_BINARIES, round_relaxation, run_milp
 from partitioner.solver.joint.search import Search
 from partitioner.solver.joint.shortage import forbidden, refused, seek_least
-from partitioner.solver.milp.engines import HIGHS, Engine, solve_milp
-from partitioner.solver.milp.formulation import Goal, formulate
+from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.outcome import Solution
 from partitioner.solver.placement.configuration import configure
 from partitioner.solver.placement.exchange import exchange
@@ -21,17 +20,8 @@ from partitioner.solver.placement.neighbourhoods import share_anew
 from partitioner.solver.presolve import presolve
 from partitioner.solver.problem import Problem, SolverError, validate
 from partitioner.solver.referee import OBJECTIVES, PEAK_TOLERANCE, Objective, evaluate_choices
-from partitioner.solver.symmetry import canonical
 from partitioner.solver.work import Work
 
-#: Rows of the MILP hold within this of their scale: a plan may look as if it fitted by so much.
-ROW_TOLERANCE = 2e-6
-#: Min-max programs with more binaries are only relaxed. Of ResNet-50 on 4 devices (704 binaries)
-#: HiGHS solves the root in 0.3 s and 6 nodes in the next 25 s, without moving either bound by 1 %;
-#: random placements of 80 binaries are proven to 1 % in 7 s, of 120 not in 10 s.
-EXACT_BINARIES = 100
-#: Moves that local search tries from the MILP's plan, for the tie-break.
-POLISH = 2_000
 #: Kicks of pair splits, each time before the bound is raised: most plans need few.
 KICKS = (10, 20, 40, 1000)
 #: The effort from which on methods are repeated although they gained nothing.
@@ -126,6 +116,8 @@ def minimise_load(search: Search) -> None:
 
 def _minimise_load(search: Search) -> None:
     relax(search)
+    if not search.over and len(search.problem.groups) == 1:
+        round_relaxation(search)
     if not search.done:
         seek(search)
     if search.best is None and math.isfinite(search.bound):
@@ -210,7 +202,16 @@ def minimise_latency(search: Search) -> None:
     search.prove(critical_path_s(search.problem), "critical path")
     if search.done:
         return
-    inner = replace(search, objective="throughput")
+    inner = Search(
+        search.problem,
+        "throughput",
+        search.gap,
+        search.work,
+        search.seed,
+        search.cutoff,
+        search.effort,
+        search.engine,
+    )
     inner.eliminator = search.eliminator
     if len(search.problem.groups) == 1:
         minimise_load(inner)
@@ -229,48 +230,3 @@ _METHODS: dict[Objective, Callable[[Search], None]] = {
     "memory": minimise_memory,
     "latency": minimise_latency,
 }
-
-
-def run_milp(search: Search, goal: Goal) -> None:
-    """Let the MILP close the gap, from the best plan so far.
-
-    Where work is placed on groups and a plan is known, a large program is only relaxed: branching
-    adds little to its bound (see `EXACT_BINARIES`).
-    """
-    cutoff = search.cost if search.best is not None else None
-    form = formulate(search.problem, goal, cutoff)
-    if form is None:
-        return
-    milp, start, source = form.milp, None, search.engine.label
-    if search.best is not None:
-        start = form.start(canonical(search.problem, search.best))
-        if form.min_max and len(search.problem.groups) > 1 and sum(milp.integer) > EXACT_BINARIES:
-            milp, start, source = milp.relaxed(), None, f"{search.engine.label} LP"
-    result = solve_milp(milp, search.work, search.gap / 2, start, engine=search.engine)
-    if result.status == "infeasible" and search.best is None:
-        search.prove(math.inf, source)
-        return
-    if math.isfinite(result.bound):
-        search.prove(form.bound(result.bound), source)
-    if not result.values:
-        return
-    chosen = form.decode(result.values)
-    outcome = search.offer(chosen, source)
-    if outcome is None:
-        return
-    if outcome.excess_bytes > 0 and milp is form.milp:
-        _repair(search, goal)
-    elif goal == "throughput" and form.min_max:
-        better = local_search(search.problem, chosen, effort=POLISH, work=search.work)
-        search.offer(better, source)
-
-
-def _repair(search: Search, goal: Goal) -> None:
-    """Solve again with a little less memory: the plan fits only within the solver's tolerance."""
-    limits = tuple(limit * (1 - ROW_TOLERANCE) for limit in search.problem.limit_bytes)
-    form = formulate(replace(search.problem, limit_bytes=limits), goal)
-    if form is None:
-        return
-    result = solve_milp(form.milp, search.work, search.gap / 2, engine=search.engine)
-    if result.values:
-        search.offer(form.decode(result.values), search.engine.label)

@@ -84,7 +84,7 @@ class Formulation:
 def formulate(
     problem: Problem,
     goal: Goal,
-    cutoff: float | None = None,
+    known: float | None = None,
     caps: Mapping[int, float] | None = None,
 ) -> Formulation | None:
     """Write the MILP of a (presolved) problem; None if it had more than `MOST_ENTRIES`.
@@ -93,17 +93,18 @@ def formulate(
         problem: Every node has a choice.
         goal: "throughput" within the limits, least peak ("memory", limits left aside), or least
             bytes over the limits ("excess").
-        cutoff: A value of the goal that a known plan reaches.
+        known: A value of the goal that a known plan reaches: loads are written in units of it. It
+            bounds no column: with such a bound HiGHS 1.15.1 proves too much (a test shows it).
         caps: Seconds that these devices must stay within instead of counting for the maximum.
     """
     try:
-        return _formulated(problem, goal, cutoff, caps or {})
+        return _formulated(problem, goal, known, caps or {})
     except TooLargeError:
         return None
 
 
 def _formulated(
-    problem: Problem, goal: Goal, cutoff: float | None, caps: Mapping[int, float]
+    problem: Problem, goal: Goal, known: float | None, caps: Mapping[int, float]
 ) -> Formulation:
     build = MilpBuilder(MOST_ENTRIES)
     select = _choose(build, problem)
@@ -116,8 +117,8 @@ def _formulated(
     unit = bytes_unit = _reference_bytes(problem)
     slack = 0.0
     if goal == "throughput":
-        unit = cutoff or _reference_s(problem)
-        slack = _loads(build, columns, unit, cutoff, caps)
+        unit = known or _reference_s(problem)
+        slack = _loads(build, columns, unit, caps)
     _memory(build, columns, goal, bytes_unit)
     _symmetry(build, problem, select)
     return Formulation(build.build(), tuple(map(tuple, select)), unit, slack)
@@ -199,13 +200,7 @@ def _item(build: MilpBuilder, sites: Sequence[Terms]) -> Terms:
     return [(column, 1.0)]
 
 
-def _loads(
-    build: MilpBuilder,
-    columns: _Columns,
-    unit: float,
-    cutoff: float | None,
-    caps: Mapping[int, float],
-) -> float:
+def _loads(build: MilpBuilder, columns: _Columns, unit: float, caps: Mapping[int, float]) -> float:
     """(4) load rows and the objective; returns how far the tie-break can move it."""
     problem = columns.problem
 
@@ -222,7 +217,7 @@ def _loads(
     if len(devices) == 1 and not caps:
         price(devices[0], 1 / unit)
         return 0.0
-    top = build.column(cost=1.0, upper=cutoff / unit * (1 + 1e-6) if cutoff else math.inf)
+    top = build.column(cost=1.0)
     for device in devices:
         terms = [(column, value / unit) for column, value in columns.load(device)]
         if device in caps:

@@ -68,7 +68,7 @@ def agree(problem: Problem, objective: Objective, slack: float, seed: int) -> bo
 @pytest.fixture
 def little_luck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few moves of local search, so that bounds and the exact program decide (and fast)."""
-    monkeypatch.setattr(import_module("partitioner.solver.joint.solve"), "POLISH", 50)
+    monkeypatch.setattr("partitioner.solver.joint.programs.POLISH", 50)
     monkeypatch.setattr("partitioner.solver.joint.incumbents.EFFORT_PER_CHOICE", 5)
 
 

@@ -38,7 +38,7 @@ from partitioner.backends.torch.changes import (
     count_steps,
     watch_partial_gradients,
 )
-from partitioner.backends.torch.dtensor_operators import correct_operators
+from partitioner.backends.torch.dtensors.dispatch import correct_operators
 from partitioner.backends.torch.faults import named, telling
 from partitioner.backends.torch.groups import torch_meshes
 from partitioner.backends.torch.host_memory import keep_freed_memory

@@ -1,0 +1,61 @@
+"""Views of tensors in parts.
+
+PyTorch makes a copy of a row or a slice along a cut dim. A write into it (`p[3] = 0.`,
+`p[3] += 1`) would be lost: it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dispatch import as_strided_handler
+from torch.utils import _pytree as pytree
+
+from partitioner.backends.torch.dtensors.copies import Copy
+from partitioner.backends.torch.dtensors.wholes import Handler, by_pytorch
+
+_aten = torch.ops.aten
+
+#: Views that PyTorch computes of another cut of the tensor where its own allows none.
+VIEWING = (
+    *(_aten.diagonal.default, _aten.expand.default, _aten.select.int, _aten.slice.Tensor),
+    *(_aten.split.Tensor, _aten.split_with_sizes.default, _aten.unbind.int),
+    *(_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims, _aten.view.default),
+    *(_aten.view.dtype, _aten.view_as_complex.default, _aten.view_as_real.default),
+)
+
+
+def _viewed(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """As PyTorch does; what lies in other memory than the tensor is marked as a copy."""
+    tensor: DTensor = args[0]
+    views = by_pytorch(operator, args, kwargs)
+    if tensor.device_mesh.get_coordinate() is None:  # there is nothing of it here
+        return views
+    memory = _memory(tensor)
+    return pytree.tree_map_only(
+        DTensor, lambda view: view if _memory(view) == memory else Copy.of(view), views
+    )
+
+
+def strided(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """A view by strides: PyTorch allows that of the tensor as it is."""
+    try:
+        return as_strided_handler(operator, args, dict(kwargs))
+    except RuntimeError:
+        return _viewed(operator, args, kwargs)
+
+
+def _memory(tensor: DTensor) -> int:
+    """Where this rank's part lies, even if it has no elements."""
+    memory: int = tensor._local_tensor.untyped_storage()._cdata
+    return memory
+
+
+HANDLERS: Mapping[Any, Handler] = dict.fromkeys(VIEWING, _viewed)

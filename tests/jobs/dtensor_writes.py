@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import permutations, product
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from dtensor_reads import PLAIN, reads
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn import init
 from torch_ranks import Job
 
@@ -131,6 +132,89 @@ WRITES: tuple[Callable[[Tensor], object], ...] = (
     lambda w: torch._foreach_mul_([w, w.T], [PLAIN, PLAIN.T]),
     lambda w: torch.mul(w, PLAIN, out=w),
 )
+
+
+#: Writes to two tensors, of which each is read for the other.
+PAIRS: tuple[Callable[[Tensor, Tensor], object], ...] = (
+    lambda w, q: torch._foreach_add_([w, q], [q, w]),
+    lambda w, q: torch._foreach_copy_([w, q], [q, w]),
+    lambda w, q: torch._foreach_sub_([w, q], [q, w], alpha=3),
+    lambda w, q: torch._foreach_lerp_([w, q], [q, w], 0.25),
+    lambda w, q: torch._foreach_addcmul_([w, q], [q, w], [w, q], [2.0, 3.0]),
+    lambda w, q: torch._foreach_addcdiv_([w, q], [q, w], [w, q], torch.tensor([2.0, 3.0])),
+    lambda w, q: torch._foreach_mul_([w, q, w], [q, w, q]),
+    lambda w, q: torch._foreach_maximum_([w.T, q.T], [q.T, w.T]),
+    lambda w, q: torch._foreach_add_([w, q.T], [q, w.T]),
+    lambda w, q: torch._foreach_add_([w, w, q], [1.0, 2.0, 3.0]),
+    lambda w, q: torch._foreach_add_([w, q], [PLAIN, w]),
+)
+
+
+def writes_in_turn(_: int) -> None:
+    """Lists of tensors of all cuts are written to one after the other, as on one device."""
+    mesh = DeviceMesh("cpu", [0, 1, 2])
+    correct_operators([mesh])
+    cuts = Shard(0), Shard(1), Replicate()
+    for (one, other), write in product(permutations(cuts, 2), PAIRS):
+        wholes = [torch.rand(5, 3, generator=torch.Generator().manual_seed(i)) for i in (0, 1)]
+        parts = [
+            distribute_tensor(whole.clone(), mesh, [cut])
+            for whole, cut in zip(wholes, (one, other), strict=True)
+        ]
+        write(*parts)
+        write(*wholes)
+        for part, cut, whole in zip(parts, (one, other), wholes, strict=True):
+            assert part.placements == (cut,)
+            torch.testing.assert_close(part.full_tensor(), whole)
+
+
+#: Reads of views of a tensor.
+VIEWS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda w: w[3],
+    lambda w: w[1:4],
+    lambda w: w[1:4].T[0],
+    lambda w: w.detach().unbind()[2],
+    lambda w: w.detach().split([2, 3])[1],
+    lambda w: w.diagonal(),
+    lambda w: w.view(-1),
+    lambda w: w.unfold(0, 3, 1),
+    lambda w: w.detach()[::2],
+    lambda w: w.T,
+)
+#: Writes to a parameter and its view, if there is one, which the view shows.
+LATER_WRITES: tuple[Callable[[Tensor], object], ...] = (
+    lambda w: w.mul_(2),
+    lambda w: w.detach().add_(1),
+    lambda w: w.copy_(PLAIN),
+    lambda w: torch._foreach_mul_([w], 3.0),
+    lambda w: w.triu_(),
+)
+
+
+def views_show_later_writes(_: int) -> None:
+    """A view that was taken before a parameter is written to has what is written."""
+    mesh = DeviceMesh("cpu", [0, 1, 2])
+    correct_operators([mesh])
+    whole = torch.rand(5, 3, generator=torch.Generator().manual_seed(0))
+    for cut, view in product((Shard(0), Shard(1)), VIEWS):
+        weights = nn.Parameter(distribute_tensor(whole, mesh, [cut])), nn.Parameter(whole.clone())
+        views = [view(weight) for weight in weights]
+        for write in LATER_WRITES:
+            for weight in weights:
+                with torch.no_grad():
+                    write(weight)
+            for read in (lambda x: x * 1, Tensor.sum, lambda x: x.clone()):
+                ours, theirs = map(read, views)
+                torch.testing.assert_close(ours.full_tensor(), theirs)
+            assert isinstance(views[0], DTensor)
+            torch.testing.assert_close(views[0].full_tensor(), views[1])
+        grads = [
+            torch.autograd.grad((one * one).sum(), weight, allow_unused=True)[0]
+            for one, weight in zip(views, weights, strict=True)
+            if one.requires_grad
+        ]
+        if grads:
+            torch.testing.assert_close(grads[0].full_tensor(), grads[1])
 
 
 def writes_of_whole_tensors(rank: int) -> None:

@@ -726,6 +726,8 @@ JOBS = {
     "load": Job(2, loads_the_whole_model, [MLP, GPT]),
     "numbers": Job(3, dtensor_draws.of_whole_tensors),
     "writes": Job(3, dtensor_writes.writes_of_whole_tensors),
+    "writes in turn": Job(3, dtensor_writes.writes_in_turn),
+    "writes behind views": Job(3, dtensor_writes.views_show_later_writes),
     "others": Job(2, dtensor_reads.leaves_other_tensors_alone),
     **dtensor_writes.WRITES_TO_PARAMETERS,
     "save_on_4_and_load_on_2": Job(

@@ -1,15 +1,46 @@
-"""Copies of a part of a tensor, where the user asked for a view: a write into one would be lost."""
+"""Copies of a part of a tensor, where the user asked for a view.
+
+A write into one would be lost: it is refused. After a write to the tensor, as by an optimizer's
+step, they are made anew when they are read, so that they show it as a view would.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.dtensors.schemas import written_tensors
+
+
+def marked(
+    view: Callable[[], Any], viewed: DTensor, is_copy: Callable[[DTensor], bool] = lambda _: True
+) -> Any:
+    """The results of a view; those that are copies can only be read.
+
+    Args:
+        view: Computes them, once more after each write to the tensor.
+        viewed: The tensor.
+        is_copy: Whether a result is a copy.
+    """
+
+    def again(index: int) -> DTensor:
+        with torch.no_grad():
+            result: DTensor = pytree.tree_leaves(view())[index]
+        return result
+
+    results, tree = pytree.tree_flatten(view())
+    shown = [
+        Copy.of(result, viewed, partial(again, index)) if is_copy(result) else result
+        for index, result in enumerate(results)
+    ]
+    return pytree.tree_unflatten(shown, tree)
 
 
 class Copy(DTensor):
@@ -19,10 +50,30 @@ class Copy(DTensor):
     other tensor is looked at before it is written to.
     """
 
+    _part: Tensor
+    _viewed: DTensor | None = None
+    _viewed_at: int = 0  # PyTorch's count of writes to the tensor
+    _again: Callable[[], DTensor]
+
     @classmethod
-    def of(cls, tensor: DTensor) -> Copy:
-        """The same, marked as a copy."""
-        return cls(tensor._local_tensor, tensor._spec, requires_grad=False)
+    def of(cls, result: DTensor, viewed: DTensor, again: Callable[[], DTensor]) -> Copy:
+        """The same, marked as a copy of a part of a tensor; `again` computes it anew."""
+        copy = cls(result._local_tensor, result._spec, requires_grad=False)
+        copy._viewed = viewed._viewed if isinstance(viewed, Copy) else viewed
+        assert copy._viewed is not None
+        copy._viewed_at, copy._again = copy._viewed._version, again
+        return copy
+
+    @property
+    def _local_tensor(self) -> Tensor:
+        """This rank's part of it, as the tensor is now."""
+        if self._viewed is not None and self._viewed._version != self._viewed_at:
+            self._part, self._viewed_at = self._again()._local_tensor, self._viewed._version
+        return self._part
+
+    @_local_tensor.setter
+    def _local_tensor(self, part: Tensor) -> None:
+        self._part = part
 
     def unmarked(self) -> DTensor:
         """The same, as PyTorch made it."""
@@ -49,8 +100,9 @@ class Copy(DTensor):
                 "cut: change the whole one under torch.no_grad(), as by "
                 "w = p.detach().full_tensor(); w[3] = 0.0; p.copy_(w)"
             )
-        args, kwargs = pytree.tree_map_only(cls, cls.unmarked, (args, kwargs))
-        results = func(*args, **kwargs)
-        if func._schema._is_view_op():
-            return pytree.tree_map_only(DTensor, cls.of, results)
-        return results
+
+        def compute() -> Any:
+            tensors = pytree.tree_map_only(cls, cls.unmarked, (args, kwargs))
+            return func(*tensors[0], **tensors[1])
+
+        return marked(compute, args[0]) if func._schema._is_view_op() else compute()

@@ -19,7 +19,7 @@ from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpInfo, OutputSharding
 
-from partitioner.backends.torch.dtensors import draws, scalars, views, writes
+from partitioner.backends.torch.dtensors import draws, lists, scalars, views, writes
 from partitioner.backends.torch.dtensors.parts import check_is_here, is_sum, whole_spec
 from partitioner.backends.torch.dtensors.rules import differs_from_whole
 from partitioner.backends.torch.dtensors.schemas import written_tensors
@@ -47,7 +47,13 @@ def correct_operators(meshes: Iterable[DeviceMesh]) -> None:
 def _correct_operators() -> None:
     dispatcher: Any = DTensor._op_dispatcher
     handlers = dispatcher._custom_op_handlers
-    for table in (draws.HANDLERS, scalars.HANDLERS, views.HANDLERS, writes.HANDLERS):
+    for table in (
+        draws.HANDLERS,
+        lists.HANDLERS,
+        scalars.HANDLERS,
+        views.HANDLERS,
+        writes.HANDLERS,
+    ):
         for operator, handler in table.items():
             handlers.setdefault(operator, handler)
     handlers[_aten.as_strided.default] = views.strided

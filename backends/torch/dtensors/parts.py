@@ -73,6 +73,13 @@ def in_parts(tensor: DTensor, whole: Tensor) -> DTensor:
     return made
 
 
+def memory_of(tensor: Tensor) -> int:
+    """Where a tensor, or this rank's part of it, lies, even if it has no elements."""
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    memory: int = local.untyped_storage()._cdata
+    return memory
+
+
 def check_is_here(mesh: DeviceMesh, reading: str) -> None:
     """Refuse to read a tensor on a rank that has no part of it.
 

@@ -1,20 +1,21 @@
 """Views of tensors in parts.
 
 PyTorch makes a copy of a row or a slice along a cut dim. A write into it (`p[3] = 0.`,
-`p[3] += 1`) would be lost: it is refused.
+`p[3] += 1`) would be lost, and a write to the tensor would not be seen in it: see `copies`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dispatch import as_strided_handler
-from torch.utils import _pytree as pytree
 
-from partitioner.backends.torch.dtensors.copies import Copy
+from partitioner.backends.torch.dtensors.copies import marked
+from partitioner.backends.torch.dtensors.parts import memory_of
 from partitioner.backends.torch.dtensors.wholes import Handler, by_pytorch
 
 _aten = torch.ops.aten
@@ -33,13 +34,10 @@ def _viewed(
 ) -> Any:
     """As PyTorch does; what lies in other memory than the tensor is marked as a copy."""
     tensor: DTensor = args[0]
-    views = by_pytorch(operator, args, kwargs)
+    view = partial(by_pytorch, operator, args, kwargs)
     if tensor.device_mesh.get_coordinate() is None:  # there is nothing of it here
-        return views
-    memory = _memory(tensor)
-    return pytree.tree_map_only(
-        DTensor, lambda view: view if _memory(view) == memory else Copy.of(view), views
-    )
+        return view()
+    return marked(view, tensor, lambda result: memory_of(result) != memory_of(tensor))
 
 
 def strided(
@@ -50,12 +48,6 @@ def strided(
         return as_strided_handler(operator, args, dict(kwargs))
     except RuntimeError:
         return _viewed(operator, args, kwargs)
-
-
-def _memory(tensor: DTensor) -> int:
-    """Where this rank's part lies, even if it has no elements."""
-    memory: int = tensor._local_tensor.untyped_storage()._cdata
-    return memory
 
 
 HANDLERS: Mapping[Any, Handler] = dict.fromkeys(VIEWING, _viewed)

@@ -7,6 +7,7 @@ gives something else than on one device.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -15,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from partitioner.backends.torch.dtensors.copies import Copy
+from partitioner.backends.torch.dtensors.copies import marked
 from partitioner.backends.torch.dtensors.parts import in_parts, outline_of, part_of_whole, whole_of
 from partitioner.backends.torch.dtensors.schemas import written_tensors
 
@@ -29,6 +30,13 @@ def on_wholes(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """The operator on whole tensors; each rank has its part of what it writes and returns."""
+    compute = partial(_parts_of_results, operator, args, kwargs)
+    return marked(compute, args[0]) if operator._schema._is_view_op() else compute()
+
+
+def _parts_of_results(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
     tensors = {id(x): x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
     first = next(tensor for tensor in tensors.values() if isinstance(tensor, DTensor))
     is_here = first.device_mesh.get_coordinate() is not None
@@ -48,8 +56,7 @@ def on_wholes(
     def returned(result: Tensor) -> Tensor:
         if id(result) in written:
             return written[id(result)]
-        made = in_parts(first, result)
-        return Copy.of(made) if operator._schema._is_view_op() else made
+        return in_parts(first, result)
 
     return pytree.tree_map_only(Tensor, returned, results)
 

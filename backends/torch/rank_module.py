@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 from torch.utils import _pytree as pytree
@@ -452,12 +453,27 @@ class RankModule(nn.Module):
                 results = _Step.apply(*start, self._anchor, *tensors)  # type: ignore[no-untyped-call]
             else:
                 own = set(map(id, shards.values()))
-                results = passes.forward(values, shards, agreed)[0]
+                results = self._forward(passes, values, shards, agreed)[0]
                 results = tuple(x.detach() if id(x) in own else x for x in results)
                 if grads and self._would_differentiate(args, kwargs):
                     flags = self._differentiable(passes, results)
                     results = _Evaluation.apply(self, results, flags, self._anchor)  # type: ignore[no-untyped-call]
             return passes.structured(results)
+
+    def _forward(
+        self,
+        passes: Passes,
+        values: Any,
+        shards: Mapping[str, Tensor],
+        agreed: Callable[[], None],
+        *,
+        backward: bool = False,
+    ) -> tuple[tuple[Tensor, ...], Values]:
+        """Run the forward graph, and count its writes to DTensors as PyTorch does to tensors."""
+        results = passes.forward(values, shards, agreed, backward=backward)
+        written = (self._tensors.get(e.names[0]) for e in passes.whole.stored if e.written)
+        increment_version([tensor for tensor in written if isinstance(tensor, DTensor)])
+        return results
 
     def _would_differentiate(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call of the whole model would give results that require a gradient."""
@@ -747,7 +763,7 @@ class _Step(torch.autograd.Function):
         *_: Tensor,
     ) -> tuple[Tensor, ...]:
         """Run the forward graph; results require gradients as the module's do."""
-        computed, kept = passes.forward(values, shards, agreed, backward=True)
+        computed, kept = module._forward(passes, values, shards, agreed, backward=True)
         results = tuple(result.detach() for result in computed)  # kept values hold no graph
         ctx.module, ctx.passes, ctx.kept, ctx.names = module, passes, kept, names
         ctx.step = module.steps - 1

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
-from partitioner.backends.torch.dtensors.parts import memory_of
+from partitioner.backends.torch.dtensors.parts import storage_of
 from partitioner.backends.torch.dtensors.wholes import Handler, by_pytorch
 
 
@@ -47,9 +47,9 @@ def _call_of(
 
 def _reads_what_another_writes(calls: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> bool:
     """Whether a call for one tensor reads the memory of a tensor that another call writes to."""
-    writers = {memory_of(args[0][0]): index for index, (args, _) in enumerate(calls)}
+    writers = {storage_of(args[0][0]): index for index, (args, _) in enumerate(calls)}
     return any(
-        writers.get(memory_of(tensor), index) != index
+        writers.get(storage_of(tensor), index) != index
         for index, call in enumerate(calls)
         for tensor in pytree.tree_leaves(call)
         if isinstance(tensor, Tensor)

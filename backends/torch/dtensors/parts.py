@@ -73,7 +73,7 @@ def in_parts(tensor: DTensor, whole: Tensor) -> DTensor:
     return made
 
 
-def memory_of(tensor: Tensor) -> int:
+def storage_of(tensor: Tensor) -> int:
     """Where a tensor, or this rank's part of it, lies, even if it has no elements."""
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     memory: int = local.untyped_storage()._cdata

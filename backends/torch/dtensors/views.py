@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dispatch import as_strided_handler
 
 from partitioner.backends.torch.dtensors.copies import marked
-from partitioner.backends.torch.dtensors.parts import memory_of
+from partitioner.backends.torch.dtensors.parts import storage_of
 from partitioner.backends.torch.dtensors.wholes import Handler, by_pytorch
 
 _aten = torch.ops.aten
@@ -37,7 +37,7 @@ def _viewed(
     view = partial(by_pytorch, operator, args, kwargs)
     if tensor.device_mesh.get_coordinate() is None:  # there is nothing of it here
         return view()
-    return marked(view, tensor, lambda result: memory_of(result) != memory_of(tensor))
+    return marked(view, tensor, lambda result: storage_of(result) != storage_of(tensor))
 
 
 def strided(

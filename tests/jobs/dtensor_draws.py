@@ -32,6 +32,8 @@ DRAWS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda w: torch.empty_like(w).random_(),
     lambda w: torch.empty_like(w).random_(3, 10),
     lambda w: torch.empty_like(w).bernoulli_(w),
+    lambda w: w.sum(0).normal_(),
+    lambda w: w.mean(0).uniform_(),
     lambda w: w[torch.randperm(5)],
     lambda w: torch.multinomial(w, 2),
     lambda w: torch.multinomial(w.T, 3, replacement=True),
@@ -58,6 +60,4 @@ def of_whole_tensors(rank: int) -> None:
             results.append(result.full_tensor() if isinstance(result, DTensor) else result)
             results.append(torch.rand(()))  # what is drawn next
         torch.testing.assert_close(results[:2], results[2:])
-    with pytest.raises(RuntimeError, match="require placement changes are not supported"):
-        weight.sum(0).normal_()
     assert weight.norm().item() == pytest.approx(whole.norm().item())

@@ -64,6 +64,15 @@ RESULTS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda w: w.gather(1, torch.tensor([[0], [2], [1], [2], [0]])),
     lambda w: F.conv1d(PLAIN[None].mT, w[:, :, None]),
     lambda w: F.cosine_embedding_loss(w, PLAIN, torch.ones(5)),
+    # terms of norms, and of several kinds
+    lambda w: w.norm(dim=0).sum() + w.norm(dim=1).sum(),
+    lambda w: w.norm(3, dim=0)[1:].sum() + w.norm(3, dim=1)[1:].sum(0),
+    lambda w: torch.cat([w.norm(dim=0), w.norm(dim=1)]).sum(),
+    lambda w: torch.stack([w.sum(0), w.amax(0), w.norm(dim=0), w.prod(0)]),
+    lambda w: torch.cat([w.sum(1), w.amax(1), w.norm(dim=1), w.prod(1)]),
+    lambda w: w.sum(0) * (w > 0.3).any(0) + (w > 0.2).all(0) * w.mean(0),
+    lambda w: w.sum(0) * ((0 + (w > 0.3).sum(0)) + (w > 0.1).sum(0)),
+    lambda w: w.sum(1) * (w > 0.3).any(1).to(w.dtype) * 2,
 )
 
 

@@ -168,6 +168,60 @@ def writes_in_turn(_: int) -> None:
             torch.testing.assert_close(part.full_tensor(), whole)
 
 
+def _shows_a_write(x: Tensor) -> Tensor:
+    view = x[1:]
+    x.clamp_(min=1.0)
+    return view
+
+
+def _writes_to_a_view(x: Tensor) -> Tensor:
+    x[1:].clamp_(min=1.0)
+    return x
+
+
+def _clamps_each(x: Tensor, y: Tensor) -> Tensor:
+    torch._foreach_clamp_min_([x, y], 1.0)
+    return x + y
+
+
+#: Writes to what ranks have as terms, and operators that change sizes in place.
+TERMS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda w: w.sum(0).clamp_(min=1.0),
+    lambda w: w.norm().clamp_(min=7.0),
+    lambda w: w.norm(dim=0).clamp_(min=1.0).mul_(2.0),  # as adaptive clipping of gradients does
+    lambda w: w.mean().neg_().exp_(),
+    lambda w: w.amax(0).exp_(),
+    lambda w: w.sum(0).fill_(3.0),
+    lambda w: w.sum(0).copy_(torch.arange(3.0)),
+    lambda w: w.sum(0).add_(torch.arange(3.0)),
+    lambda w: w.sum(0).add_(w.amax(0)),
+    lambda w: w.sum(0).sub_(w.norm(dim=0)),
+    lambda w: w.sum(0).index_fill_(0, torch.tensor([1]), 3.0),
+    lambda w: _shows_a_write(w.sum(0)),
+    lambda w: _writes_to_a_view(w.sum(0)),
+    lambda w: _clamps_each(w.sum(0), w.norm(dim=0)),
+    lambda w: w.clone().t_().mul_(2.0),
+    lambda w: w.clone().transpose_(0, 1).t_().unsqueeze_(1).squeeze_(1),
+    lambda w: init.orthogonal_(w.T.clone()),
+)
+
+
+def writes_of_terms(_: int) -> None:
+    """What is pending on ranks is written to as what it stands for."""
+    mesh = DeviceMesh("cpu", [0, 1, 2])
+    correct_operators([mesh])
+    for write in TERMS:
+        whole = torch.rand(5, 3, generator=torch.Generator().manual_seed(0))
+        results = []
+        for weight in (distribute_tensor(whole.clone(), mesh, [Shard(0)]), whole):
+            torch.manual_seed(3)
+            results.append(write(weight))
+        ours, theirs = results
+        assert isinstance(ours, DTensor)
+        assert ours.stride() == theirs.stride()
+        torch.testing.assert_close(ours.full_tensor(), theirs)
+
+
 #: Reads of views of a tensor.
 VIEWS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda w: w[3],

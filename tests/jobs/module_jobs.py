@@ -727,6 +727,7 @@ JOBS = {
     "numbers": Job(3, dtensor_draws.of_whole_tensors),
     "writes": Job(3, dtensor_writes.writes_of_whole_tensors),
     "writes in turn": Job(3, dtensor_writes.writes_in_turn),
+    "writes of terms": Job(3, dtensor_writes.writes_of_terms),
     "writes behind views": Job(3, dtensor_writes.views_show_later_writes),
     "others": Job(2, dtensor_reads.leaves_other_tensors_alone),
     **dtensor_writes.WRITES_TO_PARAMETERS,

@@ -6,6 +6,7 @@ step, they are made anew when they are read, so that they show it as a view woul
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -58,11 +59,11 @@ class Copy(DTensor):
     @classmethod
     def of(cls, result: DTensor, viewed: DTensor, again: Callable[[], DTensor]) -> Copy:
         """The same, marked as a copy of a part of a tensor; `again` computes it anew."""
-        copy = cls(result._local_tensor, result._spec, requires_grad=False)
-        copy._viewed = viewed._viewed if isinstance(viewed, Copy) else viewed
-        assert copy._viewed is not None
-        copy._viewed_at, copy._again = copy._viewed._version, again
-        return copy
+        made = cls(result._local_tensor, result._spec, requires_grad=False)
+        made._viewed = viewed._viewed if isinstance(viewed, Copy) else viewed
+        assert made._viewed is not None
+        made._viewed_at, made._again = made._viewed._version, again
+        return made
 
     @property
     def _local_tensor(self) -> Tensor:
@@ -79,6 +80,14 @@ class Copy(DTensor):
         """The same, as PyTorch made it."""
         made: DTensor = DTensor(self._local_tensor, self._spec, requires_grad=False)  # type: ignore[no-untyped-call]
         return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A tensor of its own, which can be written to."""
+        return copy.deepcopy(self.unmarked(), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled, it is a tensor of its own."""
+        return self.unmarked().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # PyTorch declares it without its class

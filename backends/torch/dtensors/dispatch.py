@@ -20,7 +20,8 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpInfo, OutputSharding
 
 from partitioner.backends.torch.dtensors import draws, lists, scalars, views, writes
-from partitioner.backends.torch.dtensors.parts import check_is_here, is_sum, whole_spec
+from partitioner.backends.torch.dtensors.addresses import correct_addresses
+from partitioner.backends.torch.dtensors.parts import check_is_here, whole_spec
 from partitioner.backends.torch.dtensors.rules import differs_from_whole
 from partitioner.backends.torch.dtensors.schemas import written_tensors
 from partitioner.backends.torch.dtensors.wholes import MESHES, of_wholes_on_our_meshes, on_wholes
@@ -61,6 +62,7 @@ def _correct_operators() -> None:
         handlers[operator] = of_wholes_on_our_meshes(handlers[operator])
     _ALLOWED.by_user = dispatcher._allow_implicit_replication
     dispatcher.__class__ = _Dispatcher
+    correct_addresses()
 
 
 class _Dispatcher(OpDispatcher):
@@ -108,8 +110,6 @@ class _Dispatcher(OpDispatcher):
         try:
             sharding = rule(op_call, args, kwargs, op_info, try_cache)
         except (NotImplementedError, RuntimeError):
-            if any(map(is_sum, written)):
-                raise
             return on_wholes(op_call, args, kwargs)
         if isinstance(sharding, OutputSharding) and differs_from_whole(
             sharding, op_info, args, written

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._redistribute import redistribute_local_tensor
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.faults import named
@@ -44,12 +45,10 @@ def outline_of(tensor: Tensor) -> Tensor:
 
 
 def part_of_whole(spec: DTensorSpec, whole: Tensor) -> Tensor:
-    """This rank's part of a tensor that is cut so, which may be a view of it."""
+    """This rank's part of a tensor that is cut so, or its term; it may be a view of the tensor."""
     with torch.no_grad():
-        replicated = DTensor.from_local(
-            whole, spec.mesh, [Replicate()] * spec.mesh.ndim, run_check=False
-        )
-        return replicated.redistribute(placements=spec.placements)._local_tensor
+        part: Tensor = redistribute_local_tensor(whole, whole_spec(spec.mesh, whole), spec)
+    return part
 
 
 def in_parts(tensor: DTensor, whole: Tensor) -> DTensor:

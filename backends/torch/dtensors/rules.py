@@ -14,11 +14,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpInfo, OpSchema, OutputSharding
+from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import _MaskPartial
 from torch.utils import _pytree as pytree
 
 #: The value of an operator's `reduction` that asks for the mean.
 _MEAN = 1
+#: Operators that add up elements of a tensor.
+_ADDING = frozenset({torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList})
 
 
 def differs_from_whole(
@@ -34,7 +37,39 @@ def differs_from_whole(
         or _is_known_without_out(info.schema)
         or _is_masked(sharding)
         or _is_over_no_dims(info.schema.op, args)
+        or _misreads_terms(info.schema, reads)
     )
+
+
+def _misreads_terms(schema: OpSchema, reads: OpSchema) -> bool:
+    """Whether PyTorch computes with the ranks' terms of a tensor what does not follow from them.
+
+    It adds up terms of norms as if they were those of sums, takes those of `any` for numbers,
+    divides whole numbers into terms that are none, and fails to make terms of one kind of those of
+    another one, or of a product.
+
+    Args:
+        schema: The tensors that the operator is called with.
+        reads: Those that PyTorch makes of them for it.
+    """
+    for given, read in zip(_specs(schema), _specs(reads), strict=True):
+        terms = [place for place in given.placements if place.is_partial()]
+        assert given.tensor_meta is not None
+        dtype = given.tensor_meta.dtype
+        is_norm = any(isinstance(place, _NormPartial) for place in terms)
+        is_product = any(place.is_partial("product") for place in terms)
+        if is_product or (terms and dtype is torch.bool) or (is_norm and schema.op in _ADDING):
+            return True
+        for one, other in zip(given.placements, read.placements, strict=True):
+            is_made = other.is_partial() and other != one
+            if is_made and (one.is_partial() or not dtype.is_floating_point):
+                return True
+    return False
+
+
+def _specs(schema: OpSchema) -> list[DTensorSpec]:
+    leaves = pytree.tree_leaves(schema.args_schema)
+    return [leaf for leaf in leaves if isinstance(leaf, DTensorSpec)]
 
 
 def _is_over_no_dims(operator: torch._ops.OpOverload, args: tuple[Any, ...]) -> bool:

@@ -28,6 +28,16 @@ VIEWING = (
     *(_aten.view.dtype, _aten.view_as_complex.default, _aten.view_as_real.default),
 )
 
+#: By operator that makes a tensor a view of itself: the one that returns the view.
+_OUT_OF_PLACE: Mapping[Any, Any] = {
+    _aten.squeeze_.default: _aten.squeeze.default,
+    _aten.squeeze_.dim: _aten.squeeze.dim,
+    _aten.squeeze_.dims: _aten.squeeze.dims,
+    _aten.t_.default: _aten.t.default,
+    _aten.transpose_.default: _aten.transpose.int,
+    _aten.unsqueeze_.default: _aten.unsqueeze.default,
+}
+
 
 def _viewed(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -50,4 +60,17 @@ def strided(
         return _viewed(operator, args, kwargs)
 
 
-HANDLERS: Mapping[Any, Handler] = dict.fromkeys(VIEWING, _viewed)
+def _viewed_in_place(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> DTensor:
+    tensor: DTensor = args[0]
+    view = _OUT_OF_PLACE[operator](*args, **kwargs)
+    tensor.data = view  # its sizes
+    tensor._local_tensor, tensor._spec = view._local_tensor, view._spec
+    return tensor
+
+
+HANDLERS: Mapping[Any, Handler] = {
+    **dict.fromkeys(VIEWING, _viewed),
+    **dict.fromkeys(_OUT_OF_PLACE, _viewed_in_place),
+}

@@ -1,7 +1,7 @@
 """Whole tensors and numbers that are written into a tensor in parts.
 
 A whole tensor that is copied into one in parts gives each rank its part, and so does a matrix that
-PyTorch makes in its memory (`torch.nn.init.eye_`).
+PyTorch makes in its memory (`torch.nn.init.eye_`). One that ranks have as terms gets other terms.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.dtensors.parts import in_parts, is_sum, part_of_whole
 from partitioner.backends.torch.dtensors.wholes import Handler, by_pytorch, on_wholes
 
@@ -25,7 +24,7 @@ def _copied(
 ) -> Tensor:
     """Of a plain tensor, which is whole, its part."""
     tensor, source = args[:2]
-    if not isinstance(tensor, DTensor) or isinstance(source, DTensor) or is_sum(tensor):
+    if not isinstance(tensor, DTensor) or isinstance(source, DTensor):
         copied: Tensor = by_pytorch(operator, args, kwargs)
         return copied
     whole = source.expand(tensor.shape)
@@ -37,9 +36,13 @@ def _copied(
 def _filled(_: torch._ops.OpOverload, args: tuple[Any, ...], __: Mapping[str, Any]) -> DTensor:
     """With a number."""
     tensor, number = args
-    if is_sum(tensor):
-        raise BackendError("a number cannot be written into the terms of a sum over ranks")
-    tensor._local_tensor.fill_(number.full_tensor() if isinstance(number, DTensor) else number)
+    number = number.full_tensor() if isinstance(number, DTensor) else number
+    if not is_sum(tensor):
+        tensor._local_tensor.fill_(number)
+    else:
+        tensor.copy_(
+            torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).fill_(number)
+        )
     filled: DTensor = tensor
     return filled
 
@@ -68,21 +71,11 @@ def _made_in(
     return tensor
 
 
-def _placed(
-    operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Tensor:
-    """Values at places of the whole tensor, of which each rank takes its part (`p[mask] = 0.`)."""
-    tensor: Tensor = args[0]
-    compute = by_pytorch if is_sum(tensor) else on_wholes
-    placed: Tensor = compute(operator, args, kwargs)
-    return placed
-
-
 HANDLERS: Mapping[Any, Handler] = {
     _aten.copy_.default: _copied,
     _aten.empty_like.default: _made_empty,
     _aten.fill_.Tensor: _filled,
     _aten.fill_.Scalar: _filled,
     _aten.eye.m_out: _made_in,
-    _aten.index_put_.default: _placed,
+    _aten.index_put_.default: on_wholes,  # values at places of the whole (`p[mask] = 0.`),
 }

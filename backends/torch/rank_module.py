@@ -903,11 +903,19 @@ class _Part(nn.Module):
     notice is refused.
     """
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> type[nn.Module]:  # type: ignore[override]
+    @property  # type: ignore[override]
+    def __class__(self) -> type[nn.Module]:
         """The class that it has in the model; that of any module if it is on other ranks."""
         kind: type[nn.Module] = vars(self).get(_KIND, _Part)
         return nn.Module if vars(self).get(_ELSEWHERE, False) else kind
+
+    @__class__.setter
+    def __class__(self, kind: type[nn.Module]) -> None:
+        """Refuse another class, as `torch.nn.utils.parametrize` sets one."""
+        raise BackendError(
+            f"a {self.__class__.__name__} of a rank's module cannot become a {kind.__name__}: "
+            "parametrize the module before compile, which traces how its parameters are computed"
+        )
 
     def __reduce_ex__(self, _: object) -> tuple[Any, ...]:
         """Its contents: `pickle` takes no other class than that which it shows."""

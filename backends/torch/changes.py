@@ -199,8 +199,8 @@ def _check_parts(module: nn.Module, parts: Mapping[str, nn.Module]) -> None:
             )
         if name and _has_hooks(submodule):
             raise BackendError(
-                f"{name} has a hook, as torch.nn.utils.prune sets one, which would not be called: "
-                f"set it before compile, which traces what it does; {_HOOKS_ADVICE}"
+                f"{name} has a hook, which would not be called: set it, as torch.nn.utils.prune "
+                f"does, before compile, which traces what it computes; {_HOOKS_ADVICE}"
             )
 
 

@@ -40,6 +40,7 @@ from partitioner.backends.torch.changes import (
     watch_partial_gradients,
 )
 from partitioner.backends.torch.dtensors.dispatch import correct_operators
+from partitioner.backends.torch.dtensors.plain import taken_notes
 from partitioner.backends.torch.faults import named, telling
 from partitioner.backends.torch.groups import torch_meshes
 from partitioner.backends.torch.host_memory import keep_freed_memory
@@ -131,7 +132,7 @@ class RankModule(nn.Module):
         self._input_keys = {  # by input and rank
             name: {r: repr(region) for r, region in by_rank.items()} for name, by_rank in regions
         }
-        agreement.words = 1 + (len(self._input_keys) if self._local_inputs else 1)
+        agreement.words = 2 + (len(self._input_keys) if self._local_inputs else 1)
         places = whole.places
         self._places = {
             entry.names[0]: places.get(entry.names[0])
@@ -151,6 +152,11 @@ class RankModule(nn.Module):
             for rank in range(agreement.ranks)
         }
         self._holders = {"": {rank: repr(names) for rank, names in self._trained.items()}}
+        self._meshes = {  # by rank, those of parameters and buffers that it takes part in
+            rank: sorted({p.mesh.devices for p in self._places.values() if rank in p.mesh.devices})
+            for rank in range(agreement.ranks)
+        }
+        self._mesh_keys = {"": {rank: repr(meshes) for rank, meshes in self._meshes.items()}}
         self._whole = whole
         self._traced = whole.signature.traced
         self._described: dict[Hashable, str] = {}  # calls in words, by sizes and types
@@ -545,7 +551,10 @@ class RankModule(nn.Module):
         except BackendError as error:
             problem = str(error) if self._local_inputs else f"rank {self.rank}: {error}"
         doing = f"{word} step {self.steps} with seed {self._seed} on {key or 'its part'}"
-        sums = () if problem else (self._input_sums(word, args, kwargs), self._written_sums())
+        sums: Sequence[Sums] = ()
+        if not problem:
+            inputs_sums = self._input_sums(word, args, kwargs)
+            sums = inputs_sums, self._written_sums(), self._plain_sums()
         agree = self._agreement.begin(doing, problem, sums, asks=self._is_loaded)
         if problem or self._is_loaded or self._variant_name(word, key) not in self._passes:
             self._agree(agree)
@@ -608,6 +617,13 @@ class RankModule(nn.Module):
         counts = {name: count - self._written[name] for name, count in now.items()}
         word = code(array("q", counts.values()).tobytes()) if counts else 0
         return Sums({"": word}, "other writes to", _WRITTEN_ADVICE, self._holders, counts)
+
+    def _plain_sums(self) -> Sums:
+        """Checksum of plain tensors that were computed with parameters since the last call."""
+        noted = taken_notes(self._meshes[self.rank])
+        word = code(repr(noted).encode()) if noted else 0
+        differ = "another plain tensor beside parts of tensors in"
+        return Sums({"": word}, differ, _PLAIN_ADVICE, self._mesh_keys, noted)
 
     def _variant_name(self, word: str, key: str) -> str:
         """Where the graphs of a call are found; "" for those of the trace."""
@@ -691,7 +707,7 @@ class RankModule(nn.Module):
 
 #: Attributes that copies of a module share.
 _SHARED = (
-    *("_agreement", "_described", "_holders", "_input_keys", "_passes"),
+    *("_agreement", "_described", "_holders", "_input_keys", "_mesh_keys", "_meshes", "_passes"),
     *("_places", "_trained", "_variants", "_whole"),
 )
 
@@ -704,6 +720,14 @@ _GLOBAL_ADVICE = (
 _LOCAL_ADVICE = (
     "the plan gives them the same part: with inputs='local' seed the loaders of such ranks alike "
     "(module(check_inputs=0) compares no inputs)"
+)
+
+
+#: What ranks should do that computed with other plain tensors.
+_PLAIN_ADVICE = (
+    "it stands for a whole one, so every rank must have the same: draw it after torch.manual_seed "
+    "with one seed, or as part of a parameter's (torch.rand_like(p)), or send rank 0's with "
+    "torch.distributed.broadcast"
 )
 
 

@@ -366,6 +366,40 @@ def writes_to_parameters(parallel: str, ranks: int, _: int) -> None:
     torch.testing.assert_close(*losses)
 
 
+def mean_of(w: Tensor, plain: Tensor) -> Tensor:
+    return (w * plain).mean()
+
+
+#: What is computed of a parameter and a plain tensor, and its name in the refusal.
+MIXED: tuple[tuple[Callable[[Tensor, Tensor], object], str], ...] = (
+    (lambda w, plain: w.mul_(plain), "mul_"),
+    (lambda w, plain: w.copy_(plain), "copy_"),
+    (lambda w, plain: w.add_(plain.sum()), "add_"),
+    (lambda w, plain: torch._foreach_lerp_([w], [plain], 0.3), "_foreach_lerp_"),
+    (lambda w, plain: w.masked_fill_(plain > 0.5, 0.0), "masked_fill_"),
+    (mean_of, "mul"),
+)
+
+
+@torch.no_grad()
+def plain_tensors_that_differ(rank: int) -> None:
+    """Ranks that compute with other plain tensors say so at the next call."""
+    module = program("zero3", 2).module()
+    weight = module.get_parameter("layers.1.weight")
+    written = torch.full(weight.shape, float(rank))
+    written.copy_(weight)  # what was there is not read
+    torch._foreach_copy_([written], [weight])
+    weight.div_(torch.full(weight.shape, 2.0))
+    module(torch.ones(6, 6))
+    for compute, name in MIXED:
+        plain = torch.rand(weight.shape, generator=torch.Generator().manual_seed(rank))
+        compute(weight, plain)
+        match = rf"^rank 1 has another plain tensor beside .* in '{name}' than rank 0: it stands"
+        with pytest.raises(BackendError, match=match):
+            module(torch.ones(6, 6))
+        module(torch.ones(6, 6))
+
+
 #: Jobs by name.
 WRITES_TO_PARAMETERS = {
     f"writes_{parallel}_{ranks}": Job(

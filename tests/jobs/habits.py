@@ -954,7 +954,7 @@ HABITS: dict[str, Habit] = {
     "elements emptied": Habit(empties_elements),
     "pruning": Habit(
         prunes,
-        refused=r"rank 0: (up|down) has a hook, as torch\.nn\.utils\.prune sets one, .*set it bef",
+        refused=r"rank 0: (up|down) has a hook, which would not be called: set it, as torch",
     ),
     "pruning before compile": Habit(lambda side: side.steps(side.sgd()), Pruned),
     "weight_norm": Habit(

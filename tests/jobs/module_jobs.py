@@ -727,6 +727,11 @@ JOBS = {
     "numbers": Job(3, dtensor_draws.of_whole_tensors),
     "writes": Job(3, dtensor_writes.writes_of_whole_tensors),
     "writes in turn": Job(3, dtensor_writes.writes_in_turn),
+    "plain tensors that differ": Job(
+        2,
+        dtensor_writes.plain_tensors_that_differ,
+        [partial(dtensor_writes.program, "zero3", 2)],
+    ),
     "writes of terms": Job(3, dtensor_writes.writes_of_terms),
     "writes behind views": Job(3, dtensor_writes.views_show_later_writes),
     "others": Job(2, dtensor_reads.leaves_other_tensors_alone),

@@ -22,6 +22,7 @@ from torch.distributed.tensor._op_schema import OpInfo, OutputSharding
 from partitioner.backends.torch.dtensors import draws, lists, scalars, views, writes
 from partitioner.backends.torch.dtensors.addresses import correct_addresses
 from partitioner.backends.torch.dtensors.parts import check_is_here, whole_spec
+from partitioner.backends.torch.dtensors.plain import note_plain
 from partitioner.backends.torch.dtensors.rules import differs_from_whole
 from partitioner.backends.torch.dtensors.schemas import written_tensors
 from partitioner.backends.torch.dtensors.wholes import MESHES, of_wholes_on_our_meshes, on_wholes
@@ -115,6 +116,7 @@ class _Dispatcher(OpDispatcher):
             sharding, op_info, args, written
         ):
             return on_wholes(op_call, args, kwargs)
+        note_plain(op_info.compute_mesh, op_call, args, kwargs)
         return sharding
 
     def _dispatch_fast_path_python_tail(

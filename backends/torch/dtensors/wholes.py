@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from partitioner.backends.torch.dtensors.copies import marked
 from partitioner.backends.torch.dtensors.parts import in_parts, outline_of, part_of_whole, whole_of
+from partitioner.backends.torch.dtensors.plain import note_plain
 from partitioner.backends.torch.dtensors.schemas import written_tensors
 
 #: Computes a call of an operator, with its arguments by position and by name.
@@ -30,6 +31,8 @@ def on_wholes(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """The operator on whole tensors; each rank has its part of what it writes and returns."""
+    tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, DTensor))
+    note_plain(next(tensors).device_mesh, operator, args, kwargs)
     compute = partial(_parts_of_results, operator, args, kwargs)
     return marked(compute, args[0]) if operator._schema._is_view_op() else compute()
 

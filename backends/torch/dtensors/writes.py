@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from partitioner.backends.torch.dtensors.parts import in_parts, is_sum, part_of_whole
+from partitioner.backends.torch.dtensors.plain import note_plain
 from partitioner.backends.torch.dtensors.wholes import Handler, by_pytorch, on_wholes
 
 _aten = torch.ops.aten
@@ -27,6 +28,7 @@ def _copied(
     if not isinstance(tensor, DTensor) or isinstance(source, DTensor):
         copied: Tensor = by_pytorch(operator, args, kwargs)
         return copied
+    note_plain(tensor.device_mesh, operator, args, kwargs)
     whole = source.expand(tensor.shape)
     if tensor.device_mesh.get_coordinate() is not None:
         tensor._local_tensor.copy_(part_of_whole(tensor._spec, whole), *args[2:], **kwargs)

@@ -198,7 +198,10 @@ def _check_parts(module: nn.Module, parts: Mapping[str, nn.Module]) -> None:
                 "train() and eval() of the whole module after it"
             )
         if name and _has_hooks(submodule):
-            raise BackendError(f"{name} has a hook, which would not be called: {_HOOKS_ADVICE}")
+            raise BackendError(
+                f"{name} has a hook, which would not be called: set it, as torch.nn.utils.prune "
+                f"does, before compile, which traces what it computes; {_HOOKS_ADVICE}"
+            )
 
 
 def _tensor_of(module: nn.Module, parts: Mapping[str, nn.Module], name: str) -> Tensor | None:

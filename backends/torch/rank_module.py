@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 from torch.utils import _pytree as pytree
@@ -38,7 +39,8 @@ from partitioner.backends.torch.changes import (
     count_steps,
     watch_partial_gradients,
 )
-from partitioner.backends.torch.dtensor_operators import correct_operators
+from partitioner.backends.torch.dtensors.dispatch import correct_operators
+from partitioner.backends.torch.dtensors.plain import taken_notes
 from partitioner.backends.torch.faults import named, telling
 from partitioner.backends.torch.groups import torch_meshes
 from partitioner.backends.torch.host_memory import keep_freed_memory
@@ -130,7 +132,7 @@ class RankModule(nn.Module):
         self._input_keys = {  # by input and rank
             name: {r: repr(region) for r, region in by_rank.items()} for name, by_rank in regions
         }
-        agreement.words = 1 + (len(self._input_keys) if self._local_inputs else 1)
+        agreement.words = 2 + (len(self._input_keys) if self._local_inputs else 1)
         places = whole.places
         self._places = {
             entry.names[0]: places.get(entry.names[0])
@@ -150,6 +152,11 @@ class RankModule(nn.Module):
             for rank in range(agreement.ranks)
         }
         self._holders = {"": {rank: repr(names) for rank, names in self._trained.items()}}
+        self._meshes = {  # by rank, those of parameters and buffers that it takes part in
+            rank: sorted({p.mesh.devices for p in self._places.values() if rank in p.mesh.devices})
+            for rank in range(agreement.ranks)
+        }
+        self._mesh_keys = {"": {rank: repr(meshes) for rank, meshes in self._meshes.items()}}
         self._whole = whole
         self._traced = whole.signature.traced
         self._described: dict[Hashable, str] = {}  # calls in words, by sizes and types
@@ -452,12 +459,27 @@ class RankModule(nn.Module):
                 results = _Step.apply(*start, self._anchor, *tensors)  # type: ignore[no-untyped-call]
             else:
                 own = set(map(id, shards.values()))
-                results = passes.forward(values, shards, agreed)[0]
+                results = self._forward(passes, values, shards, agreed)[0]
                 results = tuple(x.detach() if id(x) in own else x for x in results)
                 if grads and self._would_differentiate(args, kwargs):
                     flags = self._differentiable(passes, results)
                     results = _Evaluation.apply(self, results, flags, self._anchor)  # type: ignore[no-untyped-call]
             return passes.structured(results)
+
+    def _forward(
+        self,
+        passes: Passes,
+        values: Any,
+        shards: Mapping[str, Tensor],
+        agreed: Callable[[], None],
+        *,
+        backward: bool = False,
+    ) -> tuple[tuple[Tensor, ...], Values]:
+        """Run the forward graph, and count its writes to DTensors as PyTorch does to tensors."""
+        results = passes.forward(values, shards, agreed, backward=backward)
+        written = (self._tensors.get(e.names[0]) for e in passes.whole.stored if e.written)
+        increment_version([tensor for tensor in written if isinstance(tensor, DTensor)])
+        return results
 
     def _would_differentiate(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call of the whole model would give results that require a gradient."""
@@ -529,7 +551,10 @@ class RankModule(nn.Module):
         except BackendError as error:
             problem = str(error) if self._local_inputs else f"rank {self.rank}: {error}"
         doing = f"{word} step {self.steps} with seed {self._seed} on {key or 'its part'}"
-        sums = () if problem else (self._input_sums(word, args, kwargs), self._written_sums())
+        sums: Sequence[Sums] = ()
+        if not problem:
+            inputs_sums = self._input_sums(word, args, kwargs)
+            sums = inputs_sums, self._written_sums(), self._plain_sums()
         agree = self._agreement.begin(doing, problem, sums, asks=self._is_loaded)
         if problem or self._is_loaded or self._variant_name(word, key) not in self._passes:
             self._agree(agree)
@@ -592,6 +617,13 @@ class RankModule(nn.Module):
         counts = {name: count - self._written[name] for name, count in now.items()}
         word = code(array("q", counts.values()).tobytes()) if counts else 0
         return Sums({"": word}, "other writes to", _WRITTEN_ADVICE, self._holders, counts)
+
+    def _plain_sums(self) -> Sums:
+        """Checksum of plain tensors that were computed with parameters since the last call."""
+        noted = taken_notes(self._meshes[self.rank])
+        word = code(repr(noted).encode()) if noted else 0
+        differ = "another plain tensor beside parts of tensors in"
+        return Sums({"": word}, differ, _PLAIN_ADVICE, self._mesh_keys, noted)
 
     def _variant_name(self, word: str, key: str) -> str:
         """Where the graphs of a call are found; "" for those of the trace."""
@@ -675,7 +707,7 @@ class RankModule(nn.Module):
 
 #: Attributes that copies of a module share.
 _SHARED = (
-    *("_agreement", "_described", "_holders", "_input_keys", "_passes"),
+    *("_agreement", "_described", "_holders", "_input_keys", "_mesh_keys", "_meshes", "_passes"),
     *("_places", "_trained", "_variants", "_whole"),
 )
 
@@ -688,6 +720,14 @@ _GLOBAL_ADVICE = (
 _LOCAL_ADVICE = (
     "the plan gives them the same part: with inputs='local' seed the loaders of such ranks alike "
     "(module(check_inputs=0) compares no inputs)"
+)
+
+
+#: What ranks should do that computed with other plain tensors.
+_PLAIN_ADVICE = (
+    "it stands for a whole one, so every rank must have the same: draw it after torch.manual_seed "
+    "with one seed, or as part of a parameter's (torch.rand_like(p)), or send rank 0's with "
+    "torch.distributed.broadcast"
 )
 
 
@@ -747,7 +787,7 @@ class _Step(torch.autograd.Function):
         *_: Tensor,
     ) -> tuple[Tensor, ...]:
         """Run the forward graph; results require gradients as the module's do."""
-        computed, kept = passes.forward(values, shards, agreed, backward=True)
+        computed, kept = module._forward(passes, values, shards, agreed, backward=True)
         results = tuple(result.detach() for result in computed)  # kept values hold no graph
         ctx.module, ctx.passes, ctx.kept, ctx.names = module, passes, kept, names
         ctx.step = module.steps - 1
@@ -887,11 +927,19 @@ class _Part(nn.Module):
     notice is refused.
     """
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> type[nn.Module]:  # type: ignore[override]
+    @property  # type: ignore[override]
+    def __class__(self) -> type[nn.Module]:
         """The class that it has in the model; that of any module if it is on other ranks."""
         kind: type[nn.Module] = vars(self).get(_KIND, _Part)
         return nn.Module if vars(self).get(_ELSEWHERE, False) else kind
+
+    @__class__.setter
+    def __class__(self, kind: type[nn.Module]) -> None:
+        """Refuse another class, as `torch.nn.utils.parametrize` sets one."""
+        raise BackendError(
+            f"a {self.__class__.__name__} of a rank's module cannot become a {kind.__name__}: "
+            "parametrize the module before compile, which traces how its parameters are computed"
+        )
 
     def __reduce_ex__(self, _: object) -> tuple[Any, ...]:
         """Its contents: `pickle` takes no other class than that which it shows."""

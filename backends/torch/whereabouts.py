@@ -24,12 +24,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from partitioner.backends.group_lifetime import call_before_groups_end
+from partitioner.backends.torch.source_files import is_of_torch, is_of_user
 
 #: Seconds between two looks at the main thread.
 _PERIOD_S = 1.0
@@ -37,9 +37,9 @@ _PERIOD_S = 1.0
 _LOOKS = 3
 #: Seconds that the end of the groups waits for a thread that waits for the store.
 _PATIENCE_S = 2.0
-_TORCH = str(Path(torch.__file__).parent)
-_NOT_THE_USERS = (_TORCH, str(Path(__file__).parents[2]))
-_COMMUNICATIONS = ("distributed_c10d.py", "_functional_collectives.py")
+#: PyTorch's files with functions that communicate: by group, and by tensor.
+_BY_GROUP = "distributed_c10d.py"
+_COMMUNICATIONS = frozenset({_BY_GROUP, "_functional_collectives.py"})
 
 
 @dataclass
@@ -137,10 +137,11 @@ def _place() -> tuple[FrameType, int] | None:
     main = threading.main_thread().ident
     frame = sys._current_frames().get(main) if main is not None else None
     for inner in _outward(frame):
-        if inner.f_code.co_filename.endswith(_COMMUNICATIONS):
-            return inner, inner.f_lasti
-        if not inner.f_code.co_filename.startswith(_TORCH):
+        file = inner.f_code.co_filename
+        if not is_of_torch(file):
             return None
+        if Path(file).name in _COMMUNICATIONS:
+            return inner, inner.f_lasti
     return None
 
 
@@ -155,7 +156,7 @@ def _described(frame: FrameType, ranks: int) -> tuple[str, list[int]]:
     called, members = frame.f_code.co_name, None
     for outer in _outward(frame):
         file, line = outer.f_code.co_filename, outer.f_lineno
-        if not file.startswith(_NOT_THE_USERS):
+        if is_of_user(file):
             return (
                 f"{linecache.getline(file, line).strip() or called} ({file}:{line})",
                 members or [],
@@ -167,7 +168,8 @@ def _described(frame: FrameType, ranks: int) -> tuple[str, list[int]]:
 def _members(frame: FrameType, ranks: int) -> list[int] | None:
     """Ranks of the group or mesh that a function was called with; None if it has neither."""
     values = frame.f_locals
-    if frame.f_code.co_filename.endswith(_COMMUNICATIONS[0]):
+    file = frame.f_code.co_filename
+    if is_of_torch(file) and Path(file).name == _BY_GROUP:
         if frame.f_code.co_name in ("send", "recv"):
             return []
         if "group" in values:

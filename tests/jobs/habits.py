@@ -9,6 +9,7 @@ the plain one; `state_dict()` and what it returns must be equal.
 from __future__ import annotations
 
 import copy
+import io
 import math
 import re
 import sys
@@ -24,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F  # noqa: N812 - the usual name
-from torch.nn.utils import prune
+from torch.nn.utils import parametrizations, prune
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
@@ -142,6 +143,22 @@ class Hooked(Net):
         self.up.weight.register_hook(lambda gradient: gradient * 3)
         self.norm.register_forward_hook(lambda _, __, result: result * 2)
         self.down.register_full_backward_hook(lambda _, inputs, __: (inputs[0] * 0.5,))
+
+
+class Pruned(Net):
+    """Some weights are masked before it is compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        prune.l1_unstructured(self.up, "weight", 0.3)
+
+
+class Parametrised(Net):
+    """Its weights are computed of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parametrizations.weight_norm(self.up)
 
 
 @dataclass
@@ -754,6 +771,53 @@ def prunes(side: Side) -> None:
     side.loss(0)
 
 
+def parametrises(side: Side) -> None:
+    for part in side.module.modules():
+        if isinstance(part, nn.Linear):
+            parametrizations.weight_norm(part)
+    side.loss(0)
+
+
+def copies_behind_a_step(side: Side) -> dict[str, Any]:
+    """A module with gradients and its optimizer, and what is saved of them."""
+    update = torch.optim.AdamW(side.parameters(), lr=1e-2)
+    side.steps(update, 0)
+    module, other = copy.deepcopy((side.module, update))
+    saved = io.BytesIO()
+    torch.save([side.module.state_dict(), [p.grad for p in side.parameters()]], saved)
+    side.steps(update, 1)
+    Side(module, side.rank).steps(other, 2)
+    saved.seek(0)
+    state, _ = torch.load(saved, weights_only=False)
+    side.module.load_state_dict(state)
+    return dict(module.named_parameters())
+
+
+def reads_rows_later(side: Side) -> dict[str, Tensor]:
+    """What was taken of parameters and statistics before the steps."""
+    taken = {}
+    for name, tensor in [*side.module.named_parameters(), *side.module.named_buffers()]:
+        if tensor.ndim:
+            taken |= {f"{name} row": tensor[3], f"{name} slice": tensor.detach()[1:]}
+    side.steps(side.sgd())
+    return {name: one * 1 for name, one in taken.items()}
+
+
+def clips_adaptively(side: Side) -> None:
+    """Each row by its norm; and a penalty of the norms of groups."""
+    update = side.sgd()
+    for step in range(3):
+        update.zero_grad()
+        groups = sum(p.norm(dim=0).sum() + p.norm(dim=-1).sum() for p in side.parameters())
+        (side.loss(step) + 0.01 * groups).backward()
+        for p in side.parameters():
+            assert p.grad is not None
+            most = p.detach().norm(dim=-1, keepdim=True).clamp_(min=1e-3).mul_(0.1)
+            norm = p.grad.norm(dim=-1, keepdim=True).clamp_(min=1e-6)
+            p.grad.copy_(torch.where(norm > most, p.grad * (most / norm), p.grad))
+        update.step()
+
+
 def flattens(side: Side) -> object:
     side.steps(side.sgd())
     vector = nn.utils.parameters_to_vector(side.parameters())
@@ -888,7 +952,21 @@ HABITS: dict[str, Habit] = {
         scales_rows, refused="a part of a tensor that is cut over ranks cannot be written to where"
     ),
     "elements emptied": Habit(empties_elements),
-    "pruning": Habit(prunes, refused="rank 0: (up|down) has a hook, which would not be called"),
+    "pruning": Habit(
+        prunes,
+        refused=r"rank 0: (up|down) has a hook, which would not be called: set it, as torch",
+    ),
+    "pruning before compile": Habit(lambda side: side.steps(side.sgd()), Pruned),
+    "weight_norm": Habit(
+        parametrises, refused=r"a Linear of a rank's module cannot become a ParametrizedLinear: par"
+    ),
+    "weight_norm before compile": Habit(lambda side: side.steps(side.sgd()), Parametrised),
+    "copies behind a step": Habit(copies_behind_a_step),
+    "copies of parts of larger memory": Habit(copies_behind_a_step, parallel="zero2"),
+    "rows read later": Habit(reads_rows_later),
+    "rows read later, tp": Habit(reads_rows_later, parallel="tp"),
+    "clipped adaptively": Habit(clips_adaptively),
+    "clipped adaptively, tp": Habit(clips_adaptively, parallel="tp"),
     "other sizes": Habit(changes_sizes),
     "odd last batch": Habit(has_an_odd_rest),
     "torch.compile": Habit(compiles),

@@ -13,7 +13,9 @@ import agreement_jobs
 import autocast_modules
 import cached_modules
 import checkpoints
-import dtensor_numbers
+import dtensor_draws
+import dtensor_reads
+import dtensor_writes
 import placed_modules
 import pytest
 import side_modules
@@ -722,10 +724,18 @@ JOBS = {
     "ordinary": Job(2, whole_parameters_are_ordinary, [data_parallel]),
     "whole_and_cut": Job(2, whole_and_cut_parameters_load_each_other, [data_parallel, MLP]),
     "load": Job(2, loads_the_whole_model, [MLP, GPT]),
-    "numbers": Job(3, dtensor_numbers.of_whole_tensors),
-    "writes": Job(3, dtensor_numbers.writes_of_whole_tensors),
-    "others": Job(2, dtensor_numbers.leaves_other_tensors_alone),
-    **dtensor_numbers.WRITES_TO_PARAMETERS,
+    "numbers": Job(3, dtensor_draws.of_whole_tensors),
+    "writes": Job(3, dtensor_writes.writes_of_whole_tensors),
+    "writes in turn": Job(3, dtensor_writes.writes_in_turn),
+    "plain tensors that differ": Job(
+        2,
+        dtensor_writes.plain_tensors_that_differ,
+        [partial(dtensor_writes.program, "zero3", 2)],
+    ),
+    "writes of terms": Job(3, dtensor_writes.writes_of_terms),
+    "writes behind views": Job(3, dtensor_writes.views_show_later_writes),
+    "others": Job(2, dtensor_reads.leaves_other_tensors_alone),
+    **dtensor_writes.WRITES_TO_PARAMETERS,
     "save_on_4_and_load_on_2": Job(
         4, checkpoint, [MLP_ON_4, GPT_ON_4], then=Job(2, checkpoint, [MLP, GPT])
     ),

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import linecache
 import re
-import sysconfig
 import warnings
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 
 import torch
@@ -19,11 +17,9 @@ from torch._subclasses.fake_tensor import (
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from partitioner.backends.torch.source_files import is_of_user
 from partitioner.frontends.errors import one_line
 
-#: Folders whose code is not the user's: PyTorch's and this package's.
-_PACKAGES = ("torch/", str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
-_STANDARD = sysconfig.get_path("stdlib")
 _BRANCH = "data-dependent expression"
 _WAYS = (
     ("specialized integer", "let no size or Python number depend on the values of a tensor"),
@@ -57,7 +53,7 @@ def raised_at(trace: TracebackType | None) -> str:
     place = ""
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if _is_of_user(file):
+        if is_of_user(file):
             place = _place(file, trace.tb_lineno)
         trace = trace.tb_next
     return place
@@ -78,15 +74,10 @@ def depends_at(module: nn.Module, program: ExportedProgram) -> str:
         again = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
         for node in again.graph.nodes:
             stack = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
-            places = [_place(file, int(line)) for file, line in stack if _is_of_user(file)]
+            places = [_place(file, int(line)) for file, line in stack if is_of_user(file)]
             if places and free_unbacked_symbols(node.meta.get("val")):
                 return places[-1]
     return ""
-
-
-def _is_of_user(file: str) -> bool:
-    is_standard = file.startswith(_STANDARD) and "site-packages" not in file
-    return not is_standard and not file.startswith(("<", *_PACKAGES))
 
 
 def _place(file: str, line: int) -> str:

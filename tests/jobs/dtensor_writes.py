@@ -1,50 +1,26 @@
-"""Numbers drawn into and read of DTensors of some ranks: a job of module_jobs.py."""
+"""Writes to DTensors, parameters of ranks' modules and views: jobs of module_jobs.py."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import permutations, product
 from typing import Any
 
 import pytest
 import torch
+from dtensor_reads import PLAIN, reads
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from torch.distributed.tensor.experimental import implicit_replication
-from torch.nn import functional as F  # noqa: N812 - the usual name
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn import init
 from torch_ranks import Job
 
 import partitioner
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch.dtensor_operators import correct_operators
+from partitioner.backends.torch.dtensors.dispatch import correct_operators
 from partitioner.compiled.module import ModuleProgram
-
-DRAWS: tuple[Callable[[Tensor], Tensor], ...] = (
-    lambda w: torch.empty_like(w).exponential_(),
-    lambda w: torch.empty_like(w).log_normal_(),
-    lambda w: torch.empty_like(w).geometric_(0.3),
-    lambda w: torch.empty_like(w).cauchy_(),
-    lambda w: torch.empty_like(w).T.uniform_(),
-    torch.bernoulli,
-    lambda w: torch.native_dropout(w, 0.5, True)[0],
-    lambda w: torch.randn_like(w.sum(0)),  # its parts are terms
-    lambda w: torch.randint_like(w.sum(0), 10),
-    F.dropout,
-    F.gumbel_softmax,
-    torch.poisson,
-    lambda w: torch.normal(w, 1.0),
-    lambda w: torch.binomial((w * 9).round(), w),
-    lambda w: torch.empty_like(w).random_(),
-    lambda w: torch.empty_like(w).random_(3, 10),
-    lambda w: torch.empty_like(w).bernoulli_(w),
-    lambda w: w[torch.randperm(5)],
-    lambda w: torch.multinomial(w, 2),
-    lambda w: torch.multinomial(w.T, 3, replacement=True),
-    lambda w: F.rrelu(w - 0.5, training=True),
-)
 
 
 def _fills(w: Tensor) -> None:
@@ -125,72 +101,6 @@ SLICES: tuple[Callable[[Tensor], object], ...] = (
     lambda w: w.random_(10),
     lambda w: torch._foreach_copy_([w], [torch.ones(w.shape)]),
 )
-#: What is read of views along rows.
-READS: tuple[Callable[[Tensor], Tensor], ...] = (
-    lambda w: w[3] * w[1:3].sum(),
-    lambda w: w.diagonal().exp(),
-    lambda w: torch.cat([one.square() for one in w.chunk(2)]),
-    lambda w: w.view(-1) * 2,
-    lambda w: w.reshape(3, 5).sum(0),
-    lambda w: sum(one.sum() for one in w.unbind()),
-    lambda w: w[1:3] @ w.T,
-    lambda w: w[3].clone().mul_(2),
-    lambda w: torch.zeros_like(w[3]).add_(w[3]),
-    lambda w: w * w[3],
-)
-
-
-#: A plain tensor, of which all ranks have the whole.
-PLAIN = torch.rand(5, 3, generator=torch.Generator().manual_seed(9)) - 0.5
-#: Results of a tensor in parts and a plain one, and of operators that PyTorch has no rule for.
-RESULTS: tuple[Callable[[Tensor], Tensor], ...] = (
-    lambda w: w * PLAIN + PLAIN,
-    lambda w: PLAIN - w.T.T,
-    lambda w: w @ PLAIN.T,
-    lambda w: F.linear(PLAIN, w),
-    lambda w: torch.where(PLAIN > 0, w, 0.0),
-    lambda w: torch.cat([w, PLAIN]),
-    lambda w: w.take(torch.tensor([1, 14])),
-    lambda w: w.gather(0, torch.tensor([[1, 2, 0]])),
-    lambda w: w.unfold(0, 2, 1) * 2,
-    lambda w: w[w > 0.4].square(),
-    lambda w: w.renorm(2, 0, 0.5),
-    lambda w: F.mse_loss(w, PLAIN),
-    lambda w: F.mse_loss(w, PLAIN, reduction="sum"),
-    lambda w: F.mse_loss(w, PLAIN, reduction="none"),
-    lambda w: F.smooth_l1_loss(w, w.detach() + PLAIN),
-    lambda w: F.huber_loss(w, PLAIN),
-    lambda w: F.binary_cross_entropy_with_logits(w, PLAIN.sigmoid()),
-    lambda w: F.binary_cross_entropy(w.sigmoid(), PLAIN.sigmoid()),
-    lambda w: F.soft_margin_loss(w, PLAIN.sign()),
-    lambda w: F.cross_entropy(w, torch.tensor([0, 1, 2, 1, 0])),
-    lambda w: w.mean(),
-    lambda w: w.var(0),
-    lambda w: w.amin(),
-    lambda w: w.norm(torch.inf),
-    lambda w: w.sum((), keepdim=True),
-    lambda w: F.embedding(torch.tensor([1, 4, 1]), w),
-    lambda w: w.gather(1, torch.tensor([[0], [2], [1], [2], [0]])),
-    lambda w: F.conv1d(PLAIN[None].mT, w[:, :, None]),
-    lambda w: F.cosine_embedding_loss(w, PLAIN, torch.ones(5)),
-)
-#: Plain tensors that are written to.
-PLAIN_WRITES: tuple[Callable[[Tensor], Tensor], ...] = (
-    lambda w: torch.ones(5, 3).lerp_(w, 0.1),
-    lambda w: torch.ones(5, 3).copy_(w),
-    lambda w: torch.ones(3).add_(w.sum(0)),  # its parts are terms
-    lambda w: torch.ones(3).mul_(w[3]),
-    lambda w: _adds_to_each([torch.ones(3), torch.ones(5)], [w.sum(0), w.sum(1)]),
-    lambda w: torch.mul(w, PLAIN, out=torch.empty(5, 3)),
-    lambda w: torch.mean(w, 0, out=torch.empty(3)),
-    lambda w: torch.ones(3, 3).addmm_(PLAIN.T, w),
-    lambda w: torch.ones(5, 3).masked_fill_(w > 0.3, 7.0),
-)
-
-
-def _adds_to_each(ones: list[Tensor], others: list[Tensor]) -> Tensor:
-    torch._foreach_add_(ones, others)
-    return torch.cat(ones)
 
 
 #: Writes that give each rank its part of what they write into a whole tensor.
@@ -222,6 +132,143 @@ WRITES: tuple[Callable[[Tensor], object], ...] = (
     lambda w: torch._foreach_mul_([w, w.T], [PLAIN, PLAIN.T]),
     lambda w: torch.mul(w, PLAIN, out=w),
 )
+
+
+#: Writes to two tensors, of which each is read for the other.
+PAIRS: tuple[Callable[[Tensor, Tensor], object], ...] = (
+    lambda w, q: torch._foreach_add_([w, q], [q, w]),
+    lambda w, q: torch._foreach_copy_([w, q], [q, w]),
+    lambda w, q: torch._foreach_sub_([w, q], [q, w], alpha=3),
+    lambda w, q: torch._foreach_lerp_([w, q], [q, w], 0.25),
+    lambda w, q: torch._foreach_addcmul_([w, q], [q, w], [w, q], [2.0, 3.0]),
+    lambda w, q: torch._foreach_addcdiv_([w, q], [q, w], [w, q], torch.tensor([2.0, 3.0])),
+    lambda w, q: torch._foreach_mul_([w, q, w], [q, w, q]),
+    lambda w, q: torch._foreach_maximum_([w.T, q.T], [q.T, w.T]),
+    lambda w, q: torch._foreach_add_([w, q.T], [q, w.T]),
+    lambda w, q: torch._foreach_add_([w, w, q], [1.0, 2.0, 3.0]),
+    lambda w, q: torch._foreach_add_([w, q], [PLAIN, w]),
+)
+
+
+def writes_in_turn(_: int) -> None:
+    """Lists of tensors of all cuts are written to one after the other, as on one device."""
+    mesh = DeviceMesh("cpu", [0, 1, 2])
+    correct_operators([mesh])
+    cuts = Shard(0), Shard(1), Replicate()
+    for (one, other), write in product(permutations(cuts, 2), PAIRS):
+        wholes = [torch.rand(5, 3, generator=torch.Generator().manual_seed(i)) for i in (0, 1)]
+        parts = [
+            distribute_tensor(whole.clone(), mesh, [cut])
+            for whole, cut in zip(wholes, (one, other), strict=True)
+        ]
+        write(*parts)
+        write(*wholes)
+        for part, cut, whole in zip(parts, (one, other), wholes, strict=True):
+            assert part.placements == (cut,)
+            torch.testing.assert_close(part.full_tensor(), whole)
+
+
+def _shows_a_write(x: Tensor) -> Tensor:
+    view = x[1:]
+    x.clamp_(min=1.0)
+    return view
+
+
+def _writes_to_a_view(x: Tensor) -> Tensor:
+    x[1:].clamp_(min=1.0)
+    return x
+
+
+def _clamps_each(x: Tensor, y: Tensor) -> Tensor:
+    torch._foreach_clamp_min_([x, y], 1.0)
+    return x + y
+
+
+#: Writes to what ranks have as terms, and operators that change sizes in place.
+TERMS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda w: w.sum(0).clamp_(min=1.0),
+    lambda w: w.norm().clamp_(min=7.0),
+    lambda w: w.norm(dim=0).clamp_(min=1.0).mul_(2.0),  # as adaptive clipping of gradients does
+    lambda w: w.mean().neg_().exp_(),
+    lambda w: w.amax(0).exp_(),
+    lambda w: w.sum(0).fill_(3.0),
+    lambda w: w.sum(0).copy_(torch.arange(3.0)),
+    lambda w: w.sum(0).add_(torch.arange(3.0)),
+    lambda w: w.sum(0).add_(w.amax(0)),
+    lambda w: w.sum(0).sub_(w.norm(dim=0)),
+    lambda w: w.sum(0).index_fill_(0, torch.tensor([1]), 3.0),
+    lambda w: _shows_a_write(w.sum(0)),
+    lambda w: _writes_to_a_view(w.sum(0)),
+    lambda w: _clamps_each(w.sum(0), w.norm(dim=0)),
+    lambda w: w.clone().t_().mul_(2.0),
+    lambda w: w.clone().transpose_(0, 1).t_().unsqueeze_(1).squeeze_(1),
+    lambda w: init.orthogonal_(w.T.clone()),
+)
+
+
+def writes_of_terms(_: int) -> None:
+    """What is pending on ranks is written to as what it stands for."""
+    mesh = DeviceMesh("cpu", [0, 1, 2])
+    correct_operators([mesh])
+    for write in TERMS:
+        whole = torch.rand(5, 3, generator=torch.Generator().manual_seed(0))
+        results = []
+        for weight in (distribute_tensor(whole.clone(), mesh, [Shard(0)]), whole):
+            torch.manual_seed(3)
+            results.append(write(weight))
+        ours, theirs = results
+        assert isinstance(ours, DTensor)
+        assert ours.stride() == theirs.stride()
+        torch.testing.assert_close(ours.full_tensor(), theirs)
+
+
+#: Reads of views of a tensor.
+VIEWS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda w: w[3],
+    lambda w: w[1:4],
+    lambda w: w[1:4].T[0],
+    lambda w: w.detach().unbind()[2],
+    lambda w: w.detach().split([2, 3])[1],
+    lambda w: w.diagonal(),
+    lambda w: w.view(-1),
+    lambda w: w.unfold(0, 3, 1),
+    lambda w: w.detach()[::2],
+    lambda w: w.T,
+)
+#: Writes to a parameter and its view, if there is one, which the view shows.
+LATER_WRITES: tuple[Callable[[Tensor], object], ...] = (
+    lambda w: w.mul_(2),
+    lambda w: w.detach().add_(1),
+    lambda w: w.copy_(PLAIN),
+    lambda w: torch._foreach_mul_([w], 3.0),
+    lambda w: w.triu_(),
+)
+
+
+def views_show_later_writes(_: int) -> None:
+    """A view that was taken before a parameter is written to has what is written."""
+    mesh = DeviceMesh("cpu", [0, 1, 2])
+    correct_operators([mesh])
+    whole = torch.rand(5, 3, generator=torch.Generator().manual_seed(0))
+    for cut, view in product((Shard(0), Shard(1)), VIEWS):
+        weights = nn.Parameter(distribute_tensor(whole, mesh, [cut])), nn.Parameter(whole.clone())
+        views = [view(weight) for weight in weights]
+        for write in LATER_WRITES:
+            for weight in weights:
+                with torch.no_grad():
+                    write(weight)
+            for read in (lambda x: x * 1, Tensor.sum, lambda x: x.clone()):
+                ours, theirs = map(read, views)
+                torch.testing.assert_close(ours.full_tensor(), theirs)
+            assert isinstance(views[0], DTensor)
+            torch.testing.assert_close(views[0].full_tensor(), views[1])
+        grads = [
+            torch.autograd.grad((one * one).sum(), weight, allow_unused=True)[0]
+            for one, weight in zip(views, weights, strict=True)
+            if one.requires_grad
+        ]
+        if grads:
+            torch.testing.assert_close(grads[0].full_tensor(), grads[1])
 
 
 def writes_of_whole_tensors(rank: int) -> None:
@@ -257,28 +304,6 @@ def writes_of_whole_tensors(rank: int) -> None:
             reads(weight, whole.requires_grad_())
 
 
-def leaves_other_tensors_alone(_: int) -> None:
-    """Those of the user's own meshes, which were there before, are as in PyTorch."""
-    whole = torch.rand(5, 3, generator=torch.Generator().manual_seed(0))
-    users = DeviceMesh("cpu", [0, 1], mesh_dim_names=("mine",))
-    theirs = distribute_tensor(whole, users, [Shard(0)])
-    theirs.add_(theirs)
-    mesh = DeviceMesh("cpu", [0, 1])
-    correct_operators([mesh])
-    with pytest.raises(RuntimeError, match=r"got mixed torch\.Tensor and DTensor"):
-        theirs * PLAIN
-    with pytest.raises(NotImplementedError, match=r"aten\.triu_"):
-        theirs.triu_()
-    with implicit_replication():
-        torch.testing.assert_close((theirs + PLAIN).full_tensor(), 2 * whole + PLAIN)
-    with pytest.raises(RuntimeError, match=r"got mixed torch\.Tensor and DTensor"):
-        theirs - PLAIN
-    ours = distribute_tensor(whole, mesh, [Shard(0)])
-    torch.testing.assert_close((ours - PLAIN).full_tensor(), whole - PLAIN)
-    for write in PLAIN_WRITES:
-        torch.testing.assert_close(write(ours), write(whole))
-
-
 def is_refused(write: Callable[[Tensor], object], weight: Tensor, whole: Tensor) -> bool:
     """Whether a write is refused; the weight is as the whole one after it, or as it was."""
     before = whole.detach().clone()
@@ -296,23 +321,6 @@ def is_refused(write: Callable[[Tensor], object], weight: Tensor, whole: Tensor)
         ours = weight.full_tensor() if isinstance(weight, DTensor) else weight
     torch.testing.assert_close(ours, whole.detach())
     return refused
-
-
-def reads(weight: DTensor, whole: Tensor) -> None:
-    """Views and other results are those of the whole tensor, and so are their gradients."""
-    with torch.no_grad():
-        for one in (weight, whole):
-            one.copy_(PLAIN.T.reshape(5, 3).abs())
-    for write in PLAIN_WRITES:
-        torch.testing.assert_close(write(weight.detach()), write(whole.detach()))
-    for read in (*READS, *RESULTS):
-        results = read(weight), read(whole)
-        grads = [
-            torch.autograd.grad(r.sum(), w)[0]
-            for r, w in zip(results, (weight, whole), strict=True)
-        ]
-        for ours, theirs in (results, grads):
-            torch.testing.assert_close(ours.full_tensor(), theirs)
 
 
 class Net(nn.Module):
@@ -358,28 +366,38 @@ def writes_to_parameters(parallel: str, ranks: int, _: int) -> None:
     torch.testing.assert_close(*losses)
 
 
-def of_whole_tensors(rank: int) -> None:
-    """Five rows on two of three ranks."""
-    mesh = DeviceMesh("cpu", [0, 1])
-    correct_operators([mesh])
-    whole = torch.rand(5, 3, generator=torch.Generator().manual_seed(0))
-    weight = distribute_tensor(whole, mesh, [Shard(0)])
-    if rank == 2:
-        with pytest.raises(BackendError, match=r"^rank 2 has no part .*: read it on ranks 0, 1$"):
-            weight.norm().item()
-        weight.normal_()
-        return
-    for draw in DRAWS:
-        results = []
-        for one in (weight, whole):
-            torch.manual_seed(3)
-            result = draw(one)
-            results.append(result.full_tensor() if isinstance(result, DTensor) else result)
-            results.append(torch.rand(()))  # what is drawn next
-        torch.testing.assert_close(results[:2], results[2:])
-    with pytest.raises(RuntimeError, match="require placement changes are not supported"):
-        weight.sum(0).normal_()
-    assert weight.norm().item() == pytest.approx(whole.norm().item())
+def mean_of(w: Tensor, plain: Tensor) -> Tensor:
+    return (w * plain).mean()
+
+
+#: What is computed of a parameter and a plain tensor, and its name in the refusal.
+MIXED: tuple[tuple[Callable[[Tensor, Tensor], object], str], ...] = (
+    (lambda w, plain: w.mul_(plain), "mul_"),
+    (lambda w, plain: w.copy_(plain), "copy_"),
+    (lambda w, plain: w.add_(plain.sum()), "add_"),
+    (lambda w, plain: torch._foreach_lerp_([w], [plain], 0.3), "_foreach_lerp_"),
+    (lambda w, plain: w.masked_fill_(plain > 0.5, 0.0), "masked_fill_"),
+    (mean_of, "mul"),
+)
+
+
+@torch.no_grad()
+def plain_tensors_that_differ(rank: int) -> None:
+    """Ranks that compute with other plain tensors say so at the next call."""
+    module = program("zero3", 2).module()
+    weight = module.get_parameter("layers.1.weight")
+    written = torch.full(weight.shape, float(rank))
+    written.copy_(weight)  # what was there is not read
+    torch._foreach_copy_([written], [weight])
+    weight.div_(torch.full(weight.shape, 2.0))
+    module(torch.ones(6, 6))
+    for compute, name in MIXED:
+        plain = torch.rand(weight.shape, generator=torch.Generator().manual_seed(rank))
+        compute(weight, plain)
+        match = rf"^rank 1 has another plain tensor beside .* in '{name}' than rank 0: it stands"
+        with pytest.raises(BackendError, match=match):
+            module(torch.ones(6, 6))
+        module(torch.ones(6, 6))
 
 
 #: Jobs by name.

@@ -1,8 +1,8 @@
-"""Operators on DTensors that are computed otherwise than by PyTorch."""
+"""Views of DTensors."""
 
 from torch.distributed.tensor import DTensor
 
-from partitioner.backends.torch.dtensor_operators import VIEWING
+from partitioner.backends.torch.dtensors.views import VIEWING
 
 #: Views that are never of another cut, and operators that show a tensor as it is.
 ALWAYS_VIEWS = {

@@ -1,0 +1,137 @@
+"""The way of a call of an operator on DTensors: to PyTorch, to one of ours, or to whole tensors.
+
+A plain tensor beside one in parts (`p.mul_(mask)`, `mean.lerp_(p, 0.1)`) is whole, and all ranks
+have the same one. An operator that writes to a plain tensor reads whole tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from threading import local
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dispatch import OpDispatcher
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpInfo, OutputSharding
+
+from partitioner.backends.torch.dtensors import draws, lists, scalars, views, writes
+from partitioner.backends.torch.dtensors.addresses import correct_addresses
+from partitioner.backends.torch.dtensors.parts import check_is_here, whole_spec
+from partitioner.backends.torch.dtensors.plain import note_plain
+from partitioner.backends.torch.dtensors.rules import differs_from_whole
+from partitioner.backends.torch.dtensors.schemas import written_tensors
+from partitioner.backends.torch.dtensors.wholes import MESHES, of_wholes_on_our_meshes, on_wholes
+
+_aten = torch.ops.aten
+
+#: Whether the user allows plain tensors beside all DTensors, in each thread.
+_ALLOWED = local()
+
+
+def correct_operators(meshes: Iterable[DeviceMesh]) -> None:
+    """From now on, compute these operators on DTensors as on whole tensors.
+
+    Args:
+        meshes: Those of DTensors beside which plain tensors are whole.
+    """
+    MESHES.update(meshes)
+    _correct_operators()
+    # a flag of this thread, which PyTorch's C++ reads before it asks the dispatcher
+    torch._C._set_dtensor_allow_implicit_replication(True)
+
+
+@cache
+def _correct_operators() -> None:
+    dispatcher: Any = DTensor._op_dispatcher
+    handlers = dispatcher._custom_op_handlers
+    for table in (
+        draws.HANDLERS,
+        lists.HANDLERS,
+        scalars.HANDLERS,
+        views.HANDLERS,
+        writes.HANDLERS,
+    ):
+        for operator, handler in table.items():
+            handlers.setdefault(operator, handler)
+    handlers[_aten.as_strided.default] = views.strided
+    for operator in (_aten.convolution.default, _aten.convolution_backward.default):
+        handlers[operator] = of_wholes_on_our_meshes(handlers[operator])
+    _ALLOWED.by_user = dispatcher._allow_implicit_replication
+    dispatcher.__class__ = _Dispatcher
+    correct_addresses()
+
+
+class _Dispatcher(OpDispatcher):
+    """PyTorch's, which takes plain tensors beside those of ranks' modules for whole.
+
+    PyTorch's C++ remembers by layouts how an operator is computed, and a plain tensor has the
+    layout of a DTensor that is whole. So an operator that it remembers of such DTensors is computed
+    of plain tensors without a question, on all meshes.
+    """
+
+    @property
+    def _allow_implicit_replication(self) -> bool:
+        """Whether the user is in PyTorch's `implicit_replication()`."""
+        return getattr(_ALLOWED, "by_user", False)
+
+    @_allow_implicit_replication.setter
+    def _allow_implicit_replication(self, is_allowed: bool) -> None:
+        _ALLOWED.by_user = is_allowed
+        torch._C._set_dtensor_allow_implicit_replication(True)
+
+    def _try_replicate_spec_for_scalar_tensor(
+        self, op_call: torch._ops.OpOverload, tensor_arg: Tensor, compute_mesh: DeviceMesh
+    ) -> DTensorSpec:
+        if compute_mesh in MESHES:
+            return whole_spec(compute_mesh, tensor_arg)
+        replicate = super()._try_replicate_spec_for_scalar_tensor
+        return replicate(op_call, tensor_arg, compute_mesh)
+
+    def _propagate_op_sharding_dispatch_slow_path(
+        self,
+        op_call: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        op_info: OpInfo,
+        try_cache: bool,
+    ) -> Any:
+        """How parts of the results follow from parts of tensors; or else the results."""
+        rule = super()._propagate_op_sharding_dispatch_slow_path
+        if op_info.compute_mesh not in MESHES:
+            return rule(op_call, args, kwargs, op_info, try_cache)
+        written = written_tensors(op_call, args, kwargs)
+        if not all(isinstance(tensor, DTensor) for tensor in written):
+            check_is_here(op_info.compute_mesh, "a plain one is computed of: compute it")
+            return on_wholes(op_call, args, kwargs)
+        try:
+            sharding = rule(op_call, args, kwargs, op_info, try_cache)
+        except (NotImplementedError, RuntimeError):
+            return on_wholes(op_call, args, kwargs)
+        if isinstance(sharding, OutputSharding) and differs_from_whole(
+            sharding, op_info, args, written
+        ):
+            return on_wholes(op_call, args, kwargs)
+        note_plain(op_info.compute_mesh, op_call, args, kwargs)
+        return sharding
+
+    def _dispatch_fast_path_python_tail(
+        self,
+        op_call: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        *details: Any,
+    ) -> Any:
+        """A plain tensor that was written to as a DTensor that is whole; else as PyTorch does.
+
+        PyTorch's C++ keeps the method that it finds first. If it was another class's, it raises a
+        bare AssertionError in place of this, after the tensor was written to.
+        """
+        first = args[0] if args else None
+        is_plain = isinstance(first, Tensor) and not isinstance(first, DTensor)
+        if is_plain and any(one is first for one in written_tensors(op_call, args, {})):
+            return first
+        return super()._dispatch_fast_path_python_tail(op_call, args, *details)

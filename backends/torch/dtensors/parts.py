@@ -1,0 +1,93 @@
+"""Whole tensors, and the parts of them that ranks have."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._redistribute import redistribute_local_tensor
+
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.faults import named
+
+
+def is_sum(tensor: Tensor) -> bool:
+    """Whether ranks have terms of it, which are still to be added up."""
+    return isinstance(tensor, DTensor) and any(
+        placement.is_partial() for placement in tensor.placements
+    )
+
+
+def whole_spec(mesh: DeviceMesh, tensor: Tensor) -> DTensorSpec:
+    """The layout of a plain tensor that all ranks of a mesh have."""
+    meta = TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
+    return DTensorSpec(mesh, (Replicate(),) * mesh.ndim, meta)
+
+
+def whole_of(tensor: Tensor) -> Tensor:
+    """The whole tensor with the strides that it has in parts."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    whole = tensor.full_tensor()
+    if whole.stride() == tensor.stride():
+        return whole
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=whole.device
+    ).copy_(whole)
+
+
+def outline_of(tensor: Tensor) -> Tensor:
+    """A tensor of the same sizes without contents."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def part_of_whole(spec: DTensorSpec, whole: Tensor) -> Tensor:
+    """This rank's part of a tensor that is cut so, or its term; it may be a view of the tensor."""
+    with torch.no_grad():
+        part: Tensor = redistribute_local_tensor(whole, whole_spec(spec.mesh, whole), spec)
+    return part
+
+
+def in_parts(tensor: DTensor, whole: Tensor) -> DTensor:
+    """A whole tensor cut as another one, which may be a sum to be added up.
+
+    One of other sizes is whole on every rank.
+    """
+    is_alike = whole.shape == tensor.shape
+    placements = tuple(
+        p if is_alike and not p.is_partial() else Replicate() for p in tensor.placements
+    )
+    meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
+    spec = DTensorSpec(tensor.device_mesh, placements, meta)
+    if tensor.device_mesh.get_coordinate() is None:
+        part = torch.zeros(() if whole.ndim == 0 else (0,), dtype=whole.dtype)
+    else:
+        part = (
+            part_of_whole(spec, whole).clone() if is_alike else whole
+        )  # no view, which keeps the whole
+    made: DTensor = DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return made
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Where a tensor, or this rank's part of it, lies, even if it has no elements."""
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    memory: int = local.untyped_storage()._cdata
+    return memory
+
+
+def check_is_here(mesh: DeviceMesh, reading: str) -> None:
+    """Refuse to read a tensor on a rank that has no part of it.
+
+    Args:
+        mesh: That of the tensor.
+        reading: Words of the error, after "the tensor that" and before "on" and its ranks.
+    """
+    if mesh.get_coordinate() is None:
+        ranks = named(mesh.mesh.flatten().tolist())
+        raise BackendError(
+            f"rank {dist.get_rank()} has no part of the tensor that {reading} on {ranks}"
+        )

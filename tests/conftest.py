@@ -5,7 +5,7 @@ import os
 import subprocess
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,16 +46,40 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test with many slow cases most are `sweep`, by a checksum of their names.
 
-    One of three of 16 cases and more stay, and half of 8 and more.
+    One of three of 16 cases and more stay, and half of 8 and more. Of a test marked `one_in(n)`
+    every n-th case runs by default, by the same checksum, and the others are `slow`.
     """
     slow = [item for item in items if item.get_closest_marker("slow")]
-    cases = Counter(item.nodeid.partition("[")[0] for item in slow)
+    cases = Counter(_test_name(item) for item in slow)
     for item in slow:
-        count = cases[item.nodeid.partition("[")[0]]
+        count = cases[_test_name(item)]
         share = 3 if count >= 16 else 2 if count >= 8 else 1
-        if zlib.crc32(item.nodeid.encode()) % share:
+        if _checksum(item) % share:
             item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
             item.add_marker("sweep")
+    _keep_one_in(items)
+
+
+def _keep_one_in(items: Sequence[pytest.Item]) -> None:
+    """Make most cases of tests marked `one_in` slow."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        is_apart = any(item.get_closest_marker(name) for name in ("slow", "sweep"))
+        if item.get_closest_marker("one_in") and not is_apart:
+            tests.setdefault(_test_name(item), []).append(item)
+    for cases in tests.values():
+        (share,) = cases[0].get_closest_marker("one_in").args  # type: ignore[union-attr]
+        for position, item in enumerate(sorted(cases, key=_checksum)):
+            if position % share:
+                item.add_marker("slow")
+
+
+def _test_name(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def _checksum(item: pytest.Item) -> int:
+    return zlib.crc32(item.nodeid.encode())
 
 
 @pytest.fixture(scope="session")

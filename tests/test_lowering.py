@@ -298,6 +298,7 @@ GROUPS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("groups", GROUPS)
 @pytest.mark.parametrize("name", ["tiny", "mlp", "llama"])
 def test_random_plans(name: str, groups: str) -> None:

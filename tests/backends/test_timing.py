@@ -75,6 +75,7 @@ def two_ranks() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.usefixtures("two_ranks")
 def test_updates_are_steps_of_the_optimizer(

@@ -51,6 +51,7 @@ def one_by_one(owner: Graph, placed: Sequence[PlacedNode], cluster: Cluster) -> 
         return referee.evaluate_placed(owner, placed, cluster)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("groups", GROUPS, ids=lambda groups: " ".join(map(str, groups)))
 @pytest.mark.parametrize("name", MODELS)
 def test_figures_are_those_of_every_device(name: str, groups: tuple[DeviceMesh, ...]) -> None:

@@ -143,6 +143,7 @@ def test_the_rules_of_processors_are_not_those_of_gpus() -> None:
     assert peaks[0] == 0 < peaks[1]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_an_optimizer_holds_and_takes_what_is_predicted(optimizer: str, dtype: torch.dtype) -> None:

@@ -37,6 +37,7 @@ def test_ranks_of_one_process_give_the_gradients(kind: str) -> None:
     assert compiled.verify()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("job", job_parameters(JOBS))
 def test_ranks_hold_as_much_and_train_to_the_same_weights(run_job: RunJob, job: str) -> None:
     run_job(at_rest_jobs.__name__ + ".py", job)

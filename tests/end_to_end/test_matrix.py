@@ -49,6 +49,7 @@ def _is_split(summary: Mapping[str, object]) -> bool:
     return share >= 0.9
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("devices", [2, 3])
 @pytest.mark.parametrize("name", QUICK)

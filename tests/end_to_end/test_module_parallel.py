@@ -171,6 +171,7 @@ CHECKS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("kind", "devices", "mesh"), KINDS)
 def test_gradients_equal_one_process(kind: str, devices: int, mesh: dict[str, int] | None) -> None:
     program = compiled(kind, devices, mesh)

@@ -48,6 +48,7 @@ def net(op: str, opset: int, attrs: Mapping[str, Any], batch: int = 2) -> onnx.M
     return onnx_models.model(nodes, *values, weights, opset=opset)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "mesh",
     [

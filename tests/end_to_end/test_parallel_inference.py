@@ -40,6 +40,7 @@ def is_cut(node: PlacedNode, axis: str) -> bool:
     return any(axis in layout.axes for layout in node.layouts.values())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("kind", "devices"), MESHES)
 @pytest.mark.parametrize("name", MODELS)
 def test_onnx_models_are_cut_as_said(name: str, kind: str, devices: int) -> None:

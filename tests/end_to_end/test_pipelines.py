@@ -17,6 +17,7 @@ from partitioner.ir.errors import OptionError
 from partitioner.strategies.constraints import ConstraintError
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("job", job_parameters(JOBS))
 def test_ten_steps_are_those_of_one_process(run_job: RunJob, job: str) -> None:
     run_job("pipeline_model_jobs.py", job)

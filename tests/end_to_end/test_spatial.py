@@ -83,6 +83,7 @@ def axes(mesh: Mapping[str, int], first: int = 2) -> Mapping[str, int]:
     return {axis: first + place for place, axis in enumerate(mesh)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("up", ["", "nearest", "bilinear"])
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_unet(mesh: Mapping[str, int], up: str) -> None:

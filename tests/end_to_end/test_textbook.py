@@ -147,7 +147,7 @@ def test_two_operators_are_trained_apart() -> None:
 def test_doubled_batch_on_four_devices_is_trained_in_two_stages_of_two(
     options: dict[str, Any],
 ) -> None:
-    program = _trained(2, 4, time_limit_s=10, **options)
+    program = _trained(2, 4, time_limit_s=4, **options)
     plan = program.plan
     assert plan.kind == "pipeline"
     assert [group.devices for group in plan.groups] == [(0, 1), (2, 3)]
@@ -160,13 +160,13 @@ def test_doubled_batch_on_four_devices_is_trained_in_two_stages_of_two(
 
 def test_a_sum_of_gradients_has_no_room() -> None:
     with pytest.raises(Infeasible, match="gradients"):
-        _trained(2, 4, time_limit_s=10, micro_batches=2)
+        _trained(2, 4, time_limit_s=3, micro_batches=2)
 
 
 @pytest.mark.parametrize("strategy", ["intra", "inter"])
 def test_doubled_batch_is_not_trained_in_one_group_nor_on_single_devices(strategy: str) -> None:
     with pytest.raises(Infeasible):
-        _trained(2, 4, strategy=strategy, time_limit_s=3)
+        _trained(2, 4, strategy=strategy, time_limit_s=1)
 
 
 def test_doubled_batch_on_four_devices_is_hybrid() -> None:

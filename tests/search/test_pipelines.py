@@ -451,6 +451,7 @@ def test_schedules_are_simulated_best_first_and_none_is_once_the_work_is_done(
     assert min(plan.evaluation.step_s for plan in free.plans) <= short.plans[0].evaluation.step_s
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb1", "interleaved"])
 @pytest.mark.parametrize("lanes", [2, 3])
 def test_no_cut_is_simulated_below_the_bound_which_knows_that_stages_wait(

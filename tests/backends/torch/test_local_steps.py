@@ -100,6 +100,7 @@ def watched(some: list[nn.Parameter]) -> Owner:
     return owner
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("kind", "options"), OPTIMIZERS)
 def test_parts_are_updated_as_dtensors_are(
     kind: Callable[..., Optimizer], options: dict[str, Any], mesh: DeviceMesh, steps: list[bool]

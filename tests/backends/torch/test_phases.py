@@ -74,6 +74,7 @@ def check(program: ModuleProgram, kind: Model, batch: Batch, micro_batches: int)
         torch.testing.assert_close(program.whole.get_buffer(name), buffer)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", LANES)
 @pytest.mark.parametrize("kind", [Tied, UNet, Towers, Plain])
 def test_a_step_is_gradient_accumulation(kind: Model, name: str) -> None:
@@ -88,6 +89,7 @@ def test_any_lanes(kind: Model, devices: Devices) -> None:
     check(planned(kind, devices, "1f1b"), kind, batch, 4)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", [Tied, UNet, Towers, Plain])
 @pytest.mark.parametrize("parallel", ["dp", "tp", "zero3"])
 def test_stages_of_two_devices(kind: Model, parallel: str) -> None:
@@ -180,6 +182,7 @@ def test_a_result_that_is_neither_of_the_batch_nor_a_mean_is_refused() -> None:
         staged(Whole().double(), Plain.batch(0)[:1], [(0,), (1,)])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("parallel", ["", "dp"])
 @pytest.mark.parametrize("kind", [Tied, UNet, Towers, Plain])
 def test_the_last_micro_batch_may_be_smaller(kind: Model, parallel: str) -> None:

@@ -105,6 +105,7 @@ def check_case(case: Case) -> None:
     check_layouts(trial.node, dense, 10 * case.tolerance)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_own_operators_take_operands_with_any_strides(family: str) -> None:
     for case in filter(is_suspect, cases(family)):
@@ -171,6 +172,7 @@ class Grouped(nn.Module):
         return self.second(torch.relu(self.norm(self.first(x)))).square().mean()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("devices", [1, 2, 3, 5])
 def test_group_norm_trains_on_parts(devices: int, memory_format: torch.memory_format) -> None:
@@ -239,6 +241,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], tuple[Tensor,
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("traced", ["sliced", "transposed"])
 def test_calls_may_have_other_strides_than_the_example(name: str, traced: str) -> None:

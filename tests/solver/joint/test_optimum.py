@@ -47,6 +47,7 @@ def test_most_problems_of_a_kind_have_plans(kind: str) -> None:
     assert any(plan is not None for plan in plans[:3])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(8))
 def test_throughput_is_the_optimum(kind: str, seed: int) -> None:
@@ -63,6 +64,7 @@ def test_throughput_is_the_optimum(kind: str, seed: int) -> None:
     assert outcome.excess_bytes == 0
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_memory_is_the_optimum_within_its_tolerance(kind: str, seed: int) -> None:

@@ -72,6 +72,7 @@ def little_luck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("partitioner.solver.joint.incumbents.EFFORT_PER_CHOICE", 5)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("little_luck")
 @pytest.mark.parametrize("start", range(0, 500, CHUNK))
 def test_throughput(start: int) -> None:

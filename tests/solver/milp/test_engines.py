@@ -134,6 +134,7 @@ def test_a_solver_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
         solve_milp(knapsack(5), Work.within(60), 0.0, engine=CBC)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("objective", ["throughput", "memory"])
 @pytest.mark.parametrize("seed", range(4))
 def test_cbc_finds_the_optimum_of_random_problems(objective: Any, seed: int) -> None:

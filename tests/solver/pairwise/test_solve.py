@@ -35,6 +35,7 @@ SEEDS = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("start", SEEDS)
 def test_solve_is_the_optimum(start: int) -> None:
     feasible = 0
@@ -72,6 +73,7 @@ def test_a_known_choice_ends_the_search_where_nothing_is_better() -> None:
         assert worst.cost == answer.cost  # feasible or not
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("start", SEEDS)
 def test_the_exact_program_is_the_optimum_with_and_without_presolve(start: int) -> None:
     for seed in range(start, start + 20):
@@ -100,6 +102,7 @@ def test_the_exact_program_refutes_what_is_infeasible() -> None:
     assert solve_exactly(model, 60, 0.0) == (None, math.inf)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("start", SEEDS)
 def test_bounds_are_never_above_the_optimum(start: int) -> None:
     for seed in range(start, start + 20):

@@ -8,10 +8,11 @@ from dataclasses import replace
 from partitioner.solver.joint.elimination import Eliminator
 from partitioner.solver.joint.local_search import local_search
 from partitioner.solver.joint.search import Search
-from partitioner.solver.milp.engines import solve_milp
+from partitioner.solver.milp.engines import node_steps_of, solve_milp
 from partitioner.solver.milp.formulation import Formulation, Goal, formulate
 from partitioner.solver.milp.program import MilpResult
 from partitioner.solver.presolve import keep_choices
+from partitioner.solver.referee import Outcome
 from partitioner.solver.symmetry import canonical
 from partitioner.solver.work import Work
 
@@ -24,6 +25,8 @@ EXACT_BINARIES = 100
 #: A plan is sought among the choices that the relaxation takes at least so much of, in relation to
 #: the one of the same node that it takes most of.
 SHARE = 1e-3
+#: The relaxation may take one of so many shares of the clock, and of the steps.
+SHARES = 2
 #: Moves that local search tries from a program's plan: the tie-break, and bytes over the limits.
 POLISH = 2_000
 
@@ -32,14 +35,17 @@ def round_relaxation(search: Search) -> None:
     """Bound the throughput of one group by the relaxed MILP, and offer a plan of what it chooses.
 
     The relaxation is nearly tight: few nodes are shared among several choices. Elimination finds
-    the best plan of those, as it does of a graph that is not wide. Of the training steps and models
-    of `tests/benchmarks/accuracy.py` such plans are within 0.5 % of the bound, after seconds, where
-    the MILP takes minutes for some. If half of the clock does not suffice, other methods follow.
+    the best plan of those, as it does of a graph that is not wide. It leaves memory aside: where
+    its plan does not fit, the one that takes most of each node's shares is offered too. Of the
+    training steps and models of `tests/benchmarks/accuracy.py` such plans are within 0.5 % of the
+    bound, after seconds, where the MILP takes minutes for some. Other methods follow where half of
+    the clock does not suffice, and at once where the relaxation would take more than half of the
+    steps.
     """
     form = formulate(search.problem, "throughput", _known_cost(search))
-    if form is None:
+    if form is None or node_steps_of(form.milp) > search.work.left / SHARES:
         return
-    work = search.work.of_the_clock(2)
+    work = search.work.of_the_clock(SHARES)
     values = _relaxed(search, form, work)
     if work.stopped:
         search.work.cut_off()
@@ -52,10 +58,12 @@ def round_relaxation(search: Search) -> None:
     answer = Eliminator(keep_choices(search.problem, kept), search.work).min_sum(
         [1 / search.problem.devices] * search.problem.devices
     )
-    chosen = form.decode(values)
     if answer is not None and math.isfinite(answer[1]):
         chosen = tuple(choices[pick] for choices, pick in zip(kept, answer[0], strict=True))
-    _offer_polished(search, chosen, _lp(search))
+        outcome = _offer_polished(search, chosen, _lp(search))
+        if outcome is not None and outcome.excess_bytes <= 0:
+            return
+    _offer_polished(search, form.decode(values), _lp(search))
 
 
 def run_milp(search: Search, goal: Goal) -> None:
@@ -120,14 +128,20 @@ def _lp(search: Search) -> str:
     return f"{search.engine.label} LP"
 
 
-def _offer_polished(search: Search, chosen: tuple[int, ...], source: str) -> None:
+def _offer_polished(search: Search, chosen: tuple[int, ...], source: str) -> Outcome | None:
     """Offer a plan, and what local search makes of it by the loads and the bytes over the limits.
 
     Its moves are few, and are tried also where a large program has taken the steps that were left.
+
+    Returns:
+        The cost of the plan itself; None if it is forbidden.
     """
-    if search.offer(chosen, source) is not None:
+    outcome = search.offer(chosen, source)
+    if outcome is not None:
         work = Work(search.work.deadline, parent=search.work)
-        search.offer(local_search(search.problem, chosen, effort=POLISH, work=work), source)
+        better = local_search(search.problem, chosen, effort=POLISH, work=work, seed=search.seed)
+        search.offer(better, source)
+    return outcome
 
 
 def _repair(search: Search, goal: Goal) -> None:

@@ -14,6 +14,8 @@ from partitioner.solver import Problem, brute_force, solve
 from partitioner.solver.joint.incumbents import relax, seek
 from partitioner.solver.joint.programs import round_relaxation, run_milp
 from partitioner.solver.joint.search import Search
+from partitioner.solver.milp.engines import node_steps_of
+from partitioner.solver.milp.formulation import formulate
 from partitioner.solver.presolve import presolve
 from partitioner.solver.work import Work
 
@@ -45,6 +47,16 @@ def test_a_relaxation_out_of_time_leaves_the_search_to_other_methods() -> None:
     round_relaxation(search)
     assert search.bound == 0.0
     assert search.work.stopped
+
+
+def test_a_relaxation_of_more_than_half_of_the_steps_is_left_out() -> None:
+    search = search_of(spmd(1, 60, 6))
+    form = formulate(search.problem, "throughput")
+    assert form is not None
+    for steps, source in ((1.9, "none"), (2.1, "HiGHS LP")):
+        search.work = Work.within(60, steps * node_steps_of(form.milp))
+        round_relaxation(search)
+        assert search.proved_by == source
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from partitioner.solver.bounds import Bounds
 from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.outcome import Status, relative_gap
 from partitioner.solver.problem import Problem, SolverError
@@ -40,8 +41,7 @@ class Progress:
     found_by: str = "none"  #: The method that found the plan.
     proved_by: str = "none"  #: The method that proved the bound.
     closest: tuple[int, ...] | None = None  #: The plan that is over the limits by the fewest bytes.
-    #: The highest bound of each method.
-    _bounds: dict[str, float] = field(default_factory=dict)
+    _bounds: Bounds = field(default_factory=Bounds)
     #: Of the best plan: the load of all devices, its returns, the highest peak, all peaks.
     _rank: tuple[float, ...] = (math.inf,) * 4
     _excess: float = math.inf
@@ -76,20 +76,16 @@ class Progress:
 
     def prove(self, bound: float, source: str) -> None:
         """Keep a bound if it is higher, and no known plan refutes it."""
-        self._bounds[source] = max(bound, self._bounds.get(source, 0.0))
+        self._bounds.add(bound, source)
         if bound > self.bound:
             self.bound, self.proved_by = bound, source
         self._drop_refuted()
 
     def _drop_refuted(self) -> None:
-        """Drop bounds that the best plan is below: a MILP solver proves too much now and then."""
-        if self.bound <= self.cost * (1 + REFUTED):
-            return
-        for source, bound in tuple(self._bounds.items()):
-            if bound > self.cost * (1 + REFUTED):
-                del self._bounds[source]
-        self.proved_by = max(self._bounds, key=self._bounds.__getitem__, default="none")
-        self.bound = self._bounds.get(self.proved_by, 0.0)
+        """Drop bounds that the best plan is below."""
+        most = self.cost * (1 + REFUTED)
+        if self.bound > most:
+            self.bound, self.proved_by = self._bounds.without_those_above(most)
 
     @property
     def done(self) -> bool:

@@ -133,9 +133,9 @@ def refute(search: Search) -> None:
         search.prove(math.inf, "elimination")
 
 
-def squeeze(search: Search, least: tuple[int, ...]) -> list[tuple[int, ...]]:
+def squeeze(eliminator: Eliminator, least: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Plans of little load at several prices of a byte: the lowest at which they fit is sought."""
-    problem = search.problem
+    problem = eliminator.problem
     limits = [limit for limit in problem.limit_bytes if math.isfinite(limit)]
     plans: list[tuple[int, ...]] = []
     if not limits:
@@ -144,8 +144,8 @@ def squeeze(search: Search, least: tuple[int, ...]) -> list[tuple[int, ...]]:
     low, high = -3.0, 3.0  # powers of ten of the price, in `unit`
     for step in range(SQUEEZES):
         power = high if not step else (low + high) / 2
-        answer = search.eliminator.min_sum([1.0] * problem.devices, unit * 10**power)
-        if answer is None or search.work.over:
+        answer = eliminator.min_sum([1.0] * problem.devices, unit * 10**power)
+        if answer is None or eliminator.work.over:
             return plans
         plans.append(answer[0])
         fits = evaluate_choices(problem, answer[0]).excess_bytes <= 0
@@ -162,7 +162,7 @@ def starts(search: Search) -> list[tuple[int, ...]]:
     plans = [*picks.values(), *(split.chosen for split in splits(search, picks))]
     least = _cheapest(search.eliminator)
     if least is not None:
-        return [*plans, least, *squeeze(search, least)]
+        return [*plans, least, *squeeze(search.eliminator, least)]
     if plans:
         return plans
     plan, steps = along(problem)

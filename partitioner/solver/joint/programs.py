@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from partitioner.solver.joint.elimination import Eliminator
+from partitioner.solver.joint.incumbents import offer_all, squeeze
 from partitioner.solver.joint.local_search import local_search
 from partitioner.solver.joint.search import Search
-from partitioner.solver.milp.engines import solve_milp
+from partitioner.solver.milp.engines import node_steps_of, solve_milp
 from partitioner.solver.milp.formulation import Formulation, Goal, formulate
 from partitioner.solver.milp.program import MilpResult
 from partitioner.solver.presolve import keep_choices
+from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.symmetry import canonical
 from partitioner.solver.work import Work
 
@@ -24,6 +27,8 @@ EXACT_BINARIES = 100
 #: A plan is sought among the choices that the relaxation takes at least so much of, in relation to
 #: the one of the same node that it takes most of.
 SHARE = 1e-3
+#: The relaxation may take one of so many shares of the clock; of the steps, if no plan fits yet.
+SHARES = 2
 #: Moves that local search tries from a program's plan: the tie-break, and bytes over the limits.
 POLISH = 2_000
 
@@ -32,30 +37,50 @@ def round_relaxation(search: Search) -> None:
     """Bound the throughput of one group by the relaxed MILP, and offer a plan of what it chooses.
 
     The relaxation is nearly tight: few nodes are shared among several choices. Elimination finds
-    the best plan of those, as it does of a graph that is not wide. Of the training steps and models
-    of `tests/benchmarks/accuracy.py` such plans are within 0.5 % of the bound, after seconds, where
-    the MILP takes minutes for some. If half of the clock does not suffice, other methods follow.
+    the best plan of those, as it does of a graph that is not wide. It leaves memory aside: where
+    its plan does not fit, bytes have a price. Of the training steps and models of
+    `tests/benchmarks/accuracy.py` such plans are within 0.5 % of the bound, after seconds, where
+    the MILP takes minutes for some. Other methods follow where half of the clock does not suffice;
+    they come first where no plan fits yet and the relaxation would take more than half of the steps
+    that may find one.
     """
     form = formulate(search.problem, "throughput", _known_cost(search))
     if form is None:
         return
-    work = search.work.of_the_clock(2)
+    none_fits = search.best is None and search.closest is not None
+    if none_fits and node_steps_of(form.milp) > search.work.left / SHARES:
+        return
+    work = search.work.of_the_clock(SHARES)
     values = _relaxed(search, form, work)
     if work.stopped:
         search.work.cut_off()
     if not values:
         return
+    ranked = offer_all(search, _rounded(search, form, values), _lp(search))
+    if ranked:
+        _offer_polished(search, min(ranked, key=ranked.__getitem__), _lp(search))
+
+
+def _rounded(
+    search: Search, form: Formulation, values: Sequence[float]
+) -> Iterator[tuple[int, ...]]:
+    """Plans near the values of a relaxed MILP of one group."""
+    yield form.decode(values)
     kept = []
     for row in form.select:
         least = SHARE * max(values[column] for column in row)
         kept.append([choice for choice, column in enumerate(row) if values[column] > least])
-    answer = Eliminator(keep_choices(search.problem, kept), search.work).min_sum(
-        [1 / search.problem.devices] * search.problem.devices
-    )
-    chosen = form.decode(values)
-    if answer is not None and math.isfinite(answer[1]):
-        chosen = tuple(choices[pick] for choices, pick in zip(kept, answer[0], strict=True))
-    _offer_polished(search, chosen, _lp(search))
+    few = keep_choices(search.problem, kept)
+    # few eliminations, which are tried also where the relaxation has taken the steps that were left
+    eliminator = Eliminator(few, Work(search.work.deadline, parent=search.work))
+    answer = eliminator.min_sum([1 / few.devices] * few.devices)
+    if answer is None or math.isinf(answer[1]):
+        return
+    plans = [answer[0]]
+    if evaluate_choices(few, answer[0]).excess_bytes > 0:
+        plans += squeeze(eliminator, answer[0])
+    for plan in plans:
+        yield tuple(choices[pick] for choices, pick in zip(kept, plan, strict=True))
 
 
 def run_milp(search: Search, goal: Goal) -> None:
@@ -127,7 +152,8 @@ def _offer_polished(search: Search, chosen: tuple[int, ...], source: str) -> Non
     """
     if search.offer(chosen, source) is not None:
         work = Work(search.work.deadline, parent=search.work)
-        search.offer(local_search(search.problem, chosen, effort=POLISH, work=work), source)
+        better = local_search(search.problem, chosen, effort=POLISH, work=work, seed=search.seed)
+        search.offer(better, source)
 
 
 def _repair(search: Search, goal: Goal) -> None:

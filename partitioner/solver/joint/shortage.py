@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from partitioner import units
 from partitioner.solver.joint.local_search import EFFORT, local_search, peaks
+from partitioner.solver.joint.programs import ROW_TOLERANCE
 from partitioner.solver.milp.engines import HIGHS, Engine, solve_milp
 from partitioner.solver.milp.formulation import formulate
 from partitioner.solver.outcome import Infeasible, Solution
@@ -83,11 +84,24 @@ def seek_least(progress: Progress) -> bool:
         return False
     gap, engine = progress.gap / 10, progress.engine
     result = solve_milp(form.milp, progress.work, gap, start, engine=engine)
-    if result.status == "infeasible":
+    if result.status == "infeasible" and progress.closest is None:
         raise forbidden()
     if result.values:
         progress.offer(form.decode(result.values), engine.label)
-    return result.status == "optimal"
+    return result.status == "optimal" and _is_least(progress, form.bound(result.bound))
+
+
+def _is_least(progress: Progress, proven_bytes: float) -> bool:
+    """Whether the nearest plan known bears out that all plans are short of so many bytes.
+
+    A MILP solver's rows hold within a share of the bytes held, however few of them are short: less
+    than that share proves nothing, and a plan that is short of less by more than it refutes it.
+    """
+    if progress.closest is None:
+        return False
+    outcome = evaluate_choices(progress.problem, progress.closest)
+    tolerance = ROW_TOLERANCE * max(outcome.peak_bytes)
+    return tolerance < proven_bytes <= outcome.excess_bytes + tolerance
 
 
 def refused(reduced: Reduced, progress: Progress, *, least: bool) -> Infeasible:

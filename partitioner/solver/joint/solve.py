@@ -46,7 +46,8 @@ def solve(
 ) -> Solution:
     """The best plan found within the limits, with a bound that no plan is below.
 
-    Deterministic for equal arguments unless the clock stops it (status `time_limit`).
+    Deterministic for equal arguments unless the clock stops something, which `work.stopped` tells;
+    the status is `time_limit` then, or `optimal` where the gap is met all the same.
 
     Args:
         problem: The problem.
@@ -89,7 +90,7 @@ def solve(
         search.prove(known.bound, proved_by)
         _go_on(search)
     if search.best is None:
-        search.work = Work.within(max(work.left_s, reason_s))
+        search.work = replace(Work.within(max(work.left_s, reason_s)), stopped=work.stopped)
         least = seek_least(search) if reason_s else False
         if search.best is None:
             raise refused(reduced, search, least=least)

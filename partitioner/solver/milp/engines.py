@@ -77,6 +77,11 @@ _PULP: Mapping[str, tuple[str, ...]] = {
 NODE_STEPS = 40
 
 
+def node_steps_of(milp: Milp) -> float:
+    """Steps of one node of branch and bound, the root too."""
+    return NODE_STEPS * max(1, sum(len(row.columns) for row in milp.rows))
+
+
 def solve_milp(
     milp: Milp,
     work: Work,
@@ -102,7 +107,7 @@ def solve_milp(
     """
     if not milp.cost:
         return MilpResult((), 0.0, 0.0, "optimal")
-    node_steps = NODE_STEPS * max(1, sum(len(row.columns) for row in milp.rows))
+    node_steps = node_steps_of(milp)
     if engine.pulp is None:
         most = min(work.left / node_steps, math.inf if branches is None else branches)
         nodes = max(1, int(most)) if math.isfinite(most) else None

@@ -39,7 +39,7 @@ def solve_exactly(
 
     Returns:
         The best strategies known to the solver, if any, and a lower bound: infinite if there are
-        none.
+        none, minus infinity if the solver was stopped before it had one.
     """
     cost, matrix, lower, upper = _program(model)
     scale = max(1.0, float(cost.max(initial=0.0)) / 1e6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from partitioner.solver.bounds import Bounds
 from partitioner.solver.outcome import Status
 from partitioner.solver.pairwise.model import Model
 from partitioner.solver.pairwise.problem import Ints, Pairwise, evaluate
@@ -70,6 +71,7 @@ class Progress:
     found_by: str = "none"
     proved_by: str = "none"
     trace: list[tuple[float, float, float]] = field(default_factory=list)
+    _bounds: Bounds = field(default_factory=Bounds)
 
     def offer(self, model: Model, chosen: Ints, source: str) -> None:
         """Keep a choice of a model's strategies if it is feasible and better, by the referee."""
@@ -80,6 +82,8 @@ class Progress:
         outcome = evaluate(self.problem, chosen)
         if not outcome.fault and outcome.cost < self.cost:
             self.chosen, self.cost, self.found_by = chosen, outcome.cost, source
+            if self.bound > self.cost:
+                self.bound, self.proved_by = self._bounds.without_those_above(self.cost)
             self._note()
 
     def prove(self, bound: float, source: str) -> None:
@@ -87,6 +91,7 @@ class Progress:
         if math.isfinite(bound):
             bound = math.ceil(bound - RELATIVE * abs(bound) - ABSOLUTE)
         bound = min(bound, self.cost)
+        self._bounds.add(bound, source)
         if bound > self.bound:
             self.bound, self.proved_by = bound, source
             self._note()

@@ -180,7 +180,7 @@ def _finish(progress: Progress, dual: Dual, relaxation: Relaxation, engine: Engi
     if columns(model) > MAX_COLUMNS:
         return none
     chosen, bound = solve_exactly(model, progress.left_s, progress.gap, engine)
-    if math.isinf(bound):
+    if bound == math.inf:
         progress.close(engine.label)
         return none
     progress.prove(bound, engine.label)

@@ -1,6 +1,7 @@
 """The relaxed MILP and its rounded plan, and what the MILP proves."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from solver_instances import spmd
@@ -10,10 +11,12 @@ from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.search.explicit import first_problem
 from partitioner.search.request import Request
-from partitioner.solver import Problem, brute_force, solve
+from partitioner.solver import Problem, brute_force, evaluate_choices, solve
 from partitioner.solver.joint.incumbents import relax, seek
 from partitioner.solver.joint.programs import round_relaxation, run_milp
 from partitioner.solver.joint.search import Search
+from partitioner.solver.milp.engines import node_steps_of
+from partitioner.solver.milp.formulation import formulate
 from partitioner.solver.presolve import presolve
 from partitioner.solver.work import Work
 
@@ -34,10 +37,23 @@ def test_a_rounded_relaxation_bounds_all_plans_and_is_one(seed: int, limit: floa
         return
     assert search.proved_by == "HiGHS LP"
     assert 0 < search.bound <= best[1] * (1 + 1e-6)
-    if search.best is not None:
-        assert search.cost >= best[1] * (1 - 1e-9)
-    elif math.isinf(limit):
-        pytest.fail("without limits the relaxation has a plan")
+    assert search.best is not None
+    assert search.cost >= best[1] * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_relaxation_is_rounded_within_memory(seed: int) -> None:
+    """Its choices at prices of a byte are near the bound; local search makes only a few moves."""
+    free = spmd(seed, 30, 5)
+    search = search_of(free)
+    round_relaxation(search)
+    assert search.best is not None
+    peak = max(evaluate_choices(search.problem, search.best).peak_bytes)
+    limited = search_of(replace(free, limit_bytes=(round(0.85 * peak),) * free.devices))
+    round_relaxation(limited)
+    assert limited.best is not None
+    assert evaluate_choices(limited.problem, limited.best).excess_bytes == 0
+    assert search.bound <= limited.bound <= limited.cost <= 1.1 * limited.bound
 
 
 def test_a_relaxation_out_of_time_leaves_the_search_to_other_methods() -> None:
@@ -45,6 +61,22 @@ def test_a_relaxation_out_of_time_leaves_the_search_to_other_methods() -> None:
     round_relaxation(search)
     assert search.bound == 0.0
     assert search.work.stopped
+
+
+@pytest.mark.parametrize("limit", [math.inf, 60.0])
+def test_a_dear_relaxation_waits_until_a_plan_fits(limit: float) -> None:
+    problem = spmd(1, 30, 5, limit=limit)
+    form = formulate(search_of(problem).problem, "throughput")
+    assert form is not None
+    waits = math.isfinite(limit)
+    for shares, source in ((1.9, "elimination" if waits else "HiGHS LP"), (2.1, "HiGHS LP")):
+        search = search_of(problem)
+        relax(search)
+        assert (search.best is None) == waits
+        search.bound = 0.0  # elimination may have proven all
+        search.work = Work.within(60, shares * node_steps_of(form.milp))
+        round_relaxation(search)
+        assert search.proved_by == source
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from partitioner.solver.pairwise.ledger import add, ledger
 from partitioner.solver.pairwise.messages import Messages
 from partitioner.solver.pairwise.model import CONFLICT, build
 from partitioner.solver.pairwise.moves import Mover
+from partitioner.solver.pairwise.progress import Progress
 from partitioner.solver.pairwise.reduce import reduce
 from partitioner.solver.problem import SolverError
 
@@ -100,6 +102,36 @@ def test_the_exact_program_refutes_what_is_infeasible() -> None:
     assert model is not None
     assert optimum(problem) is None
     assert solve_exactly(model, 60, 0.0) == (None, math.inf)
+
+
+@pytest.mark.parametrize("bound", [-math.inf, 0.0])
+def test_an_exact_program_that_is_stopped_closes_no_gap(
+    bound: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HiGHS has a bound of minus infinity where the time ends before its root is solved."""
+    module = import_module("partitioner.solver.pairwise.solve")
+    monkeypatch.setattr(module, "FIRST_TRY", 1)
+    monkeypatch.setattr(module, "solve_exactly", lambda *_: (None, bound))
+    answer = solve(instance(20, nodes=60, most=6, scale=1000), rounds=4)
+    assert answer.cost is not None
+    assert answer.status == "feasible"
+    assert answer.bound < answer.cost
+
+
+def test_a_choice_that_costs_less_than_a_bound_refutes_it() -> None:
+    problem = make([[4, 6], [4, 9]], [[0, 0]] * 2, [(0, 0)] * 2, [], [], None)
+    progress = Progress(problem, 0.0, 0.0, 60.0)
+    progress.take((1, 1), "search")
+    progress.prove(5, "message passing")
+    progress.prove(14, "HiGHS")
+    assert not progress.met
+    progress.take((1, 0), "search")
+    assert (progress.cost, progress.bound, progress.proved_by) == (10, 5, "message passing")
+    progress.prove(8, "HiGHS")
+    assert (progress.bound, progress.proved_by) == (8, "HiGHS")
+    progress.close("HiGHS")
+    assert progress.solution().status == "optimal"
+    assert progress.solution().bound == progress.cost
 
 
 @pytest.mark.one_in(2)

@@ -26,7 +26,7 @@ from partitioner.backends.errors import BackendError, CommunicationError, one_li
 from partitioner.backends.group_lifetime import call_before_groups_end
 from partitioner.backends.torch.faults import Roll, cause, named, own_process
 from partitioner.backends.torch.groups import new_group, resolved_group
-from partitioner.backends.torch.sums import Sums, code
+from partitioner.backends.torch.sums import Sums, code, differing_within
 from partitioner.backends.torch.whereabouts import Whereabouts
 from partitioner.ir.errors import PartitionerError
 
@@ -94,7 +94,7 @@ class Agreement:
             doing: In words; the same on all ranks if they may go on.
             problem: Why this rank cannot go on; "" if it can.
             sums: Checksums of the values, at most `words` of them in all; given by all ranks that
-                have no problem, or by none. Where a rank has news, only the first are compared.
+                have no problem, or by none. Where a rank has news, the last are not compared.
             asks: Whether this rank has news that all are to `compare`.
 
         Returns:
@@ -132,7 +132,7 @@ class Agreement:
         codes = rows[:, 0]
         if bool((codes == codes[0]).all()) and not problem:
             news, start = bool(rows[:, 1].any()), 2
-            for one in sums[:1] if news else sums:
+            for one in sums[:-1] if news else sums:
                 self._check_sums(one, rows[:, start : start + len(one.words)])
                 start += len(one.words)
             return news
@@ -166,13 +166,10 @@ class Agreement:
         if not differing:
             return
         tables = [json.loads(text) for text in self._texts(json.dumps(dict(sums.inner)))]
-        inner = {
-            (first, name): [rank for rank in ranks if tables[rank].get(name) != word]
-            for (first, _), ranks in differing.items()
-            for name, word in tables[first].items()
-        }
-        differing = {key: ranks for key, ranks in inner.items() if ranks} or differing
-        raise AgreedError(sums.problem(differing))
+        if any(tables):
+            differing = differing_within(differing, tables)
+        if differing:
+            raise AgreedError(sums.problem(differing))
 
     @contextmanager
     def together(self, doing: str) -> Iterator[None]:

@@ -554,7 +554,7 @@ class RankModule(nn.Module):
         sums: Sequence[Sums] = ()
         if not problem:
             inputs_sums = self._input_sums(word, args, kwargs)
-            sums = inputs_sums, self._written_sums(), self._plain_sums()
+            sums = inputs_sums, self._plain_sums(), self._written_sums()
         agree = self._agreement.begin(doing, problem, sums, asks=self._is_loaded)
         if problem or self._is_loaded or self._variant_name(word, key) not in self._passes:
             self._agree(agree)

@@ -35,7 +35,8 @@ class Sums:
         advice: What would be right.
         keys: By name and rank; ranks with equal keys must have equal values. A name without keys
             must be alike on all ranks.
-        inner: Checksums of the values behind one word, by name; for errors only.
+        inner: Checksums of the values behind one word, by name, which are compared where the word
+            differs. A name that a rank lacks is of a value that it does not know.
     """
 
     words: Mapping[str, int]
@@ -74,3 +75,23 @@ class Sums:
             more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
             has = "has" if len(ranks) == 1 else "have"
             yield f"{named(ranks)} {has} {self.differ} {differing[0]!r}{more} than rank {first}"
+
+
+def differing_within(
+    differing: Mapping[tuple[int, str], Sequence[int]], tables: Sequence[Mapping[str, int]]
+) -> dict[tuple[int, str], list[int]]:
+    """As `Sums.differing`, of the values behind words.
+
+    Args:
+        differing: Ranks whose words differ.
+        tables: `Sums.inner` of each rank.
+    """
+    unlike: dict[tuple[int, str], list[int]] = {}
+    for (first, _), others in differing.items():
+        ranks = first, *others
+        for name in dict.fromkeys(name for rank in ranks for name in tables[rank]):
+            words = {rank: tables[rank][name] for rank in ranks if name in tables[rank]}
+            knows = next(iter(words))
+            if wrong := [rank for rank, word in words.items() if word != words[knows]]:
+                unlike[knows, name] = wrong
+    return unlike

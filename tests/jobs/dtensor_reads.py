@@ -124,6 +124,14 @@ def leaves_other_tensors_alone(_: int) -> None:
         theirs * PLAIN
     with pytest.raises(NotImplementedError, match=r"aten\.triu_"):
         theirs.triu_()
+    with pytest.raises(RuntimeError, match=r"got mixed torch\.Tensor and DTensor"):
+        theirs.copy_(PLAIN)
+    assert type(theirs[1]) is DTensor
+    theirs.detach()[1].mul_(2.0)
+    torch.manual_seed(3)
+    drawn = theirs.clone().uniform_().to_local()
+    torch.manual_seed(3)
+    torch.testing.assert_close(drawn, torch.empty(drawn.shape).uniform_())
     with implicit_replication():
         torch.testing.assert_close((theirs + PLAIN).full_tensor(), 2 * whole + PLAIN)
     with pytest.raises(RuntimeError, match=r"got mixed torch\.Tensor and DTensor"):

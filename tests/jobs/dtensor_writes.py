@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import permutations, product
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from dtensor_reads import PLAIN, reads
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import init
 from torch_ranks import Job
 
@@ -174,9 +174,10 @@ def _shows_a_write(x: Tensor) -> Tensor:
     return view
 
 
-def _writes_to_a_view(x: Tensor) -> Tensor:
-    x[1:].clamp_(min=1.0)
-    return x
+def _writes_to_a_view(w: Tensor) -> Tensor:
+    terms = w.sum(0)
+    terms[1:].clamp_(min=1.0)
+    return terms
 
 
 def _clamps_each(x: Tensor, y: Tensor) -> Tensor:
@@ -197,8 +198,17 @@ TERMS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda w: w.sum(0).add_(w.amax(0)),
     lambda w: w.sum(0).sub_(w.norm(dim=0)),
     lambda w: w.sum(0).index_fill_(0, torch.tensor([1]), 3.0),
+    lambda w: (w > 0.3).sum(0).clamp_(max=2),  # whole numbers, which ranks cannot share
+    lambda w: (w > 0.3).sum(0).add_(1),
+    lambda w: (w > 0.3).sum(0).fill_(5),
+    lambda w: (w > 0.3).sum().copy_(torch.tensor(7)),
+    lambda w: (w > 0.3).any(0).logical_not_(),
+    lambda w: (w > 0.3).all(0).logical_not_(),
+    lambda w: w.prod(0).sub_(1.0),
+    lambda w: w.norm(1, dim=0).neg_(),
+    lambda w: w.norm(dim=0).neg().add_(w.mean(0)),
     lambda w: _shows_a_write(w.sum(0)),
-    lambda w: _writes_to_a_view(w.sum(0)),
+    _writes_to_a_view,
     lambda w: _clamps_each(w.sum(0), w.norm(dim=0)),
     lambda w: w.clone().t_().mul_(2.0),
     lambda w: w.clone().transpose_(0, 1).t_().unsqueeze_(1).squeeze_(1),
@@ -206,14 +216,29 @@ TERMS: tuple[Callable[[Tensor], Tensor], ...] = (
 )
 
 
-def writes_of_terms(_: int) -> None:
+#: Writes of negative numbers to norms.
+NEGATIVE_NORMS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda w: w.norm(dim=0).neg_(),
+    lambda w: w.norm(3, dim=0).fill_(-1.0),
+    lambda w: w.norm(dim=0).sub_(10.0),
+    lambda w: w.norm(dim=0).copy_(torch.tensor([1.0, 1.0, -1.0])),
+)
+
+
+def writes_of_terms(ranks: Sequence[Any], cuts: Sequence[Placement], _: int) -> None:
     """What is pending on ranks is written to as what it stands for."""
-    mesh = DeviceMesh("cpu", [0, 1, 2])
+    mesh = DeviceMesh("cpu", ranks)
     correct_operators([mesh])
+    for write in NEGATIVE_NORMS:
+        weight = distribute_tensor(torch.rand(5, 3), mesh, cuts)
+        with pytest.raises(BackendError, match=r"^a norm .* cannot become negative in place, "):
+            write(weight)
     for write in TERMS:
+        if write is _writes_to_a_view and len(cuts) > 1:
+            continue  # the terms are cut, too
         whole = torch.rand(5, 3, generator=torch.Generator().manual_seed(0))
         results = []
-        for weight in (distribute_tensor(whole.clone(), mesh, [Shard(0)]), whole):
+        for weight in (distribute_tensor(whole.clone(), mesh, cuts), whole):
             torch.manual_seed(3)
             results.append(write(weight))
         ours, theirs = results
@@ -269,6 +294,13 @@ def views_show_later_writes(_: int) -> None:
         ]
         if grads:
             torch.testing.assert_close(grads[0].full_tensor(), grads[1])
+    weight = distribute_tensor(whole, mesh, [Shard(0)])
+    with torch.inference_mode():
+        results = weight * 1, whole * 1
+        rows = [result[3] for result in results]
+        for result in results:
+            result.mul_(2)
+        torch.testing.assert_close((rows[0] + 1).full_tensor(), rows[1] + 1)
 
 
 def writes_of_whole_tensors(rank: int) -> None:
@@ -398,9 +430,23 @@ def plain_tensors_that_differ(rank: int) -> None:
         with pytest.raises(BackendError, match=match):
             module(torch.ones(6, 6))
         module(torch.ones(6, 6))
+    if rank == 0:  # what one rank alone computes is of nothing that others have
+        weight.hypot(torch.ones(weight.shape))
+    weight.pow(torch.ones(weight.shape))
+    module(torch.ones(6, 6))
+    module.load_state_dict(module.full_state_dict())
+    weight.atan2_(torch.full(weight.shape, 1.0 + rank))
+    with pytest.raises(BackendError, match=r"^rank 1 has another .* in 'atan2_' than rank 0: it"):
+        module(torch.ones(6, 6))
 
 
 #: Jobs by name.
+WRITES_OF_TERMS = {
+    "writes of terms": Job(3, partial(writes_of_terms, [0, 1, 2], [Shard(0)])),
+    "writes of terms on two axes": Job(
+        4, partial(writes_of_terms, [[0, 1], [2, 3]], [Shard(0), Shard(1)])
+    ),
+}
 WRITES_TO_PARAMETERS = {
     f"writes_{parallel}_{ranks}": Job(
         ranks, partial(writes_to_parameters, parallel, ranks), [partial(program, parallel, ranks)]

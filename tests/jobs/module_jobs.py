@@ -732,9 +732,9 @@ JOBS = {
         dtensor_writes.plain_tensors_that_differ,
         [partial(dtensor_writes.program, "zero3", 2)],
     ),
-    "writes of terms": Job(3, dtensor_writes.writes_of_terms),
     "writes behind views": Job(3, dtensor_writes.views_show_later_writes),
     "others": Job(2, dtensor_reads.leaves_other_tensors_alone),
+    **dtensor_writes.WRITES_OF_TERMS,
     **dtensor_writes.WRITES_TO_PARAMETERS,
     "save_on_4_and_load_on_2": Job(
         4, checkpoint, [MLP_ON_4, GPT_ON_4], then=Job(2, checkpoint, [MLP, GPT])

@@ -32,7 +32,7 @@ def marked(
     """
 
     def again(index: int) -> DTensor:
-        with torch.no_grad():
+        with torch.inference_mode(viewed.is_inference()), torch.no_grad():
             result: DTensor = pytree.tree_leaves(view())[index]
         return result
 
@@ -53,7 +53,7 @@ class Copy(DTensor):
 
     _part: Tensor
     _viewed: DTensor | None = None
-    _viewed_at: int = 0  # PyTorch's count of writes to the tensor
+    _viewed_at: int | None = None  # PyTorch's count of writes to the tensor
     _again: Callable[[], DTensor]
 
     @classmethod
@@ -62,14 +62,16 @@ class Copy(DTensor):
         made = cls(result._local_tensor, result._spec, requires_grad=False)
         made._viewed = viewed._viewed if isinstance(viewed, Copy) else viewed
         assert made._viewed is not None
-        made._viewed_at, made._again = made._viewed._version, again
+        made._viewed_at, made._again = _writes_to(made._viewed), again
         return made
 
     @property
     def _local_tensor(self) -> Tensor:
         """This rank's part of it, as the tensor is now."""
-        if self._viewed is not None and self._viewed._version != self._viewed_at:
-            self._part, self._viewed_at = self._again()._local_tensor, self._viewed._version
+        if self._viewed is not None:
+            writes = _writes_to(self._viewed)
+            if writes is None or writes != self._viewed_at:
+                self._part, self._viewed_at = self._again()._local_tensor, writes
         return self._part
 
     @_local_tensor.setter
@@ -115,3 +117,8 @@ class Copy(DTensor):
             return func(*tensors[0], **tensors[1])
 
         return marked(compute, args[0]) if func._schema._is_view_op() else compute()
+
+
+def _writes_to(tensor: DTensor) -> int | None:
+    """PyTorch's count of writes to a tensor; None of one that was made in inference mode."""
+    return None if tensor.is_inference() else tensor._version

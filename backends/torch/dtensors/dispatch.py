@@ -19,15 +19,13 @@ from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpInfo, OutputSharding
 
-from partitioner.backends.torch.dtensors import draws, lists, scalars, views, writes
+from partitioner.backends.torch.dtensors import draws, lists, scalars, views, wholes, writes
 from partitioner.backends.torch.dtensors.addresses import correct_addresses
 from partitioner.backends.torch.dtensors.parts import check_is_here, whole_spec
 from partitioner.backends.torch.dtensors.plain import note_plain
 from partitioner.backends.torch.dtensors.rules import differs_from_whole
 from partitioner.backends.torch.dtensors.schemas import written_tensors
-from partitioner.backends.torch.dtensors.wholes import MESHES, of_wholes_on_our_meshes, on_wholes
-
-_aten = torch.ops.aten
+from partitioner.backends.torch.dtensors.wholes import MESHES, on_our_meshes, on_wholes
 
 #: Whether the user allows plain tensors beside all DTensors, in each thread.
 _ALLOWED = local()
@@ -54,13 +52,11 @@ def _correct_operators() -> None:
         lists.HANDLERS,
         scalars.HANDLERS,
         views.HANDLERS,
+        wholes.HANDLERS,
         writes.HANDLERS,
     ):
         for operator, handler in table.items():
-            handlers.setdefault(operator, handler)
-    handlers[_aten.as_strided.default] = views.strided
-    for operator in (_aten.convolution.default, _aten.convolution_backward.default):
-        handlers[operator] = of_wholes_on_our_meshes(handlers[operator])
+            handlers[operator] = on_our_meshes(handler, handlers.get(operator))
     _ALLOWED.by_user = dispatcher._allow_implicit_replication
     dispatcher.__class__ = _Dispatcher
     correct_addresses()

@@ -2,20 +2,24 @@
 
 On one device they write to one tensor after the other: what they read of a tensor that comes before
 is what they have written there. PyTorch brings tensors of unlike cuts into one cut before it
-writes. So where a tensor that is written to is read for another one, the operator is called for one
-tensor after the other. Each write is counted, as PyTorch counts those to plain tensors.
+writes. So where memory that is written to is read for another one, the operator is called for one
+tensor after the other: not where tensors are apart in one memory, as gradients are that arrive
+together. Each write is counted, as PyTorch counts those to plain tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
-from torch.utils import _pytree as pytree
+from torch.distributed.tensor import DTensor
 
+from partitioner.backends.torch.buffers import extent
 from partitioner.backends.torch.dtensors.parts import storage_of
 from partitioner.backends.torch.dtensors.wholes import Handler, by_pytorch
 
@@ -23,9 +27,9 @@ from partitioner.backends.torch.dtensors.wholes import Handler, by_pytorch
 def _written_in_turn(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    calls = [_call_of(index, args, kwargs) for index in range(len(args[0]))]
-    if _reads_what_another_writes(calls):
-        for one_args, one_kwargs in calls:
+    if reads_what_another_writes(args, kwargs):
+        for index in range(len(args[0])):
+            one_args, one_kwargs = _call_of(index, args, kwargs)
             operator(*one_args, **one_kwargs)
     else:
         by_pytorch(operator, args, kwargs)
@@ -45,19 +49,51 @@ def _call_of(
     return tuple(map(own, args)), {name: own(argument) for name, argument in kwargs.items()}
 
 
-def _reads_what_another_writes(calls: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> bool:
-    """Whether a call for one tensor reads the memory of a tensor that another call writes to."""
-    writers = {storage_of(args[0][0]): index for index, (args, _) in enumerate(calls)}
-    return any(
-        writers.get(storage_of(tensor), index) != index
-        for index, call in enumerate(calls)
-        for tensor in pytree.tree_leaves(call)
-        if isinstance(tensor, Tensor)
-    )
+def reads_what_another_writes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether memory that is written to is read, or written to, for another tensor of the list."""
+    if len(args[0]) < 2:
+        return False
+    written = sorted((*_memory_of(tensor), index) for index, tensor in enumerate(args[0]))
+    if any(one[0] == other[0] and one[2] > other[1] for one, other in pairwise(written)):
+        return True
+    begins = [memory[:2] for memory in written]
+    for index, tensor in _read_tensors((*args[1:], *kwargs.values())):
+        storage, begin, end = _memory_of(tensor)
+        first = max(bisect_right(begins, (storage, begin)) - 1, 0)
+        near = written[first : bisect_left(begins, (storage, end))]
+        if any(x[0] == storage and x[2] > begin and x[3] != index for x in near):
+            return True
+    return False
+
+
+def _read_tensors(arguments: Iterable[Any]) -> Iterator[tuple[int, Tensor]]:
+    """The tensors of a call, with the place of the one that each is read for; -1 for all."""
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            yield -1, argument
+        elif isinstance(argument, list | tuple):
+            yield from ((i, x) for i, x in enumerate(argument) if isinstance(x, Tensor))
+
+
+def _memory_of(tensor: Tensor) -> tuple[int, int, int]:
+    """A storage, and its bytes from a tensor's (or this rank's part's) first to behind its last.
+
+    A part without elements has all of the storage: it lies there where other ranks' parts do, and
+    all ranks must call operators in one order.
+    """
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    if not local.numel():
+        return storage_of(local), 0, max(local.untyped_storage().nbytes(), 1)
+    begin = local.storage_offset() * local.element_size()
+    return storage_of(local), begin, begin + extent(local)
 
 
 def _operators() -> Iterator[torch._ops.OpOverload]:
-    """PyTorch's operators whose first argument is a list of tensors that they write to."""
+    """PyTorch's operators whose first argument is a list of tensors that they write to.
+
+    It has a handler of its own of the check of scaled gradients.
+    """
+    handled = DTensor._op_dispatcher._custom_op_handlers
     for schema in torch._C._jit_get_all_schemas():
         namespace, _, name = schema.name.partition("::")
         if namespace != "aten" or not name.endswith("_") or not schema.arguments:
@@ -67,7 +103,9 @@ def _operators() -> Iterator[torch._ops.OpOverload]:
             continue
         is_of_tensors = isinstance(first.type.getElementType(), torch.TensorType)
         if is_of_tensors and first.alias_info is not None and first.alias_info.is_write:
-            yield getattr(getattr(torch.ops.aten, name), schema.overload_name or "default")
+            operator = getattr(getattr(torch.ops.aten, name), schema.overload_name or "default")
+            if operator not in handled:
+                yield operator
 
 
 HANDLERS: Mapping[Any, Handler] = dict.fromkeys(_operators(), _written_in_turn)

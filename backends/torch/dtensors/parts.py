@@ -8,7 +8,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor._redistribute import redistribute_local_tensor
+from torch.distributed.tensor.placement_types import Placement
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.faults import named
@@ -45,10 +47,40 @@ def outline_of(tensor: Tensor) -> Tensor:
 
 
 def part_of_whole(spec: DTensorSpec, whole: Tensor) -> Tensor:
-    """This rank's part of a tensor that is cut so, or its term; it may be a view of the tensor."""
+    """This rank's part of a tensor that is cut so, or its term; it may be a view of the tensor.
+
+    Raises:
+        BackendError: Terms of a norm are to give a negative number.
+    """
+    terms = {axis: place for axis, place in enumerate(spec.placements) if place.is_partial()}
+    if any(map(_loses_signs, terms.values())) and bool((whole < 0).any()):
+        raise BackendError(
+            "a norm over a dim that is cut cannot become negative in place, as its parts are "
+            "squared to be added up: compute another tensor, as -norm in place of norm.neg_()"
+        )
     with torch.no_grad():
+        if terms:
+            cuts = tuple(Replicate() if x.is_partial() else x for x in spec.placements)
+            spec = DTensorSpec(spec.mesh, cuts, spec.tensor_meta)
         part: Tensor = redistribute_local_tensor(whole, whole_spec(spec.mesh, whole), spec)
+        for axis, place in terms.items():
+            part = _term_of(part, place, spec.mesh.get_local_rank(axis))
     return part
+
+
+def _loses_signs(place: Placement) -> bool:
+    """Whether terms are raised to a power before they are added up."""
+    return isinstance(place, _NormPartial) and place.norm_type != 1
+
+
+def _term_of(tensor: Tensor, place: Placement, rank: int) -> Tensor:
+    """A rank's term of a tensor: it is the tensor on the first rank, and elsewhere changes nothing.
+
+    PyTorch divides a tensor by the number of ranks, which whole numbers do not allow.
+    """
+    if rank == 0 or any(map(place.is_partial, ("avg", "max", "min"))):
+        return tensor
+    return torch.full_like(tensor, int(place.is_partial("product")))
 
 
 def in_parts(tensor: DTensor, whole: Tensor) -> DTensor:

@@ -24,8 +24,8 @@ _COMPARED = 3
 #: Ranks of a mesh.
 Ranks = tuple[int, ...]
 _CALLS: Counter[tuple[Ranks, str, tuple[torch.Size, ...]]] = Counter()
-#: Checksums by the ranks that are to have them alike, and the name of the operator.
-_NOTED: dict[Ranks, dict[str, int]] = {}
+#: By the ranks that are to have them alike, and the name of the operator: sums of checksums.
+_NOTED: dict[Ranks, Counter[str]] = {}
 
 
 def note_plain(
@@ -47,9 +47,7 @@ def note_plain(
     if not read or len(ranks) == 1 or _CALLS[call] == _COMPARED:
         return
     _CALLS[call] += 1
-    noted = _NOTED.setdefault(ranks, {})
-    words = [noted.get(name, 0), *map(checksum, read)]
-    noted[name] = code(repr(words).encode())
+    _NOTED.setdefault(ranks, Counter())[name] += code(repr([*map(checksum, read)]).encode())
 
 
 def _has_contents(tensor: Tensor) -> bool:
@@ -58,8 +56,7 @@ def _has_contents(tensor: Tensor) -> bool:
 
 def taken_notes(meshes: Collection[Ranks]) -> dict[str, int]:
     """The checksums by operator that were noted since they were taken last, of these meshes."""
-    taken: dict[str, int] = {}
+    taken: Counter[str] = Counter()
     for ranks in meshes:
-        for name, word in _NOTED.pop(ranks, {}).items():
-            taken[name] = code(repr([taken.get(name, 0), word]).encode())
-    return taken
+        taken.update(_NOTED.pop(ranks, {}))
+    return dict(sorted(taken.items()))

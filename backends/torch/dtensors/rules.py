@@ -45,8 +45,8 @@ def _misreads_terms(schema: OpSchema, reads: OpSchema) -> bool:
     """Whether PyTorch computes with the ranks' terms of a tensor what does not follow from them.
 
     It adds up terms of norms as if they were those of sums, takes those of `any` for numbers,
-    divides whole numbers into terms that are none, and fails to make terms of one kind of those of
-    another one, or of a product.
+    divides whole numbers into terms that are none, makes terms of norms of negative numbers, and
+    fails to make terms of one kind of those of another one, or of a product.
 
     Args:
         schema: The tensors that the operator is called with.
@@ -62,7 +62,8 @@ def _misreads_terms(schema: OpSchema, reads: OpSchema) -> bool:
             return True
         for one, other in zip(given.placements, read.placements, strict=True):
             is_made = other.is_partial() and other != one
-            if is_made and (one.is_partial() or not dtype.is_floating_point):
+            is_divided = not (one.is_partial() or isinstance(other, _NormPartial))
+            if is_made and not (is_divided and dtype.is_floating_point):
                 return True
     return False
 

@@ -50,7 +50,7 @@ def _viewed(
     return marked(view, tensor, lambda result: storage_of(result) != storage_of(tensor))
 
 
-def strided(
+def _strided(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """A view by strides: PyTorch allows that of the tensor as it is."""
@@ -73,4 +73,5 @@ def _viewed_in_place(
 HANDLERS: Mapping[Any, Handler] = {
     **dict.fromkeys(VIEWING, _viewed),
     **dict.fromkeys(_OUT_OF_PLACE, _viewed_in_place),
+    _aten.as_strided.default: _strided,
 }

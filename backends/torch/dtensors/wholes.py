@@ -6,7 +6,7 @@ gives something else than on one device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -76,17 +76,34 @@ def by_pytorch(
         handlers[operator] = handler
 
 
-def of_wholes_on_our_meshes(pytorchs: Handler) -> Handler:
-    """A handler that replaces PyTorch's own, which is asked of other meshes.
+def on_our_meshes(ours: Handler, pytorchs: Handler | None) -> Handler:
+    """A handler that asks ours of tensors on the meshes of ranks' modules, and PyTorch of others.
 
-    That of convolutions is of images whose last dim is cut.
+    Args:
+        pytorchs: PyTorch's own, if it has one.
     """
 
     def computed(
         operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        meshes = (leaf.device_mesh for leaf in args if isinstance(leaf, DTensor))
-        compute = on_wholes if next(meshes) in MESHES else pytorchs
-        return compute(operator, args, kwargs)
+        handler = ours if _mesh_in((*args, *kwargs.values())) in MESHES else pytorchs or by_pytorch
+        return handler(operator, args, kwargs)
 
     return computed
+
+
+def _mesh_in(arguments: Iterable[Any]) -> DeviceMesh | None:
+    """That of the first DTensor of a call; None if there is none."""
+    for argument in arguments:
+        if isinstance(argument, DTensor):
+            return argument.device_mesh
+        if isinstance(argument, list | tuple) and (mesh := _mesh_in(argument)) is not None:
+            return mesh
+    return None
+
+
+#: PyTorch's handlers of these are of images whose last dim is cut.
+HANDLERS: Mapping[Any, Handler] = {
+    torch.ops.aten.convolution.default: on_wholes,
+    torch.ops.aten.convolution_backward.default: on_wholes,
+}

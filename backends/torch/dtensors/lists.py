@@ -84,7 +84,7 @@ def _memory_of(tensor: Tensor) -> tuple[int, int, int]:
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     if not local.numel():
         return storage_of(local), 0, max(local.untyped_storage().nbytes(), 1)
-    begin = local.storage_offset() * local.element_size()
+    begin = int(local.storage_offset()) * local.element_size()
     return storage_of(local), begin, begin + extent(local)
 
 

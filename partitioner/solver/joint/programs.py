@@ -33,7 +33,7 @@ SHARES = 2
 POLISH = 2_000
 
 
-def round_relaxation(search: Search) -> None:
+def round_relaxation(search: Search) -> bool:
     """Bound the throughput of one group by the relaxed MILP, and offer a plan of what it chooses.
 
     The relaxation is nearly tight: few nodes are shared among several choices. Elimination finds
@@ -43,22 +43,23 @@ def round_relaxation(search: Search) -> None:
     the MILP takes minutes for some. Other methods follow where half of the clock does not suffice;
     they come first where no plan fits yet and the relaxation would take more than half of the steps
     that may find one.
+
+    Returns:
+        Whether the clock has cut it off.
     """
     form = formulate(search.problem, "throughput", _known_cost(search))
     if form is None:
-        return
+        return False
     none_fits = search.best is None and search.closest is not None
     if none_fits and node_steps_of(form.milp) > search.work.left / SHARES:
-        return
+        return False
     work = search.work.of_the_clock(SHARES)
     values = _relaxed(search, form, work)
-    if work.stopped:
-        search.work.cut_off()
-    if not values:
-        return
-    ranked = offer_all(search, _rounded(search, form, values), _lp(search))
-    if ranked:
-        _offer_polished(search, min(ranked, key=ranked.__getitem__), _lp(search))
+    if values:
+        ranked = offer_all(search, _rounded(search, form, values), _lp(search))
+        if ranked:
+            _offer_polished(search, min(ranked, key=ranked.__getitem__), _lp(search))
+    return work.stopped
 
 
 def _rounded(

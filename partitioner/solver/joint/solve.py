@@ -117,15 +117,16 @@ def minimise_load(search: Search) -> None:
 
 def _minimise_load(search: Search) -> None:
     relax(search)
-    if not search.over and len(search.problem.groups) == 1:
-        round_relaxation(search)
+    one_group = len(search.problem.groups) == 1
+    is_cut_off = one_group and not search.over and round_relaxation(search)
     if not search.done:
         seek(search)
     if search.best is None and math.isfinite(search.bound):
         refute(search)
-    if math.isinf(search.bound):
-        return
-    _improve(search)
+    if math.isfinite(search.bound):
+        _improve(search)
+    if is_cut_off and not search.done:
+        search.work.cut_off()
 
 
 def _improve(search: Search) -> None:

@@ -58,7 +58,7 @@ def test_a_relaxation_is_rounded_within_memory(seed: int) -> None:
 
 def test_a_relaxation_out_of_time_leaves_the_search_to_other_methods() -> None:
     search = search_of(spmd(1, 500, 6), seconds=0.0)
-    round_relaxation(search)
+    assert round_relaxation(search)
     assert search.bound == 0.0
     assert search.work.stopped
 

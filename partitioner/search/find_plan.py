@@ -220,8 +220,9 @@ def _searched(
             if result.more is not None and result.least < enough_s
         }
         if not unfinished or budget.work.over:
-            cut_off = [p for r in results for p in r.plans if p.solution.status == "time_limit"]
-            if cut_off and min(result.least for result in results) < enough_s:
+            open_results = (result for result in results if result.least < enough_s)
+            open_plans = (plan for result in open_results for plan in result.plans)
+            if any(plan.solution.status == "time_limit" for plan in open_plans):
                 budget.work.stop()
             return results
         index = min(unfinished, key=lambda index: results[index].least)

@@ -126,7 +126,7 @@ def _minimise_load(search: Search) -> None:
     if math.isfinite(search.bound):
         _improve(search)
     if is_cut_off and not search.done:
-        search.work.cut_off()
+        search.work.stop()
 
 
 def _improve(search: Search) -> None:

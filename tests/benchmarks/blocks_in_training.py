@@ -45,7 +45,7 @@ def main(names: list[str]) -> None:
         pixels = torch.randint(2, (devices, *SIZES))
         classes = torch.full((devices,), 3) if name == "vgg" else pixels
         example = torch.randn(devices, 3, *SIZES), classes
-        options: dict[str, Any] = {"devices": devices, "training": True}
+        options: dict[str, Any] = {"devices": devices, "cluster": "cpu", "training": True}
         if devices > 1:
             options["parallel"] = "dp"
         whole = partitioner.compile(module, example, **options)

@@ -108,7 +108,7 @@ def example_of(net: nn.Module, *sizes: int) -> tuple[Tensor, Tensor]:
 
 
 def whole_of(module: nn.Module, example: tuple[Tensor, ...]) -> ModuleProgram:
-    return partitioner.compile(module, example, devices=1, training=True)
+    return partitioner.compile(module, example, devices=1, cluster="cpu", training=True)
 
 
 def with_blocks(whole: ModuleProgram, blocks: Blocks) -> ModuleProgram:
@@ -291,9 +291,8 @@ def test_a_unet_is_trained_on_one_image_where_recomputation_does_not_fit(
     module = Loss(make(4, 2))
     example = torch.randn(1, 3, 200, 136), torch.randint(2, (1, 200, 136))
     limit = int(share * whole_of(module, example).summary["peak_bytes"][0])
-    program = partitioner.compile(
-        module, example, devices=1, training=True, memory=limit, time_limit_s=10
-    )
+    options: dict[str, Any] = {"devices": 1, "cluster": "cpu", "training": True}
+    program = partitioner.compile(module, example, memory=limit, time_limit_s=10, **options)
     assert program.plan.blocks
     assert program.summary["peak_bytes"][0] <= limit
     measured = program.profile(*example, steps=1).measured
@@ -393,9 +392,8 @@ def test_each_of_two_devices_trains_its_image_within_its_limit(kind: str, tmp_pa
     module = Loss(vgg(8, 8))
     example = torch.randn(2, 3, 120, 88), torch.tensor([3, 5])
     limit = int(0.5 * whole_of(module, tuple(t[:1] for t in example)).summary["peak_bytes"][0])
-    program = partitioner.compile(
-        module, example, devices=2, training=True, parallel=kind, memory=limit, time_limit_s=5
-    )
+    options: dict[str, Any] = {"devices": 2, "cluster": "cpu", "training": True, "parallel": kind}
+    program = partitioner.compile(module, example, memory=limit, time_limit_s=5, **options)
     assert program.plan.blocks
     certificate = program.plan.certificate
     assert certificate is not None

@@ -507,7 +507,7 @@ def made(name: str) -> Made:
 
 #: How modules are refused, by name.
 REFUSED = {
-    "BatchNorm, no momentum": "data-dependent expression",
+    "BatchNorm, no momentum": "inner is a BatchNorm2d with momentum=None",
     "AdaptiveLogSoftmax": "data-dependent expression",
     "gaussian_nll_loss": "data-dependent expression .*: choose by torch.where",
     "angle": "argument other = 1j is not supported",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
@@ -14,7 +14,7 @@ from partitioner.problem.decode import planned_on
 from partitioner.search.levels import (
     Layout,
     Staged,
-    cheapest,
+    counted,
     decisions,
     layouts,
     search_levels,
@@ -160,8 +160,26 @@ def cheapest_staged(
         rivals = search_levels(graph, rules, cluster, meshes, budget)
     if micro_batches > 1:  # counted anew, all that runs once a step would count fully
         rivals = rivals[:1]
-    staged, groups, evaluation = cheapest(rivals, cluster)
-    planned, plan = planned_on(graph, cluster, *decisions(staged, groups))
-    if len(cluster) <= MOST_EXPLICIT and micro_batches == lanes == 1:  # else a cut is evaluated
-        evaluation = evaluate(planned, plan, cluster)
-    return StagedPlan(staged, groups, planned, plan, evaluation)
+    plans = [_planned(graph, cluster, *rival) for rival in counted(rivals, cluster)]
+    exact: list[StagedPlan] = []
+    for plan in plans:
+        is_explicit = len(cluster) <= MOST_EXPLICIT and micro_batches == lanes == 1
+        exact.append(_evaluated(plan, cluster) if is_explicit else plan)  # else a cut is evaluated
+        if exact[-1].evaluation.fits_exactly:
+            return exact[-1]
+    return exact[0]
+
+
+def _evaluated(plan: StagedPlan, cluster: Cluster) -> StagedPlan:
+    return replace(plan, evaluation=evaluate(plan.graph, plan.plan, cluster))
+
+
+def _planned(
+    graph: Graph,
+    cluster: Cluster,
+    staged: Staged,
+    meshes: tuple[DeviceMesh, ...],
+    evaluation: Evaluation,
+) -> StagedPlan:
+    planned, plan = planned_on(graph, cluster, *decisions(staged, meshes))
+    return StagedPlan(staged, meshes, planned, plan, evaluation)

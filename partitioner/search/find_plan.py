@@ -34,7 +34,6 @@ from partitioner.search.outcome import (
     SpaceResult,
     best_of,
     executor_name,
-    in_executor,
     winner,
 )
 from partitioner.search.request import Budget, Request
@@ -98,29 +97,33 @@ def find_plan(
 def _winner(
     results: Sequence[SpaceResult], request: Request, cluster: Cluster, budget: Budget
 ) -> Outcome:
-    """The best plan with which no executor holds more than a device has: the solver counts none.
+    """The best plan that fits by the referee, who counts more than the solver does.
 
     Raises:
-        Infeasible: There is none, although a plan fits but for what its executor holds at once.
+        Infeasible: There is none, although a plan fits by what the solver counts.
     """
     fitting = [_that_fit(result) for result in results]
     is_any = any(result.plans for result in fitting)
     outcome = winner(fitting if is_any else results, request, cluster, stopped=budget.work.stopped)
-    if (over := in_executor(outcome.evaluation)) is None:
+    evaluation = outcome.evaluation
+    if evaluation.fits_exactly:
         return outcome
-    device, short = over
-    peak, limit = outcome.evaluation.executor_peak[device], cluster.devices[device].memory_bytes
-    where = f"on device {device} at {peak.at!r} in {executor_name(outcome.graph)}"
+    device = max(evaluation.short_bytes, key=evaluation.short_bytes.__getitem__)
+    short, held = evaluation.short_bytes[device], evaluation.needed_bytes[device]
+    name = evaluation.needed_peak(device).at
+    where = f"on device {device}" + (f" at {name!r}" if name else "")
+    if held > evaluation.held_bytes[device]:
+        where += f" in {executor_name(outcome.graph)}"
+    limit = evaluation.limit_bytes[device]
     text = shortage_message(
-        proven=False, least=False, where=where, short=short, held=peak.bytes, limit=limit
+        proven=False, least=False, where=where, short=short, held=held, limit=limit
     )
-    raise Infeasible(text, device=device, name=peak.at, bytes_short=short, proven=False)
+    raise Infeasible(text, device=device, name=name, bytes_short=short, proven=False)
 
 
 def _that_fit(result: SpaceResult) -> SpaceResult:
-    """A space without the plans whose executor holds too much; what they prove still holds."""
-    excess = [in_executor(plan.evaluation) for plan in result.plans]
-    plans = tuple(plan for plan, over in zip(result.plans, excess, strict=True) if over is None)
+    """A space without the plans that do not fit by the referee; what they prove still holds."""
+    plans = tuple(plan for plan in result.plans if plan.evaluation.fits_exactly)
     if len(plans) == len(result.plans):
         return result
     bounds = [plan.solution.bound for plan in result.plans if plan.bounds_space]

@@ -7,13 +7,13 @@ of the cluster, and repeated blocks of the model are planned once. See docs/conc
 from partitioner.search.levels.decode import decisions, groups
 from partitioner.search.levels.meshes import Layout, layouts
 from partitioner.search.levels.one_mesh import search_whole
-from partitioner.search.levels.stage_costs import cheapest, evaluation
+from partitioner.search.levels.stage_costs import counted, evaluation
 from partitioner.search.levels.stages import Staged, search_levels
 
 __all__ = [
     "Layout",
     "Staged",
-    "cheapest",
+    "counted",
     "decisions",
     "evaluation",
     "groups",

@@ -144,7 +144,7 @@ class _MeshSearch:
             folded,
             Cut((Stage(0, 1, 0, 0),), sharded.cost_s, self.bound_s, sharded.solution.status),
             (len(folded.whole.nodes),),
-            (Option(layout, sharded, None),),
+            (Option(layout, sharded),),
             self.bound_s,
             tuple(self.best),
             self.failed,

@@ -12,7 +12,7 @@ from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import sharded_flops_share, stored_bytes
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.even_mesh import EvenMesh, EvenResharder
-from partitioner.cost_model.memory import HEADROOM_PERCENT, MemoryPeak
+from partitioner.cost_model.memory import HEADROOM_PERCENT, MemoryPeak, with_headroom
 from partitioner.cost_model.overlap import beside_compute
 from partitioner.cost_model.reshard import Hop
 from partitioner.cost_model.torch_kernels import step_tensors
@@ -23,11 +23,10 @@ from partitioner.ir.plan import PlacedNode
 from partitioner.search.levels.decode import groups, spans
 from partitioner.search.levels.stages import Staged
 from partitioner.search.levels.stretches import away, moved, paid
-from partitioner.search.outcome import in_executor
 
 #: Seconds or bytes of each device of a stage, and what they are of: of an optimizer's step on GPUs,
-#: gradients and what it takes for itself.
-Charge = tuple[int, Literal["compute", "comm", "sent", "resident", "step"], float]
+#: gradients and what it takes for itself; `crossing` is what comes from and goes to other stages.
+Charge = tuple[int, Literal["compute", "comm", "sent", "resident", "crossing", "step"], float]
 
 
 def evaluation(staged: Staged, meshes: Sequence[DeviceMesh], cluster: Cluster) -> Evaluation:
@@ -37,8 +36,9 @@ def evaluation(staged: Staged, meshes: Sequence[DeviceMesh], cluster: Cluster) -
     equal cuts; otherwise each stage's busiest device counts. Only buckets are not known here: small
     collectives take the least that they may (`collectives.joined_seconds`). The latency is that of
     stages that run one after the other, peaks are what is resident of a stage (weights, stored
-    values, zeros) and the most that all other values take anywhere in the model: both are upper
-    estimates. The optimizer's step on GPUs is counted where it is the fullest moment of a stage.
+    values, zeros), all that comes from and goes to other stages, and the most that all other values
+    take anywhere in the model: both are upper estimates. The optimizer's step on GPUs is counted
+    where it is the fullest moment of a stage.
     """
     stages = _Stages(staged, meshes, cluster)
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(meshes))
@@ -51,7 +51,9 @@ def evaluation(staged: Staged, meshes: Sequence[DeviceMesh], cluster: Cluster) -
     exact_peak, executor_peak = dict(peak), dict(peak)
     steps = [node.name for node in staged.folded.whole.nodes if step_tensors(node)]
     for stage, (option, mesh) in enumerate(zip(staged.options, meshes, strict=True)):
-        resident, passing = round(sums["resident"][stage]), round(option.sharded.passing_bytes)
+        resident = round(sums["resident"][stage])
+        passing = round(option.sharded.passing_bytes)
+        passing += with_headroom(round(sums["crossing"][stage]))
         without = passing * 100 // HEADROOM_PERCENT
         for device in mesh.devices:
             compute[device], comm[device] = sums["compute"][stage], sums["comm"][stage]
@@ -78,18 +80,13 @@ def evaluation(staged: Staged, meshes: Sequence[DeviceMesh], cluster: Cluster) -
     )
 
 
-def cheapest(
+def counted(
     plans: Sequence[Staged], cluster: Cluster
-) -> tuple[Staged, tuple[DeviceMesh, ...], Evaluation]:
-    """The plan of least load, counted and not estimated, with the devices of its stages.
-
-    Those whose optimizer's step fits go first.
-    """
-    counted = []
-    for staged in plans:
-        meshes = groups(staged, cluster)
-        counted.append((staged, meshes, evaluation(staged, meshes, cluster)))
-    return min(counted, key=lambda entry: (in_executor(entry[2]) is not None, entry[2].step_s))
+) -> list[tuple[Staged, tuple[DeviceMesh, ...], Evaluation]]:
+    """The plans with the devices of their stages and their figures, by load."""
+    pairs = [(staged, groups(staged, cluster)) for staged in plans]
+    figures = [(*pair, evaluation(*pair, cluster)) for pair in pairs]
+    return sorted(figures, key=lambda entry: entry[2].step_s)
 
 
 @dataclass(frozen=True)
@@ -182,19 +179,19 @@ class _Stages:
             wanted.append(Placement(home.mesh, home.sharding.without_partial()))
         within = self._resharder(stage, stage)
         hops = [hop for want in wanted for hop in within.hops(dtype, home, want)]
-        for other, wants in readers.items():
-            if other == stage:
-                continue
-            resharder = self._resharder(stage, other)
-            there = resharder.other
+        leaving = []
+        for other, hop in self._across(dtype, home, stage, readers):
+            there = self._resharder(stage, other).other
             assert there is not None
-            for want in wants:
-                for hop in resharder.hops(dtype, home, moved(want, there)):
-                    if hop.after.mesh.devices[0] in there.model.devices:
-                        yield from _paid(stage, hop, resharder.even.device, beside=beside)
-                        yield from _paid(other, hop, there.device, beside=beside)
-                    else:
-                        hops.append(hop)
+            if hop.after.mesh.devices[0] in there.model.devices:
+                yield other, "crossing", there.local_bytes(hop.after, dtype)
+                yield from _paid(stage, hop, self.meshes[stage].devices[0], beside=beside)
+                yield from _paid(other, hop, there.device, beside=beside)
+            else:
+                leaving.append(hop)
+        for after in dict.fromkeys(hop.after for hop in leaving):
+            yield stage, "crossing", self._bytes(stage, value, after)
+        hops += leaving
         once: dict[Placement, Hop] = {}
         for hop in hops:
             once.setdefault(hop.after, hop)
@@ -202,6 +199,23 @@ class _Stages:
             if hop.zeros:
                 yield stage, "resident", self._bytes(stage, value, after)
             yield from _paid(stage, hop, self.meshes[stage].devices[0], beside=beside)
+
+    def _across(
+        self,
+        dtype: str,
+        home: Placement,
+        stage: int,
+        readers: Mapping[int, Mapping[Placement, None]],
+    ) -> Iterator[tuple[int, Hop]]:
+        """Each other stage that reads a value, with the hops to each placement that it reads."""
+        for other, wants in readers.items():
+            if other == stage:
+                continue
+            resharder = self._resharder(stage, other)
+            assert resharder.other is not None
+            for want in wants:
+                for hop in resharder.hops(dtype, home, moved(want, resharder.other)):
+                    yield other, hop
 
     def _resharder(self, stage: int, other: int) -> EvenResharder:
         if (stage, other) not in self._resharders:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.columns import GroupColumns
@@ -17,10 +19,17 @@ from partitioner.problem.folding import Folded, fold
 from partitioner.search.levels.axis_sharder import AxisSharder
 from partitioner.search.levels.mesh_sharder import Sharded, Sharder
 from partitioner.search.levels.meshes import DevicePool, Layout, device_pools, split_from
-from partitioner.search.levels.stretches import block_ends, stage_option
+from partitioner.search.levels.stretches import block_ends, stage_options
 from partitioner.search.request import Budget
 from partitioner.solver import Infeasible
-from partitioner.solver.stages import Cut, Pool, StageOption, StageProblem, cut_stages
+from partitioner.solver.stages import (
+    Cut,
+    Pool,
+    StageOption,
+    StageProblem,
+    cut_stages,
+    evaluate_cut,
+)
 from partitioner.solver.work import Work
 from partitioner.strategies.derive import Rules
 
@@ -28,7 +37,8 @@ from partitioner.strategies.derive import Rules
 JOINT_AXES = 2
 #: Assumed ratio of the steps of a layout and one with an axis less, before one is measured.
 MORE_AXES = 12.0
-#: Cuts of least estimated load that are counted anew.
+#: Cuts of least estimated load that are counted anew, of those that fit by an estimate of memory,
+#: and of those that fit by an upper one.
 RIVALS = 3
 #: The solver may take one such part of the steps left for one layout.
 PART = 5
@@ -40,11 +50,13 @@ class Option:
 
     Attributes:
         stage: The costs of stretches of blocks on it; None if it runs the whole model.
+        safe_stage: The same with upper estimates of memory.
     """
 
     layout: Layout
     sharded: Sharded
-    stage: StageOption | None
+    stage: StageOption | None = None
+    safe_stage: StageOption | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +120,7 @@ class _StageSearch:
     Attributes:
         ends: Positions at which blocks end.
         cuts: Cuts into stages, each with the options of its stages.
+        safe_cuts: Those that fit by upper estimates of memory.
         refusals: Layouts on which nothing fits, and why.
     """
 
@@ -121,6 +134,7 @@ class _StageSearch:
     failed: dict[Layout, str] = field(default_factory=dict)
     sharded: list[Layout] = field(default_factory=list)
     cuts: list[tuple[Cut, tuple[Option, ...]]] = field(default_factory=list)
+    safe_cuts: list[tuple[Cut, tuple[Option, ...]]] = field(default_factory=list)
     refusals: list[tuple[Infeasible, Layout]] = field(default_factory=list)
 
     @property
@@ -135,7 +149,10 @@ class _StageSearch:
             raise self._refusal()
         if len(self.pools) == 1 and len(self.options) > 1 and not self._met():
             self._cut(self.options)
-        ranked = sorted(self.cuts, key=lambda entry: entry[0].load_s)
+        ranked: list[tuple[Cut, tuple[Option, ...]]] = []
+        for cuts in (self.cuts, self.safe_cuts):
+            least = sorted(cuts, key=lambda entry: entry[0].load_s)[:RIVALS]
+            ranked += (entry for entry in least if not any(entry is other for other in ranked))
         return tuple(
             Staged(
                 self.sharder.folded,
@@ -146,7 +163,7 @@ class _StageSearch:
                 tuple(dict.fromkeys(self.sharded)),
                 self.failed,
             )
-            for cut, options in ranked[:RIVALS]
+            for cut, options in ranked
         )
 
     def _shard_all(self) -> None:
@@ -193,10 +210,10 @@ class _StageSearch:
         return tuple(option.layout.mesh for option in self.best[1]) if self.best else ()
 
     def _met(self) -> bool:
-        """Whether the best cut is within the gap of the bound."""
-        if self.best is None:
+        """Whether the best cut that fits by an upper estimate is within the gap of the bound."""
+        load = min((cut.load_s for cut, _ in self.safe_cuts), default=math.inf)
+        if math.isinf(load):
             return False
-        load = self.best[0].load_s
         return load - self.bound_s <= self.budget.gap * load
 
     def _try(self, layout: Layout) -> None:
@@ -233,8 +250,8 @@ class _StageSearch:
         alone = len(self.pools) == 1
         if alone and self.best and sharded.solution.bound / stages >= self.best[0].load_s:
             return
-        stage = stage_option(sharded, self.ends, stages, layout.pool, str(layout))
-        self.options.append(Option(layout, sharded, stage))
+        pair = stage_options(sharded, self.ends, stages, layout.pool, str(layout))
+        self.options.append(Option(layout, sharded, *pair))
         if alone:
             self._cut(self.options[-1:])
         elif {option.layout.pool for option in self.options} == set(range(len(self.pools))):
@@ -253,10 +270,28 @@ class _StageSearch:
 
     def _cut(self, options: Sequence[Option]) -> None:
         stages = tuple(option.stage for option in options if option.stage is not None)
+        safe = tuple(option.safe_stage for option in options if option.safe_stage is not None)
+        entry = self._cut_of(stages, options)
+        self.cuts.append(entry)
+        if evaluate_cut(StageProblem(safe, self._pools, in_flight=False), entry[0].stages).faults:
+            with suppress(Infeasible):  # the cut by estimates may fit all the same
+                self.safe_cuts.append(self._cut_of(safe, options))
+        else:
+            self.safe_cuts.append(entry)
+
+    def _cut_of(
+        self, stages: tuple[StageOption, ...], options: Sequence[Option]
+    ) -> tuple[Cut, tuple[Option, ...]]:
+        """The best cut into some of the stages, and its options."""
+        cut = cut_stages(
+            StageProblem(stages, self._pools, in_flight=False), gap=self.budget.gap / 4
+        )
+        return cut, tuple(options[stage.option] for stage in cut.stages)
+
+    @cached_property
+    def _pools(self) -> tuple[Pool, ...]:
         devices = self.sharder.cluster.devices
-        pools = tuple(Pool(p.count, float(devices[p.first].memory_bytes)) for p in self.pools)
-        cut = cut_stages(StageProblem(stages, pools, in_flight=False), gap=self.budget.gap / 4)
-        self.cuts.append((cut, tuple(options[stage.option] for stage in cut.stages)))
+        return tuple(Pool(p.count, float(devices[p.first].memory_bytes)) for p in self.pools)
 
 
 def unsearched(work: Work) -> str:

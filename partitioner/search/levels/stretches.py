@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from partitioner.cost_model.even_mesh import EvenMesh, EvenResharder
+from partitioner.cost_model.memory import with_headroom
 from partitioner.cost_model.overlap import beside_compute
 from partitioner.cost_model.reshard import Hop
 from partitioner.ir.graph import Graph
@@ -41,10 +42,10 @@ def block_ends(graph: Graph) -> tuple[int, ...]:
     return tuple(sorted(ends))
 
 
-def stage_option(
+def stage_options(
     sharded: Sharded, ends: Sequence[int], stages: int, pool: int, label: str
-) -> StageOption:
-    """All stretches of blocks as stages on the mesh.
+) -> tuple[StageOption, StageOption]:
+    """All stretches of blocks as stages on the mesh, with the least and the most that they hold.
 
     A value that leaves for readers far apart is charged for as many stages as they would be in if
     all stages had equal loads; one that is needed both inside and outside its stage may be charged
@@ -53,11 +54,16 @@ def stage_option(
     Args:
         sharded: The model on the mesh.
         stages: Most stages that there may be.
+
+    Returns:
+        Stages that hold beside their weights what the model holds on the mesh at any one time, and
+        those that hold all that they send and receive beside that.
     """
-    load, resident = map(_between, _stretch_sums(sharded, ends, stages))
+    load, resident, crossing_bytes = map(_between, _stretch_sums(sharded, ends, stages))
     passing = np.zeros_like(load) + sharded.passing_bytes
     size = sharded.even.mesh.size()
-    return StageOption(label, size, load[None], resident[None], passing[None], pool=pool)
+    least = StageOption(label, size, load[None], resident[None], passing[None], pool=pool)
+    return least, replace(least, flying_bytes=(passing + crossing_bytes)[None])
 
 
 def _between(sums: Floats) -> Floats:
@@ -69,8 +75,9 @@ def _between(sums: Floats) -> Floats:
 
 
 def _stretch_sums(sharded: Sharded, ends: Sequence[int], stages: int) -> Floats:
-    """Seconds, and bytes of weights, of a device that runs blocks i to j; (2, blocks, blocks).
+    """Of a device that runs blocks i to j, (3, blocks, blocks).
 
+    They are seconds, bytes of weights, and bytes of what comes from and goes to other stages.
     Charges are in positions of nodes; those of one middle block are repeated for all of them.
     """
     folded = sharded.folded
@@ -139,21 +146,21 @@ class _Stretches:
 
     def charges(self, positions: Iterable[int]) -> Charges:
         """Charges of nodes, the values that they make, and weights that they are first to read."""
-        charges = Charges(len(self.graph.nodes), 2)
+        charges = Charges(len(self.graph.nodes), 3)
         for position in positions:
             node, place = self.graph.nodes[position], self.sharded.folded.places[position]
             placed = self.sharded.picks[place]
-            charges.add((self.sharded.loads_s[place], 0.0), charges.some_in([position]))
+            charges.add((self.sharded.loads_s[place], 0.0, 0.0), charges.some_in([position]))
             for value, at in dict(_named((*node.inputs, *node.captures), placed.ins)).items():
                 if value not in self.graph.constants:
                     continue
                 readers = [reader for want, reader in self._readers(value) if want == at]
                 if position == readers[0]:
-                    nbytes = self.sharded.even.local_bytes(at, self.graph.types[value].dtype)
-                    charges.add((0.0, float(nbytes)), charges.some_in(readers))
+                    weight_bytes = self.sharded.even.local_bytes(at, self.graph.types[value].dtype)
+                    charges.add((0.0, float(weight_bytes), 0.0), charges.some_in(readers))
             for value, home in _named(node.outputs, placed.outs):
-                for seconds, where in self._communications(charges, value, home, position):
-                    charges.add((seconds, 0.0), where)
+                for seconds, nbytes, where in self._communications(charges, value, home, position):
+                    charges.add((seconds, 0.0, nbytes), where)
         return charges
 
     def _readers(self, value: str) -> list[tuple[Placement, int]]:
@@ -168,8 +175,11 @@ class _Stretches:
 
     def _communications(
         self, charges: Charges, value: str, home: Placement, position: int
-    ) -> Iterator[tuple[float, Iterable[Rectangle]]]:
-        """Seconds of each hop of a value, and the stretches in which a device pays for it."""
+    ) -> Iterator[tuple[float, float, Iterable[Rectangle]]]:
+        """Seconds of each hop of a value, bytes that it makes on the way between stages, and where.
+
+        The last are the stretches in which a device pays for it.
+        """
         dtype, beside = self.graph.types[value].dtype, value in self.beside
         device = self.sharded.even.device
         readers = self._readers(value)
@@ -188,16 +198,26 @@ class _Stretches:
         for after, (hop, near) in inside.items():
             both = leaving.pop(after, None)
             where = charges.some_in([position]) if both else charges.both_in(position, near)
-            yield paid(hop, device, beside=beside)[0], where
+            yield paid(hop, device, beside=beside)[0], 0.0, where
         for hop, far in leaving.values():
             stages = {int(self.stage[reader]) for reader in far} - {int(self.stage[position])}
             there = hop.after.mesh.devices[0] in self.other.model.devices
             times = max(1, len(stages)) if there else 1
             seconds = paid(hop, device, beside=beside)[0]
-            yield times * seconds, charges.leaf_out(position, far)
+            made = 0.0 if there else self._passing(hop, dtype)
+            yield times * seconds, made, charges.leaf_out(position, far)
         for hop, far in arriving.values():
+            there = hop.after.mesh.devices[0] in self.other.model.devices
             seconds = paid(hop, self.other.device, beside=beside)[0]
-            yield seconds, charges.leaf_in(position, far)
+            yield (
+                seconds,
+                self._passing(hop, dtype) if there else 0.0,
+                charges.leaf_in(position, far),
+            )
+
+    def _passing(self, hop: Hop, dtype: str) -> float:
+        """Bytes of what a hop makes on each device, with head-room."""
+        return float(with_headroom(self.sharded.even.local_bytes(hop.after, dtype)))
 
 
 def away(even: EvenMesh, beyond: DeviceMesh) -> EvenMesh:

@@ -10,7 +10,7 @@ from partitioner.solver.joint.elimination import Eliminator
 from partitioner.solver.joint.incumbents import offer_all, squeeze
 from partitioner.solver.joint.local_search import local_search
 from partitioner.solver.joint.search import Search
-from partitioner.solver.milp.engines import node_steps_of, solve_milp
+from partitioner.solver.milp.engines import solve_milp
 from partitioner.solver.milp.formulation import Formulation, Goal, formulate
 from partitioner.solver.milp.program import MilpResult
 from partitioner.solver.presolve import keep_choices
@@ -27,39 +27,31 @@ EXACT_BINARIES = 100
 #: A plan is sought among the choices that the relaxation takes at least so much of, in relation to
 #: the one of the same node that it takes most of.
 SHARE = 1e-3
-#: The relaxation may take one of so many shares of the clock; of the steps, if no plan fits yet.
-SHARES = 2
 #: Moves that local search tries from a program's plan: the tie-break, and bytes over the limits.
 POLISH = 2_000
 
 
-def round_relaxation(search: Search) -> bool:
+def round_relaxation(search: Search) -> None:
     """Bound the throughput of one group by the relaxed MILP, and offer a plan of what it chooses.
 
     The relaxation is nearly tight: few nodes are shared among several choices. Elimination finds
     the best plan of those, as it does of a graph that is not wide. It leaves memory aside: where
     its plan does not fit, bytes have a price. Of the training steps and models of
     `tests/benchmarks/accuracy.py` such plans are within 0.5 % of the bound, after seconds, where
-    the MILP takes minutes for some. Other methods follow where half of the clock does not suffice;
-    they come first where no plan fits yet and the relaxation would take more than half of the steps
-    that may find one.
-
-    Returns:
-        Whether the clock has cut it off.
+    the MILP takes minutes for some. Where no plan fits yet, the steps are left to the MILP, which
+    finds one sooner.
     """
+    if search.best is None and search.closest is not None:
+        return
     form = formulate(search.problem, "throughput", _known_cost(search))
     if form is None:
-        return False
-    none_fits = search.best is None and search.closest is not None
-    if none_fits and node_steps_of(form.milp) > search.work.left / SHARES:
-        return False
-    work = search.work.of_the_clock(SHARES)
-    values = _relaxed(search, form, work)
-    if values:
-        ranked = offer_all(search, _rounded(search, form, values), _lp(search))
-        if ranked:
-            _offer_polished(search, min(ranked, key=ranked.__getitem__), _lp(search))
-    return work.stopped
+        return
+    values = _relaxed(search, form)
+    if not values:
+        return
+    ranked = offer_all(search, _rounded(search, form, values), _lp(search))
+    if ranked:
+        _offer_polished(search, min(ranked, key=ranked.__getitem__), _lp(search))
 
 
 def _rounded(
@@ -94,7 +86,7 @@ def run_milp(search: Search, goal: Goal) -> None:
     if form is None:
         return
     if _is_too_large(search, form):
-        values = _relaxed(search, form, search.work)
+        values = _relaxed(search, form)
         if values:
             _offer_polished(search, form.decode(values), _lp(search))
         return
@@ -125,9 +117,9 @@ def _known_cost(search: Search) -> float | None:
     return search.cost if search.best is not None else None
 
 
-def _relaxed(search: Search, form: Formulation, work: Work) -> tuple[float, ...]:
+def _relaxed(search: Search, form: Formulation) -> tuple[float, ...]:
     """The values of a relaxed MILP of the throughput, or none; its bound is proven."""
-    result = solve_milp(form.milp.relaxed(), work, search.gap / 2, engine=search.engine)
+    result = solve_milp(form.milp.relaxed(), search.work, search.gap / 2, engine=search.engine)
     return result.values if _prove(search, form, result, _lp(search)) else ()
 
 

@@ -117,16 +117,12 @@ def minimise_load(search: Search) -> None:
 
 def _minimise_load(search: Search) -> None:
     relax(search)
-    one_group = len(search.problem.groups) == 1
-    is_cut_off = one_group and not search.over and round_relaxation(search)
     if not search.done:
         seek(search)
     if search.best is None and math.isfinite(search.bound):
         refute(search)
     if math.isfinite(search.bound):
         _improve(search)
-    if is_cut_off and not search.done:
-        search.work.stop()
 
 
 def _improve(search: Search) -> None:
@@ -152,6 +148,8 @@ def _steps(search: Search) -> Iterator[Callable[[Search], None]]:
     Pair splits and the configuration LP take turns as long as a turn gains something.
     """
     small = sum(map(len, search.problem.nodes)) <= EXACT_BINARIES
+    if len(search.problem.groups) == 1:
+        yield round_relaxation
     if search.effort < 2 or small:
         yield partial(run_milp, goal="throughput")
     if search.effort < 2:

@@ -139,6 +139,23 @@ def two_kinds(fast: int, slow: int) -> Cluster:
 
 
 @pytest.mark.slow
+def test_stages_hold_what_they_send_and_receive() -> None:
+    """Sums and whole values are made on their way, which nobody makes within one stage."""
+    model, cluster = mlp(layers=12, hidden=64, batch=48), resolve_cluster("4x8xh100")
+    tight = cluster.with_memory(33_952)
+    graph = load_onnx(model).graph
+    meshes = layouts(tight, "auto", None)
+    rivals = search_levels(graph, Rules.of(graph), tight, meshes, Budget.of(Request()))
+    fit = set()
+    for staged in rivals:
+        ours = evaluation(staged, groups(staged, tight), tight)
+        exact = evaluate(graph, plan_of(staged, tight), tight)
+        assert all(ours.peak[device].bytes >= peak.bytes for device, peak in exact.peak.items())
+        fit.add(exact.fits_exactly)
+    assert fit == {False, True}
+    assert partitioner.compile(model, cluster=tight).evaluation.fits_exactly
+
+
 def test_faster_devices_get_more_work() -> None:
     cluster = two_kinds(12, 12)
     assert device_pools(cluster) == (DevicePool(0, 12), DevicePool(12, 12))
@@ -242,13 +259,16 @@ def test_one_stage_of_several_kinds_is_refused_by_name() -> None:
     "cluster",
     [resolve_cluster("4x8xh100"), pytest.param(two_kinds(4, 20), marks=pytest.mark.slow)],
 )
-def test_what_would_fit_is_a_memory_that_fits(cluster: Cluster) -> None:
+def test_what_would_fit_is_a_memory_that_fits(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("partitioner.search.what_would_fit.ONE_COUNT_S", 20.0)
     model = mlp(12, 64, 48)
     with pytest.raises(Infeasible, match=r"a device short .* it fits with --memory") as caught:
         partitioner.compile(model, cluster=cluster.with_memory(20_000))
     way = caught.value.relaxations[0]
     enough = int(way.split()[2])
-    assert partitioner.compile(model, cluster=cluster.with_memory(enough)).evaluation.fits
+    assert partitioner.compile(model, cluster=cluster.with_memory(enough)).evaluation.fits_exactly
 
 
 def test_more_devices_than_an_objective_is_planned_for_are_no_way_out() -> None:

@@ -157,6 +157,8 @@ def bucket_seconds(
     bucket_bytes: float,
     rank: int,
     cluster: Cluster,
+    paid_bytes: float = 0.0,
+    paid_s: float = 0.0,
 ) -> float:
     """Seconds of a collective in a bucket on a rank: its share of the bucket's, and its copies.
 
@@ -167,15 +169,19 @@ def bucket_seconds(
         kind: One of `JOINING`.
         ranks: The group.
         nbytes: As of `collective`.
-        bucket_bytes: The same of all that is in the bucket.
+        bucket_bytes: The same of all that share what the bucket takes.
         rank: The rank.
         cluster: The devices.
+        paid_bytes: The same of others in the bucket, which pay for themselves.
+        paid_s: Seconds that these pay.
     """
-    device, best = cluster.devices[rank], collective(kind, ranks, bucket_bytes, cluster)
+    best = collective(kind, ranks, bucket_bytes + paid_bytes, cluster)
+    device = cluster.devices[rank]
     copied = nbytes / _parts_in_result(kind, ranks)
     copied += nbytes if kind is CommKind.ALL_GATHER else 0.0
     copies_s = 2 * copied / device.memory_bytes_per_s  # read and written
-    return (best.start_s(device) + best.seconds) * nbytes / bucket_bytes + copies_s
+    left_s = max(0.0, best.start_s(device) + best.seconds - paid_s)
+    return left_s * nbytes / bucket_bytes + copies_s
 
 
 def _is_small(kind: CommKind, ranks: tuple[int, ...], nbytes: float) -> bool:

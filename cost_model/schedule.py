@@ -213,36 +213,74 @@ def _as_they_travel(
     """The tasks, with the seconds that those which may share a bucket take as they travel.
 
     One in a bucket takes its share of what the bucket takes, as full as it is; the others travel
-    alone. Members that a node waits for at once pay for themselves, and are not among the bytes
-    that the rest share.
+    alone. Members that a node waits for at once pay for themselves. The rest share what they add to
+    such a bucket, of which nothing passes beside compute.
     """
-    sizes: dict[int, float] = {}
-    for bucket in buckets:
-        sharing = [member for member in bucket.members if tasks[member.position].may_share]
-        total = sum(member.nbytes for member in sharing)
-        sizes |= {member.position: member.nbytes / total for member in sharing}
+    of: dict[int, Bucket] = {m.position: bucket for bucket in buckets for m in bucket.members}
     return [
-        task if not task.may_share else _travelling(task, sizes.get(position), cluster)
+        task if not task.may_share else _travelling(task, tasks, of.get(position), cluster)
         for position, task in enumerate(tasks)
     ]
 
 
-def _travelling(task: Task, share: float | None, cluster: Cluster) -> Task:
-    """A task with its seconds at this share of a bucket's bytes; None for one that is alone."""
+def _travelling(task: Task, tasks: Sequence[Task], bucket: Bucket | None, cluster: Cluster) -> Task:
+    """A task with its seconds in a bucket; None for one that is alone.
+
+    It takes no less than it is priced at, which is the least that it may.
+    """
+    if bucket is None:
+        assert task.comm is not None
+        travels_s = comm_cost(task.comm, _numel(task), cluster).seconds
+        waited = False
+    else:
+        members = [tasks[member.position] for member in bucket.members]
+        paying = [member for member in members if not member.may_share]
+        travels_s, waited = _shared_seconds(task, members, paying, cluster), bool(paying)
+    devices, hidden = {}, {}
+    for device, seconds in task.devices.items():
+        beside_s = task.hidden.get(device, 0.0)
+        priced_s = seconds + beside_s
+        takes_s = max(priced_s, travels_s[device])
+        hidden_s = 0.0 if waited or not priced_s else takes_s * beside_s / priced_s
+        devices[device] = takes_s - hidden_s
+        if hidden_s:
+            hidden[device] = hidden_s
+    return replace(task, devices=devices, hidden=hidden)
+
+
+def _shared_seconds(
+    task: Task, members: Sequence[Task], paying: Sequence[Task], cluster: Cluster
+) -> Mapping[int, float]:
+    """Seconds by device of a task that shares a bucket with other members; some pay themselves."""
     comm = task.comm
     assert comm is not None
-    numel = round(max((size for *_, size in task.writes), default=0) / item_bytes(comm.dtype))
-    if share is None:
-        travels_s = comm_cost(comm, numel, cluster).seconds
-    else:
-        nbytes = whole_bytes(comm, numel)
-        bucket = comm.kind, comm.ranks, nbytes, nbytes / share
-        travels_s = {device: bucket_seconds(*bucket, device, cluster) for device in task.devices}
-    ratios = {}
-    for device, seconds in task.devices.items():
-        priced_s = seconds + task.hidden.get(device, 0.0)
-        ratios[device] = travels_s[device] / priced_s if priced_s else 1.0
-    return _scaled(task, ratios)
+    paid_bytes = sum(map(_whole_bytes, paying))
+    shared_bytes = sum(map(_whole_bytes, members)) - paid_bytes
+    return {
+        device: bucket_seconds(
+            comm.kind,
+            comm.ranks,
+            _whole_bytes(task),
+            shared_bytes,
+            device,
+            cluster,
+            paid_bytes,
+            sum(member.devices[device] for member in paying),
+        )
+        for device in task.devices
+    }
+
+
+def _whole_bytes(task: Task) -> float:
+    """`whole_bytes` of a communication."""
+    assert task.comm is not None
+    return whole_bytes(task.comm, _numel(task))
+
+
+def _numel(task: Task) -> int:
+    """The most elements that a communication writes on a device."""
+    assert task.comm is not None
+    return round(max((size for *_, size in task.writes), default=0) / item_bytes(task.comm.dtype))
 
 
 def _alike(tasks: Sequence[Task]) -> bool:

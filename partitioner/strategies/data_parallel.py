@@ -112,13 +112,18 @@ def depending(graph: Graph, batch: Followed) -> Iterator[str]:
     """Nodes that depend on the batch, except those that compute nothing.
 
     Those write to where a value is stored, or are the value in the other pass: what is reduced once
-    serves both passes.
+    serves both passes. What comes of sums over the batch (statistics of a norm, a loss) no longer
+    depends on it, until it meets what has the batch again.
     """
     known = set(batch.inputs)
     for node in graph.nodes:
         row = row_of(node)
-        if known.intersection(node.reads) and (row is None or row.in_place is None):
-            known.update(node.writes)
+        has_batch = node.name in graph.backward and batch.values.intersection(node.reads)
+        if not (has_batch or known.intersection(node.reads)):
+            continue
+        if row is None or row.in_place is None:
+            if not batch.factors.get(node.name) or batch.values.intersection(node.writes):
+                known.update(node.writes)
             if row is None or not row.again:
                 yield node.name
 

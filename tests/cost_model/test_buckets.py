@@ -4,17 +4,19 @@ from collections.abc import Sequence
 from functools import cache
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from small_gpt import small_gpt
 from staged import staged
 from staged_models import Plain, seeded
+from torch import Tensor, nn
 
 import partitioner
 from partitioner.backends.torch.faults import COMM
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model import buckets
-from partitioner.cost_model.buckets import Member, together
+from partitioner.cost_model.buckets import Bucket, Member, together
 from partitioner.cost_model.collectives import collective, comm_cost
 from partitioner.cost_model.memory import StepLives, exact_lifetimes
 from partitioner.cost_model.overlap import beside_compute, most_joined
@@ -111,6 +113,22 @@ def test_ranks_join_what_the_schedule_joins(parallel: str, devices: int, joins: 
     assert program.verify()
 
 
+class Mean(nn.Module):
+    """The mean square of what a net gives."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).square().mean()
+
+
+def passes_beside(bucket: Bucket, tasks: Sequence[Task]) -> bool:
+    """Whether no node waits for it at once, as one does for the two sums of a loss."""
+    return any(tasks[member.position].may_share for member in bucket.members)
+
+
 def whole_s(task: Task) -> float:
     """Seconds on each device; all have as many."""
     device = min(task.devices)
@@ -125,11 +143,12 @@ def test_collectives_take_what_their_bucket_takes(
     program = gpt(parallel, devices)
     cluster, placed = program.cluster, resolve(program.graph, program.plan)
     spec, joined = cluster.devices[0], schedule_of(program.graph, placed, cluster)
-    assert joined.buckets
-    for bucket in joined.buckets:
+    beside = [b for b in joined.buckets if passes_beside(b, joined.tasks)]
+    assert beside
+    for bucket in beside:
         at = [m for m in bucket.members if joined.tasks[m.position].may_share]
         tasks = [joined.tasks[member.position] for member in at]
-        assert tasks
+        assert len(tasks) == len(bucket.members)
         assert tasks[0].comm is not None
         ranks, gathers = tasks[0].comm.ranks, bucket.kind is CommKind.ALL_GATHER
         sent = sum(member.nbytes for member in at)
@@ -150,6 +169,34 @@ def test_collectives_take_what_their_bucket_takes(
         assert whole_s(task) == pytest.approx(alone_s)
     together_s = sum(whole_s(task) for task in joined.tasks if task.may_share)
     assert together_s < sum(map(whole_s, alone))
+
+
+def test_members_that_are_waited_for_pay_for_themselves() -> None:
+    """A norm waits for its sums: gradients that travel with them add bytes, and no start-up."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(layer for _ in range(4) for layer in (nn.Conv2d(32, 32, 3), nn.BatchNorm2d(32)))
+    )
+    program = partitioner.compile(
+        Mean(net), torch.randn(4, 32, 12, 12), devices=2, training=True, parallel="dp"
+    )
+    cluster, tasks = program.cluster, program.schedule.tasks
+    spec, mixed = cluster.devices[0], 0
+    for bucket in program.schedule.buckets:
+        members = [tasks[member.position] for member in bucket.members]
+        paying = [task for task in members if not task.may_share]
+        sharing = [task for task in members if task.may_share]
+        if not paying or not sharing:
+            continue
+        mixed += 1
+        assert sharing[0].comm is not None
+        best = collective(bucket.kind, sharing[0].comm.ranks, bucket.nbytes, cluster)
+        shared = sum(m.nbytes for m in bucket.members if tasks[m.position].may_share)
+        message_s = best.start_s(spec) + best.seconds + 2 * shared / spec.memory_bytes_per_s
+        assert sum(map(whole_s, members)) >= message_s * (1 - 1e-9)
+        assert sum(map(whole_s, sharing)) < message_s
+        assert not any(task.hidden for task in members)
+    assert mixed
 
 
 @pytest.mark.parametrize("parallel", ["dp", "zero3"])
@@ -187,7 +234,7 @@ def test_the_tensors_of_a_bucket_are_held_together(
     """Sums take the place of their operands; gathered parts are copied where they are read."""
     schedule = gpt(parallel).schedule
     lives = [life for life in exact_lifetimes(schedule) if life.device == 0 and life.buffer]
-    kinds = {bucket.kind for bucket in schedule.buckets}
+    kinds = {b.kind for b in schedule.buckets if passes_beside(b, schedule.tasks)}
     split = {CommKind.ALL_GATHER, CommKind.REDUCE_SCATTER}
     assert kinds == ({CommKind.ALL_REDUCE} if parallel == "dp" else split)
     for bucket in schedule.buckets:

@@ -17,6 +17,7 @@ from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model import buckets
 from partitioner.cost_model.cluster import Cluster, LinkLevel
 from partitioner.ir.errors import OptionError
+from partitioner.ir.program import CommKind
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.spaces import SearchError
 
@@ -208,6 +209,33 @@ class Regression(nn.Module):
             functional.binary_cross_entropy(found.sigmoid(), y.sigmoid()),
         ]
         return torch.stack(losses).sum()
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_statistics_of_a_norm_are_summed_once_and_not_cut(devices: int) -> None:
+    """They no longer depend on the batch, so that nothing is gained by cutting them."""
+    torch.manual_seed(0)
+    norms = 2
+    net = nn.Sequential(
+        *(layer for _ in range(norms) for layer in (nn.Conv2d(6, 6, 3), nn.BatchNorm2d(6))),
+        nn.ReLU(),
+    )
+
+    class Summed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x).square().mean()
+
+    program = partitioner.compile(
+        Summed(), torch.randn(6, 6, 9, 7), devices=devices, training=True, parallel="dp"
+    )
+    comms = [task.comm for task in program.schedule.tasks if task.comm is not None]
+    assert {comm.kind for comm in comms} <= {CommKind.ALL_REDUCE}
+    assert sum(comm.source.startswith("batch_norm_sums") for comm in comms) == norms
+    assert program.verify()
 
 
 def test_losses_over_elements_are_cut_with_the_batch() -> None:

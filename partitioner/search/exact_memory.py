@@ -179,10 +179,11 @@ def _solved(problem: Problem, objective: Objective, budget: Budget) -> Solution:
 def _smaller(
     goal: Objective, budget: Budget, within: Callable[[float, Objective], Candidate]
 ) -> Candidate:
-    """The first plan within `SLACKS` that fits exactly; the smallest plan if none does."""
+    """The first plan within `SLACKS` that fits exactly; the smallest plan if none does.
+
+    The smallest by the safe formula need not be the smallest by exact liveness.
+    """
     smallest = within(math.inf, "memory")
-    if not smallest.evaluation.fits_exactly:
-        return smallest
     for slack in SLACKS:
         if budget.work.over:
             break

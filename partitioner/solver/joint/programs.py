@@ -10,7 +10,7 @@ from partitioner.solver.joint.elimination import Eliminator
 from partitioner.solver.joint.incumbents import offer_all, squeeze
 from partitioner.solver.joint.local_search import local_search
 from partitioner.solver.joint.search import Search
-from partitioner.solver.milp.engines import solve_milp
+from partitioner.solver.milp.engines import node_steps_of, solve_milp
 from partitioner.solver.milp.formulation import Formulation, Goal, formulate
 from partitioner.solver.milp.program import MilpResult
 from partitioner.solver.presolve import keep_choices
@@ -27,31 +27,42 @@ EXACT_BINARIES = 100
 #: A plan is sought among the choices that the relaxation takes at least so much of, in relation to
 #: the one of the same node that it takes most of.
 SHARE = 1e-3
+#: The relaxation may take one of so many shares of the steps if no plan fits yet; one of so many
+#: before local search.
+SHARES, FIRST_SHARES = 2, 8
 #: Moves that local search tries from a program's plan: the tie-break, and bytes over the limits.
 POLISH = 2_000
 
 
-def round_relaxation(search: Search) -> None:
+def round_relaxation(search: Search, shares: float | None = None) -> bool:
     """Bound the throughput of one group by the relaxed MILP, and offer a plan of what it chooses.
 
     The relaxation is nearly tight: few nodes are shared among several choices. Elimination finds
     the best plan of those, as it does of a graph that is not wide. It leaves memory aside: where
     its plan does not fit, bytes have a price. Of the training steps and models of
     `tests/benchmarks/accuracy.py` such plans are within 0.5 % of the bound, after seconds, where
-    the MILP takes minutes for some. Where no plan fits yet, the steps are left to the MILP, which
-    finds one sooner.
+    the MILP takes minutes for some.
+
+    Args:
+        shares: It may take one of so many shares of the steps that are left; by default all, or one
+            of `SHARES` where no plan fits yet.
+
+    Returns:
+        Whether it may.
     """
-    if search.best is None and search.closest is not None:
-        return
     form = formulate(search.problem, "throughput", _known_cost(search))
     if form is None:
-        return
+        return False
+    if shares is None:
+        shares = SHARES if search.best is None and search.closest is not None else 0
+    if shares and node_steps_of(form.milp) > search.work.left / shares:
+        return False
     values = _relaxed(search, form)
-    if not values:
-        return
-    ranked = offer_all(search, _rounded(search, form, values), _lp(search))
-    if ranked:
-        _offer_polished(search, min(ranked, key=ranked.__getitem__), _lp(search))
+    if values:
+        ranked = offer_all(search, _rounded(search, form, values), _lp(search))
+        if ranked:
+            _offer_polished(search, min(ranked, key=ranked.__getitem__), _lp(search))
+    return True
 
 
 def _rounded(

@@ -9,7 +9,12 @@ from functools import partial
 
 from partitioner.solver.joint.incumbents import lighten, refute, relax, relax_memory, seek
 from partitioner.solver.joint.latency import critical_path_s, propose
-from partitioner.solver.joint.programs import EXACT_BINARIES, round_relaxation, run_milp
+from partitioner.solver.joint.programs import (
+    EXACT_BINARIES,
+    FIRST_SHARES,
+    round_relaxation,
+    run_milp,
+)
 from partitioner.solver.joint.search import Search
 from partitioner.solver.joint.shortage import forbidden, refused, seek_least
 from partitioner.solver.milp.engines import HIGHS, Engine
@@ -117,17 +122,25 @@ def minimise_load(search: Search) -> None:
 
 def _minimise_load(search: Search) -> None:
     relax(search)
+    is_relaxed = (
+        len(search.problem.groups) == 1
+        and not search.over
+        and round_relaxation(search, FIRST_SHARES)
+    )
     if not search.done:
         seek(search)
     if search.best is None and math.isfinite(search.bound):
         refute(search)
     if math.isfinite(search.bound):
-        _improve(search)
+        _improve(search, is_relaxed=is_relaxed)
 
 
-def _improve(search: Search) -> None:
-    """Improve the plan and the bound of the throughput objective, method after method."""
-    for step in _steps(search):
+def _improve(search: Search, *, is_relaxed: bool = False) -> None:
+    """Improve the plan and the bound of the throughput objective, method after method.
+
+    `is_relaxed` says that the relaxed MILP is solved.
+    """
+    for step in _steps(search, is_relaxed=is_relaxed):
         if not search.over:
             step(search)
 
@@ -142,13 +155,13 @@ def _go_on(search: Search) -> None:
         propose(search)
 
 
-def _steps(search: Search) -> Iterator[Callable[[Search], None]]:
+def _steps(search: Search, *, is_relaxed: bool) -> Iterator[Callable[[Search], object]]:
     """The methods that improve the plan and the bound, in turn.
 
     Pair splits and the configuration LP take turns as long as a turn gains something.
     """
     small = sum(map(len, search.problem.nodes)) <= EXACT_BINARIES
-    if len(search.problem.groups) == 1:
+    if len(search.problem.groups) == 1 and not is_relaxed:
         yield round_relaxation
     if search.effort < 2 or small:
         yield partial(run_milp, goal="throughput")

@@ -15,12 +15,15 @@ from partitioner.solver import Problem, brute_force, evaluate_choices, solve
 from partitioner.solver.joint.incumbents import relax, seek
 from partitioner.solver.joint.programs import round_relaxation, run_milp
 from partitioner.solver.joint.search import Search
+from partitioner.solver.milp.engines import node_steps_of
+from partitioner.solver.milp.formulation import formulate
 from partitioner.solver.presolve import presolve
 from partitioner.solver.work import Work
 
 
-def search_of(problem: Problem, *, seconds: float = 60.0) -> Search:
-    return Search(presolve(problem).problem, "throughput", 0.01, Work.within(seconds), 0)
+def search_of(problem: Problem, *, seconds: float = 60.0, steps: float = math.inf) -> Search:
+    work = Work.within(seconds, steps)
+    return Search(presolve(problem).problem, "throughput", 0.01, work, 0)
 
 
 @pytest.mark.parametrize("limit", [math.inf, 22.0])
@@ -56,20 +59,34 @@ def test_a_relaxation_is_rounded_within_memory(seed: int) -> None:
 
 def test_a_relaxation_out_of_time_leaves_the_search_to_other_methods() -> None:
     search = search_of(spmd(1, 500, 6), seconds=0.0)
-    round_relaxation(search)
+    assert round_relaxation(search)
     assert search.bound == 0.0
     assert search.work.stopped
 
 
 @pytest.mark.parametrize("limit", [math.inf, 60.0])
-def test_a_relaxation_waits_until_a_plan_fits(limit: float) -> None:
-    search = search_of(spmd(1, 30, 5, limit=limit))
-    relax(search)
-    fits = search.best is not None
-    assert fits == math.isinf(limit)
-    search.bound = 0.0  # elimination may have proven all
-    round_relaxation(search)
-    assert search.proved_by == ("HiGHS LP" if fits else "elimination")
+def test_a_dear_relaxation_waits_until_a_plan_fits(limit: float) -> None:
+    problem = spmd(1, 30, 5, limit=limit)
+    form = formulate(search_of(problem).problem, "throughput")
+    assert form is not None
+    waits = math.isfinite(limit)
+    for shares, source in ((1.9, "elimination" if waits else "HiGHS LP"), (2.1, "HiGHS LP")):
+        search = search_of(problem)
+        relax(search)
+        assert (search.best is None) == waits
+        search.bound = 0.0  # elimination may have proven all
+        search.work = Work.within(60, shares * node_steps_of(form.milp))
+        assert round_relaxation(search) == (source == "HiGHS LP")
+        assert search.proved_by == source
+
+
+def test_a_relaxation_that_takes_few_steps_comes_before_local_search() -> None:
+    problem = spmd(1, 30, 5)
+    form = formulate(search_of(problem).problem, "throughput")
+    assert form is not None
+    steps = node_steps_of(form.milp)
+    assert round_relaxation(search_of(problem, steps=4.1 * steps), 4.0)
+    assert not round_relaxation(search_of(problem, steps=3.9 * steps), 4.0)
 
 
 @pytest.mark.slow

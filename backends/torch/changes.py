@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
 from operator import is_
@@ -155,9 +155,7 @@ class Contents:
 def _contents(parts: Iterable[nn.Module]) -> list[Mapping[str, object]]:
     """The submodules, the parameters and the buffers of each part, in order, by name."""
     return [
-        contents
-        for part in parts
-        for contents in (part._modules, part._parameters, part._buffers)
+        contents for part in parts for contents in (part._modules, part._parameters, part._buffers)
     ]
 
 
@@ -263,19 +261,24 @@ def count_steps(
             return None
         if not isinstance(optimizer, _WHOLE_ONLY):
             return over_parts(optimizer, args, kwargs, ours, _STEP_HOOKS)
-        parameters = (x for group in optimizer.param_groups for x in group["params"])
-        cut = (x for x in parameters if id(x) in ours and isinstance(x, DTensor))
-        if any(not all(place.is_replicate() for place in x.placements) for x in cut):
-            raise BackendError(
-                f"{type(optimizer).__name__} does not work on parts of tensors in PyTorch: take "
-                "another optimizer, or a plan that keeps parameters whole, as parallel='dp'"
-            )
+        _check_are_whole(optimizer, ours)
         return None
 
     _STEP_HOOKS.add(steps)
     handles = register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(stepped)
     for handle in handles:
         weakref.finalize(owner, handle.remove).atexit = False
+
+
+def _check_are_whole(optimizer: Optimizer, ours: Collection[int]) -> None:
+    """Refuse an optimizer that fails on parts of tensors if any of ours is cut."""
+    parameters = (x for group in optimizer.param_groups for x in group["params"])
+    cut = (x for x in parameters if id(x) in ours and isinstance(x, DTensor))
+    if any(not all(place.is_replicate() for place in x.placements) for x in cut):
+        raise BackendError(
+            f"{type(optimizer).__name__} does not work on parts of tensors in PyTorch: take "
+            "another optimizer, or a plan that keeps parameters whole, as parallel='dp'"
+        )
 
 
 def _check_options(optimizer: Optimizer, group: Mapping[str, Any]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, fx
 
@@ -26,10 +24,9 @@ def pack_at_once(graph: fx.Graph) -> None:
             _erase(graph, line)
 
 
-def packed(tensors: Sequence[Tensor]) -> Tensor:
+def packed(tensors: list[Tensor]) -> Tensor:
     """The elements of several tensors in a new one of one dim."""
-    flat: Tensor = torch._C._nn.flatten_dense_tensors(tensors)
-    return flat
+    return torch._C._nn.flatten_dense_tensors(tensors)
 
 
 def _is_line(node: fx.Node) -> bool:

@@ -671,7 +671,8 @@ class RankModule(nn.Module):
                 continue
             if gradient.shape != shard.shape:
                 gradient = self._own_part(passes, name, gradient)
-            is_alike = gradient.stride() == shard.stride()  # fused optimizers read both in one order
+            # fused optimizers read both in one order
+            is_alike = gradient.stride() == shard.stride()
             parts[name] = gradient if is_alike else torch.empty_like(shard).copy_(gradient)
         parts = apart(parts, [tangent])
         for name in names:

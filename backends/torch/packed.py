@@ -14,7 +14,7 @@ def pack_at_once(graph: fx.Graph) -> None:
     """Let one call make the lines of tensors that a `cat` puts behind each other."""
     for node in list(graph.nodes):
         lines = node.args[0] if node.target is aten.cat.default else ()
-        if len(lines) < 2 or node.args[1:] not in ((), (0,)):
+        if len(lines) < 2 or node.args[1:] not in ((), (0,)) or node.kwargs:
             continue
         if not all(_is_line(line) and [*line.users] == [node] for line in lines):
             continue

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -38,12 +39,16 @@ def without_views(tensor: Tensor, written: Collection[int]) -> Tensor:
     return tensor.clone() if memory_of(tensor) in written else tensor
 
 
-def apart(tensors: Mapping[str, Tensor], others: Iterable[Tensor] = ()) -> dict[str, Tensor]:
+def apart(tensors: Mapping[str, Tensor], others: Collection[Tensor] = ()) -> dict[str, Tensor]:
     """The tensors, so that one can be written to without the rest, by name.
 
     One that has memory of one before it, or of `others`, is copied. Parameters that are added
     together have one gradient.
     """
+    taken = [(start := x.data_ptr(), start + extent(x)) for x in (*others, *tensors.values())]
+    taken.sort()
+    if all(end <= start for (_, end), (start, _) in pairwise(taken)):
+        return dict(tensors)
     ends: dict[int, int] = {}  # of what is written to, by its address
     starts: list[int] = []  # ascending
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
 from operator import is_
@@ -71,12 +71,13 @@ class Contents:
     ) -> Contents:
         """The contents of a module as it is."""
         parts = tuple(module.modules())[1:]
+        held_by_part = _contents((module, *parts))
         held = [entry for entry in stored if entry.names[0] in tensors]
         storages = {name: tensor.untyped_storage() for name, tensor in tensors.items()}
         types = {entry.names[0]: entry.dtype for entry in held}
         return cls(
             *(stored, tensors, storages, parts),
-            *(_names_in((module, *parts)), _objects_in((module, *parts))),
+            *([*map(tuple, held_by_part)], [x for one in held_by_part for x in one.values()]),
             [(storages[name]._cdata, types[name]) for name in tensors],
             [tensors[e.names[0]] for e in held if e.value and e.frozen],
         )
@@ -105,13 +106,16 @@ class Contents:
 
     def _are_plain_parts(self, mode: bool) -> bool:
         """Whether all submodules are in the mode of the module, and have no hooks."""
-        return all(_is_in(mode, part) and not _has_hooks(part) for part in self.parts)
+        for part in self.parts:  # a loop: every call of a module comes here
+            if _has_hooks(part) or not (part.training is mode or _is_in(mode, part)):
+                return False
+        return True
 
     def _are_same_objects(self, module: nn.Module) -> bool:
-        parts = module, *self.parts
-        objects = _objects_in(parts)
-        is_same = len(objects) == len(self.objects) and all(map(is_, objects, self.objects))
-        return is_same and _names_in(parts) == self.names
+        held = _contents((module, *self.parts))
+        if list(map(tuple, held)) != self.names:
+            return False
+        return all(map(is_, [x for one in held for x in one.values()], self.objects))
 
     def _are_same_tensors(self) -> bool:
         facts = [(x.untyped_storage()._cdata, x.dtype) for x in self.tensors.values()]
@@ -148,19 +152,11 @@ class Contents:
             )
 
 
-def _contents(part: nn.Module) -> tuple[Mapping[str, object], ...]:
-    """The submodules, parameters and buffers of a part, by name."""
-    return part._modules, part._parameters, part._buffers
-
-
-def _names_in(parts: Iterable[nn.Module]) -> list[tuple[str, ...]]:
-    """Names of the submodules, of the parameters and of the buffers of each part, in order."""
-    return [tuple(held) for part in parts for held in _contents(part)]
-
-
-def _objects_in(parts: Iterable[nn.Module]) -> list[object]:
-    """Submodules, parameters and buffers of all parts, in order."""
-    return [x for part in parts for held in _contents(part) for x in held.values()]
+def _contents(parts: Iterable[nn.Module]) -> list[Mapping[str, object]]:
+    """The submodules, the parameters and the buffers of each part, in order, by name."""
+    return [
+        contents for part in parts for contents in (part._modules, part._parameters, part._buffers)
+    ]
 
 
 #: Where a submodule keeps whether the trace has it in training mode.
@@ -238,6 +234,7 @@ def count_steps(
         holds_all: Whether it has a shard of every parameter of the model.
     """
     ours = frozenset(map(id, tensors.values()))
+    has_parts = any(isinstance(tensor, DTensor) for tensor in tensors.values())
     others = frozenset(map(id, elsewhere.values()))
 
     def stepped(optimizer: Optimizer, args: tuple[Any, ...], _: Mapping[str, Any]) -> None:
@@ -259,21 +256,28 @@ def count_steps(
                         "LBFGS measures along all parameters at once, and this rank holds those of "
                         "its own layers only: take an optimizer that works element by element"
                     )
+        if not has_parts:
+            return None
         if not isinstance(optimizer, _WHOLE_ONLY):
             return over_parts(optimizer, args, kwargs, ours, _STEP_HOOKS)
-        parameters = (x for group in optimizer.param_groups for x in group["params"])
-        cut = (x for x in parameters if id(x) in ours and isinstance(x, DTensor))
-        if any(not all(place.is_replicate() for place in x.placements) for x in cut):
-            raise BackendError(
-                f"{type(optimizer).__name__} does not work on parts of tensors in PyTorch: take "
-                "another optimizer, or a plan that keeps parameters whole, as parallel='dp'"
-            )
+        _check_are_whole(optimizer, ours)
         return None
 
     _STEP_HOOKS.add(steps)
     handles = register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(stepped)
     for handle in handles:
         weakref.finalize(owner, handle.remove).atexit = False
+
+
+def _check_are_whole(optimizer: Optimizer, ours: Collection[int]) -> None:
+    """Refuse an optimizer that fails on parts of tensors if any of ours is cut."""
+    parameters = (x for group in optimizer.param_groups for x in group["params"])
+    cut = (x for x in parameters if id(x) in ours and isinstance(x, DTensor))
+    if any(not all(place.is_replicate() for place in x.placements) for x in cut):
+        raise BackendError(
+            f"{type(optimizer).__name__} does not work on parts of tensors in PyTorch: take "
+            "another optimizer, or a plan that keeps parameters whole, as parallel='dp'"
+        )
 
 
 def _check_options(optimizer: Optimizer, group: Mapping[str, Any]) -> None:

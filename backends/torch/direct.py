@@ -23,6 +23,7 @@ from partitioner.backends.torch.emit import IN_PLACE
 from partitioner.backends.torch.faults import OPERATOR
 from partitioner.backends.torch.operators.registry import KERNELS
 from partitioner.backends.torch.operators.sent import SENDING
+from partitioner.backends.torch.packed import packed
 from partitioner.backends.torch.writes import WRITES, Write
 
 #: The namespace of the operators of communications.
@@ -143,7 +144,7 @@ def gated(module: fx.GraphModule, gate: Gate) -> fx.GraphModule:
 
 def _is_private(node: fx.Node) -> bool:
     """Whether a node only computes a value of its own."""
-    if node.op in ("placeholder", "get_attr") or node.target in ("contiguous", getitem):
+    if node.op in ("placeholder", "get_attr") or node.target in ("contiguous", getitem, packed):
         return True
     if node.meta.get(IN_PLACE):
         return True
@@ -160,6 +161,11 @@ def direct(module: fx.GraphModule) -> fx.GraphModule:
         module: A pass as `eager` makes it.
     """
     for node in module.graph.nodes:
+        if node.target is aten.slice.Tensor and len(node.args) == 4 and node.args[1] == 0:
+            tensor, _, start, end = node.args
+            node.meta[OPERATOR], node.target = node.target, getitem
+            node.args = (tensor, slice(start, end))
+            continue
         call = _call_of(node.target) if node.op == "call_function" else None
         if call is not None:
             node.meta[OPERATOR], node.target = node.target, call

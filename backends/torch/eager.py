@@ -5,7 +5,8 @@ operand that nothing else reads, a write to a stored value that the program does
 (`RankProgram.in_place`) is done so, and an all-gather gets the memory for its result. The last is
 needed: with gloo, `all_gather_into_tensor` calls `allgather_coalesced`, which spoils the heap if
 several are on their way (PyTorch 2.13, `tests/benchmarks/gathers.py`). Both gradients of a layer
-norm are one call (see `joined`), and gradients are added to sums where they are made (`totals`).
+norm are one call (see `joined`), so are copies into one memory (`packed`), and gradients are added
+to sums where they are made (`totals`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.fx.graph import _BoxedCodeGen
 
 from partitioner.backends.torch.emit import IN_PLACE
 from partitioner.backends.torch.joined import join_norms
+from partitioner.backends.torch.packed import pack_at_once
 from partitioner.backends.torch.totals import add_to_sums
 from partitioner.backends.torch.views import shorten_views
 from partitioner.backends.torch.writes import WRITES
@@ -59,6 +61,7 @@ def eager(
         elif node.meta.get(IN_PLACE):
             node.target = WRITES[node.target].write
     join_norms(graph)
+    pack_at_once(graph)
     add_to_sums(graph, summed)
     return fx.GraphModule(module, graph)
 

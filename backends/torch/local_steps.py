@@ -143,8 +143,9 @@ def _part_of(parameter: DTensor, state: _State) -> Tensor | None:
     if not isinstance(gradient, DTensor) or gradient.dtype != parameter.dtype:
         return None  # PyTorch gives no part a gradient of another type
     tensors = [value for value in state.values() if isinstance(value, Tensor) and value.ndim]
-    if not all(_lies_as(parameter, value) for value in (gradient, *tensors)):
-        return None
+    for value in (gradient, *tensors):  # a loop: each step comes here for all that it reads
+        if not _lies_as(parameter, value):
+            return None
     part = parameter._local_tensor.detach()
     part.grad = gradient._local_tensor
     return part

@@ -18,6 +18,7 @@ import copy
 from array import array
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
+from operator import sub
 from typing import Any, NoReturn
 
 import torch
@@ -202,7 +203,8 @@ class RankModule(nn.Module):
     def _note_contents(self) -> None:
         """Note the tensors that calls begin with, and what else the module consists of."""
         self._contents = Contents.of(self, self._whole.stored, self._tensors)
-        self._written = self._versions(self._tensors)  # as the ranks compared them
+        self._counted = {name: self._tensors[name] for name in self._trained[self.rank]}
+        self._written = _versions(self._counted.values())  # as the ranks compared them
         shards = {name: _local(tensor) for name, tensor in self._tensors.items()}
         # writing to these is no change of a parameter: the parts that are its own stay the same
         self._shards = shards | {value: tensor.data for value, tensor in self._at_rest.items()}
@@ -219,7 +221,7 @@ class RankModule(nn.Module):
             memo[id(shared)] = shared
         other = type(self).__new__(type(self))
         memo[id(self)] = other
-        noted = ("_contents", "_written", "_shards")
+        noted = ("_contents", "_counted", "_written", "_shards")
         own = {name: value for name, value in vars(self).items() if name not in noted}
         vars(other).update(copy.deepcopy(own, memo))
         other._note_contents()
@@ -477,7 +479,7 @@ class RankModule(nn.Module):
     ) -> tuple[tuple[Tensor, ...], Values]:
         """Run the forward graph, and count its writes to DTensors as PyTorch does to tensors."""
         results = passes.forward(values, shards, agreed, backward=backward)
-        written = (self._tensors.get(e.names[0]) for e in passes.whole.stored if e.written)
+        written = map(self._tensors.get, passes.whole.written)
         increment_version([tensor for tensor in written if isinstance(tensor, DTensor)])
         return results
 
@@ -582,7 +584,7 @@ class RankModule(nn.Module):
         if agree():
             self._agreement.compare(_loading(self._loaded))
             self._is_loaded = False
-            self._written = self._versions(self._tensors)
+            self._written = _versions(self._counted.values())
         self.steps += draws
 
     def _in_words(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
@@ -613,10 +615,10 @@ class RankModule(nn.Module):
 
     def _written_sums(self) -> Sums:
         """Checksum of how often the trained parameters that this rank holds were written to."""
-        now = self._versions(self._trained[self.rank])
-        counts = {name: count - self._written[name] for name, count in now.items()}
-        word = code(array("q", counts.values()).tobytes()) if counts else 0
-        return Sums({"": word}, "other writes to", _WRITTEN_ADVICE, self._holders, counts)
+        counts = [*map(sub, _versions(self._counted.values()), self._written)]
+        word = code(array("q", counts).tobytes()) if counts else 0
+        by_name = dict(zip(self._counted, counts, strict=True))
+        return Sums({"": word}, "other writes to", _WRITTEN_ADVICE, self._holders, by_name)
 
     def _plain_sums(self) -> Sums:
         """Checksum of plain tensors that were computed with parameters since the last call."""
@@ -654,11 +656,6 @@ class RankModule(nn.Module):
         kind = RankPasses if whole.programs.order is None else PhasePasses
         return kind(whole, self.rank, self._device, self._places, self._agreement.roll)
 
-    def _versions(self, names: Iterable[str]) -> dict[str, int]:
-        """PyTorch's counts of writes to the parameters and buffers of these that it holds."""
-        held = ((name, self._tensors.get(name)) for name in names)
-        return {name: tensor._version for name, tensor in held if tensor is not None}
-
     def _gradients(
         self, passes: Passes, kept: Values, tangent: Tensor, names: Sequence[str]
     ) -> Iterator[Tensor | None]:
@@ -667,11 +664,16 @@ class RankModule(nn.Module):
         None has memory of another, as PyTorch adds to them, and clips them, in place.
         """
         gradients = passes.backward(kept, tangent)
-        parts = {
-            name: _strided_as(self._shards[name], self._own_part(passes, name, gradients[name]))
-            for name in names
-            if gradients.get(name) is not None
-        }
+        parts: dict[str, Tensor] = {}
+        for name in names:
+            gradient, shard = gradients.get(name), self._shards[name]
+            if gradient is None:
+                continue
+            if gradient.shape != shard.shape:
+                gradient = self._own_part(passes, name, gradient)
+            # fused optimizers read both in one order
+            is_alike = gradient.stride() == shard.stride()
+            parts[name] = gradient if is_alike else torch.empty_like(shard).copy_(gradient)
         parts = apart(parts, [tangent])
         for name in names:
             tensor, part = self._tensors[name], parts.get(name)
@@ -685,8 +687,6 @@ class RankModule(nn.Module):
         Raises:
             BackendError: The plan gives this rank no such part.
         """
-        if gradient.shape == self._shards[name].shape:
-            return gradient
         (value,) = (e.gradient for e in passes.whole.stored if e.names[0] == name)
         place = passes.whole.programs.homes[value].placement
         region = region_within(self._places[name], place, self.rank)
@@ -791,8 +791,10 @@ class _Step(torch.autograd.Function):
         results = tuple(result.detach() for result in computed)  # kept values hold no graph
         ctx.module, ctx.passes, ctx.kept, ctx.names = module, passes, kept, names
         ctx.step = module.steps - 1
-        again = {id(value) for value in kept.values()}
-        ctx.versions = module._versions(name for name in shards if id(shards[name]) in again)
+        again = set(map(id, kept.values()))
+        tensors = module._tensors
+        ctx.read = [tensors[n] for n, x in shards.items() if id(x) in again and n in tensors]
+        ctx.versions = _versions(ctx.read)
         signature = passes.whole.signature
         named = zip(signature.results, signature.differentiable, strict=True)
         flags = [differentiable for name, differentiable in named if name]
@@ -818,7 +820,7 @@ class _Step(torch.autograd.Function):
             problem = "backward with create_graph=True: a program has no gradients of gradients"
         elif kept is None:
             problem = "backward() was called a second time on one step: it is freed"
-        elif module._versions(ctx.versions) != ctx.versions:
+        elif _versions(ctx.read) != ctx.versions:
             problem = (
                 "backward() after a parameter that it needs was written to, as by "
                 "optimizer.step(): call backward() before that, or the module again"
@@ -912,11 +914,9 @@ def _view_within(tensor: Tensor, region: Region | None) -> Tensor | None:
     return view if view is not None and view.is_contiguous() else None
 
 
-def _strided_as(shard: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient with its parameter's strides: fused optimizers read both in one order."""
-    if gradient.stride() == shard.stride():
-        return gradient
-    return torch.empty_like(shard).copy_(gradient)
+def _versions(tensors: Iterable[Tensor]) -> list[int]:
+    """PyTorch's counts of writes to tensors."""
+    return [tensor._version for tensor in tensors]
 
 
 class _Part(nn.Module):

@@ -112,6 +112,11 @@ class Whole:
         homes = self.programs.homes
         return {e.names[0]: homes[e.value].placement for e in self.stored if e.value in homes}
 
+    @cached_property
+    def written(self) -> tuple[str, ...]:
+        """First names of the stored values that the program writes to."""
+        return tuple(entry.names[0] for entry in self.stored if entry.written)
+
     def check_places(self, places: Mapping[str, Placement]) -> None:
         """Raise a BackendError unless stored values have the placements of the program."""
         for name, place in self.places.items():

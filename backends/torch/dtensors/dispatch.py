@@ -25,7 +25,12 @@ from partitioner.backends.torch.dtensors.parts import check_is_here, whole_spec
 from partitioner.backends.torch.dtensors.plain import note_plain
 from partitioner.backends.torch.dtensors.rules import differs_from_whole
 from partitioner.backends.torch.dtensors.schemas import written_tensors
-from partitioner.backends.torch.dtensors.wholes import MESHES, on_our_meshes, on_wholes
+from partitioner.backends.torch.dtensors.wholes import (
+    MESHES,
+    Handler,
+    on_our_meshes,
+    on_wholes,
+)
 
 #: Whether the user allows plain tensors beside all DTensors, in each thread.
 _ALLOWED = local()
@@ -39,6 +44,7 @@ def correct_operators(meshes: Iterable[DeviceMesh]) -> None:
     """
     MESHES.update(meshes)
     _correct_operators()
+    torch._C._clear_DTensor_sharding_propagator_cache()  # what this thread did without them
     # a flag of this thread, which PyTorch's C++ reads before it asks the dispatcher
     torch._C._set_dtensor_allow_implicit_replication(True)
 
@@ -49,7 +55,6 @@ def _correct_operators() -> None:
     handlers = dispatcher._custom_op_handlers
     for table in (
         draws.HANDLERS,
-        lists.HANDLERS,
         scalars.HANDLERS,
         views.HANDLERS,
         wholes.HANDLERS,
@@ -100,18 +105,21 @@ class _Dispatcher(OpDispatcher):
         rule = super()._propagate_op_sharding_dispatch_slow_path
         if op_info.compute_mesh not in MESHES:
             return rule(op_call, args, kwargs, op_info, try_cache)
+        is_of_list = op_call in lists.WRITING
+        computed: Handler = lists.written_as_wholes if is_of_list else on_wholes
         written = written_tensors(op_call, args, kwargs)
         if not all(isinstance(tensor, DTensor) for tensor in written):
             check_is_here(op_info.compute_mesh, "a plain one is computed of: compute it")
-            return on_wholes(op_call, args, kwargs)
+            return computed(op_call, args, kwargs)
         try:
             sharding = rule(op_call, args, kwargs, op_info, try_cache)
         except (NotImplementedError, RuntimeError):
-            return on_wholes(op_call, args, kwargs)
-        if isinstance(sharding, OutputSharding) and differs_from_whole(
-            sharding, op_info, args, written
-        ):
-            return on_wholes(op_call, args, kwargs)
+            return computed(op_call, args, kwargs)
+        if isinstance(sharding, OutputSharding):
+            if differs_from_whole(sharding, op_info, args, written):
+                return computed(op_call, args, kwargs)
+            if is_of_list and len(args[0]) > 1 and sharding.needs_redistribute:
+                return lists.written_in_turn(op_call, args, kwargs)
         note_plain(op_info.compute_mesh, op_call, args, kwargs)
         return sharding
 
@@ -119,15 +127,22 @@ class _Dispatcher(OpDispatcher):
         self,
         op_call: torch._ops.OpOverload,
         args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        compute_mesh: DeviceMesh,
         *details: Any,
     ) -> Any:
         """A plain tensor that was written to as a DTensor that is whole; else as PyTorch does.
 
+        Writes to lists are counted.
+
         PyTorch's C++ keeps the method that it finds first. If it was another class's, it raises a
         bare AssertionError in place of this, after the tensor was written to.
         """
+        if op_call in lists.WRITING and compute_mesh in MESHES:
+            lists.count_writes(args[0])
         first = args[0] if args else None
         is_plain = isinstance(first, Tensor) and not isinstance(first, DTensor)
         if is_plain and any(one is first for one in written_tensors(op_call, args, {})):
             return first
-        return super()._dispatch_fast_path_python_tail(op_call, args, *details)
+        tail = super()._dispatch_fast_path_python_tail
+        return tail(op_call, args, kwargs, compute_mesh, *details)

@@ -1,9 +1,10 @@
 """Operators that write to a list of tensors, as `torch._foreach_add_` does.
 
 On one device they write to one tensor after the other: what they read of a tensor that comes before
-is what they have written there. PyTorch brings tensors of unlike cuts into one cut before it
-writes. So where memory that is written to is read for another one, the operator is called for one
-tensor after the other: not where tensors are apart in one memory, as gradients are that arrive
+is what they have written there. So it is of parts, where parts are computed with as they are. But
+PyTorch brings tensors of unlike cuts into one cut before it writes to any: then the operator is
+called for one tensor after the other. So it is of whole tensors where memory that is written to is
+read for another one, but not where tensors are apart in one memory, as gradients are that arrive
 together. Each write is counted, as PyTorch counts those to plain tensors.
 """
 
@@ -21,19 +22,32 @@ from torch.distributed.tensor import DTensor
 
 from partitioner.backends.torch.buffers import extent
 from partitioner.backends.torch.dtensors.parts import storage_of
-from partitioner.backends.torch.dtensors.wholes import Handler, by_pytorch
+from partitioner.backends.torch.dtensors.wholes import on_wholes
 
 
-def _written_in_turn(
+def written_in_turn(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
+    """Call an operator for one tensor of its lists after the other."""
+    for index in range(len(args[0])):
+        one_args, one_kwargs = _call_of(index, args, kwargs)
+        operator(*one_args, **one_kwargs)
+
+
+def written_as_wholes(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Call an operator on whole tensors, as if it wrote to one after the other."""
     if reads_what_another_writes(args, kwargs):
-        for index in range(len(args[0])):
-            one_args, one_kwargs = _call_of(index, args, kwargs)
-            operator(*one_args, **one_kwargs)
+        written_in_turn(operator, args, kwargs)
     else:
-        by_pytorch(operator, args, kwargs)
-        increment_version(args[0])
+        on_wholes(operator, args, kwargs)
+        count_writes(args[0])
+
+
+def count_writes(tensors: Iterable[Tensor]) -> None:
+    """Count a write to each of the DTensors."""
+    increment_version([tensor for tensor in tensors if isinstance(tensor, DTensor)])
 
 
 def _call_of(
@@ -89,11 +103,6 @@ def _memory_of(tensor: Tensor) -> tuple[int, int, int]:
 
 
 def _operators() -> Iterator[torch._ops.OpOverload]:
-    """PyTorch's operators whose first argument is a list of tensors that they write to.
-
-    It has a handler of its own of the check of scaled gradients.
-    """
-    handled = DTensor._op_dispatcher._custom_op_handlers
     for schema in torch._C._jit_get_all_schemas():
         namespace, _, name = schema.name.partition("::")
         if namespace != "aten" or not name.endswith("_") or not schema.arguments:
@@ -104,8 +113,8 @@ def _operators() -> Iterator[torch._ops.OpOverload]:
         is_of_tensors = isinstance(first.type.getElementType(), torch.TensorType)
         if is_of_tensors and first.alias_info is not None and first.alias_info.is_write:
             operator = getattr(getattr(torch.ops.aten, name), schema.overload_name or "default")
-            if operator not in handled:
-                yield operator
+            yield operator
 
 
-HANDLERS: Mapping[Any, Handler] = dict.fromkeys(_operators(), _written_in_turn)
+#: PyTorch's operators whose first argument is a list of tensors that they write to.
+WRITING = frozenset(_operators())

@@ -39,12 +39,12 @@ from partitioner.backends.torch.changes import (
     count_steps,
     watch_partial_gradients,
 )
-from partitioner.backends.torch.dtensors.dispatch import correct_operators
-from partitioner.backends.torch.dtensors.plain import taken_notes
+from partitioner.backends.torch.dtensors.dispatch import compared_notes, correct_operators
 from partitioner.backends.torch.faults import named, telling
 from partitioner.backends.torch.groups import torch_meshes
 from partitioner.backends.torch.host_memory import keep_freed_memory
 from partitioner.backends.torch.initialise import Initialiser
+from partitioner.backends.torch.parts_reset import RESETTING, VALUES, reset_part
 from partitioner.backends.torch.phase_passes import PhasePasses
 from partitioner.backends.torch.rank_passes import (
     RankPasses,
@@ -201,7 +201,9 @@ class RankModule(nn.Module):
 
     def _note_contents(self) -> None:
         """Note the tensors that calls begin with, and what else the module consists of."""
-        self._contents = Contents.of(self, self._whole.stored, self._tensors)
+        self._contents = Contents.of(
+            self, self._whole.stored, self._tensors, self._at_rest.values()
+        )
         self._written = self._versions(self._tensors)  # as the ranks compared them
         shards = {name: _local(tensor) for name, tensor in self._tensors.items()}
         # writing to these is no change of a parameter: the parts that are its own stay the same
@@ -209,7 +211,7 @@ class RankModule(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute that is no constant of the graphs."""
-        _refuse_constant(self, name)
+        _refuse_constant(self, name, value)
         super().__setattr__(name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RankModule:
@@ -620,7 +622,7 @@ class RankModule(nn.Module):
 
     def _plain_sums(self) -> Sums:
         """Checksum of plain tensors that were computed with parameters since the last call."""
-        noted = taken_notes(self._meshes[self.rank])
+        noted = compared_notes(self._meshes[self.rank])
         word = code(repr(noted).encode()) if noted else 0
         differ = "another plain tensor beside parts of tensors in"
         return Sums({"": word}, differ, _PLAIN_ADVICE, self._mesh_keys, noted)
@@ -658,6 +660,19 @@ class RankModule(nn.Module):
         """PyTorch's counts of writes to the parameters and buffers of these that it holds."""
         held = ((name, self._tensors.get(name)) for name in names)
         return {name: tensor._version for name, tensor in held if tensor is not None}
+
+    def _writes_to(self, shards: Mapping[str, Tensor]) -> dict[str, tuple[int, int] | None]:
+        """PyTorch's counts of writes to tensors and their shards; None of those that lie elsewhere.
+
+        Args:
+            shards: As they lay, by first name.
+        """
+        return {
+            name: (self._tensors[name]._version, shard._version)
+            if _local(self._tensors[name]).is_set_to(shard)
+            else None
+            for name, shard in shards.items()
+        }
 
     def _gradients(
         self, passes: Passes, kept: Values, tangent: Tensor, names: Sequence[str]
@@ -792,7 +807,9 @@ class _Step(torch.autograd.Function):
         ctx.module, ctx.passes, ctx.kept, ctx.names = module, passes, kept, names
         ctx.step = module.steps - 1
         again = {id(value) for value in kept.values()}
-        ctx.versions = module._versions(name for name in shards if id(shards[name]) in again)
+        read = {name for name in shards if name in module._tensors and id(shards[name]) in again}
+        ctx.shards = {name: shards[name] for name in read}
+        ctx.versions = module._writes_to(ctx.shards)
         signature = passes.whole.signature
         named = zip(signature.results, signature.differentiable, strict=True)
         flags = [differentiable for name, differentiable in named if name]
@@ -818,7 +835,7 @@ class _Step(torch.autograd.Function):
             problem = "backward with create_graph=True: a program has no gradients of gradients"
         elif kept is None:
             problem = "backward() was called a second time on one step: it is freed"
-        elif module._versions(ctx.versions) != ctx.versions:
+        elif module._writes_to(ctx.shards) != ctx.versions:
             problem = (
                 "backward() after a parameter that it needs was written to, as by "
                 "optimizer.step(): call backward() before that, or the module again"
@@ -832,7 +849,7 @@ class _Step(torch.autograd.Function):
         agree = module._agreement.begin(doing, problem)
         if problem or is_scaled or ctx.passes.communicates_going_back:
             agree()
-        ctx.kept = None
+        ctx.kept = ctx.shards = None
         return *[None] * 7, *module._gradients(ctx.passes, kept, tangent, ctx.names)
 
 
@@ -955,6 +972,7 @@ class _Part(nn.Module):
         vars(part)[_KIND] = submodule.kind
         vars(part)[TRACED_MODE] = submodule.training
         vars(part)[_CONSTANTS] = (submodule.constants | submodule.absent) - own
+        vars(part)[VALUES] = submodule.values
         return part
 
     def share_memory(self) -> Any:
@@ -968,11 +986,11 @@ class _Part(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute that is no constant of the graphs."""
-        _refuse_constant(self, name)
+        _refuse_constant(self, name, value)
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        """A parameter, buffer or submodule.
+        """A parameter, buffer or submodule, a plain value, or a method that sets the contents.
 
         Raises:
             AttributeError: It is something else.
@@ -980,6 +998,11 @@ class _Part(nn.Module):
         for contents in ("_parameters", "_buffers", "_modules"):
             if name in vars(self).get(contents, ()):
                 return vars(self)[contents][name]
+        values = vars(self).get(VALUES, {})
+        if name in values:
+            return values[name]
+        if name in RESETTING and hasattr(self.__class__, name):
+            return partial(reset_part, self, name)
         kind = vars(self).get(_KIND, _Part).__name__
         raise AttributeError(
             f"a {kind} of a rank's module has no {name!r}, only the parameters "
@@ -1035,8 +1058,10 @@ _ELSEWHERE = "_is_elsewhere"
 _CONSTANTS = "_constants_of_graphs"
 
 
-def _refuse_constant(part: nn.Module, name: str) -> None:
-    if name in vars(part).get(_CONSTANTS, ()):
+def _refuse_constant(part: nn.Module, name: str, value: object) -> None:
+    values = vars(part).get(VALUES, {})
+    is_same = name in values and type(values[name]) is type(value) and values[name] == value
+    if name in vars(part).get(_CONSTANTS, ()) and not is_same:
         raise BackendError(
             f"{name} was traced as it was when the module was compiled: set it before compile"
         )

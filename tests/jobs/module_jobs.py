@@ -379,9 +379,17 @@ def whole_parameters_are_ordinary(_: int) -> None:
         same(module, whole)
         theirs = partial(nn.utils.clip_grad_norm_, list(whole.parameters()))
         torch.testing.assert_close(clipped(module, module.clip_grad_norm_), clipped(whole, theirs))
-    with torch.no_grad():
-        next(module.parameters()).data = torch.zeros(32, 16, dtype=torch.float64)
-    with pytest.raises(BackendError, match=r"first\.weight\.data was set, which changes no"):
+    for one in (module, whole):
+        next(one.parameters()).data = torch.full((32, 16), 0.1, dtype=torch.float64)
+    torch.testing.assert_close(loss_of(module(*Mlp.batch(0))), loss_of(whole(*Mlp.batch(0))))
+    loss = loss_of(module(*Mlp.batch(0)))
+    next(module.parameters()).data = torch.zeros(32, 16, dtype=torch.float64)
+    with pytest.raises(BackendError, match=r"^rank 0: backward\(\) after a parameter .* written"):
+        loss.backward()
+    next(module.parameters()).data = torch.zeros(32, 15, dtype=torch.float64)
+    with pytest.raises(
+        BackendError, match=r"first\.weight has the sizes \[32, 15\] now and had \["
+    ):
         module(*Mlp.batch(0))
 
 

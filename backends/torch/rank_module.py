@@ -228,6 +228,17 @@ class RankModule(nn.Module):
         other._watch_optimizers()
         return other
 
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        """Refuse to be pickled, as by `torch.save(module)`: graphs and groups are this process's.
+
+        Raises:
+            BackendError: Always.
+        """
+        raise BackendError(
+            "a rank's module cannot be pickled: save its state_dict(), or full_state_dict() for "
+            "the module that was compiled"
+        )
+
     def share_memory(self) -> Any:
         """Refuse it: DTensors lie in no memory that processes could share.
 

@@ -29,8 +29,11 @@ def correct_data() -> None:
 
 
 def _data(tensor: DTensor) -> Tensor:
-    data: Tensor = tensor.detach() if tensor.device_mesh in MESHES else _DATA.__get__(tensor)
-    return data
+    if tensor.device_mesh not in MESHES:
+        data: Tensor = _DATA.__get__(tensor)
+        return data
+    with torch.inference_mode(tensor.is_inference()):  # else PyTorch makes no view of it
+        return tensor.detach()
 
 
 def _set_data(tensor: DTensor, data: Tensor) -> None:

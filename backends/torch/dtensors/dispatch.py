@@ -27,8 +27,8 @@ from partitioner.backends.torch.dtensors.plain import (
     Ranks,
     note_here,
     note_plain,
-    noted_names,
     noted_already,
+    noted_names,
     taken_notes,
 )
 from partitioner.backends.torch.dtensors.rules import differs_from_whole

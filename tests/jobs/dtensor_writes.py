@@ -78,6 +78,7 @@ ROWS: tuple[Callable[[Tensor], object], ...] = (
     lambda w: torch.mul(w[3], 2, out=w[3]),
     lambda w: w.reshape(3, 5).mul_(2),
     lambda w: w.view(-1)[5].fill_(0),
+    partial(init.sparse_, sparsity=0.4),
 )
 
 
@@ -110,6 +111,7 @@ WRITES: tuple[Callable[[Tensor], object], ...] = (
     lambda w: w.T.copy_(torch.arange(5.0)),
     init.eye_,
     init.orthogonal_,
+    partial(init.sparse_, sparsity=0.4),
     _fills,
     _fills_chosen_rows,
     _fills_positives,

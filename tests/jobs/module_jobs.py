@@ -13,6 +13,7 @@ import agreement_jobs
 import autocast_modules
 import cached_modules
 import checkpoints
+import dtensor_data
 import dtensor_draws
 import dtensor_reads
 import dtensor_writes
@@ -742,6 +743,7 @@ JOBS = {
     ),
     "writes behind views": Job(3, dtensor_writes.views_show_later_writes),
     "others": Job(2, dtensor_reads.leaves_other_tensors_alone),
+    **dtensor_data.JOBS,
     **dtensor_writes.WRITES_OF_TERMS,
     **dtensor_writes.WRITES_TO_PARAMETERS,
     "save_on_4_and_load_on_2": Job(

@@ -87,10 +87,16 @@ def _watch(operator: torch._ops.OpOverload) -> None:
     PyTorch's C++ asks once for all tensors of the same sizes and cuts, and ranks may come to such
     tensors in unlike orders.
     """
-    handlers = DTensor._op_dispatcher._custom_op_handlers
+    handlers = _all_handlers()
     if operator not in handlers:
         _WATCHED.add(operator)
-        vars(DTensor._op_dispatcher)["_custom_op_handlers"][operator] = on_our_meshes(_noted, None)
+        handlers[operator] = on_our_meshes(_noted, None)
+
+
+def _all_handlers() -> dict[Any, Any]:
+    """Those of all operators, also those that this thread is in `by_pytorch` of."""
+    handlers: dict[Any, Any] = vars(DTensor._op_dispatcher)["_custom_op_handlers"]
+    return handlers
 
 
 def _noted(
@@ -109,7 +115,7 @@ def compared_notes(meshes: Collection[Ranks]) -> dict[str, int]:
     notes = taken_notes(meshes)
     for operator in [one for one in _WATCHED if one._schema.name.partition("::")[2] not in names]:
         _WATCHED.discard(operator)
-        vars(DTensor._op_dispatcher)["_custom_op_handlers"].pop(operator, None)
+        _all_handlers().pop(operator, None)
     return notes
 
 

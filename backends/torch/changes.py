@@ -45,40 +45,55 @@ class Contents:
     Attributes:
         stored: The parameters and buffers of the whole model.
         tensors: Those of the rank, by first name.
-        storages: The storage of each tensor, which an assignment to `tensor.data` replaces. Such an
-            assignment has no effect on a DTensor: its part stays as it is. So it is refused under
-            every plan.
+        at_rest: The storage of each tensor that lies in the memory of what the plan keeps between
+            steps. An assignment to its `data` would move it out of there: it is refused.
         parts: The submodules.
         names: Names of the submodules, of the parameters and of the buffers of the module and of
             each part.
         objects: These submodules, parameters and buffers.
-        facts: Storage and element type of each tensor.
+        facts: Sizes and element type of each tensor, and its storage, if that is to stay.
         frozen: Tensors that must not require a gradient.
     """
 
     stored: Sequence[Stored]
     tensors: Mapping[str, Tensor]
-    storages: Mapping[str, torch.UntypedStorage]
+    at_rest: Mapping[str, torch.UntypedStorage]
     parts: Sequence[nn.Module]
     names: Sequence[tuple[str, ...]]
     objects: Sequence[object]
-    facts: Sequence[tuple[int, torch.dtype]]
+    facts: Sequence[tuple[torch.Size, torch.dtype, int]]
     frozen: Sequence[Tensor]
 
     @classmethod
     def of(
-        cls, module: nn.Module, stored: Sequence[Stored], tensors: Mapping[str, Tensor]
+        cls,
+        module: nn.Module,
+        stored: Sequence[Stored],
+        tensors: Mapping[str, Tensor],
+        rests: Iterable[Tensor],
     ) -> Contents:
-        """The contents of a module as it is."""
+        """The contents of a module as it is.
+
+        Args:
+            module: The rank's module.
+            stored: The parameters and buffers of the whole model.
+            tensors: Those of the rank, by first name.
+            rests: What the plan keeps between steps besides them.
+        """
         parts = tuple(module.modules())[1:]
         held_by_part = _contents((module, *parts))
         held = [entry for entry in stored if entry.names[0] in tensors]
-        storages = {name: tensor.untyped_storage() for name, tensor in tensors.items()}
+        kept = {rest.untyped_storage()._cdata for rest in rests}
+        storages = {name: _storage_of(tensor) for name, tensor in tensors.items()}
+        at_rest = {name: one for name, one in storages.items() if one._cdata in kept}
         types = {entry.names[0]: entry.dtype for entry in held}
         return cls(
-            *(stored, tensors, storages, parts),
+            *(stored, tensors, at_rest, parts),
             *([*map(tuple, held_by_part)], [x for one in held_by_part for x in one.values()]),
-            [(storages[name]._cdata, types[name]) for name in tensors],
+            [
+                (tensor.shape, types[name], at_rest[name]._cdata if name in at_rest else 0)
+                for name, tensor in tensors.items()
+            ],
             [tensors[e.names[0]] for e in held if e.value and e.frozen],
         )
 
@@ -87,10 +102,10 @@ class Contents:
 
         Raises:
             BackendError: All modules have a hook; a submodule is in another mode than the module,
-                or has hooks; a parameter or buffer was replaced by another tensor, its `data` was,
-                or it has another element type; a parameter requires a gradient and was frozen in
-                the trace. (One that required a gradient in the trace, and that the loss does not
-                use, gets none.)
+                or has hooks; a parameter or buffer was replaced by another tensor, its `data` was
+                where the plan keeps that in memory of its own, or it has another element type or
+                other sizes; a parameter requires a gradient and was frozen in the trace. (One that
+                required a gradient in the trace, and that the loss does not use, gets none.)
         """
         for name in global_hooks():
             raise BackendError(f"{name} is a hook of all modules, not of these: {_HOOKS_ADVICE}")
@@ -118,7 +133,10 @@ class Contents:
         return all(map(is_, [x for one in held for x in one.values()], self.objects))
 
     def _are_same_tensors(self) -> bool:
-        facts = [(x.untyped_storage()._cdata, x.dtype) for x in self.tensors.values()]
+        facts = [
+            (x.shape, x.dtype, _storage_of(x)._cdata if name in self.at_rest else 0)
+            for name, x in self.tensors.items()
+        ]
         return facts == self.facts and not any(x.requires_grad for x in self.frozen)
 
     def _check_tensor(
@@ -133,10 +151,16 @@ class Contents:
                 f"{entry.names[0]} is {dtype_word(tensor.dtype)} now and was "
                 f"{dtype_word(entry.dtype)}: for another element type, compile the module in it"
             )
-        if tensor.untyped_storage()._cdata != self.storages[entry.names[0]]._cdata:
+        if tuple(tensor.shape) != tuple(entry.shape):
             raise BackendError(
-                f"{entry.names[0]}.data was set, which changes no parameter that a plan cuts: "
-                "write in place under torch.no_grad(), as by copy_()"
+                f"{entry.names[0]} has the sizes {list(tensor.shape)} now and had "
+                f"{list(entry.shape)}: for other sizes, compile the module with them"
+            )
+        rest = self.at_rest.get(entry.names[0])
+        if rest is not None and _storage_of(tensor)._cdata != rest._cdata:
+            raise BackendError(
+                f"{entry.names[0]}.data was set, and the plan keeps it in memory of its own "
+                "between steps: write in place under torch.no_grad(), as by copy_()"
             )
         for name in entry.names:
             if _tensor_of(module, parts, name) is not tensor:
@@ -150,6 +174,12 @@ class Contents:
                 f"{entry.names[0]} requires a gradient now, but was frozen when the module was "
                 "compiled: compile it again"
             )
+
+
+def _storage_of(tensor: Tensor) -> torch.UntypedStorage:
+    """That of a tensor, or of this rank's part of it."""
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return local.untyped_storage()
 
 
 def _contents(parts: Iterable[nn.Module]) -> list[Mapping[str, object]]:

@@ -40,12 +40,12 @@ from partitioner.backends.torch.changes import (
     count_steps,
     watch_partial_gradients,
 )
-from partitioner.backends.torch.dtensors.dispatch import correct_operators
-from partitioner.backends.torch.dtensors.plain import taken_notes
+from partitioner.backends.torch.dtensors.dispatch import compared_notes, correct_operators
 from partitioner.backends.torch.faults import named, telling
 from partitioner.backends.torch.groups import torch_meshes
 from partitioner.backends.torch.host_memory import keep_freed_memory
 from partitioner.backends.torch.initialise import Initialiser
+from partitioner.backends.torch.parts_reset import RESETTING, VALUES, reset_part
 from partitioner.backends.torch.phase_passes import PhasePasses
 from partitioner.backends.torch.rank_passes import (
     RankPasses,
@@ -202,7 +202,9 @@ class RankModule(nn.Module):
 
     def _note_contents(self) -> None:
         """Note the tensors that calls begin with, and what else the module consists of."""
-        self._contents = Contents.of(self, self._whole.stored, self._tensors)
+        self._contents = Contents.of(
+            self, self._whole.stored, self._tensors, self._at_rest.values()
+        )
         self._counted = {name: self._tensors[name] for name in self._trained[self.rank]}
         self._written = _versions(self._counted.values())  # as the ranks compared them
         shards = {name: _local(tensor) for name, tensor in self._tensors.items()}
@@ -211,7 +213,7 @@ class RankModule(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute that is no constant of the graphs."""
-        _refuse_constant(self, name)
+        _refuse_constant(self, name, value)
         super().__setattr__(name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RankModule:
@@ -227,6 +229,17 @@ class RankModule(nn.Module):
         other._note_contents()
         other._watch_optimizers()
         return other
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        """Refuse to be pickled, as by `torch.save(module)`: graphs and groups are this process's.
+
+        Raises:
+            BackendError: Always.
+        """
+        raise BackendError(
+            "a rank's module cannot be pickled: save its state_dict(), or full_state_dict() for "
+            "the module that was compiled"
+        )
 
     def share_memory(self) -> Any:
         """Refuse it: DTensors lie in no memory that processes could share.
@@ -622,7 +635,7 @@ class RankModule(nn.Module):
 
     def _plain_sums(self) -> Sums:
         """Checksum of plain tensors that were computed with parameters since the last call."""
-        noted = taken_notes(self._meshes[self.rank])
+        noted = compared_notes(self._meshes[self.rank])
         word = code(repr(noted).encode()) if noted else 0
         differ = "another plain tensor beside parts of tensors in"
         return Sums({"": word}, differ, _PLAIN_ADVICE, self._mesh_keys, noted)
@@ -655,6 +668,19 @@ class RankModule(nn.Module):
     def _passes_of(self, whole: Whole) -> Passes:
         kind = RankPasses if whole.programs.order is None else PhasePasses
         return kind(whole, self.rank, self._device, self._places, self._agreement.roll)
+
+    def _writes_to(self, shards: Mapping[str, Tensor]) -> dict[str, tuple[int, int] | None]:
+        """PyTorch's counts of writes to tensors and their shards; None of those that lie elsewhere.
+
+        Args:
+            shards: As they lay, by first name.
+        """
+        return {
+            name: (self._tensors[name]._version, shard._version)
+            if _local(self._tensors[name]).is_set_to(shard)
+            else None
+            for name, shard in shards.items()
+        }
 
     def _gradients(
         self, passes: Passes, kept: Values, tangent: Tensor, names: Sequence[str]
@@ -791,10 +817,10 @@ class _Step(torch.autograd.Function):
         results = tuple(result.detach() for result in computed)  # kept values hold no graph
         ctx.module, ctx.passes, ctx.kept, ctx.names = module, passes, kept, names
         ctx.step = module.steps - 1
-        again = set(map(id, kept.values()))
-        tensors = module._tensors
-        ctx.read = [tensors[n] for n, x in shards.items() if id(x) in again and n in tensors]
-        ctx.versions = _versions(ctx.read)
+        again = {id(value) for value in kept.values()}
+        read = {name for name in shards if name in module._tensors and id(shards[name]) in again}
+        ctx.shards = {name: shards[name] for name in read}
+        ctx.versions = module._writes_to(ctx.shards)
         signature = passes.whole.signature
         named = zip(signature.results, signature.differentiable, strict=True)
         flags = [differentiable for name, differentiable in named if name]
@@ -820,7 +846,7 @@ class _Step(torch.autograd.Function):
             problem = "backward with create_graph=True: a program has no gradients of gradients"
         elif kept is None:
             problem = "backward() was called a second time on one step: it is freed"
-        elif _versions(ctx.read) != ctx.versions:
+        elif module._writes_to(ctx.shards) != ctx.versions:
             problem = (
                 "backward() after a parameter that it needs was written to, as by "
                 "optimizer.step(): call backward() before that, or the module again"
@@ -834,7 +860,7 @@ class _Step(torch.autograd.Function):
         agree = module._agreement.begin(doing, problem)
         if problem or is_scaled or ctx.passes.communicates_going_back:
             agree()
-        ctx.kept = None
+        ctx.kept = ctx.shards = None
         return *[None] * 7, *module._gradients(ctx.passes, kept, tangent, ctx.names)
 
 
@@ -955,6 +981,7 @@ class _Part(nn.Module):
         vars(part)[_KIND] = submodule.kind
         vars(part)[TRACED_MODE] = submodule.training
         vars(part)[_CONSTANTS] = (submodule.constants | submodule.absent) - own
+        vars(part)[VALUES] = submodule.values
         return part
 
     def share_memory(self) -> Any:
@@ -968,11 +995,11 @@ class _Part(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute that is no constant of the graphs."""
-        _refuse_constant(self, name)
+        _refuse_constant(self, name, value)
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        """A parameter, buffer or submodule.
+        """A parameter, buffer or submodule, a plain value, or a method that sets the contents.
 
         Raises:
             AttributeError: It is something else.
@@ -980,6 +1007,11 @@ class _Part(nn.Module):
         for contents in ("_parameters", "_buffers", "_modules"):
             if name in vars(self).get(contents, ()):
                 return vars(self)[contents][name]
+        values = vars(self).get(VALUES, {})
+        if name in values:
+            return values[name]
+        if name in RESETTING and hasattr(self.__class__, name):
+            return partial(reset_part, self, name)
         kind = vars(self).get(_KIND, _Part).__name__
         raise AttributeError(
             f"a {kind} of a rank's module has no {name!r}, only the parameters "
@@ -1035,8 +1067,10 @@ _ELSEWHERE = "_is_elsewhere"
 _CONSTANTS = "_constants_of_graphs"
 
 
-def _refuse_constant(part: nn.Module, name: str) -> None:
-    if name in vars(part).get(_CONSTANTS, ()):
+def _refuse_constant(part: nn.Module, name: str, value: object) -> None:
+    values = vars(part).get(VALUES, {})
+    is_same = name in values and type(values[name]) is type(value) and values[name] == value
+    if name in vars(part).get(_CONSTANTS, ()) and not is_same:
         raise BackendError(
             f"{name} was traced as it was when the module was compiled: set it before compile"
         )

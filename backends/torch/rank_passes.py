@@ -75,6 +75,7 @@ class Submodule:
         absent: Names of its parameters and buffers that are None.
         training: Whether it was in training mode.
         first: The first path of a submodule that has several; "" at the first.
+        values: Plain values of attributes, by name.
     """
 
     kind: type[nn.Module] = nn.Module
@@ -82,6 +83,7 @@ class Submodule:
     absent: frozenset[str] = frozenset()
     training: bool = True
     first: str = ""
+    values: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

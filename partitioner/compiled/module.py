@@ -667,9 +667,9 @@ class ModuleProgram(Compiled):
                 continue
             tensors = {**vars(part)["_parameters"], **vars(part)["_buffers"]}
             absent = frozenset(name for name, tensor in tensors.items() if tensor is None)
-            submodules[path] = Submodule(
-                type(part), frozenset(constants.get(path, ())), absent, modes.get(path, True)
-            )
+            names, mode = frozenset(constants.get(path, ())), modes.get(path, True)
+            values = _plain_values(part, settings.get(path, {}))
+            submodules[path] = Submodule(type(part), names, absent, mode, values=values)
         return submodules
 
     @cached_property
@@ -738,6 +738,21 @@ class ModuleProgram(Compiled):
             for of in names
             if of in traced.stored or (self.training and of in captured.persistent)
         )
+
+
+def _plain_values(part: nn.Module, settings: Mapping[str, object]) -> dict[str, object]:
+    """Numbers, texts and tuples of them that attributes of a submodule hold.
+
+    Args:
+        settings: Those that the trace left as they were, by attribute and place in it.
+    """
+    values = {name: value for name, value in settings.items() if name.isidentifier()}
+    for name in {path.partition("[")[0] for path in settings} - values.keys():
+        value = vars(part).get(name)
+        if isinstance(value, tuple) and all(isinstance(one, int | float | str) for one in value):
+            values[name] = value
+    plain = int, float, complex, str, tuple, torch.dtype, type(None)
+    return {name: value for name, value in values.items() if isinstance(value, plain)}
 
 
 def _check_device(device: str, ranks: int) -> None:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import copy
 import io
 import math
+import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -27,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F  # noqa: N812 - the usual name
 from torch.nn.utils import parametrizations, prune
 from torch.optim import lr_scheduler
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from torch_ranks import Job, fork_ranks, main
@@ -764,6 +766,196 @@ def empties_elements(side: Side) -> None:
                 parameter[[0, 2]] = 0.01
 
 
+@torch.no_grad()
+def writes_parts(side: Side) -> None:
+    """Rows, slices, diagonals and single elements of weights and gradients."""
+    update = side.sgd()
+    for step in range(3):
+        with torch.enable_grad():
+            side.loss(step).backward()
+        for p in side.parameters():
+            assert p.grad is not None
+            p.grad[0] = 0.0
+            p.grad[1:3] *= 2
+            p[-1].clamp_(-0.05, 0.05)
+            if p.ndim == 2:
+                p.diagonal().mul_(0.9)
+                p[:, ::2].mul_(0.5)
+                p.T[1].add_(0.01)
+                p[1, 2] = 0.02
+        update.step()
+        update.zero_grad()
+
+
+def swaps_means(side: Side) -> list[Tensor]:
+    """Means of weights are swapped in for a call by `.data`, and out again."""
+    update, losses = side.sgd(), []
+    means = {name: p.data.clone() for name, p in side.module.named_parameters()}
+    for step in range(3):
+        side.steps(update, step)
+        before = {}
+        for name, p in side.module.named_parameters():
+            means[name] = 0.8 * means[name] + 0.2 * p.data
+            before[name], p.data = p.data, means[name]
+        with torch.no_grad():
+            losses.append(side.module(*batch(9))[0])
+        for name, p in side.module.named_parameters():
+            p.data = before[name]
+    return losses
+
+
+def copies_means(side: Side) -> list[Tensor]:
+    """Means of weights are copied in for a call, and the weights back."""
+    update, losses = side.sgd(), []
+    means = {name: p.data.clone() for name, p in side.module.named_parameters()}
+    for step in range(3):
+        side.steps(update, step)
+        before = {name: p.data.clone() for name, p in side.module.named_parameters()}
+        for name, p in side.module.named_parameters():
+            p.data.copy_(means[name].mul_(0.8).add_(p.data, alpha=0.2))
+        side.module.eval()
+        with torch.no_grad():
+            losses.append(side.module(*batch(9))[0])
+        side.module.train()
+        for name, p in side.module.named_parameters():
+            p.data.copy_(before[name])
+    return losses
+
+
+def ascends_first(side: Side) -> None:
+    """Sharpness-aware: a step up, and one down from where it began."""
+    update = side.sgd()
+    for step in range(3):
+        side.loss(step).backward()
+        norm = nn.utils.get_total_norm([p.grad for p in side.parameters() if p.grad is not None])
+        before = [p.data.clone() for p in side.parameters()]
+        with torch.no_grad():
+            for p in side.parameters():
+                p.add_(p.grad / norm, alpha=0.05)  # type: ignore[operator]
+        side.module.zero_grad()
+        side.loss(step).backward()
+        for p, old in zip(side.parameters(), before, strict=True):
+            p.data.copy_(old)
+        update.step()
+        update.zero_grad()
+
+
+@torch.no_grad()
+def steps_by_lamb(side: Side) -> None:
+    """A ratio of norms for each parameter."""
+    means = [torch.zeros_like(p) for p in side.parameters()]
+    for step in range(3):
+        side.module.zero_grad()
+        with torch.enable_grad():
+            side.loss(step).backward()
+        for p, mean in zip(side.parameters(), means, strict=True):
+            assert p.grad is not None
+            mean.mul_(0.9).add_(p.grad.data, alpha=0.1)
+            update = mean + 0.01 * p.data
+            size, length = p.data.pow(2).sum().sqrt().clamp(0, 10), update.pow(2).sum().sqrt()
+            ratio = 1.0 if size == 0 or length == 0 else size / length
+            p.data.add_(update * ratio, alpha=-0.01)
+
+
+@torch.no_grad()
+def steps_by_signs(side: Side) -> None:
+    """Lion: the sign of a mean."""
+    means = [torch.zeros_like(p) for p in side.parameters()]
+    for step in range(3):
+        side.module.zero_grad()
+        with torch.enable_grad():
+            side.loss(step).backward()
+        for p, mean in zip(side.parameters(), means, strict=True):
+            assert p.grad is not None
+            p.data.mul_(0.999)
+            p.add_((mean * 0.9 + p.grad * 0.1).sign_(), alpha=-0.01)
+            mean.mul_(0.99).add_(p.grad, alpha=0.01)
+
+
+def looks_ahead(side: Side) -> None:
+    update, slow = side.sgd(), [p.detach().clone() for p in side.parameters()]
+    for step in range(4):
+        side.steps(update, step)
+        for p, q in zip(side.parameters(), slow, strict=True) if step % 2 else ():
+            q.data.add_(p.data - q.data, alpha=0.5)
+            p.data.copy_(q.data)
+
+
+def masks_in_sets(side: Side) -> None:
+    """Sets have an order of their own in each process."""
+    random = torch.Generator().manual_seed(0)
+    masks = {
+        name: torch.rand(p.shape, dtype=p.dtype, generator=random)
+        for name, p in copied(Net).named_parameters()
+    }
+    update = side.sgd()
+    for step in range(4):
+        side.steps(update, step)
+        turned = sorted(masks, reverse=not side.is_whole and side.rank == 1)
+        held = dict(side.module.named_parameters())
+        with torch.no_grad():
+            for name in turned:
+                if name in held:
+                    held[name].mul_(masks[name])
+
+
+def works_in_threads(side: Side) -> None:
+    """A thread writes plain tensors into weights while nobody trains."""
+    update = side.sgd()
+    for step in range(3):
+        side.steps(update, step)
+        with ThreadPoolExecutor(2) as threads:
+            for p in side.parameters():
+                scale = torch.full(p.shape, 0.9, dtype=p.dtype)
+                threads.submit(lambda p=p, s=scale: p.data.mul_(s)).result()
+
+
+def resets_parts(side: Side) -> None:
+    side.steps(side.sgd())
+    for part in side.module.modules():
+        torch.manual_seed(5)
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    for part in side.module.modules():
+        torch.manual_seed(6)
+        if isinstance(part, nn.Linear):
+            nn.init.sparse_(part.weight, 0.3, std=part.in_features**-0.5)
+        if isinstance(part, nn.BatchNorm1d):
+            part.reset_running_stats()
+    side.steps(side.sgd(), 4)
+
+
+def updates_statistics(side: Side) -> None:
+    """By means over batches, which are not traced."""
+
+    class Inputs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = side.module
+
+        def forward(self, x: Tensor) -> Any:
+            return self.module(x, batch(0)[1])
+
+    update_bn([batch(step)[0] for step in range(3)], Inputs())
+
+
+def pickles(side: Side) -> None:
+    pickle.dumps(side.module)
+
+
+def gives_plain_gradients(side: Side) -> None:
+    """Gradients are replaced by whole ones, to which a later batch is added."""
+    update = torch.optim.AdamW(side.parameters(), lr=0.01)
+    for step in range(3):
+        side.loss(step).backward()
+        for p in side.parameters():
+            assert p.grad is not None
+            p.grad = (p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad) * 0.5
+        side.loss(step + 7).backward()
+        update.step()
+        update.zero_grad()
+
+
 def prunes(side: Side) -> None:
     for part in side.module.modules():
         if isinstance(part, nn.Linear):
@@ -948,9 +1140,26 @@ HABITS: dict[str, Habit] = {
         refused=r"share_memory\(\) of a rank's module: its",
     ),
     "BatchNorm reset": Habit(refreshes_statistics),
-    "rows scaled": Habit(
-        scales_rows, refused="a part of a tensor that is cut over ranks cannot be written to where"
+    "rows scaled": Habit(scales_rows),
+    "rows scaled, tp": Habit(scales_rows, parallel="tp"),
+    "parts written": Habit(writes_parts),
+    "parts written, tp": Habit(writes_parts, parallel="tp"),
+    "means swapped by .data": Habit(swaps_means),
+    "means swapped by .data, zero2": Habit(
+        swaps_means, refused=r"rank 0: up\.weight\.data was set, and the plan", parallel="zero2"
     ),
+    "means copied in": Habit(copies_means),
+    "means copied in, zero2": Habit(copies_means, parallel="zero2"),
+    "SAM": Habit(ascends_first),
+    "LAMB": Habit(steps_by_lamb, Unbiased),
+    "Lion": Habit(steps_by_signs, Unbiased),
+    "Lookahead": Habit(looks_ahead),
+    "masks in sets": Habit(masks_in_sets),
+    "threads": Habit(works_in_threads),
+    "parts reset": Habit(resets_parts),
+    "update_bn": Habit(updates_statistics, refused="momentum was traced as it was when the mod"),
+    "pickle": Habit(pickles, refused="a rank's module cannot be pickled: save its state_dict"),
+    "plain gradients": Habit(gives_plain_gradients, Unbiased),
     "elements emptied": Habit(empties_elements),
     "pruning": Habit(
         prunes,
@@ -981,12 +1190,9 @@ HABITS: dict[str, Habit] = {
         samples, refused="rank 1 has other data in input 'x' and 1 more than rank 0"
     ),
     "logs": Habit(logs),
-    "assigned .data": Habit(
-        assigns_data, refused=r"rank 0: up\.weight\.data was set, which changes n"
-    ),
+    "assigned .data": Habit(assigns_data),
     "vector_to_parameters": Habit(
-        flattens,
-        refused=r"rank 0: up\.weight\.data was set, which changes no parameter that a plan cuts",
+        flattens, refused=r"the \.data of a tensor that is cut over ranks was set to a tensor that"
     ),
     **{
         f"{make.__name__}{options or ''}": Habit(optimizes(make, **options))
@@ -1023,7 +1229,10 @@ OTHERS_IN_STAGES = {
     "LBFGS": "LBFGS measures along all parameters at once, and this rank holds those of its own la",
     "Rprop": "",
     "Adafactor": "",
-    "rows scaled": "",
+    "vector_to_parameters": "",
+    "update_bn": r"momentum was traced as|the ranks do not do the same: rank 0: .*; rank 1: ",
+    "means swapped by .data, zero2": "",
+    "SAM": "this rank's gradients are those of its own layers only, so their norm is not that of t",
     "DistributedSampler, local": "rank 0: one of 2 micro-batches of its part of input 'x'",
     "other sizes": r"training on float64\[2,6\], .*Expected more than 1 value per channel when tra",
 }

@@ -13,6 +13,7 @@ import agreement_jobs
 import autocast_modules
 import cached_modules
 import checkpoints
+import dtensor_data
 import dtensor_draws
 import dtensor_reads
 import dtensor_writes
@@ -379,9 +380,18 @@ def whole_parameters_are_ordinary(_: int) -> None:
         same(module, whole)
         theirs = partial(nn.utils.clip_grad_norm_, list(whole.parameters()))
         torch.testing.assert_close(clipped(module, module.clip_grad_norm_), clipped(whole, theirs))
-    with torch.no_grad():
-        next(module.parameters()).data = torch.zeros(32, 16, dtype=torch.float64)
-    with pytest.raises(BackendError, match=r"first\.weight\.data was set, which changes no"):
+    for one in (module, whole):
+        next(one.parameters()).data = torch.full((32, 16), 0.1, dtype=torch.float64)
+    torch.testing.assert_close(loss_of(module(*Mlp.batch(0))), loss_of(whole(*Mlp.batch(0))))
+    loss = loss_of(module(*Mlp.batch(0)))
+    last = module.get_parameter("second.weight")
+    last.data = torch.zeros_like(last.data)
+    with pytest.raises(BackendError, match=r"^rank 0: backward\(\) after a parameter .* written"):
+        loss.backward()
+    next(module.parameters()).data = torch.zeros(32, 15, dtype=torch.float64)
+    with pytest.raises(
+        BackendError, match=r"first\.weight has the sizes \[32, 15\] now and had \["
+    ):
         module(*Mlp.batch(0))
 
 
@@ -734,6 +744,7 @@ JOBS = {
     ),
     "writes behind views": Job(3, dtensor_writes.views_show_later_writes),
     "others": Job(2, dtensor_reads.leaves_other_tensors_alone),
+    **dtensor_data.JOBS,
     **dtensor_writes.WRITES_OF_TERMS,
     **dtensor_writes.WRITES_TO_PARAMETERS,
     "save_on_4_and_load_on_2": Job(

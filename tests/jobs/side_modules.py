@@ -249,9 +249,11 @@ def goes_by_kinds(module: nn.Module) -> None:
     assert layers["last"].bias is None
     assert module.get_submodule("again") is layers["last"]
     reads_lists_of_parts(module, layers["last"])
-    assert not hasattr(layers["layer"], "reset_running_stats")
-    with pytest.raises(AttributeError, match="a Linear of a rank's module has no 'in_features'"):
-        layers["last"].in_features  # noqa: B018
+    assert hasattr(layers["layer"], "reset_running_stats")
+    assert not hasattr(layers["last"], "reset_running_stats")
+    assert layers["last"].in_features == 8
+    with pytest.raises(AttributeError, match="a Linear of a rank's module has no 'others'"):
+        layers["last"].others  # noqa: B018
 
 
 def reads_lists_of_parts(module: Any, last: nn.Module) -> None:

@@ -1,7 +1,8 @@
 """Copies of a part of a tensor, where the user asked for a view.
 
-A write into one would be lost: it is refused. After a write to the tensor, as by an optimizer's
-step, they are made anew when they are read, so that they show it as a view would.
+They show and take what a view would: after a write to the tensor, as by an optimizer's step, they
+are made anew when they are read; a write into one is computed on the whole tensor, of which each
+rank keeps its part.
 """
 
 from __future__ import annotations
@@ -9,67 +10,116 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch.dtensors.schemas import written_tensors
+from partitioner.backends.torch.dtensors.parts import (
+    in_parts,
+    memory_of,
+    outline_of,
+    part_of_whole,
+    whole_of,
+)
+from partitioner.backends.torch.dtensors.plain import note_plain
+from partitioner.backends.torch.dtensors.schemas import (
+    calls_in_turn,
+    writes_to_a_list,
+    written_tensors,
+)
 
 
 def marked(
-    view: Callable[[], Any], viewed: DTensor, is_copy: Callable[[DTensor], bool] = lambda _: True
+    view: Callable[[], Any],
+    operator: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    is_copy: Callable[[DTensor], bool] = lambda _: True,
 ) -> Any:
-    """The results of a view; those that are copies can only be read.
+    """The results of a view, of which those that are copies are marked.
 
     Args:
         view: Computes them, once more after each write to the tensor.
-        viewed: The tensor.
+        operator: The view's operator.
+        args: Its arguments by position; the first is the tensor.
+        kwargs: Its arguments by name.
         is_copy: Whether a result is a copy.
     """
+    viewed: DTensor = args[0]
 
     def again(index: int) -> DTensor:
         with torch.inference_mode(viewed.is_inference()), torch.no_grad():
             result: DTensor = pytree.tree_leaves(view())[index]
         return result
 
+    def within(index: int, whole: Tensor) -> Tensor:
+        seen = viewed.within(whole) if isinstance(viewed, Copy) else whole
+        result: Tensor = pytree.tree_leaves(operator(seen, *args[1:], **kwargs))[index]
+        return result
+
     results, tree = pytree.tree_flatten(view())
     shown = [
-        Copy.of(result, viewed, partial(again, index)) if is_copy(result) else result
+        Copy.of(result, viewed, partial(again, index), partial(within, index))
+        if is_copy(result)
+        else result
         for index, result in enumerate(results)
     ]
     return pytree.tree_unflatten(shown, tree)
 
 
 class Copy(DTensor):
-    """A copy that PyTorch made where a view of a tensor was asked for: it may only be read.
+    """A copy that PyTorch made where a view of a tensor was asked for.
 
     What is computed of it is as of any DTensor, but for its views, which are copies too. So no
     other tensor is looked at before it is written to.
+
+    Attributes:
+        viewed: The tensor.
+        within: Returns the view of the tensor when that is given as a whole one.
     """
 
+    viewed: DTensor
+    within: Callable[[Tensor], Tensor]
     _part: Tensor
-    _viewed: DTensor | None = None
-    _viewed_at: int | None = None  # PyTorch's count of writes to the tensor
-    _again: Callable[[], DTensor]
+    _again: Callable[[], DTensor] | None = None
+    _viewed_part: Tensor
+    _viewed_at: int | None = None  # the count of writes to the tensor
 
     @classmethod
-    def of(cls, result: DTensor, viewed: DTensor, again: Callable[[], DTensor]) -> Copy:
+    def of(
+        cls,
+        result: DTensor,
+        viewed: DTensor,
+        again: Callable[[], DTensor],
+        within: Callable[[Tensor], Tensor],
+    ) -> Copy:
         """The same, marked as a copy of a part of a tensor; `again` computes it anew."""
         made = cls(result._local_tensor, result._spec, requires_grad=False)
-        made._viewed = viewed._viewed if isinstance(viewed, Copy) else viewed
-        assert made._viewed is not None
-        made._viewed_at, made._again = _writes_to(made._viewed), again
+        made.viewed = viewed.viewed if isinstance(viewed, Copy) else viewed
+        made._viewed_part, made._viewed_at = made.viewed._local_tensor, writes_to(made.viewed)
+        made._again, made.within = again, within
         return made
 
     @property
     def _local_tensor(self) -> Tensor:
-        """This rank's part of it, as the tensor is now."""
-        if self._viewed is not None:
-            writes = _writes_to(self._viewed)
+        """This rank's part of it, as the tensor is now.
+
+        Raises:
+            BackendError: The tensor has other memory now.
+        """
+        if self._again is not None:
+            if self.viewed._local_tensor is not self._viewed_part:
+                raise BackendError(
+                    "a part of a tensor that is cut over ranks was taken before the tensor's .data "
+                    "was set: take it again"
+                )
+            writes = writes_to(self.viewed)
             if writes is None or writes != self._viewed_at:
                 self._part, self._viewed_at = self._again()._local_tensor, writes
         return self._part
@@ -99,26 +149,110 @@ class Copy(DTensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Compute an operator that does not write to a copy.
+        """Compute an operator; what it writes to a copy is written to the tensor.
 
         Raises:
-            BackendError: It does, and the write would be lost.
+            BackendError: It gives a copy other sizes in place, or writes to memory of two views.
         """
         kwargs = kwargs or {}
         if any(isinstance(tensor, cls) for tensor in written_tensors(func, args, kwargs)):
-            raise BackendError(
-                "a part of a tensor that is cut over ranks cannot be written to where it is "
-                "cut: change the whole one under torch.no_grad(), as by "
-                "w = p.detach().full_tensor(); w[3] = 0.0; p.copy_(w)"
-            )
+            if torch.Tag.inplace_view in func.tags:
+                raise BackendError(
+                    f"{func._schema.name.partition('::')[2]}() of a part of a tensor that is cut "
+                    "over ranks, which has no memory of its own: take the view that is not in place"
+                )
+            if writes_to_a_list(func._schema) and len(args[0]) > 1:  # one after the other
+                for one_args, one_kwargs in calls_in_turn(args, kwargs):
+                    func(*one_args, **one_kwargs)
+                return None
+            copied = next(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, cls))
+            note_plain(copied.device_mesh, func, args, kwargs)
+            return parts_of_results(func, args, kwargs)
 
         def compute() -> Any:
             tensors = pytree.tree_map_only(cls, cls.unmarked, (args, kwargs))
             return func(*tensors[0], **tensors[1])
 
-        return marked(compute, args[0]) if func._schema._is_view_op() else compute()
+        return marked(compute, func, args, kwargs) if func._schema._is_view_op() else compute()
 
 
-def _writes_to(tensor: DTensor) -> int | None:
-    """PyTorch's count of writes to a tensor; None of one that was made in inference mode."""
-    return None if tensor.is_inference() else tensor._version
+def writes_to(tensor: DTensor) -> int | None:
+    """The count of writes to a tensor and to its part; None of one made in inference mode."""
+    part = tensor._local_tensor
+    is_counted = not (tensor.is_inference() or part.is_inference())
+    return tensor._version + part._version if is_counted else None
+
+
+def parts_of_results(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """The operator on whole tensors; each rank has its part of what it writes and returns.
+
+    Raises:
+        BackendError: It writes to memory that it also has by another view.
+    """
+    tensors = {id(x): x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+    first = next(tensor for tensor in tensors.values() if isinstance(tensor, DTensor))
+    is_here = first.device_mesh.get_coordinate() is not None
+    written = {id(tensor) for tensor in written_tensors(operator, args, kwargs)}
+    bases = {key: _base_of(tensor) for key, tensor in tensors.items()}
+    places = {key: _place_of(base) for key, base in bases.items()}
+    if any(isinstance(tensors[key], Copy) for key in written):
+        _check_apart(bases, places, written)
+    with torch.no_grad():
+        whole_bases = {
+            places[key]: whole_of(base) if is_here else outline_of(base)
+            for key, base in bases.items()
+        }
+        wholes = {
+            key: one.within(whole_bases[places[key]])
+            if isinstance(one, Copy)
+            else whole_bases[places[key]]
+            for key, one in tensors.items()
+        }
+        results = operator(
+            *pytree.tree_map_only(Tensor, lambda one: wholes[id(one)], args),
+            **pytree.tree_map_only(Tensor, lambda one: wholes[id(one)], dict(kwargs)),
+        )
+    for key in written if is_here else ():
+        base = bases[key]
+        if isinstance(base, DTensor):
+            base._local_tensor.copy_(part_of_whole(base._spec, whole_bases[places[key]]))
+            if isinstance(tensors[key], Copy) and not base.is_inference():
+                increment_version([base])
+
+    def returned(result: Tensor) -> Tensor:
+        same = next((key for key in written if wholes[key] is result), None)
+        return in_parts(first, result) if same is None else tensors[same]
+
+    return pytree.tree_map_only(Tensor, returned, results)
+
+
+def _base_of(tensor: Tensor) -> Tensor:
+    """The tensor that a copy shows; any other tensor itself."""
+    return tensor.viewed if isinstance(tensor, Copy) else tensor
+
+
+def _place_of(base: Tensor) -> tuple[Any, ...]:
+    """Equal for tensors that are the same elements of one memory."""
+    if not isinstance(base, DTensor):
+        return (id(base),)
+    part = base._local_tensor
+    return *memory_of(base), part.shape, part.stride(), base.shape, base.placements, base.dtype
+
+
+def _check_apart(
+    bases: Mapping[int, Tensor], places: Mapping[int, tuple[Any, ...]], written: set[int]
+) -> None:
+    """Refuse a write to memory that is read or written by another view, too."""
+    for (one, base), (other, another) in combinations(bases.items(), 2):
+        if not {one, other} & written or places[one] == places[other]:
+            continue
+        (storage, begin, end), (other_storage, other_begin, other_end) = map(
+            memory_of, (base, another)
+        )
+        if storage == other_storage and begin < other_end and other_begin < end:
+            raise BackendError(
+                "an operator writes to a part of a tensor that is cut over ranks, and has the same "
+                "tensor by another view: clone() what it reads"
+            )

@@ -6,7 +6,7 @@ have the same one. An operator that writes to a plain tensor reads whole tensors
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from threading import local
 from typing import Any
@@ -21,13 +21,24 @@ from torch.distributed.tensor._op_schema import OpInfo, OutputSharding
 
 from partitioner.backends.torch.dtensors import draws, lists, scalars, views, wholes, writes
 from partitioner.backends.torch.dtensors.addresses import correct_addresses
+from partitioner.backends.torch.dtensors.data import correct_data
 from partitioner.backends.torch.dtensors.parts import check_is_here, whole_spec
-from partitioner.backends.torch.dtensors.plain import note_plain
+from partitioner.backends.torch.dtensors.plain import (
+    Ranks,
+    note_here,
+    note_plain,
+    noted_already,
+    noted_names,
+    taken_notes,
+)
 from partitioner.backends.torch.dtensors.rules import differs_from_whole
 from partitioner.backends.torch.dtensors.schemas import written_tensors
 from partitioner.backends.torch.dtensors.wholes import (
     MESHES,
     Handler,
+    by_pytorch,
+    handlers_here,
+    mesh_in,
     on_our_meshes,
     on_wholes,
 )
@@ -43,10 +54,9 @@ def correct_operators(meshes: Iterable[DeviceMesh]) -> None:
         meshes: Those of DTensors beside which plain tensors are whole.
     """
     MESHES.update(meshes)
+    note_here()
     _correct_operators()
     torch._C._clear_DTensor_sharding_propagator_cache()  # what this thread did without them
-    # a flag of this thread, which PyTorch's C++ reads before it asks the dispatcher
-    torch._C._set_dtensor_allow_implicit_replication(True)
 
 
 @cache
@@ -65,6 +75,49 @@ def _correct_operators() -> None:
     _ALLOWED.by_user = dispatcher._allow_implicit_replication
     dispatcher.__class__ = _Dispatcher
     correct_addresses()
+    correct_data()
+
+
+#: Operators of which all calls are looked at for plain tensors.
+_WATCHED: set[torch._ops.OpOverload] = set()
+
+
+def _watch(operator: torch._ops.OpOverload) -> None:
+    """From now on, note the plain tensors of all calls of an operator.
+
+    PyTorch's C++ asks once for all tensors of the same sizes and cuts, and ranks may come to such
+    tensors in unlike orders.
+    """
+    handlers = _all_handlers()
+    if operator not in handlers:
+        _WATCHED.add(operator)
+        handlers[operator] = on_our_meshes(_noted, None)
+
+
+def _all_handlers() -> dict[Any, Any]:
+    """Those of all operators, also those that this thread is in `by_pytorch` of."""
+    handlers: dict[Any, Any] = vars(DTensor._op_dispatcher)["_custom_op_handlers"]
+    return handlers
+
+
+def _noted(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    mesh = mesh_in((*args, *kwargs.values()))
+    assert mesh is not None
+    note_plain(mesh, operator, args, kwargs)
+    with noted_already():
+        return by_pytorch(operator, args, kwargs)
+
+
+def compared_notes(meshes: Collection[Ranks]) -> dict[str, int]:
+    """The `taken_notes` of plain tensors; operators without any are watched no longer."""
+    names = noted_names()
+    notes = taken_notes(meshes)
+    for operator in [one for one in _WATCHED if one._schema.name.partition("::")[2] not in names]:
+        _WATCHED.discard(operator)
+        _all_handlers().pop(operator, None)
+    return notes
 
 
 class _Dispatcher(OpDispatcher):
@@ -83,7 +136,20 @@ class _Dispatcher(OpDispatcher):
     @_allow_implicit_replication.setter
     def _allow_implicit_replication(self, is_allowed: bool) -> None:
         _ALLOWED.by_user = is_allowed
+
+    @property
+    def _custom_op_handlers(self) -> dict[Any, Any]:
+        """The handlers of operators, by operator.
+
+        PyTorch's C++ reads them for each operator, and then a flag of its thread that allows plain
+        tensors: so the flag is set here, whatever thread an operator is called in.
+        """
         torch._C._set_dtensor_allow_implicit_replication(True)
+        return handlers_here(vars(self)["_custom_op_handlers"])
+
+    @_custom_op_handlers.setter
+    def _custom_op_handlers(self, handlers: dict[Any, Any]) -> None:
+        vars(self)["_custom_op_handlers"] = handlers
 
     def _try_replicate_spec_for_scalar_tensor(
         self, op_call: torch._ops.OpOverload, tensor_arg: Tensor, compute_mesh: DeviceMesh
@@ -120,7 +186,8 @@ class _Dispatcher(OpDispatcher):
                 return computed(op_call, args, kwargs)
             if is_of_list and len(args[0]) > 1 and sharding.needs_redistribute:
                 return lists.written_in_turn(op_call, args, kwargs)
-        note_plain(op_info.compute_mesh, op_call, args, kwargs)
+        if note_plain(op_info.compute_mesh, op_call, args, kwargs):
+            _watch(op_call)
         return sharding
 
     def _dispatch_fast_path_python_tail(

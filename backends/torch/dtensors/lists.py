@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
 
-from partitioner.backends.torch.buffers import extent
-from partitioner.backends.torch.dtensors.parts import storage_of
+from partitioner.backends.torch.dtensors.parts import memory_of
+from partitioner.backends.torch.dtensors.schemas import calls_in_turn, writes_to_a_list
 from partitioner.backends.torch.dtensors.wholes import on_wholes
 
 
@@ -29,8 +29,7 @@ def written_in_turn(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
     """Call an operator for one tensor of its lists after the other."""
-    for index in range(len(args[0])):
-        one_args, one_kwargs = _call_of(index, args, kwargs)
+    for one_args, one_kwargs in calls_in_turn(args, kwargs):
         operator(*one_args, **one_kwargs)
 
 
@@ -50,29 +49,16 @@ def count_writes(tensors: Iterable[Tensor]) -> None:
     increment_version([tensor for tensor in tensors if isinstance(tensor, DTensor)])
 
 
-def _call_of(
-    index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments for one tensor of the list: of each list, and each row of numbers, its own."""
-
-    def own(argument: Any) -> Any:
-        is_row = isinstance(argument, Tensor) and argument.ndim == 1
-        is_list = isinstance(argument, list | tuple) or is_row
-        return argument[index : index + 1] if is_list else argument
-
-    return tuple(map(own, args)), {name: own(argument) for name, argument in kwargs.items()}
-
-
 def reads_what_another_writes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether memory that is written to is read, or written to, for another tensor of the list."""
     if len(args[0]) < 2:
         return False
-    written = sorted((*_memory_of(tensor), index) for index, tensor in enumerate(args[0]))
+    written = sorted((*memory_of(tensor), index) for index, tensor in enumerate(args[0]))
     if any(one[0] == other[0] and one[2] > other[1] for one, other in pairwise(written)):
         return True
     begins = [memory[:2] for memory in written]
     for index, tensor in _read_tensors((*args[1:], *kwargs.values())):
-        storage, begin, end = _memory_of(tensor)
+        storage, begin, end = memory_of(tensor)
         first = max(bisect_right(begins, (storage, begin)) - 1, 0)
         near = written[first : bisect_left(begins, (storage, end))]
         if any(x[0] == storage and x[2] > begin and x[3] != index for x in near):
@@ -89,29 +75,12 @@ def _read_tensors(arguments: Iterable[Any]) -> Iterator[tuple[int, Tensor]]:
             yield from ((i, x) for i, x in enumerate(argument) if isinstance(x, Tensor))
 
 
-def _memory_of(tensor: Tensor) -> tuple[int, int, int]:
-    """A storage, and its bytes from a tensor's (or this rank's part's) first to behind its last.
-
-    A part without elements has all of the storage: it lies there where other ranks' parts do, and
-    all ranks must call operators in one order.
-    """
-    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    if not local.numel():
-        return storage_of(local), 0, max(local.untyped_storage().nbytes(), 1)
-    begin = int(local.storage_offset()) * local.element_size()
-    return storage_of(local), begin, begin + extent(local)
-
-
 def _operators() -> Iterator[torch._ops.OpOverload]:
     for schema in torch._C._jit_get_all_schemas():
         namespace, _, name = schema.name.partition("::")
-        if namespace != "aten" or not name.endswith("_") or not schema.arguments:
+        if namespace != "aten" or not name.endswith("_"):
             continue
-        first = schema.arguments[0]
-        if not isinstance(first.type, torch.ListType):
-            continue
-        is_of_tensors = isinstance(first.type.getElementType(), torch.TensorType)
-        if is_of_tensors and first.alias_info is not None and first.alias_info.is_write:
+        if writes_to_a_list(schema):
             operator = getattr(getattr(torch.ops.aten, name), schema.overload_name or "default")
             yield operator
 

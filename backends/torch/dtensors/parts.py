@@ -13,6 +13,7 @@ from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.distributed.tensor.placement_types import Placement
 
 from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.buffers import extent
 from partitioner.backends.torch.faults import named
 
 
@@ -109,6 +110,19 @@ def storage_of(tensor: Tensor) -> int:
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     memory: int = local.untyped_storage()._cdata
     return memory
+
+
+def memory_of(tensor: Tensor) -> tuple[int, int, int]:
+    """A storage, and its bytes from a tensor's (or this rank's part's) first to behind its last.
+
+    A part without elements has all of the storage: it lies there where other ranks' parts do, and
+    all ranks must call operators in one order.
+    """
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    if not local.numel():
+        return storage_of(local), 0, max(local.untyped_storage().nbytes(), 1)
+    begin = int(local.storage_offset()) * local.element_size()
+    return storage_of(local), begin, begin + extent(local)
 
 
 def check_is_here(mesh: DeviceMesh, reading: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,3 +26,27 @@ def written_tensors(
         for leaf in pytree.tree_leaves(actual)
         if isinstance(leaf, Tensor)
     ]
+
+
+def writes_to_a_list(schema: Any) -> bool:
+    """Whether the first argument is a list of tensors that the operator writes to."""
+    first = schema.arguments[0] if schema.arguments else None
+    if first is None or not isinstance(first.type, torch.ListType):
+        return False
+    is_of_tensors = isinstance(first.type.getElementType(), torch.TensorType)
+    return is_of_tensors and first.alias_info is not None and bool(first.alias_info.is_write)
+
+
+def calls_in_turn(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The arguments for each tensor of a list: of other lists, and rows of numbers, its own."""
+
+    def own(argument: Any, index: int) -> Any:
+        is_row = isinstance(argument, Tensor) and argument.ndim == 1
+        is_list = isinstance(argument, list | tuple) or is_row
+        return argument[index : index + 1] if is_list else argument
+
+    for index in range(len(args[0])):
+        named = {name: own(argument, index) for name, argument in kwargs.items()}
+        yield tuple(own(argument, index) for argument in args), named

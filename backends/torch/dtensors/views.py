@@ -1,7 +1,8 @@
 """Views of tensors in parts.
 
 PyTorch makes a copy of a row or a slice along a cut dim. A write into it (`p[3] = 0.`,
-`p[3] += 1`) would be lost, and a write to the tensor would not be seen in it: see `copies`.
+`p[3] += 1`) would be lost, and a write to the tensor would not be seen in it: see `copies`, which
+makes both as of a view.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dispatch import as_strided_handler
 
 from partitioner.backends.torch.dtensors.copies import marked
+from partitioner.backends.torch.dtensors.data import replace_data
 from partitioner.backends.torch.dtensors.parts import storage_of
 from partitioner.backends.torch.dtensors.wholes import Handler, by_pytorch
 
@@ -47,7 +49,11 @@ def _viewed(
     view = partial(by_pytorch, operator, args, kwargs)
     if tensor.device_mesh.get_coordinate() is None:  # there is nothing of it here
         return view()
-    return marked(view, tensor, lambda result: storage_of(result) != storage_of(tensor))
+
+    def is_copy(result: DTensor) -> bool:
+        return storage_of(result) != storage_of(tensor)
+
+    return marked(view, operator, args, kwargs, is_copy)
 
 
 def _strided(
@@ -65,8 +71,7 @@ def _viewed_in_place(
 ) -> DTensor:
     tensor: DTensor = args[0]
     view = _OUT_OF_PLACE[operator](*args, **kwargs)
-    tensor.data = view  # its sizes
-    tensor._local_tensor, tensor._spec = view._local_tensor, view._spec
+    replace_data(tensor, view)
     return tensor
 
 

@@ -151,8 +151,12 @@ def shortage_message(
     """
     verdict = "no plan fits" if proven else "no plan was found that fits"
     of = "" if least else "in the nearest one found "
-    figure = f"{short} bytes are short {where}"
+    figure = f"{_bytes(short)} {'is' if short == 1 else 'are'} short {where}"
     return (
-        f"{verdict}: {of}{figure} ({held} bytes held, limit {limit}: "
+        f"{verdict}: {of}{figure} ({_bytes(held)} held, limit {limit}: "
         f"{units.size(held, 5)} against {units.size(limit, 5)})"
     )
+
+
+def _bytes(count: int) -> str:
+    return f"{count} byte" if count == 1 else f"{count} bytes"

@@ -8,7 +8,7 @@ import pytest
 from solver_instances import spmd
 
 from partitioner.solver import Infeasible, Problem, brute_force
-from partitioner.solver.joint.shortage import seek_least
+from partitioner.solver.joint.shortage import seek_least, shortage_message
 from partitioner.solver.milp.program import MilpResult
 from partitioner.solver.progress import Progress
 from partitioner.solver.work import Work
@@ -70,3 +70,11 @@ def test_bytes_are_short_only_as_far_as_the_nearest_plan_bears_it_out(
     progress = progress_of(problem)
     progress.offer(plan, "test")
     assert seek_least(progress) == least
+
+
+@pytest.mark.parametrize(("short", "said"), [(1, "1 byte is short"), (2, "2 bytes are short")])
+def test_one_byte_is_said_so(short: int, said: str) -> None:
+    text = shortage_message(
+        proven=True, least=True, where="on device 0", short=short, held=100 + short, limit=100
+    )
+    assert text.startswith(f"no plan fits: {said} on device 0 ({100 + short} bytes held, limit 100")

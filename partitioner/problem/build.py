@@ -91,7 +91,8 @@ class Built:
         groups: Device groups by the choices' group index.
         candidates: Strategy of each choice, by node.
         values: Value of the graph that each item holds or moves.
-        zeros: Items that are blocks of zeros, which stay.
+        zeros: Items that are blocks of zeros.
+        resident: Items that stay throughout: weights, stored values and blocks of zeros.
     """
 
     problem: Problem
@@ -99,6 +100,7 @@ class Built:
     candidates: Candidates
     values: tuple[str, ...]
     zeros: frozenset[int] = frozenset()
+    resident: frozenset[int] = frozenset()
 
     def node_plans(self, graph: Graph, chosen: Sequence[int]) -> Mapping[str, NodePlan]:
         """Decisions by node name, in graph order; none for nodes that are left out."""
@@ -155,7 +157,8 @@ def build(
         interchangeable=interchangeable,
     )
     values = tuple(value for value, *_ in builder.keys)
-    return Built(problem, tuple(groups), candidates, values, frozenset(builder.zeros))
+    zeros, resident = frozenset(builder.zeros), frozenset(builder.stays) | builder.zeros
+    return Built(problem, tuple(groups), candidates, values, zeros, resident)
 
 
 @dataclass
@@ -168,6 +171,7 @@ class _Builder:
     items: list[Item] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)
     zeros: set[int] = field(default_factory=set)
+    stays: set[int] = field(default_factory=set)  #: Items of weights and stored values.
     #: Index of each item; None for what costs and holds nothing.
     _index: dict[Key, int | None] = field(default_factory=dict)
     _placements: list[Placement] = field(default_factory=list)
@@ -186,7 +190,7 @@ class _Builder:
 
     @cached_property
     def _last_uses(self) -> Mapping[str, int]:
-        return _last_uses(self.graph)
+        return last_uses(self.graph)
 
     @cached_property
     def _beside(self) -> frozenset[str]:
@@ -226,11 +230,11 @@ class _Builder:
         return Hold(node=self.graph.order[node.name], items=once)
 
     def _held(self, node: Node, placed: PlacedNode) -> Iterator[int | None]:
-        first, last = self.graph.order[node.name], len(self.graph.nodes) - 1
+        first = self.graph.order[node.name]
         for value, at in placed.operands():
             if value in self.graph.constants:
                 nbytes = self._bytes(value, at, resident=True)
-                yield self._item(self._key(value, at), nbytes, 0, last)
+                yield self._staying(self._key(value, at), nbytes, self.stays)
             elif value not in self.graph.producers:
                 yield from self._fed(value, at)
         for value, at in self._pending_outputs(placed):
@@ -240,6 +244,7 @@ class _Builder:
                     yield self._copy_item(value, self._copy(dtype, at, hop, beside=beside))
             else:
                 done = self._reduction(value, at)[-1].after
+                last = len(self.graph.nodes) - 1
                 yield self._item(self._key(value, at, done), self._bytes(value, done), first, last)
         row = row_of(node)
         if row is not None and row.view and not row.either:
@@ -249,7 +254,7 @@ class _Builder:
                 dtype = self.graph.types[value].dtype
                 parts = self._bytes(value, at, resident=True)
                 stored = tuple(stored_bytes(node, dtype, nbytes, at.sharding) for nbytes in parts)
-                yield self._item(self._key(value, at), stored, 0, last)
+                yield self._staying(self._key(value, at), stored, self.stays)
             else:
                 end = max(first, self._last_uses[value])
                 yield self._item(self._key(value, at), self._bytes(value, at), first, end)
@@ -262,7 +267,7 @@ class _Builder:
         yield self._item(self._key(value, plain), self._bytes(value, plain), first, last)
         for hop in self.prices.resharder.priced(self.graph.types[value].dtype, plain, at):
             zeros = self._on(nbytes, hop.zeros)
-            yield self._item(self._key(value, plain, at), zeros, 0, len(self.graph.nodes) - 1)
+            yield self._staying(self._key(value, plain, at), zeros, self.zeros)
 
     def edges(self, node: Node) -> Iterator[Edge]:
         """One edge an operand slot: a node may want one value in two placements."""
@@ -410,6 +415,13 @@ class _Builder:
             self._placements.append(at)
         return number
 
+    def _staying(self, key: Key, nbytes: Vector, alike: set[int]) -> int | None:
+        """The item of what stays throughout, noted among those alike."""
+        item = self._item(key, nbytes, 0, len(self.graph.nodes) - 1)
+        if item is not None:
+            alike.add(item)
+        return item
+
     def _item(
         self, key: Key, nbytes: Vector, first: int, last: int, load: Vector = ()
     ) -> int | None:
@@ -467,7 +479,7 @@ def _classes(ends: Sequence[End]) -> tuple[tuple[End, ...], tuple[int, ...]]:
     return tuple(classes), index
 
 
-def _last_uses(graph: Graph) -> Mapping[str, int]:
+def last_uses(graph: Graph) -> Mapping[str, int]:
     """Position of the last use of every value or of a view of it; outputs live to the end.
 
     Nodes that take either operand do not count: the operand is kept for them by items of its own.

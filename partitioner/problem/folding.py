@@ -24,8 +24,9 @@ from functools import cached_property
 from itertools import pairwise
 
 from partitioner.ir.graph import Graph, Node
+from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
-from partitioner.problem.build import Built
+from partitioner.problem.build import Built, last_uses
 from partitioner.problem.repeated_blocks import Run, find_runs
 from partitioner.solver.problem import Edge, Item
 from partitioner.strategies.derive import Rules
@@ -76,6 +77,21 @@ class Folded:
         return self.runs[0].count - kept(len(self.runs)) + 1
 
     @cached_property
+    def outliving(self) -> frozenset[str]:
+        """Values that a block of a single run makes or is fed, and that are held beyond the run.
+
+        A device that runs many blocks holds those of all of them; `graph` has those of a few.
+        """
+        if len(self.runs) != 1:
+            return frozenset()
+        run, last = self.runs[0], last_uses(self.whole)
+        nodes = self.whole.nodes[run.block(0).start : run.block(run.count - 1).stop]
+        fed = self.whole.inputs
+        values = {v for node in nodes for v in node.reads if v in fed}
+        values |= {v for node in nodes if _passes(node) for v in node.outputs}
+        return frozenset(v for v in values if last[v] >= run.block(run.count - 1).stop)
+
+    @cached_property
     def _middles(self) -> tuple[tuple[range, int], ...]:
         """Of each short run the positions of the tied blocks, and the end of the stand-in."""
         blocks = [[run.block(k) for k in self.tied] for run in self.short]
@@ -110,7 +126,9 @@ class Folded:
         inside = _values_of_block(self.graph, stand_in)
         items, rests = [], {}
         for index, (item, value) in enumerate(zip(problem.items, built.values, strict=True)):
-            counted, rest = self._counted(item, times) if value in inside else (item, None)
+            counted, rest = item, None
+            if value in inside:
+                counted, rest = self._counted(item, times, stays=index in built.resident)
             items.append(counted)
             if rest is not None:
                 rests[index] = rest
@@ -135,11 +153,17 @@ class Folded:
         values = (*built.values, *(built.values[index] for index in rests))
         return replace(built, problem=tied, values=values)
 
-    def _counted(self, item: Item, times: float) -> tuple[Item, Item | None]:
-        """An item of the stand-in, paid so many times; what the other blocks hold apart from it."""
+    def _counted(self, item: Item, times: float, *, stays: bool) -> tuple[Item, Item | None]:
+        """An item of the stand-in, paid so many times; what the other blocks hold apart from it.
+
+        Args:
+            item: The item.
+            times: Blocks that the stand-in counts for.
+            stays: Whether it is resident: then all blocks hold it throughout.
+        """
         paid = replace(item, load_s=_scaled(item.load_s, times))
         first, last = item.first, item.last  # when all other blocks hold theirs
-        for middle, end in self._middles:
+        for middle, end in () if stays else self._middles:
             first = end if item.first in middle else first
             last = end - 1 if item.last in middle else last
         if first > last or not any(item.bytes) or times == 1:
@@ -169,6 +193,12 @@ class Folded:
 
 def _scaled(values: Sequence[float], times: float) -> tuple[float, ...]:
     return tuple(times * value for value in values)
+
+
+def _passes(node: Node) -> bool:
+    """Whether a node's results take bytes of their own, and not throughout."""
+    row = row_of(node)
+    return row is None or not (row.stored or (row.view and not row.either))
 
 
 def _choice(placed: PlacedNode) -> Hashable:

@@ -117,7 +117,7 @@ def planned_parts(
             continue
         if index in built.zeros:
             parts[_ZEROS] += nbytes
-        elif index in by_nodes and kinds.stays(value):
+        elif index in built.resident:
             parts.update(kinds.resident(value, nbytes))
         else:
             buffer = index not in by_nodes and any(item.load_s)
@@ -130,12 +130,6 @@ class Kinds:
     """Kinds of the bytes that a graph's values take."""
 
     graph: Graph
-
-    def stays(self, value: str) -> bool:
-        """Whether it is held all the time: a weight, or a stored value."""
-        node = self.graph.producers.get(value)
-        row = row_of(node) if node is not None else None
-        return value in self.graph.constants or (row is not None and row.stored)
 
     def resident(self, value: str, nbytes: int) -> Mapping[str, int]:
         """Bytes that are held all the time: the value itself, and its optimizer's state."""

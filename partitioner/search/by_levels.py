@@ -151,8 +151,11 @@ def cheapest_staged(
         one_stage: Whether all devices share every operator, as in training.
         micro_batches, lanes: As of `DeviceColumns`, with one stage.
 
+    Returns:
+        If none fits by the referee, the one that is short of the fewest bytes on a device.
+
     Raises:
-        Infeasible: No plan was found that fits.
+        Infeasible: No plan fits by what the solver counts.
     """
     if one_stage:
         rivals = search_whole(graph, rules, cluster, meshes, budget, micro_batches, lanes)
@@ -160,14 +163,14 @@ def cheapest_staged(
         rivals = search_levels(graph, rules, cluster, meshes, budget)
     if micro_batches > 1:  # counted anew, all that runs once a step would count fully
         rivals = rivals[:1]
-    plans = [_planned(graph, cluster, *rival) for rival in counted(rivals, cluster)]
-    exact: list[StagedPlan] = []
-    for plan in plans:
-        is_explicit = len(cluster) <= MOST_EXPLICIT and micro_batches == lanes == 1
-        exact.append(_evaluated(plan, cluster) if is_explicit else plan)  # else a cut is evaluated
-        if exact[-1].evaluation.fits_exactly:
-            return exact[-1]
-    return exact[0]
+    is_explicit = len(cluster) <= MOST_EXPLICIT and micro_batches == lanes == 1
+    plans: list[StagedPlan] = []
+    for rival in counted(rivals, cluster):
+        plan = _planned(graph, cluster, *rival)
+        plans.append(_evaluated(plan, cluster) if is_explicit else plan)  # else a cut is evaluated
+        if plans[-1].evaluation.fits_exactly:
+            return plans[-1]
+    return min(plans, key=lambda plan: max(plan.evaluation.short_bytes.values()))
 
 
 def _evaluated(plan: StagedPlan, cluster: Cluster) -> StagedPlan:

@@ -79,13 +79,8 @@ class Sharded:
         """
         training = bool(self.folded.graph.backward)
         problem = self.tied if training else self.built.problem
-        whole = 0, len(problem.nodes) - 1
-        by_nodes = {i for hold in problem.holds for items in hold.items for i in items}
-        resident = by_nodes | self.built.zeros  # a copy may last as long, and passes all the same
         items = tuple(
-            replace(item, bytes=(0.0,))
-            if index in resident and (item.first, item.last) == whole
-            else item
+            replace(item, bytes=(0.0,)) if index in self.built.resident else item
             for index, item in enumerate(problem.items)
         )
         outcome = evaluate_choices(replace(problem, items=items), self.solution.chosen)

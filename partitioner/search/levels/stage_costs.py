@@ -25,8 +25,9 @@ from partitioner.search.levels.stages import Staged
 from partitioner.search.levels.stretches import away, moved, paid
 
 #: Seconds or bytes of each device of a stage, and what they are of: of an optimizer's step on GPUs,
-#: gradients and what it takes for itself; `crossing` is what comes from and goes to other stages.
-Charge = tuple[int, Literal["compute", "comm", "sent", "resident", "crossing", "step"], float]
+#: gradients and what it takes for itself; `more` is what is held beside what the model holds at any
+#: one time: what comes from and goes to other stages, and what outlives its block.
+Charge = tuple[int, Literal["compute", "comm", "sent", "resident", "more", "step"], float]
 
 
 def evaluation(staged: Staged, meshes: Sequence[DeviceMesh], cluster: Cluster) -> Evaluation:
@@ -36,9 +37,9 @@ def evaluation(staged: Staged, meshes: Sequence[DeviceMesh], cluster: Cluster) -
     equal cuts; otherwise each stage's busiest device counts. Only buckets are not known here: small
     collectives take the least that they may (`collectives.joined_seconds`). The latency is that of
     stages that run one after the other, peaks are what is resident of a stage (weights, stored
-    values, zeros), all that comes from and goes to other stages, and the most that all other values
-    take anywhere in the model: both are upper estimates. The optimizer's step on GPUs is counted
-    where it is the fullest moment of a stage.
+    values, zeros), all that comes from and goes to other stages or outlives its block, and the most
+    that all other values take anywhere in the model: both are upper estimates. The optimizer's step
+    on GPUs is counted where it is the fullest moment of a stage.
     """
     stages = _Stages(staged, meshes, cluster)
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(meshes))
@@ -53,7 +54,7 @@ def evaluation(staged: Staged, meshes: Sequence[DeviceMesh], cluster: Cluster) -
     for stage, (option, mesh) in enumerate(zip(staged.options, meshes, strict=True)):
         resident = round(sums["resident"][stage])
         passing = round(option.sharded.passing_bytes)
-        passing += with_headroom(round(sums["crossing"][stage]))
+        passing += with_headroom(round(sums["more"][stage]))
         without = passing * 100 // HEADROOM_PERCENT
         for device in mesh.devices:
             compute[device], comm[device] = sums["compute"][stage], sums["comm"][stage]
@@ -133,7 +134,7 @@ class _Stages:
         """Charges of all nodes, weights and values."""
         graph = self.staged.folded.whole
         beside = beside_compute(graph)
-        residents: set[tuple[int, str, Placement]] = set()
+        held: set[tuple[int, str, Placement]] = set()
         readers: dict[str, dict[int, dict[Placement, None]]] = defaultdict(dict)
         for node, placed, stage, place in zip(
             graph.nodes, self.picks, self.stage, self.staged.folded.places, strict=True
@@ -142,13 +143,11 @@ class _Stages:
             for value, at in zip((*node.inputs, *node.captures), placed.ins, strict=True):
                 if at is None:
                     continue
-                # a weight is resident, and so is an input as a sum with zeros
-                resident = value in graph.constants or bool(at.sharding.partial)
                 if value in graph.producers:
                     readers[value].setdefault(stage, {})[at] = None
-                elif resident and (stage, value, at) not in residents:
-                    residents.add((stage, value, at))
-                    yield stage, "resident", self._bytes(stage, value, at)
+                elif (stage, value, at) not in held:
+                    held.add((stage, value, at))
+                    yield from self._given(stage, value, at)
         for node, placed, stage in zip(graph.nodes, self.picks, self.stage, strict=True):
             row = row_of(placed.node)
             for value, at in zip(node.outputs, placed.outs, strict=True):
@@ -158,6 +157,13 @@ class _Stages:
                     nbytes, dtype = self._bytes(stage, value, at), graph.types[value].dtype
                     yield stage, "resident", stored_bytes(node, dtype, nbytes, at.sharding)
                 yield from self._value(value, at, stage, readers[value], beside=value in beside)
+
+    def _given(self, stage: int, value: str, at: Placement) -> Iterator[Charge]:
+        """What no node makes: a weight is resident, and so is an input as a sum with zeros."""
+        if value in self.staged.folded.whole.constants or at.sharding.partial:
+            yield stage, "resident", self._bytes(stage, value, at)
+        if value in self.staged.folded.outliving:
+            yield stage, "more", self._bytes(stage, value, at)
 
     def _bytes(self, stage: int, value: str, at: Placement) -> int:
         return self.evens[stage].local_bytes(at, self.staged.folded.whole.types[value].dtype)
@@ -184,13 +190,16 @@ class _Stages:
             there = self._resharder(stage, other).other
             assert there is not None
             if hop.after.mesh.devices[0] in there.model.devices:
-                yield other, "crossing", there.local_bytes(hop.after, dtype)
+                yield other, "more", there.local_bytes(hop.after, dtype)
                 yield from _paid(stage, hop, self.meshes[stage].devices[0], beside=beside)
                 yield from _paid(other, hop, there.device, beside=beside)
             else:
                 leaving.append(hop)
-        for after in dict.fromkeys(hop.after for hop in leaving):
-            yield stage, "crossing", self._bytes(stage, value, after)
+        more = dict.fromkeys(hop.after for hop in leaving)
+        if value in self.staged.folded.outliving:
+            more |= dict.fromkeys((home, *(hop.after for hop in hops)))
+        for at in more:
+            yield stage, "more", self._bytes(stage, value, at)
         hops += leaving
         once: dict[Placement, Hop] = {}
         for hop in hops:

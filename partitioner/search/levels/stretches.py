@@ -57,13 +57,14 @@ def stage_options(
 
     Returns:
         Stages that hold beside their weights what the model holds on the mesh at any one time, and
-        those that hold all that they send and receive beside that.
+        those that hold all that they send and receive, and all that outlives its block, beside
+        that.
     """
-    load, resident, crossing_bytes = map(_between, _stretch_sums(sharded, ends, stages))
+    load, resident, more_bytes = map(_between, _stretch_sums(sharded, ends, stages))
     passing = np.zeros_like(load) + sharded.passing_bytes
     size = sharded.even.mesh.size()
     least = StageOption(label, size, load[None], resident[None], passing[None], pool=pool)
-    return least, replace(least, flying_bytes=(passing + crossing_bytes)[None])
+    return least, replace(least, flying_bytes=(passing + more_bytes)[None])
 
 
 def _between(sums: Floats) -> Floats:
@@ -77,7 +78,8 @@ def _between(sums: Floats) -> Floats:
 def _stretch_sums(sharded: Sharded, ends: Sequence[int], stages: int) -> Floats:
     """Of a device that runs blocks i to j, (3, blocks, blocks).
 
-    They are seconds, bytes of weights, and bytes of what comes from and goes to other stages.
+    They are seconds, bytes of weights, and bytes of what comes from and goes to other stages or
+    outlives its block.
     Charges are in positions of nodes; those of one middle block are repeated for all of them.
     """
     folded = sharded.folded
@@ -139,6 +141,11 @@ class _Stretches:
     def graph(self) -> Graph:
         return self.sharded.folded.whole
 
+    @property
+    def outliving(self) -> frozenset[str]:
+        """Values that are held beyond their block, and of which the folded model has a few."""
+        return self.sharded.folded.outliving
+
     @cached_property
     def beside(self) -> frozenset[str]:
         """Values whose communications pass beside compute."""
@@ -152,15 +159,22 @@ class _Stretches:
             placed = self.sharded.picks[place]
             charges.add((self.sharded.loads_s[place], 0.0, 0.0), charges.some_in([position]))
             for value, at in dict(_named((*node.inputs, *node.captures), placed.ins)).items():
-                if value not in self.graph.constants:
+                # as in `stage_costs`: a weight is resident, and so is an input as a sum with zeros
+                stays = value in self.graph.constants or bool(at.sharding.partial)
+                if value in self.graph.producers or not (stays or value in self.outliving):
                     continue
                 readers = [reader for want, reader in self._readers(value) if want == at]
                 if position == readers[0]:
-                    weight_bytes = self.sharded.even.local_bytes(at, self.graph.types[value].dtype)
-                    charges.add((0.0, float(weight_bytes), 0.0), charges.some_in(readers))
+                    dtype = self.graph.types[value].dtype
+                    resident = self._bytes(at, dtype) if stays else 0.0
+                    more = self._passing(at, dtype) if value in self.outliving else 0.0
+                    charges.add((0.0, resident, more), charges.some_in(readers))
             for value, home in _named(node.outputs, placed.outs):
-                for seconds, nbytes, where in self._communications(charges, value, home, position):
-                    charges.add((seconds, 0.0, nbytes), where)
+                if value in self.outliving:
+                    more = self._passing(home, self.graph.types[value].dtype)
+                    charges.add((0.0, 0.0, more), charges.some_in([position]))
+                for part, where in self._communications(charges, value, home, position):
+                    charges.add(part, where)
         return charges
 
     def _readers(self, value: str) -> list[tuple[Placement, int]]:
@@ -175,11 +189,8 @@ class _Stretches:
 
     def _communications(
         self, charges: Charges, value: str, home: Placement, position: int
-    ) -> Iterator[tuple[float, float, Iterable[Rectangle]]]:
-        """Seconds of each hop of a value, bytes that it makes on the way between stages, and where.
-
-        The last are the stretches in which a device pays for it.
-        """
+    ) -> Iterator[tuple[tuple[float, float, float], Iterable[Rectangle]]]:
+        """The charge of each hop of a value, and the stretches in which a device pays for it."""
         dtype, beside = self.graph.types[value].dtype, value in self.beside
         device = self.sharded.even.device
         readers = self._readers(value)
@@ -198,26 +209,29 @@ class _Stretches:
         for after, (hop, near) in inside.items():
             both = leaving.pop(after, None)
             where = charges.some_in([position]) if both else charges.both_in(position, near)
-            yield paid(hop, device, beside=beside)[0], 0.0, where
+            zeros = self._bytes(after, dtype) if hop.zeros else 0.0
+            more = self._passing(after, dtype) if value in self.outliving else 0.0
+            yield (paid(hop, device, beside=beside)[0], zeros, more), where
         for hop, far in leaving.values():
             stages = {int(self.stage[reader]) for reader in far} - {int(self.stage[position])}
             there = hop.after.mesh.devices[0] in self.other.model.devices
             times = max(1, len(stages)) if there else 1
-            seconds = paid(hop, device, beside=beside)[0]
-            made = 0.0 if there else self._passing(hop, dtype)
-            yield times * seconds, made, charges.leaf_out(position, far)
+            seconds = times * paid(hop, device, beside=beside)[0]
+            more = 0.0 if there else self._passing(hop.after, dtype)
+            yield (seconds, 0.0, more), charges.leaf_out(position, far)
         for hop, far in arriving.values():
             there = hop.after.mesh.devices[0] in self.other.model.devices
             seconds = paid(hop, self.other.device, beside=beside)[0]
-            yield (
-                seconds,
-                self._passing(hop, dtype) if there else 0.0,
-                charges.leaf_in(position, far),
-            )
+            more = self._passing(hop.after, dtype) if there else 0.0
+            yield (seconds, 0.0, more), charges.leaf_in(position, far)
 
-    def _passing(self, hop: Hop, dtype: str) -> float:
-        """Bytes of what a hop makes on each device, with head-room."""
-        return float(with_headroom(self.sharded.even.local_bytes(hop.after, dtype)))
+    def _bytes(self, at: Placement, dtype: str) -> float:
+        """Bytes of a value on each device."""
+        return float(self.sharded.even.local_bytes(at, dtype))
+
+    def _passing(self, at: Placement, dtype: str) -> float:
+        """Bytes of a value on each device, with head-room."""
+        return float(with_headroom(self.sharded.even.local_bytes(at, dtype)))
 
 
 def away(even: EvenMesh, beyond: DeviceMesh) -> EvenMesh:

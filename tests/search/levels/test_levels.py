@@ -156,6 +156,51 @@ def test_stages_hold_what_they_send_and_receive() -> None:
     assert partitioner.compile(model, cluster=tight).evaluation.fits_exactly
 
 
+def chain(blocks: int, *, gives: bool, again: bool) -> onnx.ModelProto:
+    """Layers whose results are outputs, if `gives`, with the input added at the end, if `again`."""
+    size, nodes, weights, outputs = 32, [], [], []
+    above = "x"
+    for block in range(blocks):
+        weight = np.full((size, size), 0.1, np.float32)
+        weights.append(numpy_helper.from_array(weight, f"w{block}"))
+        nodes.append(helper.make_node("MatMul", [above, f"w{block}"], [f"m{block}"]))
+        nodes.append(helper.make_node("Relu", [f"m{block}"], [f"r{block}"]))
+        above = f"r{block}"
+        outputs += [f"m{block}"] if gives else []
+    nodes.append(helper.make_node("Add", [above, "x" if again else "m0"], ["y"]))
+    infos = {
+        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, (size, size))
+        for name in ("x", "y", *outputs)
+    }
+    graph = helper.make_graph(
+        nodes, "chain", [infos["x"]], [infos[name] for name in ("y", *outputs)], weights
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+@pytest.mark.parametrize(
+    ("blocks", "gives", "again"), [(10, True, False), (3, False, True), (12, True, True)]
+)
+def test_peaks_by_stage_are_no_less_than_those_of_every_device(
+    blocks: int, gives: bool, again: bool
+) -> None:
+    """A stage holds what all of its blocks give, and the input as long as it is read."""
+    graph = load_onnx(chain(blocks, gives=gives, again=again)).graph
+    cluster = resolve_cluster("4x8xh100")
+    for strategy in ("intra", "auto"):
+        staged = searched(graph, cluster, strategy)
+        ours = evaluation(staged, groups(staged, cluster), cluster)
+        exact = evaluate(graph, plan_of(staged, cluster), cluster)
+        assert all(ours.peak[device].bytes >= peak.bytes for device, peak in exact.peak.items())
+        stages = zip(staged.cut.stages, staged.options, groups(staged, cluster), strict=True)
+        for stage, option, mesh in stages:
+            safe, at = option.safe_stage, (0, stage.start, stage.stop)
+            assert safe is not None
+            most = max(exact.peak[device].bytes for device in mesh.devices)
+            assert safe.resident_bytes[at] + safe.flying_bytes[at] >= most
+
+
+@pytest.mark.slow
 def test_faster_devices_get_more_work() -> None:
     cluster = two_kinds(12, 12)
     assert device_pools(cluster) == (DevicePool(0, 12), DevicePool(12, 12))

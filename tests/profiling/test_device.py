@@ -32,7 +32,7 @@ from partitioner.examples import build
 from partitioner.frontends.model import open_model
 from partitioner.ir.errors import OptionError
 from partitioner.profiling.candidates import candidates
-from partitioner.profiling.device import Device
+from partitioner.profiling.device import Device, last_cache_bytes
 from partitioner.profiling.profile import profile
 from partitioner.run import local
 
@@ -44,6 +44,34 @@ def test_any_operand_can_be_read() -> None:
     device.read([np.zeros((3, 2)).T, np.zeros(0), np.zeros((), bool)])
     device.evict()
     assert device.others.min() == 1
+
+
+def test_processes_drive_all_else_out_of_the_last_caches_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("partitioner.profiling.device.last_cache_bytes", lambda: 3 * 2**26)
+    device = Device.of("cpu")
+    for processes, share in ((2, 3 * 2**25), (8, 2**26), (1, 3 * 2**26)):
+        device.others.zero_()
+        device.evict(processes)
+        assert device.others.count_nonzero() == share, "at least 64 MiB of each"
+
+
+@pytest.mark.parametrize(
+    ("processors", "sharing", "nbytes"), [(2, "0-1", 2**25), (8, "0-1", 2**27), (8, "0,4", 2**27)]
+)
+def test_the_last_caches_are_those_of_all_processors(
+    tmp_path: Path, processors: int, sharing: str, nbytes: int
+) -> None:
+    assert not last_cache_bytes(tmp_path, processors)
+    for index, (level, size) in enumerate((("1", "48K"), ("3", "32M"), ("2", "2048K"))):
+        folder = tmp_path / f"index{index}"
+        folder.mkdir()
+        for name, text in (("level", level), ("size", size), ("shared_cpu_list", sharing)):
+            (folder / name).write_text(f"{text}\n")
+    (tmp_path / "index9").mkdir()
+    last_cache_bytes.cache_clear()
+    assert last_cache_bytes(tmp_path, processors) == nbytes
 
 
 def test_a_run_ends_on_a_gpu_with_its_last_kernel() -> None:

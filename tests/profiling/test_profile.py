@@ -30,6 +30,7 @@ from partitioner.profiling.candidates import (
     graph_before,
     is_cold,
     is_made_shortly_before,
+    is_read_long_after,
     local_graph,
 )
 from partitioner.profiling.measure import Timing, timed_runs
@@ -445,13 +446,20 @@ def test_operands_that_were_made_long_before_are_told_from_others(file: Path) ->
     by_op = {
         one.form.op: is_cold(graph, one)
         for one in candidates(graph, cluster, "inter", None)
-        if one.form.op in ("aten::relu", "partitioner::update")
+        if one.form.op in ("aten::relu", "aten::threshold_backward", "partitioner::update")
     }
-    assert by_op == {"aten::relu": False, "partitioner::update": True}
+    assert by_op == {"aten::relu": True, "aten::threshold_backward": True, "partitioner::update": True}
+    kept = [
+        node.name.rpartition("/")[2]
+        for node in graph.nodes
+        if any(is_read_long_after(graph, node, value) for value in node.writes)
+        and node.op in ("aten::addmm", "aten::mm", "aten::relu", "aten::sum.dim_IntList")
+    ]
+    assert kept == ["relu", "addmm", "mm_1", "sum", "mm", "sum"], "and neither input's gradient"
 
 
 def test_cold_forms_take_turns_with_cold_ones_only() -> None:
-    items = [Item(None, None, None, True, False, (), n % 3 == 0, {}) for n in range(30)]  # type: ignore[arg-type]
+    items = [Item(None, None, None, True, False, (), n % 3 == 0, False, {}) for n in range(30)]  # type: ignore[arg-type]
     batches = list(_batches(items))
     assert sorted(map(len, batches)) == [2, 4, 8, 8, 8]
     assert all(len({item.is_cold for item in batch}) == 1 for batch in batches)

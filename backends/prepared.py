@@ -16,7 +16,7 @@ class Prepared:
     """A program, which was run once.
 
     Attributes:
-        run: Runs it.
+        run: Runs it, and returns its results.
         own_seconds: Gives, once all runs are over, the seconds of each run of `run` that its
             kernels took, oldest first, and lets go of what it holds; None if the seconds of the
             calls count.
@@ -26,8 +26,8 @@ class Prepared:
             where it reads them.
         several: Gives a program of at most so many operators equal to the one of this, which share
             the inputs of these names and have copies of all else that they read, or share all
-            (None). No function if the seconds of short runs are exact, or the program has several
-            already.
+            (None); and whether the results of all of them are returned, not of the last alone. No
+            function if the seconds of short runs are exact, or the program has several already.
     """
 
     run: Callable[[], object]
@@ -35,4 +35,4 @@ class Prepared:
     copies: int = 1
     warm: Callable[[], object] = _nothing
     operands: Mapping[str, Any] = field(default_factory=dict)
-    several: Callable[[int, Collection[str] | None], Prepared] | None = None
+    several: Callable[[int, Collection[str] | None, bool], Prepared] | None = None

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -99,6 +100,7 @@ def _several(
     arguments: Mapping[str, Tensor],
     copies: int,
     shared: Collection[str] | None,
+    is_kept: bool,
 ) -> Prepared:
     """The program with its operators so many times one after the other; see `Prepared.several`.
 
@@ -122,6 +124,7 @@ def _several(
             tensors[name] = tensor if is_shared else tensor.clone()
         return graph.get_attr(name)
 
+    results: list[Any] = []
     for number in range(copies):
         values: dict[fx.Node, fx.Node] = {}
         for node in body:
@@ -129,7 +132,8 @@ def _several(
             values[node] = (
                 operand(node, number) if is_read else graph.node_copy(node, values.__getitem__)
             )
-    graph.node_copy(output, values.__getitem__)
+        results.append(fx.map_arg(output.args[0], values.__getitem__))
+    graph.output(results if is_kept else results[-1])
     return Prepared(partial(_forward, fx.GraphModule(tensors, graph), []), copies=copies)
 
 

@@ -170,8 +170,28 @@ def is_made_shortly_before(graph: Graph, node: Node, value: str) -> bool:
     return node.name not in graph.backward or producer.name in graph.backward
 
 
+def is_read_long_after(graph: Graph, node: Node, value: str) -> bool:
+    """Whether a model reads a result of a node, or a view of it, long after the node.
+
+    The backward pass reads what the forward pass leaves, and the optimizer reads gradients: what
+    they are written to has not been touched shortly before, as other tensors lie where the last
+    ones were.
+    """
+    left = [value]
+    while left:
+        for reader in graph.consumers[left.pop()]:
+            row = row_of(reader)
+            if reader.name in graph.backward and node.name not in graph.backward:
+                return True
+            if row is not None and row.in_place is not None:
+                return True
+            if row is not None and row.view:
+                left += reader.writes
+    return False
+
+
 def is_cold(graph: Graph, candidate: Candidate) -> bool:
-    """Whether much of what a candidate moves was made long before.
+    """Whether much of what a candidate moves was made long before, or is read long after.
 
     The update of a parameter follows those of all others. A view moves nothing.
     """
@@ -180,10 +200,19 @@ def is_cold(graph: Graph, candidate: Candidate) -> bool:
     if trains(candidate.placed.node):
         return True
     point = candidate.placed.mesh.coord(candidate.device)
+    placed = candidate.placed
+    cold = [
+        (value, at)
+        for value, at in placed.operands()
+        if not is_made_shortly_before(graph, placed.node, value)
+    ]
+    cold += [
+        (value, at)
+        for value, at in placed.results()
+        if is_read_long_after(graph, placed.node, value)
+    ]
     cold_bytes = sum(
-        dense_bytes(math.prod(shape_at(point, at)), graph.types[value].dtype)
-        for value, at in candidate.placed.operands()
-        if not is_made_shortly_before(graph, candidate.placed.node, value)
+        dense_bytes(math.prod(shape_at(point, at)), graph.types[value].dtype) for value, at in cold
     )
     return cold_bytes >= _COLD_SHARE * candidate.moved_bytes
 

@@ -43,6 +43,7 @@ from partitioner.profiling.candidates import (
     graph_before,
     is_cold,
     is_made_shortly_before,
+    is_read_long_after,
     local_graph,
 )
 from partitioner.profiling.links import groups_of, measure_here, measure_together, unknown_links
@@ -510,7 +511,10 @@ class _Session:
         )
         orders = {value: memory_order(graph, name) for value, name in whole.items()}
         known = {value: order for value, order in orders.items() if order is not None}
-        return Item(program, less, entry, *is_new, recent, is_cold(graph, candidate), known)
+        node = candidate.placed.node
+        is_kept = any(is_read_long_after(graph, node, value) for value in node.writes)
+        temperature = is_cold(graph, candidate), is_kept
+        return Item(program, less, entry, *is_new, recent, *temperature, known)
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -114,9 +114,10 @@ def _timed(
 ) -> Iterator[Entry]:
     """Entries of the programs that fit before `end_s`, in turns on so many processes."""
     is_cold = any(item.is_cold for item, _ in ready)
+    before_turn = partial(device.evict, processes) if is_cold else _nothing
     runs = timed_runs(
         [one.run for _, one in ready],
-        *(time.perf_counter, end_s, anyone, device.evict if is_cold else _nothing),
+        *(time.perf_counter, end_s, anyone, before_turn),
         [one.warm for _, one in ready],
         device.seconds_of,
     )
@@ -168,26 +169,34 @@ def _as_in_model(device: Device, item: Item, one: Prepared) -> Prepared:
     """The program with what a model has in the caches when it comes to it, and long enough.
 
     Its code is there, as other layers ran it shortly before: a short program whose operands are not
-    there reads others first.
+    there reads others first. What that run writes is kept until the next one if the model keeps
+    such results, so that the timed run does not write where it did.
     """
     if not item.is_cold:
         return _long_enough(device, one, None)
     recent = partial(device.read, [one.operands[name] for name in item.recent])
     if one.several is None or device.seconds_of(one.run) >= _LONG_RUN_S:
         return replace(one, warm=recent)
+    kept: deque[object] = deque(maxlen=1)
 
     def warm() -> None:
-        one.run()
+        results = one.run()
+        if item.is_kept:
+            kept.append(results)
+        del results
         recent()
 
-    return replace(_long_enough(device, one, item.recent), warm=warm)
+    return replace(_long_enough(device, one, item.recent, is_kept=item.is_kept), warm=warm)
 
 
-def _long_enough(device: Device, one: Prepared, shared: Collection[str] | None) -> Prepared:
+def _long_enough(
+    device: Device, one: Prepared, shared: Collection[str] | None, *, is_kept: bool = False
+) -> Prepared:
     """The program, or one of as many of its operators as take `_RUN_S`.
 
     Args:
         shared: Inputs that the operators share; None for all that they read.
+        is_kept: Whether the results of each are kept until the last has run.
     """
     if one.several is None:
         return one
@@ -195,7 +204,7 @@ def _long_enough(device: Device, one: Prepared, shared: Collection[str] | None) 
     copies = math.ceil(_RUN_S / max(_LEAST_S, run_s))
     if copies == 1 and shared is None:
         return one
-    several = one.several(min(copies, _MOST_COPIES), shared)
+    several = one.several(min(copies, _MOST_COPIES), shared, is_kept)
     several.run()
     return several
 

@@ -37,7 +37,10 @@ class Item:
         together: Whether all processes measure it at once.
         alone: Whether one process measures it while the others wait.
         recent: Inputs of the program that a model makes shortly before, so that they lie in caches.
-        is_cold: Whether much of what it reads was made long before, so that it lies in memory.
+        is_cold: Whether much of what it reads was made long before, or of what it writes lies there
+            long after, so that it lies in memory.
+        is_kept: Whether a model keeps its results long after, so that each run writes to memory
+            that was not touched shortly before.
         orders: `memory_order` of the inputs of the program that have another than that of their
             dims.
     """
@@ -49,6 +52,7 @@ class Item:
     alone: bool
     recent: tuple[str, ...]
     is_cold: bool
+    is_kept: bool
     orders: Mapping[str, Order]
 
 

@@ -32,7 +32,7 @@ from partitioner.examples import build
 from partitioner.frontends.model import open_model
 from partitioner.ir.errors import OptionError
 from partitioner.profiling.candidates import candidates
-from partitioner.profiling.device import Device
+from partitioner.profiling.device import Device, LastCache, last_cache
 from partitioner.profiling.profile import profile
 from partitioner.run import local
 
@@ -44,6 +44,37 @@ def test_any_operand_can_be_read() -> None:
     device.read([np.zeros((3, 2)).T, np.zeros(0), np.zeros((), bool)])
     device.evict()
     assert device.others.min() == 1
+
+
+@pytest.mark.parametrize(
+    ("share", "processes", "nbytes"),
+    [(1.0, 1, 3 * 2**26), (1.0, 2, 3 * 2**25), (1.0, 8, 2**26), (0.25, 4, 3 * 2**26)],
+)
+def test_processes_drive_all_else_out_of_the_last_cache_that_they_share(
+    monkeypatch: pytest.MonkeyPatch, share: float, processes: int, nbytes: int
+) -> None:
+    cache = LastCache(3 * 2**26, share)
+    monkeypatch.setattr("partitioner.profiling.device.last_cache", lambda: cache)
+    device = Device.of("cpu")
+    device.evict(processes)
+    assert device.others.count_nonzero() == nbytes, "at least 64 MiB"
+
+
+@pytest.mark.parametrize(
+    ("processors", "sharing", "share"), [(2, "0-1", 1.0), (8, "0-1", 0.25), (8, "0,4-6", 0.5)]
+)
+def test_the_last_cache_is_that_of_the_highest_level(
+    tmp_path: Path, processors: int, sharing: str, share: float
+) -> None:
+    assert last_cache(tmp_path, processors) == LastCache(0, 1.0)
+    for index, (level, size) in enumerate((("1", "48K"), ("3", "32M"), ("2", "2048K"))):
+        folder = tmp_path / f"index{index}"
+        folder.mkdir()
+        for name, text in (("level", level), ("size", size), ("shared_cpu_list", sharing)):
+            (folder / name).write_text(f"{text}\n")
+    (tmp_path / "index9").mkdir()
+    last_cache.cache_clear()
+    assert last_cache(tmp_path, processors) == LastCache(2**25, share)
 
 
 def test_a_run_ends_on_a_gpu_with_its_last_kernel() -> None:

@@ -30,6 +30,7 @@ from partitioner.profiling.candidates import (
     graph_before,
     is_cold,
     is_made_shortly_before,
+    is_read_long_after,
     local_graph,
 )
 from partitioner.profiling.measure import Timing, timed_runs
@@ -394,6 +395,19 @@ def test_a_clock_that_is_late_ends_after_the_fewest_runs() -> None:
     assert len(runs) == 5
 
 
+def test_what_comes_before_runs_and_turns_counts_for_when_to_end() -> None:
+    """Of two programs that take next to nothing one has 15 ms before each run, and both 20 ms."""
+    clock = _Clock()
+    quick, prepared = (clock.program(*[1e-6, 3e-6] * 60) for _ in range(2))
+    first, second = timed_runs(
+        [quick, prepared],  # type: ignore[list-item]
+        clock,
+        before_turn=clock.program(0.0, 0.02),  # type: ignore[arg-type]
+        before_runs=[clock.program(0.0), clock.program(0.015)],  # type: ignore[list-item]
+    )
+    assert (len(first), len(second)) == (8, 5), "10 ms a turn with the other, 20 ms alone"
+
+
 def test_a_turn_and_each_run_are_prepared_untimed() -> None:
     clock = _Clock()
     calls: list[str] = []
@@ -445,13 +459,24 @@ def test_operands_that_were_made_long_before_are_told_from_others(file: Path) ->
     by_op = {
         one.form.op: is_cold(graph, one)
         for one in candidates(graph, cluster, "inter", None)
-        if one.form.op in ("aten::relu", "partitioner::update")
+        if one.form.op in ("aten::relu", "aten::threshold_backward", "partitioner::update")
     }
-    assert by_op == {"aten::relu": False, "partitioner::update": True}
+    assert by_op == {
+        "aten::relu": True,
+        "aten::threshold_backward": True,
+        "partitioner::update": True,
+    }
+    kept = [
+        node.name.rpartition("/")[2]
+        for node in graph.nodes
+        if any(is_read_long_after(graph, node, value) for value in node.writes)
+        and node.op in ("aten::addmm", "aten::mm", "aten::relu", "aten::sum.dim_IntList")
+    ]
+    assert kept == ["relu", "addmm", "mm_1", "sum", "mm", "sum"], "and neither input's gradient"
 
 
 def test_cold_forms_take_turns_with_cold_ones_only() -> None:
-    items = [Item(None, None, None, True, False, (), n % 3 == 0, {}) for n in range(30)]  # type: ignore[arg-type]
+    items = [Item(None, None, None, True, False, (), n % 3 == 0, False, {}) for n in range(30)]  # type: ignore[arg-type]
     batches = list(_batches(items))
     assert sorted(map(len, batches)) == [2, 4, 8, 8, 8]
     assert all(len({item.is_cold for item in batch}) == 1 for batch in batches)

@@ -1,6 +1,7 @@
 """Programs in PyTorch that are measured."""
 
 import itertools
+import weakref
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -62,7 +63,7 @@ def made(module: nn.Module, x: torch.Tensor) -> Prepared:
 def test_several_operators_are_so_many_in_one_run() -> None:
     one = made(nn.Sequential(nn.Tanh(), nn.Sigmoid()), torch.ones(3, 2))
     assert one.several is not None
-    five = one.several(5, None)
+    five = one.several(5, None, False)
     with Calls() as calls:
         five.run()
     assert (calls.number["tanh"], calls.number["sigmoid"], five.copies) == (5, 5, 5)
@@ -72,12 +73,21 @@ def test_operators_in_memory_read_copies_of_their_own() -> None:
     one = made(nn.Linear(4, 5), torch.ones(3, 4))
     assert one.several is not None
     (x,) = open_model(nn.Linear(4, 5), (torch.ones(3, 4),)).graph.inputs
-    three = one.several(3, {x})
+    three = one.several(3, {x}, False)
     with Operands() as operands:
         three.run()
         one.run()
     biases, inputs, weights = map(set, zip(*operands.places, strict=True))
     assert (len(inputs), len(weights), len(biases)) == (1, 4, 4), "and not those of the program"
+
+
+def test_results_that_a_model_keeps_lie_there_together() -> None:
+    one = made(nn.Tanh(), torch.ones(3, 4))
+    assert one.several is not None
+    last, *others = one.several(3, set(), False).run()  # type: ignore[misc]
+    kept = one.several(3, set(), True).run()
+    places = {result.data_ptr() for (result,) in kept}  # type: ignore[attr-defined]
+    assert (last.shape, others, len(places)) == ((3, 4), [], 3)
 
 
 def test_large_operands_are_copied_a_few_times_only() -> None:
@@ -86,8 +96,8 @@ def test_large_operands_are_copied_a_few_times_only() -> None:
     one = made(table, ids)
     assert one.several is not None
     (x,) = open_model(table, (ids,)).graph.inputs
-    assert one.several(64, {x}).copies == 2, "of 31 MB each"
-    assert one.several(64, None).copies == 64
+    assert one.several(64, {x}, False).copies == 2, "of 31 MB each"
+    assert one.several(64, None, False).copies == 64
 
 
 def test_only_short_operators_are_several() -> None:
@@ -103,7 +113,7 @@ def test_a_run_takes_long_enough(seconds: float, copies: int) -> None:
     times = iter([0.0, 9.0, 9.0, 9.0 + seconds, 20.0, 29.0])  # of three runs, two are disturbed
     device = Device(HostClock(lambda: next(times)), torch.zeros(0))
     program = Prepared(
-        lambda: None, several=lambda number, _: Prepared(lambda: None, copies=number)
+        lambda: None, several=lambda number, *_: Prepared(lambda: None, copies=number)
     )
     assert _long_enough(device, program, None).copies == copies
 
@@ -126,10 +136,30 @@ def test_the_code_of_short_operators_is_read_before(seconds: float, runs: int) -
     ran: list[str] = []
     others = Prepared(partial(ran.append, "timed"))
     program = Prepared(partial(ran.append, "before"), several=lambda *_: others)
-    item = Item(None, None, None, True, False, (), True, {})  # type: ignore[arg-type]
+    item = Item(None, None, None, True, False, (), True, False, {})  # type: ignore[arg-type]
     ready = _as_in_model(device, item, program)
     ran.clear()
     ready.warm()
     assert ran == ["before"] * runs
     ready.run()
     assert ran[-1] == ("timed" if runs else "before")
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_what_a_model_keeps_is_not_written_where_it_was_shortly_before(is_kept: bool) -> None:
+    device = Device(HostClock(itertools.count(0.0, 2 * _RUN_S).__next__), torch.zeros(0))
+    made_by: list[weakref.ref[torch.Tensor]] = []
+
+    def run() -> object:
+        result = torch.ones(3)
+        made_by.append(weakref.ref(result))
+        return result
+
+    program = Prepared(run, several=lambda *_: Prepared(run))
+    item = Item(None, None, None, True, False, (), True, is_kept, {})  # type: ignore[arg-type]
+    ready = _as_in_model(device, item, program)
+    for _ in range(3):
+        ready.warm()
+        ready.run()
+    alive = [reference() is not None for reference in made_by[-4:]]
+    assert alive == [False, False, is_kept, False]

@@ -211,20 +211,25 @@ class _StageSearch:
 
     def _met(self) -> bool:
         """Whether the best cut that fits by an upper estimate is within the gap of the bound."""
-        load = min((cut.load_s for cut, _ in self.safe_cuts), default=math.inf)
+        load = self._least_safe_s
         if math.isinf(load):
             return False
         return load - self.bound_s <= self.budget.gap * load
 
+    @property
+    def _least_safe_s(self) -> float:
+        """The least load of the cuts that fit by an upper estimate; infinite if there is none."""
+        return min((cut.load_s for cut, _ in self.safe_cuts), default=math.inf)
+
     def _try(self, layout: Layout) -> None:
-        """Plan with a layout; if memory rules it out and no cut is known, within memory."""
+        """Plan with a layout; if memory rules it out and no cut surely fits, within memory."""
         for limited in (False, True):
             try:
                 self._shard(layout, limited=limited)
                 return
             except Infeasible as error:
                 self.refusals.append((error, layout))
-                if limited or self.best is not None:
+                if limited or self.safe_cuts:
                     self.failed[layout] = str(error)
                     return
 
@@ -248,7 +253,7 @@ class _StageSearch:
         sharded = self._sharded(layout, stages, work, limited=limited)
         self.sharded.append(layout)
         alone = len(self.pools) == 1
-        if alone and self.best and sharded.solution.bound / stages >= self.best[0].load_s:
+        if alone and sharded.solution.bound / stages >= self._least_safe_s:
             return
         pair = stage_options(sharded, self.ends, stages, layout.pool, str(layout))
         self.options.append(Option(layout, sharded, *pair))

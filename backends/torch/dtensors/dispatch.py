@@ -114,7 +114,9 @@ def compared_notes(meshes: Collection[Ranks]) -> dict[str, int]:
     """The `taken_notes` of plain tensors; operators without any are watched no longer."""
     names = noted_names()
     notes = taken_notes(meshes)
-    for operator in [one for one in _WATCHED if one._schema.name.partition("::")[2] not in names]:
+    for operator in [*_WATCHED]:  # other threads may add some
+        if operator._schema.name.partition("::")[2] in names:
+            continue
         _WATCHED.discard(operator)
         _all_handlers().pop(operator, None)
     return notes

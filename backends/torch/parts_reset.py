@@ -100,8 +100,8 @@ def _whole_of(part: nn.Module, wholes: dict[int, Tensor]) -> nn.Module:
 
     def contents(tensor: Tensor) -> Tensor:
         if id(tensor) not in wholes:
-            is_cut = isinstance(tensor, DTensor)
-            value = tensor.full_tensor() if is_cut else tensor.detach().clone()  # type: ignore[attr-defined]
+            value = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+            value = value.clone()  # a DTensor that is whole on each rank gives its own memory
             is_parameter = isinstance(tensor, nn.Parameter)
             wholes[id(tensor)] = nn.Parameter(value, False) if is_parameter else value
         return wholes[id(tensor)]

@@ -298,6 +298,9 @@ def masks_in_any_order(rank: int) -> None:
         with torch.no_grad():
             for name in names[:: -1 if rank and turn % 2 else 1]:
                 module.get_parameter(name).mul_(masks[name])
+            for some in (names[:2], names[2:])[:: -1 if rank else 1]:
+                parameters = [module.get_parameter(name) for name in some]
+                torch._foreach_mul_(parameters, [masks[name] for name in some])
         step(module)
     module.get_parameter("up.bias").data.fmod(torch.full((13,), 1.0 + rank))
     match = r"^rank 1 has another plain tensor beside .* in 'fmod' than rank 0: it stands"

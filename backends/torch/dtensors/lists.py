@@ -29,15 +29,12 @@ def written_in_turn(
         operator(*one_args, **one_kwargs)
 
 
-def written_as_wholes(
+def written_on_wholes(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    """Call an operator on whole tensors, for one tensor of its lists after the other."""
-    if len(args[0]) > 1:
-        written_in_turn(operator, args, kwargs)
-    else:
-        on_wholes(operator, args, kwargs)
-        count_writes(args[0])
+    """Call an operator, whose lists have one tensor each, on whole tensors."""
+    on_wholes(operator, args, kwargs)
+    count_writes(args[0])
 
 
 def count_writes(tensors: Iterable[Tensor]) -> None:

@@ -19,6 +19,8 @@ from partitioner.backends.errors import BackendError, one_line
 RESETTING = frozenset(
     {"reset_parameters", "_reset_parameters", "reset_running_stats", "reset_num_batches_tracked"}
 )
+#: Types of plain values.
+PLAIN = int, float, complex, str, tuple, torch.dtype, type(None)
 #: Where a part of a rank's module keeps the plain values of attributes that it had when compiled.
 VALUES = "_values_in_the_model"
 
@@ -28,15 +30,16 @@ def reset_part(part: nn.Module, method: str) -> None:
 
     Raises:
         BackendError: The method fails on a whole submodule with these contents, or gives it other
-            tensors or sizes.
+            tensors, sizes or plain attributes.
     """
     kind = part.__class__
     held = dict(_tensors(part))
     with torch.no_grad():
         whole = _whole_of(part, {})
+        values = _values(whole)
         try:
             getattr(whole, method)()
-            problem = _problem(held, dict(_tensors(whole)))
+            problem = _problem(held, dict(_tensors(whole))) or _problem_of(values, _values(whole))
         except Exception as error:
             raise BackendError(
                 f"{method}() of a {kind.__name__} of a rank's module: {one_line(error)}: {_ADVICE}"
@@ -63,6 +66,26 @@ def _problem(held: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> str:
     return f"changes the size of {resized[0]}" if resized else ""
 
 
+def _problem_of(
+    values: Mapping[tuple[str, str], object], after: Mapping[tuple[str, str], object]
+) -> str:
+    """Which plain value a method set; "" if none of those that were there."""
+    for key, value in values.items():
+        if key not in after or repr(after[key]) != repr(value):
+            return f"sets {key[1]}, which was traced as it was when the module was compiled"
+    return ""
+
+
+def _values(module: nn.Module) -> dict[tuple[str, str], object]:
+    """Plain values of attributes of a module and those in it, by path and name."""
+    return {
+        (path, name): value
+        for path, part in module.named_modules(remove_duplicate=False)
+        for name, value in vars(part).items()
+        if isinstance(value, PLAIN)
+    }
+
+
 def _whole_of(part: nn.Module, wholes: dict[int, Tensor]) -> nn.Module:
     """A module of the class that a part shows, with whole contents.
 
@@ -77,8 +100,8 @@ def _whole_of(part: nn.Module, wholes: dict[int, Tensor]) -> nn.Module:
 
     def contents(tensor: Tensor) -> Tensor:
         if id(tensor) not in wholes:
-            is_cut = isinstance(tensor, DTensor)
-            value = tensor.full_tensor() if is_cut else tensor.detach().clone()  # type: ignore[attr-defined]
+            value = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+            value = value.clone()  # a DTensor that is whole on each rank gives its own memory
             is_parameter = isinstance(tensor, nn.Parameter)
             wholes[id(tensor)] = nn.Parameter(value, False) if is_parameter else value
         return wholes[id(tensor)]

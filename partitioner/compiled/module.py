@@ -751,8 +751,9 @@ def _plain_values(part: nn.Module, settings: Mapping[str, object]) -> dict[str, 
         value = vars(part).get(name)
         if isinstance(value, tuple) and all(isinstance(one, int | float | str) for one in value):
             values[name] = value
-    plain = int, float, complex, str, tuple, torch.dtype, type(None)
-    return {name: value for name, value in values.items() if isinstance(value, plain)}
+    from partitioner.backends.torch.parts_reset import PLAIN
+
+    return {name: value for name, value in values.items() if isinstance(value, PLAIN)}
 
 
 def _check_device(device: str, ranks: int) -> None:

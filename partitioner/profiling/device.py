@@ -18,8 +18,8 @@ from partitioner.backends.torch.clocks import Clock, clock_of, timed_run
 #: Bytes of a cache's line.
 _LINE_BYTES = 64
 #: Bytes, by type of device, of what drives all else out of caches of up to half as many: those of
-#: two cores, and the L2 caches of GPUs (50 MB on an H100, 126 MB on a B200). The
-#: processes that share a larger last cache of a processor write as many bytes as it has together.
+#: two cores, and the L2 caches of GPUs (50 MB on an H100, 126 MB on a B200). The processes that
+#: share a larger last cache of a processor write as many bytes as it has together.
 _OTHER_BYTES = {"cpu": 2**26, "cuda": 2**28}
 #: What Linux tells of the caches of the first processor, and units of their sizes.
 _CACHES, _UNITS = Path("/sys/devices/system/cpu/cpu0/cache"), {"K": 2**10, "M": 2**20, "G": 2**30}
@@ -66,8 +66,8 @@ class Device:
             self.others.fill_(1)
 
     def _sharing(self, processes: int) -> int:
-        """How many of some processes have one last cache, about."""
-        return max(1, round(processes * last_cache().share))
+        """How many of some processes have one last cache, at least."""
+        return max(1, int(processes * last_cache().share))
 
     def read(self, operands: Iterable[np.ndarray | Tensor]) -> None:
         """Read arrays or tensors, so that they lie in the caches as far as these hold them."""

@@ -158,8 +158,10 @@ def data_is_not_stale(_: int) -> None:
         write()
         with pytest.raises(BackendError, match=r"^rank 0: backward\(\) after a parameter that it"):
             loss.backward()
-    with pytest.raises(BackendError, match=r"^a part of a tensor .* before the tensor's \.da"):
-        row + 1
+    for use in (lambda: row + 1, row.zero_, lambda: weight.detach().select(cut.dim, 2).copy_(row)):
+        said = r"^a part of a tensor .* before the tensor's \.da"
+        with torch.no_grad(), pytest.raises(BackendError, match=said):
+            use()
     for other in (torch.zeros(13, 6, dtype=torch.float64), weight.T, weight.sum(0)):
         with pytest.raises(BackendError, match=r"^the \.data of a tensor that .* not cut so"):
             weight.data = other.detach()
@@ -177,6 +179,29 @@ def one_rank_writes_data(rank: int) -> None:
         module.get_parameter("up.bias").data.mul_(2)
     with pytest.raises(BackendError, match=r"^rank 1 has other writes to 'up\.bias' than rank 0"):
         module(BATCH)
+
+
+def parts_without_elements(rank: int) -> None:
+    """Parts that lie behind each other, as gradients do, of which a rank has no elements."""
+    mesh = DeviceMesh("cpu", [0, 1, 2])
+    correct_operators([mesh])
+    numbers = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
+    line = numbers[:, rank : rank + 1].clone().reshape(-1)
+    parts = [
+        DTensor.from_local(
+            part, mesh, [Shard(0)], run_check=False, shape=torch.Size([2]), stride=(1,)
+        )
+        for part in (line[: len(line) // 2], line[len(line) // 2 :])
+    ]
+    cut = distribute_tensor(numbers, mesh, [Shard(0)])
+    results = []
+    for (a, b), factors in ((parts, cut), (numbers.clone(), numbers)):
+        product = torch.zeros(2).addcmul_(a, b)
+        torch._foreach_mul_([a, b], [factors.prod(0), factors.sum(0)])
+        a[0].add_(b[1])
+        a[0].mul_(a.data[1])
+        results.append([product, full(a), full(b)])
+    torch.testing.assert_close(*results)
 
 
 def gradients_of_writes(_: int) -> None:
@@ -257,6 +282,7 @@ def other_threads(_: int) -> None:
     leave.set()
     thread.join()
     del handlers[operator]
+    by_pytorch(operator, (), {})  # which another thread has watched no longer
 
 
 def masks_in_any_order(rank: int) -> None:
@@ -272,6 +298,9 @@ def masks_in_any_order(rank: int) -> None:
         with torch.no_grad():
             for name in names[:: -1 if rank and turn % 2 else 1]:
                 module.get_parameter(name).mul_(masks[name])
+            for some in (names[:2], names[2:])[:: -1 if rank else 1]:
+                parameters = [module.get_parameter(name) for name in some]
+                torch._foreach_mul_(parameters, [masks[name] for name in some])
         step(module)
     module.get_parameter("up.bias").data.fmod(torch.full((13,), 1.0 + rank))
     match = r"^rank 1 has another plain tensor beside .* in 'fmod' than rank 0: it stands"
@@ -298,6 +327,7 @@ JOBS = {
     },
     "stale data": Job(2, data_is_not_stale, [partial(program, "zero3", 2)]),
     "data of one rank": Job(2, one_rank_writes_data, [partial(program, "zero3", 2)]),
+    "parts without elements": Job(3, parts_without_elements, timeout_s=20),
     "gradients of writes": Job(3, gradients_of_writes),
     "threads": Job(3, other_threads),
     "masks in any order": Job(2, masks_in_any_order, [partial(program, "zero3", 2)]),

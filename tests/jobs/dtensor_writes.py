@@ -148,6 +148,7 @@ PAIRS: tuple[Callable[[Tensor, Tensor], object], ...] = (
     lambda w, q: torch._foreach_add_([w, q.T], [q, w.T]),
     lambda w, q: torch._foreach_add_([w, w, q], [1.0, 2.0, 3.0]),
     lambda w, q: torch._foreach_add_([w, q], [PLAIN, w]),
+    lambda w, q: torch._foreach_add_([w, q], [q, w.reshape(-1).reshape(5, 3)]),
 )
 
 

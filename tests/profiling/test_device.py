@@ -48,7 +48,7 @@ def test_any_operand_can_be_read() -> None:
 
 @pytest.mark.parametrize(
     ("share", "processes", "nbytes"),
-    [(1.0, 1, 3 * 2**26), (1.0, 2, 3 * 2**25), (1.0, 8, 2**26), (0.25, 4, 3 * 2**26)],
+    [(1.0, 1, 3 * 2**26), (1.0, 2, 3 * 2**25), (1.0, 8, 2**26), (0.5, 3, 3 * 2**26)],
 )
 def test_processes_drive_all_else_out_of_the_last_cache_that_they_share(
     monkeypatch: pytest.MonkeyPatch, share: float, processes: int, nbytes: int

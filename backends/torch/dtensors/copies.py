@@ -114,11 +114,7 @@ class Copy(DTensor):
             BackendError: The tensor has other memory now.
         """
         if self._again is not None:
-            if self.viewed._local_tensor is not self._viewed_part:
-                raise BackendError(
-                    "a part of a tensor that is cut over ranks was taken before the tensor's .data "
-                    "was set: take it again"
-                )
+            self.check_is_of_viewed()
             writes = writes_to(self.viewed)
             if writes is None or writes != self._viewed_at:
                 self._part, self._viewed_at = self._again()._local_tensor, writes
@@ -127,6 +123,18 @@ class Copy(DTensor):
     @_local_tensor.setter
     def _local_tensor(self, part: Tensor) -> None:
         self._part = part
+
+    def check_is_of_viewed(self) -> None:
+        """Refuse it if the tensor has other memory now.
+
+        Raises:
+            BackendError: The tensor's `data` was set.
+        """
+        if self.viewed._local_tensor is not self._viewed_part:
+            raise BackendError(
+                "a part of a tensor that is cut over ranks was taken before the tensor's .data "
+                "was set: take it again"
+            )
 
     def unmarked(self) -> DTensor:
         """The same, as PyTorch made it."""
@@ -152,21 +160,25 @@ class Copy(DTensor):
         """Compute an operator; what it writes to a copy is written to the tensor.
 
         Raises:
-            BackendError: It gives a copy other sizes in place, or writes to memory of two views.
+            BackendError: It gives a copy other sizes in place, or writes to memory of two views, or
+                to a copy of a tensor that has other memory now.
         """
         kwargs = kwargs or {}
+        if writes_to_a_list(func._schema) and len(args[0]) > 1:
+            # one after the other: what is read of a copy may have been written before
+            for one_args, one_kwargs in calls_in_turn(args, kwargs):
+                func(*one_args, **one_kwargs)
+            return None
         if any(isinstance(tensor, cls) for tensor in written_tensors(func, args, kwargs)):
             if torch.Tag.inplace_view in func.tags:
                 raise BackendError(
                     f"{func._schema.name.partition('::')[2]}() of a part of a tensor that is cut "
                     "over ranks, which has no memory of its own: take the view that is not in place"
                 )
-            if writes_to_a_list(func._schema) and len(args[0]) > 1:  # one after the other
-                for one_args, one_kwargs in calls_in_turn(args, kwargs):
-                    func(*one_args, **one_kwargs)
-                return None
-            copied = next(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, cls))
-            note_plain(copied.device_mesh, func, args, kwargs)
+            copies = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, cls)]
+            for one in copies:
+                one.check_is_of_viewed()
+            note_plain(copies[0].device_mesh, func, args, kwargs)
             return parts_of_results(func, args, kwargs)
 
         def compute() -> Any:
@@ -235,8 +247,8 @@ def _base_of(tensor: Tensor) -> Tensor:
 
 def _place_of(base: Tensor) -> tuple[Any, ...]:
     """Equal for tensors that are the same elements of one memory."""
-    if not isinstance(base, DTensor):
-        return (id(base),)
+    if not isinstance(base, DTensor) or not base._local_tensor.numel():
+        return (id(base),)  # of parts without elements, the place does not tell
     part = base._local_tensor
     return *memory_of(base), part.shape, part.stride(), base.shape, base.placements, base.dtype
 
@@ -245,12 +257,12 @@ def _check_apart(
     bases: Mapping[int, Tensor], places: Mapping[int, tuple[Any, ...]], written: set[int]
 ) -> None:
     """Refuse a write to memory that is read or written by another view, too."""
-    for (one, base), (other, another) in combinations(bases.items(), 2):
+    memories = {key: memory_of(base) for key, base in bases.items()}
+    filled = [(key, *memory) for key, memory in memories.items() if memory[1] < memory[2]]
+    for (one, storage, begin, end), (other, *memory) in combinations(filled, 2):
         if not {one, other} & written or places[one] == places[other]:
             continue
-        (storage, begin, end), (other_storage, other_begin, other_end) = map(
-            memory_of, (base, another)
-        )
+        other_storage, other_begin, other_end = memory
         if storage == other_storage and begin < other_end and other_begin < end:
             raise BackendError(
                 "an operator writes to a part of a tensor that is cut over ranks, and has the same "

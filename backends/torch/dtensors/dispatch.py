@@ -110,11 +110,29 @@ def _noted(
         return by_pytorch(operator, args, kwargs)
 
 
+def _in_turn(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Write to one tensor of a list after the other.
+
+    All plain tensors are noted together, as where the operator is watched, which it may be on other
+    ranks alone.
+    """
+    mesh = mesh_in((*args, *kwargs.values()))
+    assert mesh is not None
+    if note_plain(mesh, operator, args, kwargs):
+        _watch(operator)
+    with noted_already():
+        lists.written_in_turn(operator, args, kwargs)
+
+
 def compared_notes(meshes: Collection[Ranks]) -> dict[str, int]:
     """The `taken_notes` of plain tensors; operators without any are watched no longer."""
     names = noted_names()
     notes = taken_notes(meshes)
-    for operator in [one for one in _WATCHED if one._schema.name.partition("::")[2] not in names]:
+    for operator in [*_WATCHED]:  # other threads may add some
+        if operator._schema.name.partition("::")[2] in names:
+            continue
         _WATCHED.discard(operator)
         _all_handlers().pop(operator, None)
     return notes
@@ -172,7 +190,9 @@ class _Dispatcher(OpDispatcher):
         if op_info.compute_mesh not in MESHES:
             return rule(op_call, args, kwargs, op_info, try_cache)
         is_of_list = op_call in lists.WRITING
-        computed: Handler = lists.written_as_wholes if is_of_list else on_wholes
+        computed: Handler = on_wholes
+        if is_of_list:
+            computed = _in_turn if len(args[0]) > 1 else lists.written_on_wholes
         written = written_tensors(op_call, args, kwargs)
         if not all(isinstance(tensor, DTensor) for tensor in written):
             check_is_here(op_info.compute_mesh, "a plain one is computed of: compute it")
@@ -185,7 +205,7 @@ class _Dispatcher(OpDispatcher):
             if differs_from_whole(sharding, op_info, args, written):
                 return computed(op_call, args, kwargs)
             if is_of_list and len(args[0]) > 1 and sharding.needs_redistribute:
-                return lists.written_in_turn(op_call, args, kwargs)
+                return computed(op_call, args, kwargs)
         if note_plain(op_info.compute_mesh, op_call, args, kwargs):
             _watch(op_call)
         return sharding

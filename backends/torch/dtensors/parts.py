@@ -113,14 +113,8 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def memory_of(tensor: Tensor) -> tuple[int, int, int]:
-    """A storage, and its bytes from a tensor's (or this rank's part's) first to behind its last.
-
-    A part without elements has all of the storage: it lies there where other ranks' parts do, and
-    all ranks must call operators in one order.
-    """
+    """A storage, and its bytes from a tensor's (or this rank's part's) first to behind its last."""
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    if not local.numel():
-        return storage_of(local), 0, max(local.untyped_storage().nbytes(), 1)
     begin = int(local.storage_offset()) * local.element_size()
     return storage_of(local), begin, begin + extent(local)
 

@@ -44,7 +44,7 @@ def by_pytorch(
     """The operator as PyTorch computes it on DTensors."""
     outer = getattr(_HERE, "handlers", None)
     handlers = DTensor._op_dispatcher._custom_op_handlers.copy()
-    del handlers[operator]
+    handlers.pop(operator, None)  # another thread may watch it no longer
     _HERE.handlers = handlers
     try:
         return operator(*args, **kwargs)

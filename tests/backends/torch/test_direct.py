@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from inspect import signature
+from operator import getitem
 from typing import Any
 
 import pytest
@@ -42,6 +43,22 @@ def test_a_pass_calls_kernels_and_communications_directly() -> None:
     assert gathered not in called
     keys = torch._C._dispatch_tls_local_exclude_set()
     assert not keys.has(torch._C.DispatchKey.AutogradCPU)
+
+
+@pytest.mark.parametrize(
+    ("start", "end"), [(0, 2), (1, 9), (-2, 2**63 - 1), (3, 1), (None, None), (-9, -1), (2, 2)]
+)
+def test_rows_are_taken_by_indexing(start: int | None, end: int | None) -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    rows = graph.call_function(aten.slice.Tensor, (x, 0, start, end))
+    every, columns = (graph.call_function(aten.slice.Tensor, (x, *a)) for a in ((0, 0, 3, 2), (1,)))
+    graph.output((rows, every, columns))
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    expected = module(X.clone())
+    taken = direct(eager(module))
+    assert [node.target for node in taken.graph.nodes][1:4] == [getitem, *[aten.slice.Tensor] * 2]
+    torch.testing.assert_close(taken(X.clone()), expected)
 
 
 X, Y = torch.rand(3, 5, generator=torch.Generator().manual_seed(0)), torch.rand(5)

@@ -7,13 +7,14 @@ parts of rows are gathered without a copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from partitioner.ir.graph import Graph
-from partitioner.ir.ops import row_of
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.plan import Plan
+from partitioner.ir.rule import Rule
 from partitioner.strategies.batch import Followed
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
 from partitioner.strategies.kind import Asked
@@ -113,19 +114,26 @@ def depending(graph: Graph, batch: Followed) -> Iterator[str]:
 
     Those write to where a value is stored, or are the value in the other pass: what is reduced once
     serves both passes. What comes of sums over the batch (statistics of a norm, a loss) no longer
-    depends on it, until it meets what has the batch again.
+    depends on it where it needs whole sums, until it meets what has the batch again.
     """
-    known = set(batch.inputs)
+    known, sums, rules = set(batch.inputs), set[str](), rules_of(graph)
     for node in graph.nodes:
         row = row_of(node)
         has_batch = node.name in graph.backward and batch.values.intersection(node.reads)
-        if not (has_batch or known.intersection(node.reads)):
+        depends = has_batch or known.intersection(node.reads)
+        if not (depends or _passes_sums(node, rules[node.name], sums)):
             continue
         if row is None or row.in_place is None:
-            if not batch.factors.get(node.name) or batch.values.intersection(node.writes):
-                known.update(node.writes)
+            is_sum = batch.factors.get(node.name) and not batch.values.intersection(node.writes)
+            (sums if is_sum or not depends else known).update(node.writes)
             if row is None or not row.again:
                 yield node.name
+
+
+def _passes_sums(node: Node, rule: Rule | str, sums: Container[str]) -> bool:
+    """Whether a node of pending sums gives pending sums, as a view of a gradient does."""
+    read = [index for index, value in enumerate(node.inputs) if value in sums]
+    return bool(read) and isinstance(rule, Rule) and rule.linear.issuperset(read)
 
 
 def stored_pins(asked: Asked, batch: Followed, data: DataParallel) -> Iterator[Pin]:

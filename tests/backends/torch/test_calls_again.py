@@ -87,10 +87,6 @@ def replaces_a_part(module: RankModule) -> None:
     module.up = nn.Linear(4, 4)
 
 
-def assigns_data(module: RankModule) -> None:
-    module.up.weight.data = module.up.weight.data.clone()
-
-
 def narrows(module: RankModule) -> None:
     module.half()
 
@@ -109,7 +105,6 @@ REFUSED: dict[Callable[[RankModule], None], str] = {
     renames_a_weight: r"down\.bias was replaced",
     moves_a_weight: r"up\.bias was replaced",
     replaces_a_part: r"up\.weight was replaced",
-    assigns_data: r"up\.weight\.data was set",
     narrows: r"up\.weight is float16 now",
     thaws: r"down\.weight requires a gradient now",
 }

@@ -1230,7 +1230,10 @@ OTHERS_IN_STAGES = {
     "Rprop": "",
     "Adafactor": "",
     "vector_to_parameters": "",
-    "update_bn": r"momentum was traced as|the ranks do not do the same: rank 0: .*; rank 1: |waiting for the other ranks",
+    "update_bn": (
+        r"momentum was traced as|the ranks do not do the same: rank 0: .*; rank 1: |"
+        "waiting for the other ranks"
+    ),
     "means swapped by .data, zero2": "",
     "SAM": "this rank's gradients are those of its own layers only, so their norm is not that of t",
     "DistributedSampler, local": "rank 0: one of 2 micro-batches of its part of input 'x'",

@@ -216,59 +216,71 @@ def _as_they_travel(
     alone. Members that a node waits for at once pay for themselves. The rest share what they add to
     such a bucket, of which nothing passes beside compute.
     """
-    of: dict[int, Bucket] = {m.position: bucket for bucket in buckets for m in bucket.members}
+    messages: dict[int, _Message] = {}
+    for bucket in buckets:
+        positions = [member.position for member in bucket.members]
+        message = _Message.of([tasks[position] for position in positions])
+        messages |= dict.fromkeys(positions, message)
     return [
-        task if not task.may_share else _travelling(task, tasks, of.get(position), cluster)
+        task if not task.may_share else _travelling(task, messages.get(position), cluster)
         for position, task in enumerate(tasks)
     ]
 
 
-def _travelling(task: Task, tasks: Sequence[Task], bucket: Bucket | None, cluster: Cluster) -> Task:
-    """A task with its seconds in a bucket; None for one that is alone.
+@dataclass(frozen=True)
+class _Message:
+    """What the communications of a bucket are in sum.
+
+    Attributes:
+        shared_bytes: `whole_bytes` of those that share what it takes.
+        paid_bytes: The same of those that a node waits for at once.
+        paid_s: Seconds that these pay for themselves, by device; empty if there are none.
+    """
+
+    shared_bytes: float
+    paid_bytes: float
+    paid_s: Mapping[int, float]
+
+    @classmethod
+    def of(cls, members: Sequence[Task]) -> _Message:
+        """That of the members of a bucket."""
+        nbytes: dict[bool, float] = {True: 0.0, False: 0.0}
+        paid_s: dict[int, float] = defaultdict(float)
+        for member in members:
+            nbytes[member.may_share] += _whole_bytes(member)
+            if not member.may_share:
+                for device, seconds in member.devices.items():
+                    paid_s[device] += seconds
+        return cls(nbytes[True], nbytes[False], dict(paid_s))
+
+
+def _travelling(task: Task, message: _Message | None, cluster: Cluster) -> Task:
+    """A task with its seconds in the message of a bucket; None for one that is alone.
 
     It takes no less than it is priced at, which is the least that it may.
     """
-    if bucket is None:
-        assert task.comm is not None
-        travels_s = comm_cost(task.comm, _numel(task), cluster).seconds
-        waited = False
-    else:
-        members = [tasks[member.position] for member in bucket.members]
-        paying = [member for member in members if not member.may_share]
-        travels_s, waited = _shared_seconds(task, members, paying, cluster), bool(paying)
-    devices, hidden = {}, {}
-    for device, seconds in task.devices.items():
-        beside_s = task.hidden.get(device, 0.0)
-        priced_s = seconds + beside_s
-        takes_s = max(priced_s, travels_s[device])
-        hidden_s = 0.0 if waited or not priced_s else takes_s * beside_s / priced_s
-        devices[device] = takes_s - hidden_s
-        if hidden_s:
-            hidden[device] = hidden_s
-    return replace(task, devices=devices, hidden=hidden)
-
-
-def _shared_seconds(
-    task: Task, members: Sequence[Task], paying: Sequence[Task], cluster: Cluster
-) -> Mapping[int, float]:
-    """Seconds by device of a task that shares a bucket with other members; some pay themselves."""
     comm = task.comm
     assert comm is not None
-    paid_bytes = sum(map(_whole_bytes, paying))
-    shared_bytes = sum(map(_whole_bytes, members)) - paid_bytes
-    return {
-        device: bucket_seconds(
-            comm.kind,
-            comm.ranks,
-            _whole_bytes(task),
-            shared_bytes,
-            device,
-            cluster,
-            paid_bytes,
-            sum(member.devices[device] for member in paying),
-        )
-        for device in task.devices
-    }
+    if message is None:
+        travels_s = comm_cost(comm, _numel(task), cluster).seconds
+    else:
+        sizes = _whole_bytes(task), message.shared_bytes
+        travels_s = {
+            device: bucket_seconds(
+                *(comm.kind, comm.ranks, *sizes, device, cluster),
+                *(message.paid_bytes, message.paid_s.get(device, 0.0)),
+            )
+            for device in task.devices
+        }
+    ratios = {}
+    for device, seconds in task.devices.items():
+        priced_s = seconds + task.hidden.get(device, 0.0)
+        ratios[device] = max(1.0, travels_s[device] / priced_s) if priced_s else 1.0
+    task = _scaled(task, ratios)
+    if message is None or not message.paid_s:
+        return task
+    whole_s = {device: s + task.hidden.get(device, 0.0) for device, s in task.devices.items()}
+    return replace(task, devices=whole_s, hidden={})
 
 
 def _whole_bytes(task: Task) -> float:

@@ -746,13 +746,13 @@ def _plain_values(part: nn.Module, settings: Mapping[str, object]) -> dict[str, 
     Args:
         settings: Those that the trace left as they were, by attribute and place in it.
     """
+    from partitioner.backends.torch.parts_reset import PLAIN
+
     values = {name: value for name, value in settings.items() if name.isidentifier()}
     for name in {path.partition("[")[0] for path in settings} - values.keys():
         value = vars(part).get(name)
         if isinstance(value, tuple) and all(isinstance(one, int | float | str) for one in value):
             values[name] = value
-    from partitioner.backends.torch.parts_reset import PLAIN
-
     return {name: value for name, value in values.items() if isinstance(value, PLAIN)}
 
 

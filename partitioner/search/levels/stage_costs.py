@@ -134,7 +134,7 @@ class _Stages:
         """Charges of all nodes, weights and values."""
         graph = self.staged.folded.whole
         beside = beside_compute(graph)
-        held: set[tuple[int, str, Placement]] = set()
+        given: set[tuple[int, str, Placement]] = set()
         readers: dict[str, dict[int, dict[Placement, None]]] = defaultdict(dict)
         for node, placed, stage, place in zip(
             graph.nodes, self.picks, self.stage, self.staged.folded.places, strict=True
@@ -145,8 +145,8 @@ class _Stages:
                     continue
                 if value in graph.producers:
                     readers[value].setdefault(stage, {})[at] = None
-                elif (stage, value, at) not in held:
-                    held.add((stage, value, at))
+                elif (stage, value, at) not in given:
+                    given.add((stage, value, at))
                     yield from self._given(stage, value, at)
         for node, placed, stage in zip(graph.nodes, self.picks, self.stage, strict=True):
             row = row_of(placed.node)

@@ -66,6 +66,9 @@ class DeviceSpec:
     profile: Profile | None = None  #: Measured seconds, which go before those by the rates.
     table: str | None = None  #: Key of `published.KERNELS`, which shapes what the rates give.
     is_gpu: bool = False  #: Whether its kernels take the memory for themselves that a GPU's take.
+    #: Seconds that a communication takes beside the links', as a program of ONNX Runtime ends there
+    #: and another begins; None for none.
+    border_s: float | None = None
 
     def __post_init__(self) -> None:
         _check_table(f"device {self.name!r}", self.table, KERNELS)
@@ -80,7 +83,8 @@ class DeviceSpec:
             ("memory_bytes", self.memory_bytes),
         ):
             _check(f"device {self.name!r}: {title}", figure, figure > 0)
-        _check(f"device {self.name!r}: launch_s", self.launch_s, 0 <= self.launch_s < math.inf)
+        for title, latency_s in (("launch_s", self.launch_s), ("border_s", self.border_s or 0.0)):
+            _check(f"device {self.name!r}: {title}", latency_s, 0 <= latency_s < math.inf)
 
     @property
     def kernels(self) -> Kernels | None:
@@ -244,6 +248,15 @@ class Cluster:
         last = replace(self.level((0, count - 1)), size=count)
         return replace(self, devices=self.devices[:count], levels=(*inner, last))
 
+    def with_borders(self) -> Cluster:
+        """The cluster as it is for ONNX Runtime: with measured seconds of borders, if known."""
+        known = {
+            spec: replace(spec, border_s=spec.profile.border.seconds)
+            for spec in self.first_of_spec
+            if spec.profile is not None and spec.profile.border is not None
+        }
+        return replace(self, devices=tuple(known.get(spec, spec) for spec in self.devices))
+
     def with_memory(self, memory_bytes: int) -> Cluster:
         """The same cluster with this limit on every device."""
         limited = tuple(replace(device, memory_bytes=memory_bytes) for device in self.devices)
@@ -346,7 +359,7 @@ def _count(title: str, value: Any) -> int:
 def _devices(number: int, entry: Any, inner: Sequence[Any]) -> tuple[DeviceSpec, ...]:
     """The devices of a table; `inner` is that of the innermost level, if there is one."""
     known = {item.name for item in fields(DeviceSpec)}
-    optional = {"profile", "table", "is_gpu"}
+    optional = {"profile", "table", "is_gpu", "border_s"}
     _check_keys("device", entry, known - optional, known | {"count"}, number)
     rates, name, is_gpu = entry["peak_flops_per_s"], entry["name"], entry.get("is_gpu", False)
     if not isinstance(rates, Mapping):
@@ -365,6 +378,7 @@ def _devices(number: int, entry: Any, inner: Sequence[Any]) -> tuple[DeviceSpec,
         else None,
         str(entry["table"]) if "table" in entry else None,
         is_gpu,
+        _float(f"border_s of device {name!r}", entry["border_s"]) if "border_s" in entry else None,
     )
     return (spec,) * count
 

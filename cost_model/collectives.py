@@ -41,7 +41,6 @@ from partitioner.ir.types import item_bytes
 TREE_SHARE = 0.9
 
 _REDUCING = (CommKind.ALL_REDUCE, CommKind.REDUCE_SCATTER)
-#: Kinds whose communications a rank joins.
 _Formula = Callable[[int, float, float, float], float]  #: (p, n bytes, alpha s, beta s/byte) -> s
 
 
@@ -53,8 +52,12 @@ class Algorithm:
     seconds: float
 
     def start_s(self, device: DeviceSpec) -> float:
-        """Seconds of the start-up on a device; measured and published seconds contain it."""
-        return 0.0 if self.name in ("measured", "published") else device.launch_s
+        """Seconds of the start-up on a device; measured and published seconds contain it.
+
+        They never contain what a program's end costs there.
+        """
+        has_start = self.name in ("measured", "published")
+        return (0.0 if has_start else device.launch_s) + (device.border_s or 0.0)
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,15 @@ def comm_cost(comm: Comm, numel: int, cluster: Cluster) -> CommCost:
     if comm.kind not in _FLAT:
         exchange = _even_exchange(comm, cluster)
         if exchange is not None:
-            return CommCost(exchange.name, dict.fromkeys(comm.ranks, exchange.seconds))
+            return _on_devices(exchange, comm.ranks, cluster)
         return CommCost("pairwise", _pairwise_seconds(comm, cluster))
     best = collective(comm.kind, comm.ranks, whole_bytes(comm, numel), cluster)
-    starts = {rank: best.start_s(cluster.devices[rank]) for rank in comm.ranks}
+    return _on_devices(best, comm.ranks, cluster)
+
+
+def _on_devices(best: Algorithm, ranks: tuple[int, ...], cluster: Cluster) -> CommCost:
+    """The cost of an algorithm, with its start-up on each device."""
+    starts = {rank: best.start_s(cluster.devices[rank]) for rank in ranks}
     return CommCost(best.name, {rank: start_s + best.seconds for rank, start_s in starts.items()})
 
 
@@ -333,6 +341,7 @@ def _pairwise_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
     is_measured = cluster.level(comm.ranks).is_measured
     return {
         rank: (0.0 if is_measured else cluster.devices[rank].launch_s)
+        + (cluster.devices[rank].border_s or 0.0)
         + sum(peers[rank].values())
         + max((level.transfer_s(n) for (level, _), n in wires[rank].items()), default=0)
         for rank in comm.ranks

@@ -45,14 +45,14 @@ class LinkEntry:
         kind: "all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all" or "send": one
             that is waited for at once; with " beside" behind it, one that passes beside compute.
             Of ranks of several groups of the level below, see `profile.in_groups` and
-            `profile.over`.
+            `profile.over`; "border" of what a communication takes beside, in ONNX Runtime.
         ranks: Number of ranks that take part, all at once.
         nbytes: Bytes of the whole tensor of a gather, of the local tensor of a reduction or an
             all-to-all, and of a message or broadcast.
         seconds: Median over the repeats of what it adds to the compute of the slowest rank.
         spread: As of an `Entry`.
         repeats: Number of timed runs.
-        backend: "gloo, torch 2.13.0".
+        backend: "gloo, torch 2.13.0"; of a border that of operators.
         measured_at: Date and time, ISO 8601, UTC.
     """
 

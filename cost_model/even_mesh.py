@@ -295,7 +295,10 @@ class EvenResharder(Resharder):
         whole = share * len(ranks)
         in_table = tabled(CommKind.ALL_TO_ALL, ranks, whole, self.cluster)
         by_formula_s = self._pairwise_s(self._peers_of(ranks), share)
-        seconds = by_formula_s if in_table is None else in_table.seconds
+        seconds = by_formula_s
+        if in_table is not None:
+            spec = self.cluster.devices[self.even.device]
+            seconds = in_table.start_s(spec) + in_table.seconds
         sent = share * (len(ranks) - 1)
         return self._hop(CommKind.ALL_TO_ALL, ranks, reshard, seconds, sent)
 
@@ -338,9 +341,8 @@ class EvenResharder(Resharder):
             pieces *= max(1, -(-after // max(before, 1)))
         nbytes = there.local_numel(target) * item_bytes(dtype)
         ends = here.device, there.device
-        launch_s = max(self.cluster.devices[device].launch_s for device in ends)
-        launch_s = 0.0 if level.is_measured else launch_s
-        seconds = launch_s + pieces * level.message_s + level.transfer_s(nbytes)
+        start_s = max(self._start_s([level], device) for device in ends)
+        seconds = start_s + pieces * level.message_s + level.transfer_s(nbytes)
         comm = Comm(-1, CommKind.ALL_TO_ALL, ends, "", "", dtype)
         busy = dict.fromkeys(ends, seconds)
         return Hop(target, (PricedComm(comm, busy, nbytes, level.hidden_share(2)),))
@@ -385,11 +387,10 @@ class EvenResharder(Resharder):
         best = collective(kind, ranks, nbytes, self.cluster)
         return best.start_s(self.cluster.devices[self.even.device]) + best.seconds
 
-    def _start_s(self, levels: Iterable[LinkLevel]) -> float:
-        """Seconds of the start-up of messages; measured ones contain it."""
-        if all(level.is_measured for level in levels):
-            return 0.0
-        return self.cluster.devices[self.even.device].launch_s
+    def _start_s(self, levels: Iterable[LinkLevel], device: int) -> float:
+        """Seconds of the start-up of messages on a device, which measured ones contain."""
+        spec, is_measured = self.cluster.devices[device], all(level.is_measured for level in levels)
+        return (0.0 if is_measured else spec.launch_s) + (spec.border_s or 0.0)
 
     def _peers_of(self, ranks: tuple[int, ...]) -> Mapping[LinkLevel, int]:
         """Number of the other ranks that the first one reaches over each level."""
@@ -405,4 +406,4 @@ class EvenResharder(Resharder):
         """Seconds to exchange `share` bytes with each peer."""
         waits = sum(level.message_s * count for level, count in peers.items())
         wires = (level.transfer_s(share * n) for level, n in peers.items())
-        return self._start_s(peers) + waits + max(wires, default=0.0)
+        return self._start_s(peers, self.even.device) + waits + max(wires, default=0.0)

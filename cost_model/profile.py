@@ -129,6 +129,8 @@ def over(kind: str, level: str) -> str:
 
 
 _OVER = " over "
+#: The kind of the entry of a border between two sessions; its bytes are 0.
+BORDER = "border"
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,7 @@ class Profile:
             order of bytes.
         wholes: The newest entry of each whole model that one process ran alone, by `whole_key`.
         level: Name of the level of the network; "" for the innermost, and of a device.
+        border: The newest entry of a border between two sessions, which communications have.
     """
 
     file: Path
@@ -157,6 +160,7 @@ class Profile:
     )
     wholes: Mapping[str, Entry] = field(default_factory=dict, repr=False, hash=False)
     level: str = ""
+    border: LinkEntry | None = field(default=None, repr=False, hash=False)
 
     @classmethod
     def read(
@@ -170,6 +174,7 @@ class Profile:
         known: dict[int, dict[str, Entry]] = {}
         wholes: dict[str, Entry] = {}
         links: dict[tuple[str, int], dict[int, LinkEntry]] = {}
+        border: LinkEntry | None = None
         if _exists(file):
             with _opened(file) as database:
                 for row in database.execute(_SELECT, (device, threads)):
@@ -181,12 +186,14 @@ class Profile:
                 for row in database.execute(_SELECT_LINKS, (device, threads)):
                     link = LinkEntry(*row)
                     kind, _, where = link.kind.partition(_OVER)
-                    if where == level:
+                    if kind == BORDER:
+                        border = link if link.ranks == processes else border
+                    elif where == level:
                         links.setdefault((kind, link.ranks), {})[link.nbytes] = link
         tables = {
             key: tuple(by_size[size] for size in sorted(by_size)) for key, by_size in links.items()
         }
-        return cls(file, device, threads, processes, known, tables, wholes, level)
+        return cls(file, device, threads, processes, known, tables, wholes, level, border)
 
     @property
     def entries(self) -> Mapping[str, Entry]:

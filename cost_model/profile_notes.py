@@ -43,6 +43,17 @@ def profile_notes(
     return (*(note for of_profile in notes for note in of_profile), *_level_notes(cluster))
 
 
+def border_notes(cluster: Cluster) -> tuple[str, ...]:
+    """A sentence for each profile that knows communications, but no borders of ONNX Runtime."""
+    profiles = dict.fromkeys(spec.profile for spec in cluster.devices)
+    return tuple(
+        f"profile {one.file} does not say what the end of a session adds to a communication, which "
+        f"counts as nothing: measure with {_command(cluster, one, training=False)}"
+        for one in profiles
+        if one is not None and one.links and one.border is None and not is_of_gpu(one.device)
+    )
+
+
 def _level_notes(cluster: Cluster) -> Iterator[str]:
     """Notes on levels between machines whose profile has none of their communications."""
     for level in cluster.levels[1:]:

@@ -19,7 +19,7 @@ from partitioner.compiled.onnx_model import OnnxModel
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import Sources
 from partitioner.cost_model.memory import kept_bytes
-from partitioner.cost_model.profile_notes import profile_notes
+from partitioner.cost_model.profile_notes import border_notes, profile_notes
 from partitioner.files import check_file, refuse_to_replace
 from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.frontends.torch.options import ModuleOptions
@@ -251,10 +251,15 @@ def check_options(devices: int | None, options: Mapping[str, Any]) -> tuple[Clus
 def _compile_onnx(opened: OnnxInput, cluster: Cluster, request: Request, clock: Clock) -> Compiled:
     with clock("reading the model"):
         traced = opened.traced
+    cluster = cluster.with_borders()
     onnx_model = OnnxModel.of(opened.model, traced, opened.dims, opened.shapes)
     if request.constraints.plan is not None:
         onnx_model = onnx_model.of_form(request.constraints.plan.graph_digest)
-    notes = (*traced.notes, *profile_notes(cluster, _onnx_backend, measures_gpus=False))
+    notes = (
+        *traced.notes,
+        *profile_notes(cluster, _onnx_backend, measures_gpus=False),
+        *border_notes(cluster),
+    )
     parts = _OnnxParts(onnx_model, notes, cluster, request, clock)
     if request.is_pipelined:
         outcome, summary = parts.best()
@@ -989,6 +994,8 @@ def dump_problem(
     say("reading the model")
     graph = opened.graph
     say("building the problem")
+    if isinstance(opened, OnnxInput):
+        cluster = cluster.with_borders()
     family, built = first_problem(graph, cluster, spaces.on(graph))
     say(f"writing {target}")
     dumped = write_problem(built.problem, target, str(family), placement=strategy == "inter")

@@ -25,18 +25,13 @@ from partitioner.cost_model.resolve import (
     gpu_count,
     is_of_gpu,
     one_process,
-    resolve_cluster,
 )
-from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.ir.checks import is_whole
 from partitioner.ir.errors import OptionError, PartitionerError
 from partitioner.ir.graph import Graph
-from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.plan import place
-from partitioner.ir.program import Programs
-from partitioner.lowering import lower
 from partitioner.options import ProfileOptions, open_with, processes, takes, target_cluster
+from partitioner.profiling.borders import measure_border
 from partitioner.profiling.candidates import (
     Candidate,
     candidates,
@@ -47,6 +42,7 @@ from partitioner.profiling.candidates import (
     local_graph,
 )
 from partitioner.profiling.links import groups_of, measure_here, measure_together, unknown_links
+from partitioner.profiling.programs import on_one_device
 from partitioner.profiling.whole import whole_seconds
 from partitioner.profiling.work import RUNNER, Item, Program, Work, leave_work, read_status
 from partitioner.profiling.yardsticks import yardsticks
@@ -70,8 +66,11 @@ _WHOLE_SHARE = 1 / 4
 _PREPARING_SHARE = 1 / 4
 #: Seconds that processes take to start, about: if less is left, none are started.
 _START_S = 3.0
-#: The whole model, among what cannot be measured.
-_WHOLE = "the whole model"
+#: Most of that time for the border between two sessions while other things are unknown, too; and
+#: seconds that its measurement takes, about.
+_BORDER_SHARE, _BORDER_S = 1 / 8, 5.0
+#: The whole model, and a border, among what cannot be measured.
+_WHOLE, _BORDER = "the whole model", "the border between two sessions"
 #: Lines of progress of the measurement of forms.
 _PROGRESS_LINES = 4
 
@@ -93,6 +92,9 @@ class Profiled:
         whole_s: Seconds of a request in one process with all cores, of an ONNX model that several
             processes are to share; None if it is not known.
         lacks_whole: Whether `whole_s` is not known because no time was left to measure it.
+        border_s: Seconds that a communication takes in ONNX Runtime beside those of its links, as a
+            session ends there and another begins; None for modules, or if it is not known.
+        lacks_border: Whether `border_s` is not known because no time was left to measure it.
         failed: Reason for each form that cannot be measured, by operator; of GPUs also for the
             communications between them.
         unknown_share: Share of the seconds of all forms, as priced without the measurements, that
@@ -113,6 +115,8 @@ class Profiled:
     unknown_links: int
     whole_s: float | None
     lacks_whole: bool
+    border_s: float | None
+    lacks_border: bool
     failed: Mapping[str, str]
     unknown_share: float
     seconds: float
@@ -127,6 +131,7 @@ class Profiled:
             f"  device   {self.device}, {threads}",
             f"  backend  {self.backend}",
             f"  links    {self._links}",
+            *self._border,
             *self._whole,
             f"  profile  {self.file}",
         ]
@@ -145,6 +150,11 @@ class Profiled:
                 "  note: the whole model in one process is not measured, for lack of time; a plan "
                 "is not compared with it"
             )
+        if self.lacks_border:
+            lines.append(
+                "  note: what the end of a session adds to a communication is not measured, for "
+                "lack of time; the next run does"
+            )
         lines += [
             f"  note: communications over {level!r} are not measured; torchrun with a process for "
             "each device measures them: -m partitioner profile, with the same arguments"
@@ -158,6 +168,13 @@ class Profiled:
         if self.whole_s is None:
             return []
         return [f"  whole    {units.seconds(self.whole_s)} in one process with all cores"]
+
+    @property
+    def _border(self) -> list[str]:
+        if self.border_s is None:
+            return []
+        border = units.seconds(self.border_s)
+        return [f"  border   {border} more for each communication, which ends a session"]
 
     @property
     def _links(self) -> str:
@@ -243,6 +260,10 @@ def profile(
         whole_end_s = _until(end_s, _WHOLE_SHARE if new or links else 1.0)
         whole_s = session.measure_whole(opened, alone, whole_end_s)
         lacks_whole = whole_s is None and _WHOLE not in session.failed
+    border_s, lacks_border = None, False
+    if isinstance(opened, OnnxInput) and known.processes > 1:
+        border_s = session.measure_border(_until(end_s, _BORDER_SHARE if new or links else 1.0))
+        lacks_border = border_s is None and _BORDER not in session.failed
     forms_end_s = max(end_s - _LINKS_S, _until(end_s, 1 - _LINKS_SHARE)) if links else end_s
     session.measure(_in_turns(sticks, missing, graph, new), forms_end_s)
     measured_links = session.measure_links(links, end_s)
@@ -261,6 +282,8 @@ def profile(
         2 * len(links) - measured_links,
         whole_s,
         lacks_whole,
+        border_s,
+        lacks_border,
         dict(sorted(session.failed.items())),
         unknown_s / all_s if all_s else 0.0,
         time.perf_counter() - begin,
@@ -312,8 +335,8 @@ def _profiled_links(cluster: Cluster, begin: float, limit_s: float, say: Say) ->
         )
     links, unknown = measure_together(cluster, begin + limit_s, say)
     return Profiled(
-        *(known.file, known.device, known.threads, "none", 0, 0, 0, links, unknown, None, False),
-        *({}, 0.0, time.perf_counter() - begin),
+        *(known.file, known.device, known.threads, "none", 0, 0, 0, links, unknown),
+        *(None, False, None, False, {}, 0.0, time.perf_counter() - begin),
     )
 
 
@@ -448,6 +471,23 @@ class _Session:
             self.failed[_WHOLE] = str(error)
             return None
 
+    def measure_border(self, end_s: float) -> float | None:
+        """Seconds that the border between two sessions adds to a communication.
+
+        None if it cannot be measured, for which a reason is in `failed`, or not until `end_s`.
+        """
+        known = self.profile.border
+        if known is not None and known.backend == self.backend:
+            return known.seconds
+        if time.perf_counter() + _BORDER_S > end_s:
+            return None
+        self.say("measuring the border between two sessions")
+        try:
+            return measure_border(self.profile)
+        except PartitionerError as error:
+            self.failed[_BORDER] = str(error)
+            return None
+
     def measure(self, wanted: Sequence[tuple[Graph, Candidate]], end_s: float) -> None:
         """Measure candidates of graphs in their order until `end_s`, in processes of their own."""
         left, latest_s = deque(wanted), end_s - _START_S
@@ -535,10 +575,3 @@ class _Watch:
 
 def _program(graph: Graph) -> Program:
     return Program(on_one_device(graph), graph)
-
-
-def on_one_device(graph: Graph) -> Programs:
-    """The program of a graph that one device runs whole."""
-    single = DeviceMesh.single(0)
-    placed = [place(graph, node, single, {}, None) for node in graph.nodes]
-    return lower(graph, schedule(graph, placed, resolve_cluster("ideal", 1)), 1)

@@ -20,7 +20,7 @@ from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.model import open_model
 from partitioner.frontends.torch.options import OPTIMIZERS
 from partitioner.profiling.candidates import Candidate, candidates, local_graph
-from partitioner.profiling.profile import on_one_device
+from partitioner.profiling.programs import on_one_device
 
 
 def prepared(model: object, op: str, batch: object = None, **options: object) -> list[Prepared]:

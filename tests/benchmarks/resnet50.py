@@ -16,7 +16,6 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +31,8 @@ from partitioner.cost_model.forms import chain
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import Traced, load_onnx
 from partitioner.ir.graph import Graph
-from partitioner.ir.program import Compute, Programs, RankProgram
+from partitioner.ir.program import Compute, Programs
+from partitioner.profiling.programs import in_phases
 from partitioner.verify.first_difference import uncut_programs
 
 
@@ -46,14 +46,7 @@ def cut_in(programs: Programs, parts: int, ends: Sequence[int]) -> Programs:
     """
     (program,) = programs.ranks
     wanted = [part * len(program.steps) // parts for part in range(1, parts)]
-    bounds = [min(ends, key=lambda end: abs(end - place)) for place in wanted]
-    steps = [
-        replace(step, phase=sum(index >= bound for bound in bounds))
-        for index, step in enumerate(program.steps)
-        if isinstance(step, Compute)
-    ]
-    cut: RankProgram = replace(program, steps=tuple(steps))
-    return replace(programs, ranks=(cut,))
+    return in_phases(programs, [min(ends, key=lambda end: abs(end - at)) for at in wanted])
 
 
 def kernel_ends(programs: Programs, graph: Graph) -> list[int]:

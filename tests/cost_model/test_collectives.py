@@ -272,3 +272,35 @@ def test_a_bucket_is_never_dearer_than_what_is_in_it() -> None:
     """Where links start at once and slow down with size, nothing is gained by joining."""
     alone_s = {0: 1e-9}
     assert joined_seconds(CommKind.ALL_REDUCE, (0, 1), 1024, alone_s, flat(2)) == alone_s
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts", "borders"),
+    [
+        (CommKind.ALL_REDUCE, (), 1),
+        (CommKind.ALL_GATHER, (transfer(0, 1, 1000), transfer(1, 0, 1000)), 1),
+        (CommKind.ALL_TO_ALL, (transfer(0, 1, 1000), transfer(1, 0, 1000)), 1),
+        (CommKind.SEND, (transfer(0, 1, 1000),), 1),
+        (CommKind.SLICE, (transfer(0, 0, 1000),), 0),
+    ],
+)
+def test_a_communication_ends_a_session_and_a_slice_does_not(
+    kind: CommKind, parts: tuple[Transfer, ...], borders: int
+) -> None:
+    """Whether the links are measured or priced by their rates."""
+    entries = tuple(
+        LinkEntry(kind.value, 2, nbytes, nbytes * 1e-8, 0.01, 7, "gloo", "2026-01-01")
+        for nbytes in (1024, 65_536)
+    )
+    profile = Profile(Path(), "a", 1, 2, {}, links={(kind.value, 2): entries})
+    ranks = (0,) if kind is CommKind.SLICE else (0, 1)
+    for known in (None, profile):
+        level = LinkLevel("link", 2, 1e9, 1e-6, profile=known)
+        plain = Cluster("plain", (SLOW,) * 2, (level,))
+        in_sessions = replace(plain, devices=(replace(SLOW, border_s=1e-3),) * 2)
+        without, with_borders = (
+            comm_seconds(comm(kind, ranks, *parts), 1000, cluster)
+            for cluster in (plain, in_sessions)
+        )
+        for rank, seconds in without.items():
+            assert with_borders[rank] == pytest.approx(seconds + 1e-3 * borders)

@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,9 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import place
 from partitioner.strategies.derive import Rules, strategies
 
-CLUSTER = resolve_cluster("4x4xh100")
+_GPUS = resolve_cluster("4x4xh100")
+#: Each communication takes a border beside its links.
+CLUSTER = replace(_GPUS, devices=tuple(replace(one, border_s=7e-6) for one in _GPUS.devices))
 SHAPES = [
     {"tp": 16},
     {"dp": 4, "tp": 4},

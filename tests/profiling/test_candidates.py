@@ -16,7 +16,7 @@ from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.trace import trace_module
 from partitioner.ir.graph import Graph
 from partitioner.profiling.candidates import candidates, is_cold, local_graph
-from partitioner.profiling.profile import on_one_device
+from partitioner.profiling.programs import on_one_device
 
 ROWS = 4
 

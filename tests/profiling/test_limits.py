@@ -164,6 +164,7 @@ def test_a_few_sizes_of_communications_come_first(
 
 def told(**changes: Any) -> str:
     facts = {"links": 0, "unknown_links": 0, "whole_s": None, "lacks_whole": False, "failed": {}}
+    facts |= {"border_s": None, "lacks_border": False}
     rest = {"unknown_share": 0.0, "seconds": 20.0, **facts, **changes}
     return str(Profiled(Path("p.sqlite"), "core", 1, "torch", 9, 4, 0, **rest))
 
@@ -175,6 +176,9 @@ def test_what_stays_unknown_is_said() -> None:
     )
     assert "the whole model in one process is not measured, for lack of time" in told(
         lacks_whole=True
+    )
+    assert "what the end of a session adds to a communication is not measured" in told(
+        lacks_border=True
     )
     assert "forms with 30 % of the seconds are not measured" in told(unknown_share=0.3)
 

@@ -20,10 +20,11 @@ from partitioner.cli.main import main
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.entries import LinkEntry
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.profile import whole_key, write_links
+from partitioner.cost_model.profile import BORDER, whole_key, write_links
 from partitioner.cost_model.resolve import local_cluster, one_process, resolve_cluster
 from partitioner.frontends.model import open_model
 from partitioner.ir.errors import OptionError
+from partitioner.ir.plan import Plan
 from partitioner.profiling import yardsticks
 from partitioner.profiling.candidates import (
     candidates,
@@ -222,6 +223,40 @@ def test_a_whole_model_that_cannot_run_in_time_is_not_measured(
     assert "the whole model in one process is not measured, for lack of time" in str(done)
     one = profile(mlp, devices=1, profile=file, time_limit_s=1e-9)
     assert not one.lacks_whole, "no plan of one process is compared with it"
+
+
+def test_a_border_between_sessions_is_measured_and_each_communication_pays_it(
+    mlp: onnx.ModelProto, first_run: tuple[Path, Profiled], profiled: Path
+) -> None:
+    known = two_processes(profiled).devices[0].profile
+    assert known is not None
+    assert known.border is not None
+    border_s = known.border.seconds
+    assert border_s == first_run[1].border_s
+    assert 0 < border_s < 0.1
+    assert f"{units.seconds(border_s)} more for each communication" in str(first_run[1])
+    assert not [kind for kind, _ in known.links if kind == BORDER], "it is no communication"
+    again = profile(mlp, devices=2, profile=profiled)
+    assert again.border_s == border_s, "what is known is not measured again"
+    result = partitioner.compile(mlp, devices=2, cluster="local", profile=profiled)
+    assert [spec.border_s for spec in result.cluster.devices] == [border_s] * 2
+    read = Plan.from_json(result.plan.to_json())
+    assert Cluster.from_data(read.cluster).devices[0].border_s == border_s
+    assert not [note for note in result.summary["notes"] if "end of a session" in note]
+    module = partitioner.compile(
+        nn.Linear(8, 8), torch.ones(4, 8), devices=2, cluster="local", profile=profiled
+    )
+    assert {spec.border_s for spec in module.cluster.devices} == {None}, "PyTorch has no sessions"
+
+
+def test_a_profile_without_a_border_is_said(mlp: onnx.ModelProto, file: Path) -> None:
+    known = two_processes(file).devices[0].profile
+    assert known is not None
+    link = LinkEntry("all_reduce", 2, 1024, 1e-4, 0.01, 7, "gloo", "2026-01-01")
+    write_links(file, known.device, known.threads, [link])
+    result = partitioner.compile(mlp, devices=2, cluster="local", profile=file)
+    (note,) = [note for note in result.summary["notes"] if "end of a session" in note]
+    assert "partition profile MODEL --devices 2" in note
 
 
 def test_plans_are_priced_by_the_measurements(

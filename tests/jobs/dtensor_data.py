@@ -162,6 +162,12 @@ def data_is_not_stale(_: int) -> None:
         said = r"^a part of a tensor .* before the tensor's \.da"
         with torch.no_grad(), pytest.raises(BackendError, match=said):
             use()
+    mean = weight.data.clone()
+    weight.data = mean
+    row = mean.select(cut.dim, 3)
+    expected = full(row).clone()
+    weight.data.mul_(2)
+    torch.testing.assert_close(full(row), expected * 2)
     for other in (torch.zeros(13, 6, dtype=torch.float64), weight.T, weight.sum(0)):
         with pytest.raises(BackendError, match=r"^the \.data of a tensor that .* not cut so"):
             weight.data = other.detach()

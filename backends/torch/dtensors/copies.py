@@ -34,6 +34,9 @@ from partitioner.backends.torch.dtensors.schemas import (
     written_tensors,
 )
 
+#: Attribute of a DTensor whose part another one has, too, since its `data` was set.
+SHARES_PART = "_shares_part"
+
 
 def marked(
     view: Callable[[], Any],
@@ -189,9 +192,13 @@ class Copy(DTensor):
 
 
 def writes_to(tensor: DTensor) -> int | None:
-    """The count of writes to a tensor and to its part; None of one made in inference mode."""
+    """The count of writes to a tensor and to its part; None where not all are counted.
+
+    So it is of one made in inference mode, and of two of which one was set as the other's `data`.
+    """
     part = tensor._local_tensor
-    is_counted = not (tensor.is_inference() or part.is_inference())
+    is_shared = vars(tensor).get(SHARES_PART, False)
+    is_counted = not (is_shared or tensor.is_inference() or part.is_inference())
     return tensor._version + part._version if is_counted else None
 
 

@@ -160,14 +160,38 @@ class LinkLevel:
         sent_s = self._sent_s(nbytes)
         return nbytes / self.bandwidth_bytes_per_s if sent_s is None else sent_s - self.message_s
 
+    @property
+    def waiting_s(self) -> float:
+        """Seconds that ranks which send to each other take more than for a message, for each other.
+
+        They are measured or published; by rates, none.
+        """
+        return max(0.0, (self._exchanged_s(0.0) or 0.0) - self.message_s)
+
+    def transfers_s(self, nbytes: float) -> float:
+        """Seconds that the contents add where two ranks send so many bytes to each other."""
+        exchanged_s = self._exchanged_s(nbytes)
+        empty_s = self._exchanged_s(0.0)
+        if exchanged_s is None or empty_s is None:
+            return self.transfer_s(nbytes)
+        return exchanged_s - empty_s
+
+    def _exchanged_s(self, nbytes: float) -> float | None:
+        """Measured or published seconds of an exchange of two ranks; None if they are not known."""
+        return self._known_s("all_to_all", 2 * nbytes)
+
     def _sent_s(self, nbytes: float) -> float | None:
         """Measured or published seconds of a message; None if they are not known."""
+        return self._known_s("send", nbytes)
+
+    def _known_s(self, kind: str, nbytes: float) -> float | None:
+        """Measured or published seconds of a communication of two ranks; None if not known."""
         if self.profile is not None:
-            measured_s = self.profile.link_seconds("send", 2, nbytes)
+            measured_s = self.profile.link_seconds(kind, 2, nbytes)
             if measured_s is not None:
                 return measured_s
         table = self.tables(1)
-        return None if table is None else table.seconds("send", 2, nbytes)
+        return None if table is None else table.seconds(kind, 2, nbytes)
 
 
 @dataclass(frozen=True)

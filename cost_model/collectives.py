@@ -19,7 +19,8 @@ Across levels, a two-level algorithm competes with the flat one: reduce-scatter 
 the level below, the collective among the devices of equal rank in each group, then all-gather
 inside. Reduction arithmetic is bound by links and not priced. Point-to-point kinds and
 all-to-all are pairwise: alpha for each peer, and the busiest direction of the busiest level, since
-levels have separate wires and overlap.
+levels have separate wires and overlap. Where an exchange of two ranks is measured or published, it
+gives what ranks that send to each other wait for each other, and the seconds of the contents.
 
 Where the level knows measured seconds of so many ranks, or published ones, these go before all
 formulas, start-up included. Both tell ranks of one group of the level below each from several.
@@ -327,23 +328,39 @@ def _even_exchange(comm: Comm, cluster: Cluster) -> Algorithm | None:
 
 
 def _pairwise_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
+    """Messages one after the other; ranks that send to each other also wait for each other once."""
     item = item_bytes(comm.dtype)
+    sent: dict[tuple[int, int], float] = defaultdict(float)
+    for transfer in comm.transfers:
+        if transfer.source != transfer.target:
+            sent[transfer.source, transfer.target] += transfer.numel * item
     wires: dict[int, dict[tuple[LinkLevel, str], float]] = defaultdict(lambda: defaultdict(float))
     peers: dict[int, dict[int, float]] = defaultdict(dict)
-    for transfer in comm.transfers:
-        source, target = transfer.source, transfer.target
-        if source == target:
-            continue
+    exchanging: dict[int, set[LinkLevel]] = defaultdict(set)
+    for (source, target), nbytes in sent.items():
         level = cluster.level((source, target))
-        wires[source][level, "out"] += transfer.numel * item
-        wires[target][level, "in"] += transfer.numel * item
+        wires[source][level, "out"] += nbytes
+        wires[target][level, "in"] += nbytes
         peers[source][target] = peers[target][source] = level.message_s
+        if (target, source) in sent:
+            exchanging[source].add(level)
+
+    def contents_s(rank: int) -> float:
+        both_ways = exchanging[rank]
+        seconds = (
+            level.transfers_s(n) if level in both_ways else level.transfer_s(n)
+            for (level, _), n in wires[rank].items()
+        )
+        return max((level.waiting_s for level in both_ways), default=0.0) + max(
+            seconds, default=0.0
+        )
+
     is_measured = cluster.level(comm.ranks).is_measured
     return {
         rank: (0.0 if is_measured else cluster.devices[rank].launch_s)
         + (cluster.devices[rank].border_s or 0.0)
         + sum(peers[rank].values())
-        + max((level.transfer_s(n) for (level, _), n in wires[rank].items()), default=0)
+        + contents_s(rank)
         for rank in comm.ranks
     }
 

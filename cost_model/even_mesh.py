@@ -294,7 +294,7 @@ class EvenResharder(Resharder):
         share = numel / len(ranks) * item_bytes(dtype)
         whole = share * len(ranks)
         in_table = tabled(CommKind.ALL_TO_ALL, ranks, whole, self.cluster)
-        by_formula_s = self._pairwise_s(self._peers_of(ranks), share)
+        by_formula_s = self._exchanged_s(self._peers_of(ranks), share)
         seconds = by_formula_s
         if in_table is not None:
             spec = self.cluster.devices[self.even.device]
@@ -402,8 +402,15 @@ class EvenResharder(Resharder):
             self._peers[ranks] = peers
         return self._peers[ranks]
 
+    def _exchanged_s(self, peers: Mapping[LinkLevel, int], share: float) -> float:
+        """Seconds to send `share` bytes to each peer and receive as many of it."""
+        waits = sum(level.message_s * count for level, count in peers.items())
+        waits += max((level.waiting_s for level in peers), default=0.0)
+        wires = (level.transfers_s(share * n) for level, n in peers.items())
+        return self._start_s(peers, self.even.device) + waits + max(wires, default=0.0)
+
     def _pairwise_s(self, peers: Mapping[LinkLevel, int], share: float) -> float:
-        """Seconds to exchange `share` bytes with each peer."""
+        """Seconds to send `share` bytes to each peer, or to receive them."""
         waits = sum(level.message_s * count for level, count in peers.items())
         wires = (level.transfer_s(share * n) for level, n in peers.items())
         return self._start_s(peers, self.even.device) + waits + max(wires, default=0.0)

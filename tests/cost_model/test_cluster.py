@@ -166,7 +166,10 @@ DEVICE = '[[devices]]\npreset="h100"\n'
             DEVICE + LEVEL.replace("bandwidth", "bandwith"),
             r"'l' has no 'bandwidth_bytes_per_s' \(it has an unknown key 'bandwith_bytes_per_s'",
         ),
-        (DEVICE + "speed=3\n" + LEVEL, "device 'h100' has an unknown key 'speed'; known: border_s, count"),
+        (
+            DEVICE + "speed=3\n" + LEVEL,
+            "device 'h100' has an unknown key 'speed'; known: border_s, count",
+        ),
         (DEVICE + 'memory_bytes="8G"\n' + LEVEL, "size '8G' is not like"),
         (DEVICE + "launch_s=-1.0\n" + LEVEL, "device 'h100': launch_s is -1.0"),
         (DEVICE + 'launch_s="soon"\n' + LEVEL, "launch_s of device 'h100' is 'soon', not a number"),

@@ -304,3 +304,30 @@ def test_a_communication_ends_a_session_and_a_slice_does_not(
         )
         for rank, seconds in without.items():
             assert with_borders[rank] == pytest.approx(seconds + 1e-3 * borders)
+
+
+def test_an_exchange_waits_for_both_even_if_its_parts_are_uneven() -> None:
+    """A message alone is cheap, as its sender does not wait; an exchange stops both ranks."""
+
+    def rows(kind: str, start_s: float) -> tuple[LinkEntry, ...]:
+        return tuple(
+            LinkEntry(kind, 2, nbytes, start_s + nbytes * 1e-9, 0.01, 7, "gloo", "2026-01-01")
+            for nbytes in (1024, 100_000, 200_000, 400_000, 2**20)
+        )
+
+    links = {("send", 2): rows("send", 1e-4), ("all_to_all", 2): rows("all_to_all", 9e-4)}
+    level = LinkLevel("link", 4, 1e9, 1e-6, profile=Profile(Path(), "a", 1, 2, {}, links=links))
+    cluster = Cluster("measured", (SLOW,) * 4, (level,))
+    even, uneven, one_way, of_four = (
+        comm_seconds(comm(CommKind.ALL_TO_ALL, ranks, *parts), 0, cluster)
+        for ranks, parts in (
+            ((0, 1), (transfer(0, 1, 50_000), transfer(1, 0, 50_000))),
+            ((0, 1), (transfer(0, 1, 50_000), transfer(1, 0, 40_000))),
+            ((0, 1), (transfer(0, 1, 50_000),)),
+            ((0, 1, 2, 3), [transfer(i, (i + 1) % 4, 50_000 + i) for i in range(4)]),
+        )
+    )
+    assert even[0] == pytest.approx(9e-4 + 4e-4)
+    assert uneven == pytest.approx(even), "the larger part counts"
+    assert one_way[0] == pytest.approx(1e-4 + 2e-4)
+    assert of_four[0] < 2e-4 + 2.1e-4, "two messages, none of them back"

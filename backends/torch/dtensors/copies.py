@@ -34,8 +34,8 @@ from partitioner.backends.torch.dtensors.schemas import (
     written_tensors,
 )
 
-#: Attribute of a DTensor whose part another one has, too, since its `data` was set.
-SHARES_PART = "_shares_part"
+#: Attribute of the memory of a part that several DTensors have since one's `data` was set.
+SHARED = "_is_of_several_parts"
 
 
 def marked(
@@ -194,10 +194,11 @@ class Copy(DTensor):
 def writes_to(tensor: DTensor) -> int | None:
     """The count of writes to a tensor and to its part; None where not all are counted.
 
-    So it is of one made in inference mode, and of two of which one was set as the other's `data`.
+    So it is of one made in inference mode, and of those that share a part since one's `data` was
+    set: writes to one are not counted on the others.
     """
     part = tensor._local_tensor
-    is_shared = vars(tensor).get(SHARES_PART, False)
+    is_shared = getattr(part.untyped_storage(), SHARED, False)
     is_counted = not (is_shared or tensor.is_inference() or part.is_inference())
     return tensor._version + part._version if is_counted else None
 

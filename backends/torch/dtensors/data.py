@@ -16,7 +16,7 @@ from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch.dtensors.copies import SHARES_PART, Copy
+from partitioner.backends.torch.dtensors.copies import SHARED, Copy
 from partitioner.backends.torch.dtensors.wholes import MESHES
 
 #: That of all tensors.
@@ -47,8 +47,7 @@ def _set_data(tensor: DTensor, data: Tensor) -> None:
         )
     if data is not tensor:
         replace_data(tensor, data)
-        for one in (tensor, data):
-            vars(one)[SHARES_PART] = True
+        setattr(data._local_tensor.untyped_storage(), SHARED, True)
         if not tensor.is_inference():
             increment_version([tensor])
 

@@ -566,10 +566,10 @@ class RankModule(nn.Module):
         except BackendError as error:
             problem = str(error) if self._local_inputs else f"rank {self.rank}: {error}"
         doing = f"{word} step {self.steps} with seed {self._seed} on {key or 'its part'}"
+        plain_sums = self._plain_sums()  # ranks that have no problem take their notes, too
         sums: Sequence[Sums] = ()
         if not problem:
-            inputs_sums = self._input_sums(word, args, kwargs)
-            sums = inputs_sums, self._plain_sums(), self._written_sums()
+            sums = self._input_sums(word, args, kwargs), plain_sums, self._written_sums()
         agree = self._agreement.begin(doing, problem, sums, asks=self._is_loaded)
         if problem or self._is_loaded or self._variant_name(word, key) not in self._passes:
             self._agree(agree)

@@ -223,11 +223,18 @@ class RankModule(nn.Module):
             memo[id(shared)] = shared
         other = type(self).__new__(type(self))
         memo[id(self)] = other
-        noted = ("_contents", "_counted", "_written", "_shards")
+        noted = ("_contents", "_copied", "_counted", "_written", "_shards")
         own = {name: value for name, value in vars(self).items() if name not in noted}
         vars(other).update(copy.deepcopy(own, memo))
         other._note_contents()
         other._watch_optimizers()
+        return other
+
+    def __copy__(self) -> RankModule:
+        """A module with the same tensors, as of any module."""
+        other = type(self).__new__(type(self))
+        vars(other).update(vars(self))
+        vars(other)["_copied"] = self  # optimizers' steps are counted while that lives
         return other
 
     def __reduce_ex__(self, _: object) -> NoReturn:

@@ -105,6 +105,11 @@ def sets_contents(parallel: str, ranks: int, _: int) -> None:
         both[0].get_submodule("norm").momentum = None  # type: ignore[assignment]
     with pytest.raises(BackendError, match=r"^a rank's module cannot be pickled: save its state_d"):
         pickle.dumps(both[0])
+    shown, module = copy.copy(both[0]), both[0]
+    step(shown)
+    step(both[1])
+    torch.testing.assert_close(*(one(BATCH).detach() for one in (shown, both[1])))
+    assert all(p is q for p, q in zip(shown.parameters(), module.parameters(), strict=True))
 
 
 def swaps_data(parallel: str, ranks: int, _: int) -> None:

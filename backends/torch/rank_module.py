@@ -223,11 +223,18 @@ class RankModule(nn.Module):
             memo[id(shared)] = shared
         other = type(self).__new__(type(self))
         memo[id(self)] = other
-        noted = ("_contents", "_counted", "_written", "_shards")
+        noted = ("_contents", "_copied", "_counted", "_written", "_shards")
         own = {name: value for name, value in vars(self).items() if name not in noted}
         vars(other).update(copy.deepcopy(own, memo))
         other._note_contents()
         other._watch_optimizers()
+        return other
+
+    def __copy__(self) -> RankModule:
+        """A module with the same tensors, as of any module."""
+        other = type(self).__new__(type(self))
+        vars(other).update(vars(self))
+        vars(other)["_copied"] = self  # optimizers' steps are counted while that lives
         return other
 
     def __reduce_ex__(self, _: object) -> NoReturn:
@@ -566,10 +573,10 @@ class RankModule(nn.Module):
         except BackendError as error:
             problem = str(error) if self._local_inputs else f"rank {self.rank}: {error}"
         doing = f"{word} step {self.steps} with seed {self._seed} on {key or 'its part'}"
+        plain_sums = self._plain_sums()  # ranks that have no problem take their notes, too
         sums: Sequence[Sums] = ()
         if not problem:
-            inputs_sums = self._input_sums(word, args, kwargs)
-            sums = inputs_sums, self._plain_sums(), self._written_sums()
+            sums = self._input_sums(word, args, kwargs), plain_sums, self._written_sums()
         agree = self._agreement.begin(doing, problem, sums, asks=self._is_loaded)
         if problem or self._is_loaded or self._variant_name(word, key) not in self._passes:
             self._agree(agree)

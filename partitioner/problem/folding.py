@@ -78,18 +78,21 @@ class Folded:
 
     @cached_property
     def outliving(self) -> frozenset[str]:
-        """Values that a block of a single run makes or is fed, and that are held beyond the run.
+        """Values that a block makes or is fed, and that are held beyond the run of the block.
 
-        A device that runs many blocks holds those of all of them; `graph` has those of a few.
+        A device that runs many blocks holds those of all of them; `graph` has those of a few. None
+        with a backward pass: all devices run all blocks then, and `tie` counts what they hold.
         """
-        if len(self.runs) != 1:
+        if not self.runs or self.whole.backward:
             return frozenset()
-        run, last = self.runs[0], last_uses(self.whole)
-        nodes = self.whole.nodes[run.block(0).start : run.block(run.count - 1).stop]
-        fed = self.whole.inputs
-        values = {v for node in nodes for v in node.reads if v in fed}
-        values |= {v for node in nodes if _passes(node) for v in node.outputs}
-        return frozenset(v for v in values if last[v] >= run.block(run.count - 1).stop)
+        last, fed, values = last_uses(self.whole), frozenset(self.whole.inputs), set[str]()
+        for run in self.runs:
+            stop = run.start + run.count * run.period
+            nodes = self.whole.nodes[run.start : stop]
+            of_blocks = {value for node in nodes for value in node.reads if value in fed}
+            of_blocks |= {value for node in nodes if _passes(node) for value in node.writes}
+            values |= {value for value in of_blocks if last[value] >= stop}
+        return frozenset(values)
 
     @cached_property
     def _middles(self) -> tuple[tuple[range, int], ...]:

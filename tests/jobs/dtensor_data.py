@@ -19,7 +19,7 @@ from torch_ranks import Job
 
 import partitioner
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch.dtensors.dispatch import correct_operators
+from partitioner.backends.torch.dtensors.dispatch import compared_notes, correct_operators
 from partitioner.backends.torch.dtensors.wholes import by_pytorch
 from partitioner.compiled.module import ModuleProgram
 
@@ -105,6 +105,11 @@ def sets_contents(parallel: str, ranks: int, _: int) -> None:
         both[0].get_submodule("norm").momentum = None  # type: ignore[assignment]
     with pytest.raises(BackendError, match=r"^a rank's module cannot be pickled: save its state_d"):
         pickle.dumps(both[0])
+    shown, module = copy.copy(both[0]), both[0]
+    step(shown)
+    step(both[1])
+    torch.testing.assert_close(*(one(BATCH).detach() for one in (shown, both[1])))
+    assert all(p is q for p, q in zip(shown.parameters(), module.parameters(), strict=True))
 
 
 def swaps_data(parallel: str, ranks: int, _: int) -> None:
@@ -294,6 +299,26 @@ def other_threads(_: int) -> None:
     by_pytorch(operator, (), {})  # which another thread has watched no longer
 
 
+def notes_of_threads(_: int) -> None:
+    """A thread notes plain tensors as long as it needs them, whatever another one compares."""
+    mesh, ranks = DeviceMesh("cpu", [0, 1, 2]), [(0, 1, 2)]
+    correct_operators([mesh])
+    weight, taken = distribute_tensor(torch.rand(5, 3), mesh, [Shard(0)]), list[dict[str, int]]()
+
+    def first_and_second(*, meanwhile: Callable[[], object]) -> None:
+        correct_operators([mesh])
+        weight.fmod(torch.full((5, 3), 2.0))
+        meanwhile()
+        weight.fmod(torch.full((5, 3), 3.0))
+        taken.append(compared_notes(ranks))
+
+    for compares in (lambda: None, lambda: in_thread(lambda: compared_notes(ranks))):
+        assert in_thread(partial(first_and_second, meanwhile=compares)) == []
+    alone, beside_another = taken
+    assert alone == beside_another
+    assert list(alone) == ["fmod"]
+
+
 def masks_in_any_order(rank: int) -> None:
     """Ranks come to their parameters in unlike orders, each of which has a mask of its own."""
     module, _whole = pair("zero3", 2)
@@ -339,5 +364,6 @@ JOBS = {
     "parts without elements": Job(3, parts_without_elements, timeout_s=20),
     "gradients of writes": Job(3, gradients_of_writes),
     "threads": Job(3, other_threads),
+    "notes of threads": Job(3, notes_of_threads),
     "masks in any order": Job(2, masks_in_any_order, [partial(program, "zero3", 2)]),
 }

@@ -431,6 +431,11 @@ def plain_tensors_that_differ(rank: int) -> None:
     weight.atan2_(torch.full(weight.shape, 1.0 + rank))
     with pytest.raises(BackendError, match=r"^rank 1 has another .* in 'atan2_' than rank 0: it"):
         module(torch.ones(6, 6))
+    weight.fmod_(torch.full(weight.shape, 2.0))
+    with pytest.raises(BackendError, match=r"^rank 1: an input requires a"), torch.enable_grad():
+        module(torch.ones(6, 6, requires_grad=rank == 1))
+    weight.fmod_(torch.full(weight.shape, 3.0))
+    module(torch.ones(6, 6))
 
 
 #: Jobs by name.

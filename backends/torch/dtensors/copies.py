@@ -22,9 +22,9 @@ from torch.utils import _pytree as pytree
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.dtensors.parts import (
     in_parts,
-    memory_of,
     outline_of,
     part_of_whole,
+    span_of,
     whole_of,
 )
 from partitioner.backends.torch.dtensors.plain import note_plain
@@ -258,14 +258,14 @@ def _place_of(base: Tensor) -> tuple[Any, ...]:
     if not isinstance(base, DTensor) or not base._local_tensor.numel():
         return (id(base),)  # of parts without elements, the place does not tell
     part = base._local_tensor
-    return *memory_of(base), part.shape, part.stride(), base.shape, base.placements, base.dtype
+    return *span_of(base), part.shape, part.stride(), base.shape, base.placements, base.dtype
 
 
 def _check_apart(
     bases: Mapping[int, Tensor], places: Mapping[int, tuple[Any, ...]], written: set[int]
 ) -> None:
     """Refuse a write to memory that is read or written by another view, too."""
-    memories = {key: memory_of(base) for key, base in bases.items()}
+    memories = {key: span_of(base) for key, base in bases.items()}
     filled = [(key, *memory) for key, memory in memories.items() if memory[1] < memory[2]]
     for (one, storage, begin, end), (other, *memory) in combinations(filled, 2):
         if not {one, other} & written or places[one] == places[other]:

@@ -40,7 +40,7 @@ def _set_data(tensor: DTensor, data: Tensor) -> None:
     if tensor.device_mesh not in MESHES:
         _DATA.__set__(tensor, data)
         return
-    if not (isinstance(data, DTensor) and _lies_as(tensor, data)):
+    if not (isinstance(data, DTensor) and _is_cut_as(tensor, data)):
         raise BackendError(
             "the .data of a tensor that is cut over ranks was set to a tensor that is not cut so: "
             "write it in place under torch.no_grad(), as by p.copy_(w)"
@@ -52,7 +52,7 @@ def _set_data(tensor: DTensor, data: Tensor) -> None:
             increment_version([tensor])
 
 
-def _lies_as(tensor: DTensor, data: DTensor) -> bool:
+def _is_cut_as(tensor: DTensor, data: DTensor) -> bool:
     """Whether both have parts of their own, of one cut."""
     return (
         not isinstance(tensor, Copy)

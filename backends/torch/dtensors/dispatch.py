@@ -128,9 +128,10 @@ def _in_turn(
 
 def compared_notes(meshes: Collection[Ranks]) -> dict[str, int]:
     """The `taken_notes` of plain tensors; operators without any are watched no longer."""
+    watched = [*_WATCHED]  # before the names: other threads may add some to both
     names = noted_names()
     notes = taken_notes(meshes)
-    for operator in [*_WATCHED]:  # other threads may add some
+    for operator in watched:
         if operator._schema.name.partition("::")[2] in names:
             continue
         _WATCHED.discard(operator)

@@ -112,7 +112,7 @@ def storage_of(tensor: Tensor) -> int:
     return memory
 
 
-def memory_of(tensor: Tensor) -> tuple[int, int, int]:
+def span_of(tensor: Tensor) -> tuple[int, int, int]:
     """A storage, and its bytes from a tensor's (or this rank's part's) first to behind its last."""
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     begin = int(local.storage_offset()) * local.element_size()

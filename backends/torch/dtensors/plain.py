@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import local
+from threading import Lock, local
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ _COMPARED = 3
 Ranks = tuple[int, ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Notes:
     """What was noted and not yet taken.
 
@@ -69,12 +70,16 @@ class _Notes:
 _OF_THREAD = local()
 #: Those of backward passes.
 _OF_BACKWARD = _Notes()
+#: All notes of threads that have not ended; the lock is held while these are added or listed.
+_ALL, _LOCK = WeakSet[_Notes]([_OF_BACKWARD]), Lock()
 
 
 def note_here() -> None:
     """From now on, note what this thread computes."""
     if not hasattr(_OF_THREAD, "notes"):
         _OF_THREAD.notes = _Notes()
+        with _LOCK:
+            _ALL.add(_OF_THREAD.notes)
 
 
 def _notes() -> _Notes | None:
@@ -125,14 +130,11 @@ def _has_contents(tensor: Tensor) -> bool:
 
 
 def noted_names() -> set[str]:
-    """The operators that were noted since notes of their ranks were taken."""
-    note_here()
-    return {
-        name
-        for notes in (_OF_THREAD.notes, _OF_BACKWARD)
-        for sums in notes.sums.values()
-        for name in sums
-    }
+    """The operators that any thread noted since notes of their ranks were taken."""
+    with _LOCK:
+        every = [*_ALL]
+    # other threads go on noting: what they add to is copied before it is gone through
+    return {name for notes in every for sums in [*notes.sums.values()] for name in [*sums]}
 
 
 def taken_notes(meshes: Collection[Ranks]) -> dict[str, int]:

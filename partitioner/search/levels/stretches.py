@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -127,6 +127,8 @@ class _Stretches:
     resharder: EvenResharder
     other: EvenMesh
     stage: Ints
+    #: Of values that were asked for; see `_readers`.
+    _known_readers: dict[str, Mapping[Placement, list[int]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, sharded: Sharded, stages: int) -> _Stretches:
@@ -163,7 +165,7 @@ class _Stretches:
                 stays = value in self.graph.constants or bool(at.sharding.partial)
                 if value in self.graph.producers or not (stays or value in self.outliving):
                     continue
-                readers = [reader for want, reader in self._readers(value) if want == at]
+                readers = self._readers(value)[at]
                 if position == readers[0]:
                     dtype = self.graph.types[value].dtype
                     resident = self._bytes(at, dtype) if stays else 0.0
@@ -177,14 +179,18 @@ class _Stretches:
                     charges.add(part, where)
         return charges
 
-    def _readers(self, value: str) -> list[tuple[Placement, int]]:
-        """Placements that a value is read in, with the positions of the readers."""
+    def _readers(self, value: str) -> Mapping[Placement, list[int]]:
+        """Positions of the readers of a value, by the placement that they read it in."""
+        if value in self._known_readers:
+            return self._known_readers[value]
         picks, places = self.sharded.picks, self.sharded.folded.places
-        readers = []
+        readers: dict[Placement, list[int]] = {}
         for node in self.graph.consumers[value]:
             position = self.graph.order[node.name]
             named = _named((*node.inputs, *node.captures), picks[places[position]].ins)
-            readers += [(at, position) for name, at in named if name == value]
+            for at in (at for name, at in named if name == value):
+                readers.setdefault(at, []).append(position)
+        self._known_readers[value] = readers
         return readers
 
     def _communications(
@@ -200,12 +206,12 @@ class _Stretches:
         if value in self.graph.outputs and home.sharding.partial and readers:
             # without readers it is in the node's own load
             done = Placement(home.mesh, home.sharding.without_partial())
-            _note(inside, self.resharder.hops(dtype, home, done), position)
-        for want, reader in readers:
-            _note(inside, self.resharder.hops(dtype, home, want), reader)
+            _note(inside, self.resharder.hops(dtype, home, done), [position])
+        for want, positions in readers.items():
+            _note(inside, self.resharder.hops(dtype, home, want), positions)
             across = self.resharder.hops(dtype, home, moved(want, self.other))
-            _note(leaving, across, reader)
-            _note(arriving, across, reader)
+            _note(leaving, across, positions)
+            _note(arriving, across, positions)
         for after, (hop, near) in inside.items():
             both = leaving.pop(after, None)
             where = charges.some_in([position]) if both else charges.both_in(position, near)
@@ -276,6 +282,6 @@ def _named(
     return ((v, at) for v, at in zip(values, places, strict=True) if at is not None)
 
 
-def _note(readers: _Hops, hops: Iterable[Hop], reader: int) -> None:
+def _note(readers: _Hops, hops: Iterable[Hop], positions: Sequence[int]) -> None:
     for hop in hops:
-        readers.setdefault(hop.after, (hop, set()))[1].add(reader)
+        readers.setdefault(hop.after, (hop, set()))[1].update(positions)

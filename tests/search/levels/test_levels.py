@@ -1,9 +1,11 @@
 """Plans for more devices than have a column each: stages of equal meshes, repeated blocks once."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import pairwise
+from functools import partial
+from itertools import cycle, islice, pairwise
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,7 +20,16 @@ from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve
-from partitioner.search.levels import Staged, decisions, evaluation, groups, layouts, search_levels
+from partitioner.problem.folding import Folded
+from partitioner.search.levels import (
+    Staged,
+    decisions,
+    evaluation,
+    groups,
+    layouts,
+    search_levels,
+    stretches,
+)
 from partitioner.search.levels.meshes import DevicePool, device_pools, sizes
 from partitioner.search.request import Budget, Request
 from partitioner.search.split_axes import SplitAxesSpace, axes_meshes
@@ -189,14 +200,65 @@ def chain(blocks: int, *, gives: bool, again: bool) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
 
 
+def bridged(blocks: int) -> onnx.ModelProto:
+    """Layers down, and layers up that add what those down gave."""
+    size, nodes, above = 32, [], "x"
+    for block in range(blocks):
+        nodes.append(helper.make_node("MatMul", [above, f"w{block}"], [f"m{block}"]))
+        nodes.append(helper.make_node("Relu", [f"m{block}"], [f"r{block}"]))
+        above = f"r{block}"
+    for block in reversed(range(blocks)):
+        nodes.append(helper.make_node("Add", [above, f"r{block}"], [f"a{block}"]))
+        nodes.append(helper.make_node("MatMul", [f"a{block}", f"v{block}"], [f"p{block}"]))
+        nodes.append(helper.make_node("Tanh", [f"p{block}"], [f"t{block}"]))
+        above = f"t{block}"
+    weights = [
+        numpy_helper.from_array(np.full((size, size), 0.1, np.float32), f"{kind}{block}")
+        for kind in "wv"
+        for block in range(blocks)
+    ]
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, (size, size)) for name in ("x", "t0")
+    )
+    graph = helper.make_graph(nodes, "bridged", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def normed(blocks: int) -> onnx.ModelProto:
+    """Layers with norms, of whose results the second is absent and the third an output."""
+    size, nodes, above = 32, [], "x"
+    weights = [numpy_helper.from_array(np.ones(size, np.float32), "scale")]
+    for block in range(blocks):
+        weight = np.full((size, size), 0.1, np.float32)
+        weights.append(numpy_helper.from_array(weight, f"w{block}"))
+        nodes.append(helper.make_node("MatMul", [above, f"w{block}"], [f"m{block}"]))
+        results = [f"y{block}", "", f"inverse{block}"]
+        nodes.append(helper.make_node("LayerNormalization", [f"m{block}", "scale"], results))
+        above = f"y{block}"
+    given = {"x": size, above: size} | {f"inverse{block}": 1 for block in range(blocks)}
+    x, *outputs = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, (size, columns))
+        for name, columns in given.items()
+    )
+    graph = helper.make_graph(nodes, "normed", [x], outputs, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
 @pytest.mark.parametrize(
-    ("blocks", "gives", "again"), [(10, True, False), (3, False, True), (12, True, True)]
+    "model",
+    [
+        pytest.param(partial(chain, 10, gives=True, again=False), id="blocks give outputs"),
+        pytest.param(partial(chain, 3, gives=False, again=True), id="the input is read at the end"),
+        pytest.param(partial(chain, 12, gives=True, again=True), id="both"),
+        pytest.param(partial(bridged, 12), id="blocks keep values for others"),
+        pytest.param(partial(normed, 12), id="results are absent"),
+    ],
 )
 def test_peaks_by_stage_are_no_less_than_those_of_every_device(
-    blocks: int, gives: bool, again: bool
+    model: Callable[[], onnx.ModelProto],
 ) -> None:
-    """A stage holds what all of its blocks give, and the input as long as it is read."""
-    graph = load_onnx(chain(blocks, gives=gives, again=again)).graph
+    """A stage holds what all of its blocks give or keep, and the input as long as it is read."""
+    graph = load_onnx(model()).graph
     cluster = resolve_cluster("4x8xh100")
     for strategy in ("intra", "auto"):
         staged = searched(graph, cluster, strategy)
@@ -209,6 +271,44 @@ def test_peaks_by_stage_are_no_less_than_those_of_every_device(
             assert safe is not None
             most = max(exact.peak[device].bytes for device in mesh.devices)
             assert safe.resident_bytes[at] + safe.flying_bytes[at] >= most
+
+
+def test_readers_of_a_constant_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their number squared would take minutes for a scalar that 10,000 nodes read."""
+    count, looked_at = 200, 0
+    inner = stretches._named
+
+    def counted(*args: Any) -> Any:
+        nonlocal looked_at
+        looked_at += 1
+        return inner(*args)
+
+    monkeypatch.setattr(stretches, "_named", counted)
+    names = [f"v{index}" for index in range(count)]
+    ops = islice(cycle(["Add", "Sub", "Mul", "Add", "Mul", "Mul", "Sub"]), count)
+    nodes = [
+        helper.make_node(op, [above, "scalar"], [name])
+        for op, above, name in zip(ops, ["x", *names], names, strict=False)
+    ]
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, (8, 8)) for name in ("x", names[-1])
+    )
+    scalar = numpy_helper.from_array(np.full(1, 0.5, np.float32), "scalar")
+    graph = load_onnx(
+        helper.make_model(
+            helper.make_graph(nodes, "scaled", [x], [y], [scalar]),
+            opset_imports=[helper.make_opsetid("", 17)],
+        )
+    ).graph
+    monkeypatch.setattr("partitioner.search.levels.stages.fold", unfolded)
+    staged = searched(graph, resolve_cluster("4x8xh100"), "inter", gap=0.9)
+    assert len(graph.nodes) == count
+    assert count <= looked_at <= 10 * count * len(staged.searched)
+
+
+def unfolded(graph: Graph, _: Rules) -> Folded:
+    """The graph as it is, as if nothing were repeated."""
+    return Folded(graph, graph, (), (), tuple(range(len(graph.nodes))))
 
 
 @pytest.mark.slow

@@ -60,9 +60,9 @@ class Role(IntEnum):
     RECEIVE = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Action:
-    """A rank's part in one step, done in every pass.
+    """A rank's part in one step, done in every pass; each is an object of its own.
 
     Attributes:
         index: Of the step.
@@ -284,8 +284,11 @@ class Executor:
         for name in segment.outputs:
             place = targets.get(name)
             values[name] = self._empty(self.model.types[name]) if place is None else place
+        if (binding := self._bindings.get(index)) is not None:
+            self._run(binding, segment, values, places)
+            return
         with self.sessions.opened(index) as session:
-            binding = self._bindings.get(index) or _Binding(session)
+            binding = _Binding(session)
             if segment.block is None:
                 self._bindings[index] = binding
             self._run(binding, segment, values, places)

@@ -248,6 +248,44 @@ def test_a_sum_leaves_an_image_that_a_later_segment_reads() -> None:
     assert [source for source, _, _ in third] == [image]
 
 
+@needs_blocked_layouts
+def test_a_sum_leaves_an_image_that_later_micro_batches_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What all micro-batches have in common is not freed, so no sum may take its memory."""
+    graph = residual_blocks(3)
+    border = graph.nodes[6].outputs[0]
+    simulator = Simulator(emit_models(in_phases(graph, [2, 7, 12]), graph), optimization="all")
+    (executor,) = simulator.executors
+    monkeypatch.setattr(executor, "_once", frozenset({border}))
+    seen: list[np.ndarray] = []
+    monkeypatch.setattr(
+        executor,
+        "observe",
+        lambda _, values: seen.append(values[border].numpy().copy()) if border in values else None,
+    )
+    simulator.run([feeds(graph)])
+    assert len(seen) == 3
+    np.testing.assert_array_equal(seen[0], seen[-1])
+
+
+@needs_blocked_layouts
+def test_sums_that_leave_a_segment_lie_apart() -> None:
+    """A sum that leaves the segment is kept from the next sum, whose memory is another image's."""
+    net = Net()
+    value = net.add("Relu", net.conv("x", 16, 16))
+    images = []
+    for _ in range(2):
+        inner = net.add("Relu", net.conv(value, 16, 16))
+        value = net.add("Relu", net.add("Add", net.conv(inner, 16, 16), value))
+        images.append(value)
+    total = net.add("Concat", *images, axis=1)
+    graph = net.graph((1, 16, 7, 9), net.conv(total, 32, 16), (1, 16, 7, 9))
+    first, second = sums_of(graph, [12])
+    assert [(one.source, len(one.inner), one.target) for one in first] == [(None, 1, images[0])]
+    assert second == ()
+
+
 def groups(graph: Graph, starts: Iterable[int], keep: Sequence[str] = ()) -> list[Group]:
     (message,) = emit_models(in_phases(graph, starts), graph)
     rank = load_rank(message, keep)

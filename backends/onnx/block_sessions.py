@@ -15,6 +15,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from partitioner.backends.onnx.joined import Sums
 from partitioner.backends.onnx.sessions import SessionConfig, open_joined, open_session
 from partitioner.backends.onnx.steps import RankModel
 
@@ -28,7 +29,7 @@ class Sessions:
         config: How segments run.
         resident: Sessions that stay open.
         then: The block's step that runs after each block's.
-        in_place: Outputs that may lie where an input does, with that input; see `joined.Piece`.
+        sums: Values of segments that may lie in one place; see `joined.Piece`.
         profiles: Files with the profiles of closed sessions, one of each run.
         optimized: The graphs of sessions as they run, where they are written.
     """
@@ -37,7 +38,7 @@ class Sessions:
     config: SessionConfig
     resident: Mapping[int, ort.InferenceSession]
     then: Mapping[int, int]
-    in_place: Mapping[int, Mapping[str, str]]
+    sums: Mapping[int, tuple[Sums, ...]]
     profiles: dict[int, list[Path]] = field(default_factory=dict)
     optimized: dict[int, Path] = field(default_factory=dict)
     _opening: dict[int, Future[ort.InferenceSession]] = field(default_factory=dict)
@@ -61,8 +62,8 @@ class Sessions:
             else open_session(model, model.segment(index), config)
             for index in stay
         }
-        in_place = {index: one.in_place for index, one in joined.items()}
-        return cls(model, config, resident, dict(pairwise(in_turn)), in_place)
+        sums = {index: one.sums for index, one in joined.items() if one.sums}
+        return cls(model, config, resident, dict(pairwise(in_turn)), sums)
 
     @contextmanager
     def opened(self, index: int) -> Iterator[ort.InferenceSession]:

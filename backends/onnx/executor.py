@@ -18,6 +18,7 @@ import torch
 
 from partitioner.backends.errors import BackendError, CommunicationError, one_line
 from partitioner.backends.onnx.block_sessions import Sessions
+from partitioner.backends.onnx.joined import Sums
 from partitioner.backends.onnx.load import constants_outside
 from partitioner.backends.onnx.sessions import SessionConfig
 from partitioner.backends.onnx.steps import Cut, RankModel, Segment
@@ -59,9 +60,9 @@ class Role(IntEnum):
     RECEIVE = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Action:
-    """A rank's part in one step, done in every pass.
+    """A rank's part in one step, done in every pass; each is an object of its own.
 
     Attributes:
         index: Of the step.
@@ -276,21 +277,43 @@ class Executor:
     def _compute(
         self, index: int, segment: Segment, values: Values, freed: Collection[str]
     ) -> None:
-        in_place = self.sessions.in_place.get(index, {})
+        places = [
+            (sums, self._place(sums, values, freed)) for sums in self.sessions.sums.get(index, ())
+        ]
+        targets = {sums.target: place for sums, place in places}
         for name in segment.outputs:
-            old = in_place.get(name, "")
-            values[name] = values[old] if old in freed else self._empty(self.model.types[name])
+            place = targets.get(name)
+            values[name] = self._empty(self.model.types[name]) if place is None else place
+        if (binding := self._bindings.get(index)) is not None:
+            self._run(binding, segment, values, places)
+            return
         with self.sessions.opened(index) as session:
-            binding = self._bindings.get(index) or _Binding(session)
+            binding = _Binding(session)
             if segment.block is None:
                 self._bindings[index] = binding
-            self._run(binding, segment, values)
+            self._run(binding, segment, values, places)
 
-    def _run(self, binding: _Binding, segment: Segment, values: Values) -> None:
+    def _place(self, sums: Sums, values: Values, freed: Collection[str]) -> torch.Tensor:
+        """Where sums of a segment lie: in the image that they begin with, if it is freed."""
+        if sums.source is not None and sums.source in freed:
+            return values[sums.source]
+        return self._empty(self.model.types[sums.image])
+
+    def _run(
+        self,
+        binding: _Binding,
+        segment: Segment,
+        values: Values,
+        places: Iterable[tuple[Sums, torch.Tensor]],
+    ) -> None:
+        types = self.model.types
         for name in segment.inputs:
-            self._bind(binding, binding.io.bind_input, name, values[name])
+            self._bind(binding, binding.io.bind_input, name, types[name], values[name])
         for name in segment.outputs:
-            self._bind(binding, binding.io.bind_output, name, values[name])
+            self._bind(binding, binding.io.bind_output, name, types[name], values[name])
+        for sums, place in places:
+            for name in sums.inner:
+                self._bind(binding, binding.io.bind_output, name, types[sums.image], place)
         if self.config.device.type == "cuda":
             torch.cuda.synchronize(self.config.device)
         try:
@@ -301,13 +324,17 @@ class Executor:
             ) from error
 
     def _bind(
-        self, binding: _Binding, bind: Callable[..., None], name: str, tensor: torch.Tensor
+        self,
+        binding: _Binding,
+        bind: Callable[..., None],
+        name: str,
+        type_: TensorType,
+        tensor: torch.Tensor,
     ) -> None:
         """Tell a session where a value lies, if that has changed since its last run."""
         address = tensor.data_ptr() or self._nowhere.data_ptr()
         if binding.addresses.get(name) != address:
-            type_, device = self.model.types[name], tensor.device
-            element = onnx_dtype(type_.dtype)
+            device, element = tensor.device, onnx_dtype(type_.dtype)
             bind(name, device.type, device.index or 0, element, type_.shape, address)
             binding.addresses[name] = address
 

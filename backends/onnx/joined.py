@@ -61,6 +61,15 @@ class Group:
         graph.initializer.extend(self.model.constants[name] for name in constants)
         return self.model.around(graph)
 
+    def is_last_reader(self, index: int, image: str) -> bool:
+        """Whether a segment reads an image, and no other does so later, in whatever order."""
+        here = self.segments[index]
+        return image in here.inputs and all(
+            other <= index and segment.phase <= here.phase
+            for other, segment in self.segments.items()
+            if image in segment.inputs
+        )
+
     def own_inputs(self, index: int) -> Mapping[str, str]:
         """Names in the joined graph of a segment's inputs that are no images."""
         inputs = self.segments[index].inputs
@@ -130,17 +139,42 @@ def _connected(links: Iterable[frozenset[int]]) -> list[frozenset[int]]:
 
 
 @dataclass(frozen=True)
+class Sums:
+    """Values of a piece that may lie in one place: each adds a convolution to the one before.
+
+    ONNX Runtime adds in place within a session. It copies the value before where that is an input
+    of the session, or where the sum is an output, unless both are told to lie in one place.
+
+    Attributes:
+        source: The image that the piece reads and the first sum adds to, if no other segment reads
+            it later; None if the first value is made in the piece.
+        inner: Values that no other segment knows, in order. They are outputs of the session too.
+        target: The image that the piece makes as the last sum; None if the last sum is inner.
+    """
+
+    source: str | None
+    inner: tuple[str, ...]
+    target: str | None
+
+    @property
+    def image(self) -> str:
+        """The image, or one of both; all values have its type."""
+        image = self.target or self.source
+        assert image is not None
+        return image
+
+
+@dataclass(frozen=True)
 class Piece:
     """The part of a segment in an optimized graph.
 
     Attributes:
         proto: The model.
-        in_place: Images that it makes by adding to an image that it reads, with the latter, which
-            nothing reads later in the piece. So the sum may take its memory.
+        sums: Those that begin or end with an image.
     """
 
     proto: ModelProto
-    in_place: Mapping[str, str]
+    sums: tuple[Sums, ...]
 
 
 @dataclass(frozen=True)
@@ -176,11 +210,9 @@ class Optimized:
     def pieces(self) -> Mapping[int, Piece]:
         """A piece for each segment, if no image is plain."""
         assert not self.plain
-        pieces = {index: self._piece(index) for index in self.group.segments}
-        images = self.group.images
-        return {at: Piece(proto, dict(_sums(proto.graph, images))) for at, proto in pieces.items()}
+        return {index: self._piece(index) for index in self.group.segments}
 
-    def _piece(self, index: int) -> ModelProto:
+    def _piece(self, index: int) -> Piece:
         segment, types = self.group.segments[index], self.group.model.types
         own = self.group.own_inputs(index)
         images = [n for n in (*segment.inputs, *segment.outputs) if n in self.group.images]
@@ -194,8 +226,12 @@ class Optimized:
         graph.input.extend(value_info(name, types[name]) for name in segment.inputs)
         graph.output.extend(value_info(name, types[name]) for name in segment.outputs)
         graph.initializer.extend(self._constants[name] for name in sorted(reached - ends))
+        last = frozenset(name for name in images if self.group.is_last_reader(index, name))
+        sums = tuple(_sums(graph, self.group.images, last))
+        for one in sums:
+            graph.output.extend(value_info(name, types[one.image]) for name in one.inner)
         version, opsets = self.proto.ir_version, self.proto.opset_import
-        return ModelProto(ir_version=version, graph=graph, opset_import=opsets)
+        return Piece(ModelProto(ir_version=version, graph=graph, opset_import=opsets), sums)
 
     @cached_property
     def _makers(self) -> Mapping[str, int]:
@@ -239,21 +275,40 @@ class Optimized:
         return [self.proto.graph.node[at] for at in sorted(found)], frozenset(reached)
 
 
-def _sums(graph: GraphProto, images: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """See `Piece.in_place`: a blocked convolution has what it adds as its fourth operand."""
-    given = images & {value.name for value in graph.input}
+def _sums(graph: GraphProto, images: frozenset[str], last: frozenset[str]) -> Iterator[Sums]:
+    """The sums of a piece, see `Sums`; `last` are the images that no other segment reads later."""
+    before = dict(_summands(graph))
+    made = {name for node in graph.node for name in node.output}
+    outputs = {value.name for value in graph.output}
+    for end in before.keys() - set(before.values()):
+        values = [end]
+        while values[0] in before:
+            values.insert(0, before[values[0]])
+        source = values[0] if values[0] in last else None
+        target = end if end in images else None
+        inner = tuple(name for name in values if name in made - outputs)
+        if source is not None or (target is not None and inner):
+            yield Sums(source, inner, target)
+
+
+def _summands(graph: GraphProto) -> Iterator[tuple[str, str]]:
+    """The sums of blocked convolutions, and what each adds to, if nothing reads that later.
+
+    Such a convolution has what it adds to as its fourth operand.
+    """
+    outputs = {value.name for value in graph.output}
     behind: dict[str, frozenset[str]] = {}  # what is computed on the way to a value, with it
     for node in graph.node:
         before = (behind.get(name, frozenset[str]()) for name in node.input)
         behind |= dict.fromkeys(node.output, frozenset(node.output).union(*before))
     for node in graph.node:
-        if node.op_type != "Conv" or len(node.input) <= _SUMMAND or node.output[0] not in images:
+        if node.op_type != "Conv" or len(node.input) <= _SUMMAND:
             continue
         *operands, summand = node.input
         done = frozenset[str]().union(*(behind.get(name, ()) for name in operands))
         others = [one for one in graph.node if summand in one.input and one != node]
         if (
-            summand in given
+            summand not in outputs
             and summand not in operands
             and all(done.issuperset(one.output) for one in others)
         ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
@@ -16,7 +16,7 @@ import torch
 from onnx import GraphProto, ModelProto
 
 from partitioner.backends.errors import BackendError, one_line
-from partitioner.backends.onnx.joined import Group, Optimized, groups_of
+from partitioner.backends.onnx.joined import Group, Optimized, Sums, groups_of
 from partitioner.backends.onnx.layouts import with_blocked_inputs
 from partitioner.backends.onnx.nodes import value_info
 from partitioner.backends.onnx.steps import RankModel, Segment
@@ -66,11 +66,11 @@ class JoinedSession:
 
     Attributes:
         session: The session.
-        in_place: See `joined.Piece`.
+        sums: See `joined.Piece`.
     """
 
     session: ort.InferenceSession
-    in_place: Mapping[str, str]
+    sums: tuple[Sums, ...]
 
 
 def open_joined(
@@ -127,7 +127,7 @@ def _open_group(
             for index, piece in optimized.pieces().items():
                 options = session_options(as_it_is, Path(name))
                 session = _opened(group.model, piece.proto, options, as_it_is)
-                sessions[index] = JoinedSession(session, piece.in_place)
+                sessions[index] = JoinedSession(session, piece.sums)
             return sessions
     return open_joined(group.model, tuple(group.segments), config, plain | optimized.plain)
 

@@ -20,7 +20,7 @@ from onnx_models import model
 from partitioner.backends.onnx import sessions
 from partitioner.backends.onnx.emit import emit, emit_models
 from partitioner.backends.onnx.executor import Executor
-from partitioner.backends.onnx.joined import Group, Optimized, groups_of
+from partitioner.backends.onnx.joined import Group, Optimized, Sums, groups_of
 from partitioner.backends.onnx.kernels import kernel_runs, nodes_of_kernels
 from partitioner.backends.onnx.load import load_rank
 from partitioner.backends.onnx.sessions import SessionConfig
@@ -171,8 +171,8 @@ def test_every_cut_computes_the_same() -> None:
             np.testing.assert_allclose(cut.outputs[name], expected, rtol=1e-5, atol=1e-5)
 
 
-def in_place(graph: Graph, starts: Iterable[int]) -> list[Mapping[str, str]]:
-    """Of each segment; the results are checked."""
+def sums_of(graph: Graph, starts: Iterable[int]) -> list[tuple[Sums, ...]]:
+    """Of each segment, in order; the results of two requests in flight are checked."""
     models = emit_models(in_phases(graph, starts), graph)
     simulator = Simulator(models, optimization="all")
     fed = [feeds(graph), {name: -array for name, array in feeds(graph).items()}]
@@ -180,18 +180,35 @@ def in_place(graph: Graph, starts: Iterable[int]) -> list[Mapping[str, str]]:
         for name, expected in exact.outputs.items():
             np.testing.assert_allclose(cut.outputs[name], expected, rtol=1e-5, atol=1e-5)
     (executor,) = simulator.executors
-    return [of for _, of in sorted(executor.sessions.in_place.items())]
+    return [executor.sessions.sums.get(index, ()) for index in sorted(executor.sessions.resident)]
 
 
 @needs_blocked_layouts
 def test_a_sum_takes_the_memory_of_the_image_that_it_is_added_to() -> None:
     graph = residual_blocks(3)
     borders = [graph.nodes[at - 1].outputs[0] for at in (2, 7, 12)]
-    assert in_place(graph, [2, 7, 12]) == [
-        {},
-        {borders[1]: borders[0]},
-        {borders[2]: borders[1]},
-        {},
+    first, second, third, ((source, inner, target),) = (
+        [(sums.source, sums.inner, sums.target) for sums in of] for of in sums_of(graph, [2, 7, 12])
+    )
+    assert first == []
+    assert second == [(borders[0], (), borders[1])]
+    assert third == [(borders[1], (), borders[2])]
+    assert (source, len(inner), target) == (borders[2], 1, None)
+
+
+@needs_blocked_layouts
+def test_all_sums_between_two_borders_lie_in_one_place() -> None:
+    """From the image that a segment reads, by sums within it, to the image that it makes."""
+    graph = residual_blocks(5)
+    borders = [graph.nodes[at - 1].outputs[0] for at in (7, 17)]
+    ends = [
+        [(sums.source, len(sums.inner), sums.target) for sums in of]
+        for of in sums_of(graph, [7, 17])
+    ]
+    assert ends == [
+        [(None, 1, borders[0])],
+        [(*borders[:1], 1, borders[1])],
+        [(borders[1], 2, None)],
     ]
 
 
@@ -202,14 +219,71 @@ def test_a_sum_leaves_an_image_that_is_still_read() -> None:
     value = net.add("Relu", net.conv("x", 16, 16))
     once = net.add("Add", net.conv(value, 16, 16), value)
     graph = net.graph((1, 16, 7, 9), net.conv(once, 16, 16), (1, 16, 7, 9))
-    assert in_place(graph, [2, 4]) == [{}, {}, {}]
+    assert sums_of(graph, [2, 4]) == [(), (), ()]
     net = Net()
     value = net.add("Relu", net.conv("x", 16, 16))
     total = net.add("Add", net.conv(net.add("Relu", net.conv(value, 16, 16)), 16, 16), value)
     other = net.conv(value, 16, 16)
     result = net.add("Add", net.conv(total, 16, 16), net.conv(other, 16, 16))
     graph = net.graph((1, 16, 7, 9), result, (1, 16, 7, 9))
-    assert in_place(graph, [2, 7]) == [{}, {}, {}]
+    assert sums_of(graph, [2, 7]) == [(), (), ()]
+
+
+@needs_blocked_layouts
+def test_a_sum_leaves_an_image_that_a_later_segment_reads() -> None:
+    """The sums behind it lie in what the segment makes, or are ONNX Runtime's own matter."""
+    net = Net()
+    image = net.add("Relu", net.conv("x", 16, 16))
+    value = image
+    for _ in range(2):
+        inner = net.add("Relu", net.conv(value, 16, 16))
+        value = net.add("Relu", net.add("Add", net.conv(inner, 16, 16), value))
+    last = net.add("Add", net.conv(value, 16, 16), image)
+    graph = net.graph((1, 16, 7, 9), last, (1, 16, 7, 9))
+    first, ((source, inner_names, target),), third = (
+        [(sums.source, sums.inner, sums.target) for sums in of] for of in sums_of(graph, [2, 12])
+    )
+    assert first == []
+    assert (source, len(inner_names), target) == (None, 1, value)
+    assert [source for source, _, _ in third] == [image]
+
+
+@needs_blocked_layouts
+def test_a_sum_leaves_an_image_that_later_micro_batches_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What all micro-batches have in common is not freed, so no sum may take its memory."""
+    graph = residual_blocks(3)
+    border = graph.nodes[6].outputs[0]
+    simulator = Simulator(emit_models(in_phases(graph, [2, 7, 12]), graph), optimization="all")
+    (executor,) = simulator.executors
+    monkeypatch.setattr(executor, "_once", frozenset({border}))
+    seen: list[np.ndarray] = []
+    monkeypatch.setattr(
+        executor,
+        "observe",
+        lambda _, values: seen.append(values[border].numpy().copy()) if border in values else None,
+    )
+    simulator.run([feeds(graph)])
+    assert len(seen) == 3
+    np.testing.assert_array_equal(seen[0], seen[-1])
+
+
+@needs_blocked_layouts
+def test_sums_that_leave_a_segment_lie_apart() -> None:
+    """A sum that leaves the segment is kept from the next sum, whose memory is another image's."""
+    net = Net()
+    value = net.add("Relu", net.conv("x", 16, 16))
+    images = []
+    for _ in range(2):
+        inner = net.add("Relu", net.conv(value, 16, 16))
+        value = net.add("Relu", net.add("Add", net.conv(inner, 16, 16), value))
+        images.append(value)
+    total = net.add("Concat", *images, axis=1)
+    graph = net.graph((1, 16, 7, 9), net.conv(total, 32, 16), (1, 16, 7, 9))
+    first, second = sums_of(graph, [12])
+    assert [(one.source, len(one.inner), one.target) for one in first] == [(None, 1, images[0])]
+    assert second == ()
 
 
 def groups(graph: Graph, starts: Iterable[int], keep: Sequence[str] = ()) -> list[Group]:
@@ -283,7 +357,7 @@ def test_without_a_temporary_folder_segments_are_not_joined(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     (executor,) = simulator.executors
-    assert executor.sessions.in_place == {}
+    assert executor.sessions.sums == {}
     (exact,), (alone,) = (s.run([feeds(graph)]) for s in (Simulator(models), simulator))
     for name, expected in exact.outputs.items():
         np.testing.assert_allclose(alone.outputs[name], expected, rtol=1e-5, atol=1e-5)

@@ -280,7 +280,7 @@ def _sums(graph: GraphProto, images: frozenset[str], last: frozenset[str]) -> It
     before = dict(_summands(graph))
     made = {name for node in graph.node for name in node.output}
     outputs = {value.name for value in graph.output}
-    for end in before.keys() - set(before.values()):
+    for end in sorted(before.keys() - set(before.values())):
         values = [end]
         while values[0] in before:
             values.insert(0, before[values[0]])

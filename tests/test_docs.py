@@ -157,6 +157,7 @@ def test_the_commands_of_digits_give_one_curve(tmp_path: Path) -> None:
         assert curve == pytest.approx(curves[0], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_the_pins_and_commands_of_the_constraints_page(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,6 +202,7 @@ def test_the_pages_of_pytorch_modules(
     assert "measured on this machine: 1 request" in out
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_problem_files_page(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,6 +59,7 @@ assert main(["schedule", "1f1b", "--stages", "2", "--micro-batches", "2"]) == 0
     assert not names & {*HEAVY}
 
 
+@pytest.mark.slow
 def test_a_rank_loads_no_solver_and_no_front_end(tmp_path: Path) -> None:
     model = examples.build("mlp", layers=2, hidden=8, batch=4)
     result = partitioner.compile(model, devices=1, time_limit_s=5)

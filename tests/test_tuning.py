@@ -200,6 +200,7 @@ def test_plans_in_stages_are_run(local: Mapping[str, Any]) -> None:
     assert program.verify()
 
 
+@pytest.mark.slow
 def test_the_second_choice_in_stages_is_kept(
     local: Mapping[str, Any], takes: Callable[[Callable[[Plan], float]], None]
 ) -> None:

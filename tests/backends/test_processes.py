@@ -73,6 +73,7 @@ def test_a_case_over_gloo(run_job: RunJob, case: str) -> None:
     run_job("gloo_jobs.py", case)
 
 
+@pytest.mark.slow
 def test_run_local_measures_several_requests(folder: Path) -> None:
     case = hand.pipeline()
     emit(case.programs, case.graph, folder)
@@ -103,6 +104,7 @@ def test_wrong_inputs_are_refused_before_anything_starts(
         run_local(folder, inputs)
 
 
+@pytest.mark.slow
 def test_a_rank_that_raises_stops_all_and_is_named(folder: Path) -> None:
     case = hand.tensor_parallel()
     emit(case.programs, case.graph, folder)
@@ -155,6 +157,7 @@ def test_a_killed_rank_stops_all_and_is_named(folder: Path) -> None:
     assert time.monotonic() - killed[0] < 30
 
 
+@pytest.mark.slow
 def test_a_killed_watcher_takes_its_ranks_along(folder: Path) -> None:
     inputs = endless(folder)
     thread = when_running(folder, lambda pids: os.kill(pids[0], signal.SIGKILL))
@@ -168,6 +171,7 @@ def test_time_is_up(folder: Path) -> None:
         run_local(folder, endless(folder), requests=1_000_000, timeout_s=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_caller_leaves_nothing(folder: Path, how: signal.Signals) -> None:
     inputs = endless(folder)

@@ -189,6 +189,7 @@ def test_a_folder_with_a_plan_only(
     )
 
 
+@pytest.mark.slow
 def test_a_run_without_its_model(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -380,6 +381,7 @@ def test_a_closed_pipe_is_quiet(home: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["intra", "inter"])
 def test_outputs_that_no_node_makes(
     strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

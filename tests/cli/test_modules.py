@@ -42,6 +42,7 @@ def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
+@pytest.mark.slow
 def test_an_exported_program_is_verified_from_its_files(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,6 +81,7 @@ def test_steps_in_stages_run_and_are_recorded(
         assert all(np.isfinite(outputs[name]).all() for name in outputs.files)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_processes_run_an_exported_program(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -338,6 +340,7 @@ def test_a_sweep_from_python() -> None:
         partitioner.sweep(*modules.build())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_torchrun_says_what_to_use_instead() -> None:
     done = subprocess.run(

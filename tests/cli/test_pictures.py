@@ -110,6 +110,7 @@ def test_a_missing_matplotlib_is_told_before_the_search(
     assert names(here) == set()
 
 
+@pytest.mark.slow
 def test_infeasible_writes_no_picture(here: Path) -> None:
     assert main(["m.onnx", "--devices", "2", "--memory", "100", "-o", "x", "-q", *ALL]) == 3
     assert names(here) == set()

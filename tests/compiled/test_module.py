@@ -385,6 +385,7 @@ def test_a_saved_program_is_loaded_with_its_module(saved: Path, inference: Modul
     assert torch.equal(again(*modules.batch())["logits"], inference(*modules.batch())["logits"])
 
 
+@pytest.mark.slow
 def test_backward_files_are_verified(saved_training: Path) -> None:
     module = modules.classifier(training=True)
     again = partitioner.load(saved_training, module, modules.batch(labels=True))

@@ -39,6 +39,7 @@ def test_phases_are_files_that_are_read_back(
     assert program.model.read(program.programs, tmp_path).verify(0).equal
 
 
+@pytest.mark.slow
 def test_a_saved_program_is_loaded_and_verified(tmp_path: Path) -> None:
     folder, batch = tmp_path / "plan", Plain.batch(0)
     options = {"parallel": "pp", "schedule": "1f1b", "micro_batches": 4}

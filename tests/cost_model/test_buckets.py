@@ -86,6 +86,7 @@ def gpt(parallel: str, devices: int = 2) -> ModuleProgram:
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parallel", "devices", "joins"),
     [

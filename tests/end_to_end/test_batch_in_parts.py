@@ -58,6 +58,7 @@ def planned(module: nn.Module | None = None, **options: Any) -> ModuleProgram:
     return program
 
 
+@pytest.mark.slow
 def test_the_fewest_micro_batches_that_fit_compute_the_same() -> None:
     torch.manual_seed(0)
     module = Layers()
@@ -147,6 +148,7 @@ def test_inference_runs_in_parts() -> None:
     assert "gradients" not in program.summary["notes"][0]
 
 
+@pytest.mark.slow
 def test_stages_take_more_micro_batches_where_the_usual_ones_do_not_fit() -> None:
     options: dict[str, Any] = {"parallel": "pp", "schedule": "1f1b", "time_limit_s": 20.0}
     program = planned(devices=2, memory=300_000, **options)

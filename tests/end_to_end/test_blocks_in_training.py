@@ -306,6 +306,7 @@ def test_a_unet_is_trained_on_one_image_where_recomputation_does_not_fit(
     assert again.graph.digest == program.graph.digest
 
 
+@pytest.mark.slow
 def test_what_blocks_in_training_are_not_searched_with_is_named() -> None:
     module = Loss(chain(nn.ReLU())())
     example = torch.randn(1, 3, 20, 18), torch.randint(3, (1, 20, 18))

@@ -40,6 +40,7 @@ def check(model: Path, devices: int, share: float, folder: Path) -> Compiled:
     return compiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_blocks_of_a_unet_run_on_all_devices(
     devices: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -47,6 +47,7 @@ def block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiled:
     )
 
 
+@pytest.mark.slow
 def test_columns_then_rows_then_one_all_reduce(block: Compiled) -> None:
     placed = {p.node.name: p for p in resolve(block.graph, block.plan)}
     prefix = "model.layers.0."

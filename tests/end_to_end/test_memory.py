@@ -24,6 +24,7 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "mlp.onnx"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["auto", "intra", "inter"])
 def test_four_parts_fit_and_measure_within_the_limit(model: Path, strategy: str) -> None:
     limit = 12 * MIB
@@ -40,6 +41,7 @@ def test_four_parts_fit_and_measure_within_the_limit(model: Path, strategy: str)
         assert measured.peak <= 2 * MIB
 
 
+@pytest.mark.slow
 def test_two_parts_do_not_fit_and_the_refusal_says_by_how_much(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

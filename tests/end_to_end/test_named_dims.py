@@ -56,6 +56,7 @@ def products(program: Compiled | ModuleProgram) -> dict[str, PlacedNode]:
     return {p.node.name: p for p in placed if p.rule is not None and p.rule.is_product}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("cols", [2, 3])
 def test_a_transformer_in_a_few_lines_on_axes_of_any_name(cols: int, training: bool) -> None:
@@ -157,6 +158,7 @@ def test_a_dim_that_lies_over_no_axis_is_whole() -> None:
         assert placed.layouts["m"].axes == ("dp", "tp")
 
 
+@pytest.mark.slow
 def test_a_layout_beside_a_kind_of_parallelism() -> None:
     model, batch = small_gpt()
     named = {"dims": {"hidden": "*.up.weight.0"}, "layout": {"hidden": "mine"}}
@@ -224,6 +226,7 @@ def test_names_are_checked_where_nothing_can_be_cut(more: Mapping[str, Any]) -> 
     assert text.startswith("constraints: dim b: 'idz' matches no tensor, node, module or operator")
 
 
+@pytest.mark.slow
 def test_layouts_are_refused_in_stages_of_one_device() -> None:
     staged = {"micro_batches": 2, "training": True}
     message = (

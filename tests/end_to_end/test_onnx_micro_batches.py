@@ -319,6 +319,7 @@ def test_auto_says_why_a_model_runs_as_a_whole() -> None:
     assert "'mean' (ReduceMean) combines the samples of a batch" in note
 
 
+@pytest.mark.slow
 def test_auto_runs_in_parts_what_does_not_fit_as_a_whole() -> None:
     proto = examples.build("tiny", batch=64, channels=16)
     assert partitioner.compile(proto, devices=1).evaluation.held_bytes[0] > 1_000_000

@@ -85,6 +85,7 @@ def every_choice(offered: Graph) -> list[tuple[Graph, Evaluation]]:
     return [(graph, one_device(graph, cluster)) for graph in graphs.values()]
 
 
+@pytest.mark.slow
 def test_the_choice_is_the_best_of_all(kept: ModuleProgram, offered: Graph) -> None:
     evaluations = [evaluation for _, evaluation in every_choice(offered)]
     least = min(evaluation.peak[0].bytes for evaluation in evaluations)

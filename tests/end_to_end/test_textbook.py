@@ -129,10 +129,12 @@ def _trained(rows: int, devices: int, **options: Any) -> ModuleProgram:
     return program
 
 
+@pytest.mark.slow
 def test_two_operators_are_trained_apart() -> None:
     assert {group.devices for group in _trained(1, 2).plan.groups} == {(0,), (1,)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -158,11 +160,13 @@ def test_doubled_batch_on_four_devices_is_trained_in_two_stages_of_two(
         assert "it runs through 2 stages" in program.summary["notes"][0]
 
 
+@pytest.mark.slow
 def test_a_sum_of_gradients_has_no_room() -> None:
     with pytest.raises(Infeasible, match="gradients"):
         _trained(2, 4, time_limit_s=3, micro_batches=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["intra", "inter"])
 def test_doubled_batch_is_not_trained_in_one_group_nor_on_single_devices(strategy: str) -> None:
     with pytest.raises(Infeasible):

@@ -50,6 +50,7 @@ def test_the_sharding_problem_has_the_cost_of_compile(
     Path("p.json.gz").unlink()
 
 
+@pytest.mark.slow
 def test_the_placement_problem_has_the_cost_of_compile(here: Path) -> None:
     found = partitioner.dump_problem("m.onnx", here / "q.json", 2, strategy="inter")
     assert found.format == "dnnp"

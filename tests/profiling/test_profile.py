@@ -314,6 +314,7 @@ def test_micro_batches_are_measured_for_plans_in_stages(file: Path) -> None:
         profile(module, batch, micro_batches=0, **options)
 
 
+@pytest.mark.slow
 def test_micro_batches_of_an_onnx_model_are_measured(file: Path, mlp: onnx.ModelProto) -> None:
     two_processes(file)
     done = profile(mlp, devices=2, profile=file, strategy="inter", micro_batches=2)
@@ -546,6 +547,7 @@ latency_s = 1e-5
 """
 
 
+@pytest.mark.slow
 def test_a_cluster_file_is_measured_with_as_many_processes_as_a_machine_has(
     mlp: onnx.ModelProto, file: Path, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
     return partitioner.compile(model, devices=4, strategy=strategy, time_limit_s=3)
 
 
+@pytest.mark.slow
 def test_each_alternative_costs_what_the_referee_says(compiled: Compiled) -> None:
     neighbourhood = Neighbourhood(compiled.graph, compiled.plan, compiled.cluster)
     tried = 0

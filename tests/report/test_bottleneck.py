@@ -44,6 +44,7 @@ def test_a_free_cluster() -> None:
     assert head["worth"].startswith("2 devices are 2 times as fast as one device alone")
 
 
+@pytest.mark.slow
 def test_a_split_that_memory_forces() -> None:
     head = headline(_compiled(4, layers=8, hidden=256, memory="1MiB"))
     assert head["worth"].startswith("The split is needed: the whole model takes")

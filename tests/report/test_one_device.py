@@ -109,6 +109,7 @@ def test_what_does_not_fit_whole_is_said_of_blocks() -> None:
     assert "(the whole model does not fit one device)" in text(result.summary)
 
 
+@pytest.mark.slow
 def test_a_plan_without_a_summary_has_the_same_speed_up() -> None:
     for name in ("placed", "one device does not hold it", "training in stages"):
         result = PLANS[name]()

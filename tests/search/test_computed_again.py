@@ -128,6 +128,7 @@ def taken_bytes(graph: Graph, nbytes: Mapping[str, int]) -> float:
     return float(sum(nbytes[v] for v, ops in readers.items() if "partitioner::either" in ops))
 
 
+@pytest.mark.slow
 def test_all_bytes_and_seconds_of_a_choice_are_those_of_the_referee() -> None:
     again = searched(32, 16, 48)
     figures = again.figures
@@ -196,6 +197,7 @@ def test_stretches_lose_what_their_cheapest_steps_lose() -> None:
     assert (np.diff(steps) >= -1e-12).all(), "the cheapest bytes are saved first"
 
 
+@pytest.mark.slow
 def test_each_stage_computes_again_what_it_must() -> None:
     options: dict[str, Any] = {
         "devices": 2,
@@ -219,6 +221,7 @@ def test_each_stage_computes_again_what_it_must() -> None:
     assert roomy.evaluation.step_s > certificate.bound, "all kept is among what the bound is of"
 
 
+@pytest.mark.slow
 def test_a_copy_that_one_pass_alone_reads_is_not_held_by_micro_batches_in_flight() -> None:
     options: dict[str, Any] = {
         "devices": 4,
@@ -237,6 +240,7 @@ def test_a_copy_that_one_pass_alone_reads_is_not_held_by_micro_batches_in_flight
     assert tight.verify().equal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.75, 0.9])
 def test_no_choice_of_a_cut_that_fits_is_much_faster(share: float) -> None:
     """All subsets of the ways of two stages, by the referee, beside the packed one."""
@@ -271,6 +275,7 @@ def test_no_choice_of_a_cut_that_fits_is_much_faster(share: float) -> None:
     assert best > kept.step_s or share > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["zb1", "zbv"])
 def test_lanes_hold_what_weight_gradients_wait_for(schedule: str) -> None:
     """The referee's count of the last lane, which puts most off, is not met without that."""

@@ -67,6 +67,7 @@ class Stack(nn.Module):
         return x.square().mean()
 
 
+@pytest.mark.slow
 def test_a_search_ends_early_where_a_known_plan_is_not_beaten() -> None:
     program = partitioner.compile(
         Stack(4, 32), torch.randn(8, 32), devices=2, training=True, parallel="pp", micro_batches=4

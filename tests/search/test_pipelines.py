@@ -184,6 +184,7 @@ def test_plans_are_proven_and_their_costs_are_not_below_the_bound(options: dict[
         assert program.plan.pipeline.micro_batches == options["micro_batches"]
 
 
+@pytest.mark.slow
 def test_left_out_the_schedule_and_the_number_of_micro_batches_are_searched() -> None:
     free = planned(Chain(*WIDTHS), devices=2, parallel="pp")
     for name in ("gpipe", "1f1b"):
@@ -359,6 +360,7 @@ def test_a_refusal_says_that_the_clock_stopped_the_search() -> None:
     assert not any("more micro-batches" in text for text in said)  # it would take as long again
 
 
+@pytest.mark.slow
 def test_a_sharding_above_the_guessed_limit_may_still_be_cut() -> None:
     """The guess is of one mesh, and does not know that gradients stay with their stage."""
     options = {"devices": 2, "parallel": "pp", "micro_batches": 12, "recompute": False}

@@ -121,6 +121,7 @@ def test_the_programs_of_an_uneven_plan_are_the_whole_model(
     assert result.verify().equal
 
 
+@pytest.mark.slow
 def test_a_cut_by_speed_is_not_taken_where_it_does_not_fit() -> None:
     """Weights of 1 MiB, cut 3:3:1:1 or evenly: two rows of input are too few to be cut."""
     model = examples.build("mlp", layers=4, hidden=256, batch=2)

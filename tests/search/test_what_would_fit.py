@@ -84,6 +84,7 @@ def trained(cluster: str, memory: int, **options: Any) -> Any:
     return partitioner.compile(Stack(), batch, cluster=cluster, memory=memory, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [4.0, 4.7])
 def test_memory_that_would_fit_has_room_for_a_step_of_the_optimizer(times: float) -> None:
     with pytest.raises(Infeasible) as refused:
@@ -95,12 +96,14 @@ def test_memory_that_would_fit_has_room_for_a_step_of_the_optimizer(times: float
     assert trained("1xh100", int(limit)).evaluation.fits_exactly
 
 
+@pytest.mark.slow
 def test_where_a_step_of_the_optimizer_does_not_fit_others_share_it() -> None:
     program = trained("2xh100", int(4.7 * Stack.nbytes))
     assert program.evaluation.fits_exactly
     assert max(program.evaluation.needed_bytes.values()) < 4.7 * Stack.nbytes
 
 
+@pytest.mark.slow
 def test_a_refusal_in_stages_names_the_step_of_the_optimizer() -> None:
     in_stages = {"parallel": "pp", "micro_batches": 2, "optimizer": "adagrad"}
     with pytest.raises(Infeasible) as refused:

@@ -110,6 +110,7 @@ def lines(folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_compiled_functions_are_kept_in_the_users_cache_folder(tmp_path: Path) -> None:
     notice, facts = lines(tmp_path)
     assert notice == NOTICE

@@ -320,6 +320,7 @@ EXPORTED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPORTED)
 def test_exported_transformers_of_a_fixed_batch(name: str, exported: Callable[[str], Path]) -> None:
     graph = load_onnx(exported(name)).graph

@@ -133,6 +133,7 @@ def test_what_combines_samples_is_named(name: str) -> None:
     assert differs(forward)
 
 
+@pytest.mark.slow
 def test_one_sample_each_is_the_same_too() -> None:
     assert of(SAME["two losses"], count=SAMPLES // 2).reasons == ()
     assert of(SAME["mean"], count=SAMPLES).reasons == ()

@@ -131,6 +131,7 @@ def test_rank_files_of_two_plans_are_refused(saved: Path) -> None:
         run_local(saved, {"x": np.zeros((8, 16), np.float32)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_both_sides_run_with_as_many_threads(threads: int, zoo: Callable[[str], Path]) -> None:
     """DenseNet's last layer has other bits with one thread than with two."""

@@ -219,6 +219,7 @@ def test_parameters_of_a_pass_are_gathered_together() -> None:
     assert collectives(program.rank(0, "backward").graph)["reduce_scatter_tensor"] < parameters / 2
 
 
+@pytest.mark.slow
 def test_rank_graphs_are_readable_code(capsys: pytest.CaptureFixture[str]) -> None:
     program = zero()
     program.rank(1).print_readable()

@@ -70,6 +70,7 @@ print(f"{len(before) > 0} before, {after} after\\n", end="", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists threads as Linux does")
 @pytest.mark.parametrize(
     "layout",

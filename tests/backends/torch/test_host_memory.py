@@ -42,6 +42,7 @@ def _pages_cleared(kept: str) -> tuple[str, int]:
     return said, int(faults)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
 def test_later_steps_meet_no_new_pages() -> None:
     _, faults = _pages_cleared("plain")

@@ -197,6 +197,7 @@ def test_the_last_micro_batch_may_be_smaller(kind: Model, parallel: str) -> None
         assert program.verify().equal
 
 
+@pytest.mark.slow
 def test_a_smaller_last_micro_batch_draws_its_own_masks() -> None:
     batch = Tied.batch(0, 14)
     losses = [

@@ -182,6 +182,7 @@ def test_an_invalid_model_is_refused_by_name(
     assert message in one_line(capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_libraries_log_nothing_to_the_terminal(tmp_path: Path) -> None:
     """onnx_ir warns of a text that is not UTF-8."""
     model = one(node("AveragePool", "x", "y", kernel_shape=[9], auto_pad="VALID"), [1, 1, 4])

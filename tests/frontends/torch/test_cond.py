@@ -113,6 +113,7 @@ def test_kinds_of_parallelism(parallel: str) -> None:
     assert program.verify()
 
 
+@pytest.mark.slow
 def test_inference_and_files(tmp_path: Path) -> None:
     module, program = compiled(layers, training=False)
     for flag in (True, False):

@@ -262,6 +262,7 @@ def assert_same(one: ModuleGraph, other: ModuleGraph) -> None:
     assert (one.gradients, one.fixed) == (other.gradients, other.fixed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

@@ -40,6 +40,7 @@ def assignments(draw: st.DrawFn) -> tuple[tuple[int, ...], list[tuple[int, int]]
     return tuple(lane_of), draw(st.none() | some)
 
 
+@pytest.mark.slow
 @budget
 @given(assignments(), st.integers(1, 9), st.tuples(st.integers(1, 3), st.integers(1, 5)))
 def test_any_lanes_and_edges(
@@ -182,6 +183,7 @@ def test_refusals(call: Callable[[], object], message: str) -> None:
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_every_number_of_micro_batches_is_served_or_refused() -> None:
     for name, lanes, m in itertools.product(SCHEDULES, range(1, 7), range(1, 26)):
         uneven = name == "interleaved" and m % max(1, m // lanes)

@@ -41,6 +41,7 @@ def data(compiled: Compiled) -> Report:
     return report_data(compiled)
 
 
+@pytest.mark.slow
 def test_data_fits_its_schema_and_json(data: Report) -> None:
     schema_check.check(data, Report)
     assert json.loads(json.dumps(data, allow_nan=False)) == data

@@ -252,6 +252,7 @@ class TestPlan:
         tab(driver, "nodes")
         assert "Gather" in driver.find_element(By.ID, "nodes-table").text
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["one", "empty", "flat"])
     def test_odd_plans_open(self, opened: Opener, name: str) -> None:
         driver = opened(name)
@@ -261,6 +262,7 @@ class TestPlan:
         message = driver.find_element(By.ID, "graph-message").text
         assert message == ("The graph has no nodes." if name == "empty" else "")
 
+    @pytest.mark.slow
     def test_colours_switch(self, opened: Opener) -> None:
         driver = opened("plan")
         for view in ("graph", "timeline", "memory", "traffic"):
@@ -325,12 +327,14 @@ class TestPlan:
         for part in ("embed_tokens", "1 MFLOP", "replicated", "Why not otherwise?", "local shape"):
             assert part in text
 
+    @pytest.mark.slow
     def test_why_not(self, opened: Opener) -> None:
         driver = opened("plan")
         select(driver, "node", 2)
         assert "Best of 5 other strategies" in details(driver)
         assert "m/tp on tp=2 on 0,1" in details(driver)
 
+    @pytest.mark.slow
     def test_blocks_open_and_close(self, opened: Opener) -> None:
         driver = opened("plan")
         closed = drawn(driver)
@@ -369,6 +373,7 @@ class TestPlan:
             "return page.graph.cy.edges('.comm').map((edge) => edge.data('label'))"
         )
 
+    @pytest.mark.slow
     def test_views_are_linked(self, opened: Opener) -> None:
         driver = opened("plan")
         tab(driver, "nodes")
@@ -447,6 +452,7 @@ class TestPlan:
             _appears(tmp_path / name)
             assert (tmp_path / name).read_bytes().startswith(start)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["plan", "diff", "sweep"])
     def test_nothing_is_wider_than_the_window(self, opened: Opener, name: str) -> None:
         driver = opened(name)
@@ -509,6 +515,7 @@ def _appears(path: Path) -> None:
 
 
 @needs_chromium
+@pytest.mark.slow
 class TestKeyboard:
     def test_tabs(self, opened: Opener) -> None:
         driver = opened("plan")
@@ -546,6 +553,7 @@ class TestKeyboard:
 
 
 @needs_chromium
+@pytest.mark.slow
 class TestColumns:
     @pytest.mark.parametrize("name", ["large", "plan"])
     def test_a_long_graph_fills_the_canvas(self, opened: Opener, name: str) -> None:
@@ -570,6 +578,7 @@ class TestColumns:
             assert a2 <= b1 or b2 <= a1 or a4 <= b3 or b4 <= a3
 
 
+@pytest.mark.slow
 class TestTopology:
     def test_links_are_as_wide_as_they_are_fast(self, opened: Opener) -> None:
         driver = opened("plan", view="traffic")
@@ -610,6 +619,7 @@ def test_lanes_say_the_names_of_devices_in_all_views(opened: Opener) -> None:
         assert any(label.startswith(f"2: {name[:2]}") for label in names), view
 
 
+@pytest.mark.slow
 class TestHostileNames:
     def test_names_are_text(self, opened: Opener) -> None:
         driver = opened("hostile")
@@ -625,6 +635,7 @@ class TestHostileNames:
             )
             assert shown == page_text(name)
 
+    @pytest.mark.slow
     def test_tooltips_and_search_are_text(self, opened: Opener) -> None:
         driver = opened("hostile")
         search(driver, "script")
@@ -669,6 +680,7 @@ class TestPolicy:
 
 
 @needs_chromium
+@pytest.mark.slow
 class TestLarge:
     def test_opens_in_time(self, opened: Opener, pages: Path) -> None:
         driver = opened("large")
@@ -701,6 +713,7 @@ class TestLarge:
 
 
 @needs_chromium
+@pytest.mark.slow
 class TestOtherPages:
     def test_a_sweep_has_its_ideal_and_efficiency(self, opened: Opener) -> None:
         driver = opened("sweep")
@@ -870,6 +883,7 @@ class TestOverview:
         arrows = driver.find_elements(By.CSS_SELECTOR, "#overview-canvas .arrow")
         assert len(arrows) == len(sends) > 0
 
+    @pytest.mark.slow
     def test_boxes_of_a_lane_do_not_overlap_and_stay_in_the_canvas(self, opened: Opener) -> None:
         for name in ("plan", "overlapping", "large", "flat"):
             driver = opened(name, view="overview")

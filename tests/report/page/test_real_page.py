@@ -69,6 +69,7 @@ def _open_all_views(driver: Chrome, page: Path) -> None:
     assert driver.execute_script("return window.hacked") is None
 
 
+@pytest.mark.slow
 def test_a_measured_run_has_a_view(chromium: Chrome, tmp_path: Path) -> None:
     result = partitioner.compile(_hostile(), devices=2, strategy="intra", cluster="2xideal")
     profiled = result.profile(steps=2)
@@ -85,6 +86,7 @@ def test_a_measured_run_has_a_view(chromium: Chrome, tmp_path: Path) -> None:
     assert chromium.execute_script("return window.hacked") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["inter", "intra"])
 def test_hostile_names_out_of_a_model_are_text(
     chromium: Chrome, tmp_path: Path, strategy: str

@@ -20,6 +20,7 @@ NUMBERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(headless.binary() is None, reason="no chromium is installed")
 def test_the_page_writes_numbers_as_the_commands_do(tmp_path: Path) -> None:
     script = resources.files("partitioner.report.page").joinpath("web/js/text.js").read_text()

@@ -37,6 +37,7 @@ def tiny() -> Compiled:
     return drawn_plans.compiled(examples.build("tiny"), 2, _=1, **first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", MAGIC)
 def test_every_format_has_the_same_bytes_each_time(
     tiny: Compiled, tmp_path: Path, suffix: str

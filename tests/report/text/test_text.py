@@ -91,6 +91,7 @@ def test_a_plan_does_not_differ_from_itself(
     assert "0 nodes moved" in text
 
 
+@pytest.mark.slow
 def test_sweep(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ("sweep", plans / "m.onnx", "--devices", "1,2,4", "--memory", "30KiB,1GiB")
     sweep = json.loads(_said(capsys, *args, "--time-limit", "3", "--json", "-q"))

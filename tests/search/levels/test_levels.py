@@ -100,6 +100,7 @@ def test_an_intra_plan_of_many_devices_is_equal_to_the_model() -> None:
     assert result.verify()
 
 
+@pytest.mark.slow
 def test_more_devices_take_no_longer_stages() -> None:
     graph = load_onnx(mlp(layers=64, hidden=1024, batch=256)).graph
     steps = []
@@ -123,6 +124,7 @@ def test_a_thousand_devices_get_a_plan_alone() -> None:
         assert result.programs
 
 
+@pytest.mark.slow
 def test_memory_is_kept_stage_by_stage() -> None:
     graph = load_onnx(mlp(layers=32, hidden=1024, batch=32)).graph
     weights = 32 * 1024 * 1024 * 4
@@ -394,6 +396,7 @@ def test_objectives_that_need_every_device_are_refused_by_name() -> None:
         partitioner.compile(mlp(2, 8, 8), cluster="16x8xh100", objective="latency")
 
 
+@pytest.mark.slow
 def test_a_refusal_names_the_memory_at_which_a_plan_fits() -> None:
     model = mlp(layers=32, hidden=1024, batch=32)
     with pytest.raises(Infeasible, match="it fits with --memory") as caught:
@@ -411,6 +414,7 @@ def test_one_stage_of_several_kinds_is_refused_by_name() -> None:
         partitioner.compile(mlp(4, 32, 24), cluster=two_kinds(12, 12), mesh={"tp": 24})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cluster",
     [resolve_cluster("4x8xh100"), pytest.param(two_kinds(4, 20), marks=pytest.mark.slow)],
@@ -451,6 +455,7 @@ def test_what_a_thousand_devices_hold_is_counted_once() -> None:
     assert figures.over_bytes is figures.over_bytes
 
 
+@pytest.mark.slow
 def test_three_axes_win_where_weights_must_be_cut_and_values_need_not_be_whole() -> None:
     """A chain of matrices on two nodes, cut four ways in a node: two by two sends less."""
     graph = load_onnx(examples.build("mlp", layers=16, hidden=2048, batch=8192)).graph

@@ -125,6 +125,7 @@ def test_offers_fold_with_their_blocks(offering: Folded) -> None:
         assert first not in offering.graph.backward
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "offers"),
     [
@@ -224,6 +225,7 @@ def large(model: ModuleGraph) -> Graph:
     return model.graph
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_every_device(large: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for buckets, which are not known by levels: their members take the least."""
     cluster = resolve_cluster("4x8xh100")
@@ -241,6 +243,7 @@ def test_figures_are_those_of_every_device(large: Graph, monkeypatch: pytest.Mon
         assert staged.bound_s <= exact.step_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [32, 4096])
 def test_a_step_of_the_optimizer_on_gpus_is_counted(batch: int) -> None:
     """With a small batch it is the fullest moment."""
@@ -261,6 +264,7 @@ def test_a_step_of_the_optimizer_on_gpus_is_counted(batch: int) -> None:
     assert not ours.executor_peak
 
 
+@pytest.mark.slow
 def test_by_levels_a_step_of_the_optimizer_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where there are too many devices to count each by itself."""
     monkeypatch.setattr("partitioner.search.by_levels.MOST_EXPLICIT", 2)
@@ -302,6 +306,7 @@ def test_copies_that_last_are_among_what_passes(small: Folded) -> None:
         assert other.passing_bytes + resident == pytest.approx(everything)
 
 
+@pytest.mark.slow
 def test_weights_are_stored_in_parts_where_they_do_not_fit_whole(large: Graph) -> None:
     cluster = resolve_cluster("4x8xh100")
     states = [node.outputs[0] for node in large.nodes if node.op == "partitioner::state"]
@@ -320,6 +325,7 @@ def test_weights_are_stored_in_parts_where_they_do_not_fit_whole(large: Graph) -
     assert 0 < why.value.bytes_short < stored / 10  # of a plan that cuts what it can
 
 
+@pytest.mark.slow
 def test_the_search_says_where_memory_binds_and_yields_there() -> None:
     model = traced(layers=6, width=256, batch=2048)
     cluster, mesh = resolve_cluster("4x8xh100"), {"dp": 32}
@@ -409,6 +415,7 @@ def test_a_plan_by_levels_computes_what_the_module_does(monkeypatch: pytest.Monk
     assert again.verify()
 
 
+@pytest.mark.slow
 def test_the_first_plan_is_of_known_kinds(large: Graph) -> None:
     cluster = resolve_cluster("4x8xh100")
     folded = fold(large, Rules.of(large))
@@ -429,6 +436,7 @@ def test_the_first_plan_is_of_known_kinds(large: Graph) -> None:
     assert sharder.begin(DeviceMesh.of({"dp": 3}), 0.02)[0].sharded is None  # 1,024 samples
 
 
+@pytest.mark.slow
 def test_a_module_is_planned_for_more_devices_than_have_programs() -> None:
     with torch.device("meta"):
         module = Stack(6, 256)
@@ -456,6 +464,7 @@ def test_one_axis_comes_first() -> None:
     assert set(shapes[4:]) == {"dp=4 zero=4 tp=2", "dp=4 zero=2 tp=4"}
 
 
+@pytest.mark.slow
 def test_a_split_mesh_begins_with_the_plan_of_the_whole_one(small: Folded) -> None:
     cluster = resolve_cluster("4x8xh100")
     sharder = AxisSharder(Sharder(small, cluster), Work.within(60))

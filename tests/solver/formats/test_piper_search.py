@@ -103,6 +103,7 @@ def all_plans_of_three(data: Json) -> list[list[Planned]]:
     return plans
 
 
+@pytest.mark.slow
 def test_nodes_of_three_ways_are_planned() -> None:
     thirds = fits = 0
     for seed in range(40):
@@ -119,6 +120,7 @@ def test_nodes_of_three_ways_are_planned() -> None:
     assert thirds >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("wide")
 def test_wide_plans_and_bounds_beside_brute_force() -> None:
     """No bound is above the least load, no plan below; small graphs are cut as well as can be."""
@@ -188,6 +190,7 @@ def test_moved_seconds_are_the_referees() -> None:
             assert moved_s[pair] + computed / data == pytest.approx(_time_s(instance, stage))
 
 
+@pytest.mark.slow
 def test_a_convolutional_net_of_177_nodes_is_planned_exactly() -> None:
     """Each node differs, 752 downsets: the ways of its stages are more than can be counted."""
     data = one_device_a_stage(convolutional())
@@ -213,6 +216,7 @@ def test_a_recurrent_net_of_78_nodes_is_planned_with_a_bound() -> None:
     assert plan_pipeline(instance, Work()) == plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_cuts_along_orders_are_near_the_best(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all 495 downsets can be tried, too; the best is proven so by packing alone."""

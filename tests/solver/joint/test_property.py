@@ -81,6 +81,7 @@ def test_throughput(start: int) -> None:
     assert 0.5 * CHUNK < sum(feasible) < CHUNK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", FEW)
 def test_memory(start: int) -> None:
     feasible = [

@@ -297,7 +297,6 @@ def test_resnet_50(mesh: Mapping[str, int], zoo: Callable[[str], Path]) -> None:
     assert max(output.error for output in found.outputs) <= 1e-5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("job", job_parameters(JOBS))
 def test_ranks_train_to_the_same_weights(run_job: RunJob, job: str) -> None:
     run_job("spatial_jobs.py", job)

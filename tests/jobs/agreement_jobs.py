@@ -372,9 +372,7 @@ JOBS = {
     "something else": Job(2, does_something_else, [program]),
     "skips a step": Job(2, skips_a_step, [program]),
     "is interrupted": Job(2, is_interrupted, [program]),
-    "waits in a barrier": Job(
-        2, partial(waits_elsewhere, meets, r"dist\.barrier"), [program], slow=True
-    ),
+    "waits in a barrier": Job(2, partial(waits_elsewhere, meets, r"dist\.barrier"), [program]),
     "waits in a save": Job(2, partial(waits_elsewhere, saves, r"dcp\.save"), [program], slow=True),
     "waits in a gather": Job(
         2, partial(waits_elsewhere, gathers, "full_tensor"), [program], slow=True
@@ -382,5 +380,5 @@ JOBS = {
     "waits in a copy": Job(2, partial(waits_elsewhere, copies, r"\.copy_"), [program], slow=True),
     "comes late": Job(2, comes_late, [program], slow=True),
     "changes on one": Job(2, changes_on_one_rank, [program]),
-    "compiles together": Job(2, compiles_together, slow=True),
+    "compiles together": Job(2, compiles_together),
 }

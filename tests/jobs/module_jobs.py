@@ -712,7 +712,7 @@ JOBS = {
     "mlp_on_2": Job(2, trains_mlp, [MLP]),
     "gpt_on_2": Job(2, trains_gpt, [GPT]),
     "mlp_on_4": Job(4, trains_mlp, [MLP_ON_4]),
-    "gpt_on_4": Job(4, trains_gpt, [GPT_ON_4], slow=True),
+    "gpt_on_4": Job(4, trains_gpt, [GPT_ON_4]),
     "optimizers": Job(2, other_optimizers, [MLP, GPT]),
     "anomalies": Job(2, finds_anomalies, [GPT]),
     "dropout": Job(
@@ -720,13 +720,11 @@ JOBS = {
         dropout_is_that_of_one_device,
         [partial(program, Gpt, ranks, dropout=0.3) for ranks in (1, 2)],
     ),
-    "branches": Job(
-        2, autocast_modules.branches_under_autocast, [autocast_modules.program], slow=True
-    ),
+    "branches": Job(2, autocast_modules.branches_under_autocast, [autocast_modules.program]),
     "clipping": Job(2, clips_accumulates_and_scales, [GPT]),
-    "evaluation": Job(2, evaluates, programs(dropout=0.3), slow=True),
+    "evaluation": Job(2, evaluates, programs(dropout=0.3)),
     "no_gradients": Job(2, without_gradients_the_statistics_move, [MLP]),
-    "sizes": Job(2, other_batch_sizes, [MLP, GPT], slow=True),
+    "sizes": Job(2, other_batch_sizes, [MLP, GPT]),
     "does_not_fit": Job(
         2, a_batch_that_the_cuts_do_not_fit, [partial(program, Gpt, 2, parts=True)]
     ),
@@ -756,7 +754,7 @@ JOBS = {
     "dies_in_forward": Job(4, dies_in_forward, [GPT_ON_4]),
     "dies_in_backward": Job(4, dies_in_backward, [GPT_ON_4]),
     "raises": Job(2, a_rank_that_raises, [MLP]),
-    "hangs": Job(2, a_rank_that_hangs, [MLP], timeout_s=4, slow=True),
+    "hangs": Job(2, a_rank_that_hangs, [MLP], timeout_s=4),
     "compiled": Job(
         2,
         compiled,

@@ -40,7 +40,6 @@ def is_cut(node: PlacedNode, axis: str) -> bool:
     return any(axis in layout.axes for layout in node.layouts.values())
 
 
-@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("kind", "devices"), MESHES)
 @pytest.mark.parametrize("name", MODELS)

@@ -91,6 +91,14 @@ class DeviceSpec:
         """The published measurements of its kernels."""
         return None if self.table is None else KERNELS[self.table]
 
+    def start_s(self, *, is_known: bool) -> float:
+        """Seconds of the start-up of a communication, with the border that it makes.
+
+        Args:
+            is_known: Whether its own seconds are measured or published, which contain the start-up.
+        """
+        return (0.0 if is_known else self.launch_s) + (self.border_s or 0.0)
+
     def flops_per_s(self, dtype: str) -> float:
         """FLOP/s reached in an element type."""
         return self.peak_flops_per_s.get(dtype) or self.peak_flops_per_s["float32"]
@@ -168,7 +176,7 @@ class LinkLevel:
         """
         return max(0.0, (self._exchanged_s(0.0) or 0.0) - self.message_s)
 
-    def transfers_s(self, nbytes: float) -> float:
+    def exchanged_contents_s(self, nbytes: float) -> float:
         """Seconds that the contents add where two ranks send so many bytes to each other."""
         exchanged_s = self._exchanged_s(nbytes)
         empty_s = self._exchanged_s(0.0)
@@ -272,14 +280,22 @@ class Cluster:
         last = replace(self.level((0, count - 1)), size=count)
         return replace(self, devices=self.devices[:count], levels=(*inner, last))
 
-    def with_borders(self) -> Cluster:
-        """The cluster as it is for ONNX Runtime: with measured seconds of borders, if known."""
-        known = {
-            spec: replace(spec, border_s=spec.profile.border.seconds)
+    def for_backend(self, *, in_sessions: bool) -> Cluster:
+        """The cluster as it is for ONNX Runtime, or for PyTorch.
+
+        Args:
+            in_sessions: Whether programs are sessions, whose borders take measured seconds if they
+                are known, else those that the devices give; others have none.
+        """
+        borders = {
+            spec: (spec.border_s if border is None else border.seconds) if in_sessions else None
             for spec in self.first_of_spec
-            if spec.profile is not None and spec.profile.border is not None
+            for border in (spec.profile.border if spec.profile else None,)
         }
-        return replace(self, devices=tuple(known.get(spec, spec) for spec in self.devices))
+        if all(spec.border_s == border_s for spec, border_s in borders.items()):
+            return self
+        made = {spec: replace(spec, border_s=border_s) for spec, border_s in borders.items()}
+        return replace(self, devices=tuple(made[spec] for spec in self.devices))
 
     def with_memory(self, memory_bytes: int) -> Cluster:
         """The same cluster with this limit on every device."""

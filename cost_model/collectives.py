@@ -53,12 +53,8 @@ class Algorithm:
     seconds: float
 
     def start_s(self, device: DeviceSpec) -> float:
-        """Seconds of the start-up on a device; measured and published seconds contain it.
-
-        They never contain what a program's end costs there.
-        """
-        has_start = self.name in ("measured", "published")
-        return (0.0 if has_start else device.launch_s) + (device.border_s or 0.0)
+        """Seconds of the start-up on a device; see `DeviceSpec.start_s`."""
+        return device.start_s(is_known=self.name in ("measured", "published"))
 
 
 @dataclass(frozen=True)
@@ -348,7 +344,7 @@ def _pairwise_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
     def contents_s(rank: int) -> float:
         both_ways = exchanging[rank]
         seconds = (
-            level.transfers_s(n) if level in both_ways else level.transfer_s(n)
+            level.exchanged_contents_s(n) if level in both_ways else level.transfer_s(n)
             for (level, _), n in wires[rank].items()
         )
         return max((level.waiting_s for level in both_ways), default=0.0) + max(
@@ -357,8 +353,7 @@ def _pairwise_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
 
     is_measured = cluster.level(comm.ranks).is_measured
     return {
-        rank: (0.0 if is_measured else cluster.devices[rank].launch_s)
-        + (cluster.devices[rank].border_s or 0.0)
+        rank: cluster.devices[rank].start_s(is_known=is_measured)
         + sum(peers[rank].values())
         + contents_s(rank)
         for rank in comm.ranks

@@ -294,7 +294,7 @@ class EvenResharder(Resharder):
         share = numel / len(ranks) * item_bytes(dtype)
         whole = share * len(ranks)
         in_table = tabled(CommKind.ALL_TO_ALL, ranks, whole, self.cluster)
-        by_formula_s = self._exchanged_s(self._peers_of(ranks), share)
+        by_formula_s = self._pairwise_s(self._peers_of(ranks), share, both_ways=True)
         seconds = by_formula_s
         if in_table is not None:
             spec = self.cluster.devices[self.even.device]
@@ -389,8 +389,8 @@ class EvenResharder(Resharder):
 
     def _start_s(self, levels: Iterable[LinkLevel], device: int) -> float:
         """Seconds of the start-up of messages on a device, which measured ones contain."""
-        spec, is_measured = self.cluster.devices[device], all(level.is_measured for level in levels)
-        return (0.0 if is_measured else spec.launch_s) + (spec.border_s or 0.0)
+        is_known = all(level.is_measured for level in levels)
+        return self.cluster.devices[device].start_s(is_known=is_known)
 
     def _peers_of(self, ranks: tuple[int, ...]) -> Mapping[LinkLevel, int]:
         """Number of the other ranks that the first one reaches over each level."""
@@ -402,15 +402,15 @@ class EvenResharder(Resharder):
             self._peers[ranks] = peers
         return self._peers[ranks]
 
-    def _exchanged_s(self, peers: Mapping[LinkLevel, int], share: float) -> float:
-        """Seconds to send `share` bytes to each peer and receive as many of it."""
+    def _pairwise_s(
+        self, peers: Mapping[LinkLevel, int], share: float, *, both_ways: bool = False
+    ) -> float:
+        """Seconds to send `share` bytes to each peer, to receive them, or both."""
         waits = sum(level.message_s * count for level, count in peers.items())
-        waits += max((level.waiting_s for level in peers), default=0.0)
-        wires = (level.transfers_s(share * n) for level, n in peers.items())
-        return self._start_s(peers, self.even.device) + waits + max(wires, default=0.0)
-
-    def _pairwise_s(self, peers: Mapping[LinkLevel, int], share: float) -> float:
-        """Seconds to send `share` bytes to each peer, or to receive them."""
-        waits = sum(level.message_s * count for level, count in peers.items())
-        wires = (level.transfer_s(share * n) for level, n in peers.items())
+        if both_ways:
+            waits += max((level.waiting_s for level in peers), default=0.0)
+        wires = (
+            level.exchanged_contents_s(share * n) if both_ways else level.transfer_s(share * n)
+            for level, n in peers.items()
+        )
         return self._start_s(peers, self.even.device) + waits + max(wires, default=0.0)

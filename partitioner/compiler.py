@@ -224,6 +224,7 @@ def compile(  # noqa: A001 - the public name
         if options.get("plan_only"):
             raise OptionError("tune runs the plans, which needs the weights: leave plan_only out")
         check_tunable(cluster, is_module=isinstance(opened, ModuleInput))
+    cluster = cluster.for_backend(in_sessions=isinstance(opened, OnnxInput))
     if isinstance(opened, ModuleInput):
         if request.is_pipelined:
             return _compile_in_stages(opened, cluster, request, clock)
@@ -251,7 +252,6 @@ def check_options(devices: int | None, options: Mapping[str, Any]) -> tuple[Clus
 def _compile_onnx(opened: OnnxInput, cluster: Cluster, request: Request, clock: Clock) -> Compiled:
     with clock("reading the model"):
         traced = opened.traced
-    cluster = cluster.with_borders()
     onnx_model = OnnxModel.of(opened.model, traced, opened.dims, opened.shapes)
     if request.constraints.plan is not None:
         onnx_model = onnx_model.of_form(request.constraints.plan.graph_digest)
@@ -994,8 +994,7 @@ def dump_problem(
     say("reading the model")
     graph = opened.graph
     say("building the problem")
-    if isinstance(opened, OnnxInput):
-        cluster = cluster.with_borders()
+    cluster = cluster.for_backend(in_sessions=isinstance(opened, OnnxInput))
     family, built = first_problem(graph, cluster, spaces.on(graph))
     say(f"writing {target}")
     dumped = write_problem(built.problem, target, str(family), placement=strategy == "inter")

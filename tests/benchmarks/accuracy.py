@@ -345,9 +345,8 @@ class Session:
             program = self._compiled(name, "one", planned=True)
             graph, delivered = program.graph, program.model.delivered
             own, others = (
-                cluster if name in MODULES else cluster.with_borders()
+                self._cluster(file).for_backend(in_sessions=name in ONNX_MODELS)
                 for file in (self._profile(name), self._without(name))
-                if (cluster := self._cluster(file))
             )
             speed_s, times, peaks = (self._read(name, what) for what in ("speed", "times", "peaks"))
             plans = {

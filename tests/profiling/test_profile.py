@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import modules
@@ -247,6 +248,15 @@ def test_a_border_between_sessions_is_measured_and_each_communication_pays_it(
         nn.Linear(8, 8), torch.ones(4, 8), devices=2, cluster="local", profile=profiled
     )
     assert {spec.border_s for spec in module.cluster.devices} == {None}, "PyTorch has no sessions"
+
+
+def test_a_border_of_a_cluster_file_is_paid_by_onnx_models_alone(mlp: onnx.ModelProto) -> None:
+    ideal = resolve_cluster("2xideal")
+    lab = replace(ideal, devices=tuple(replace(one, border_s=1e-3) for one in ideal.devices))
+    onnx_model = partitioner.compile(mlp, cluster=lab)
+    module = partitioner.compile(nn.Linear(8, 8), torch.ones(4, 8), cluster=lab)
+    assert {one.border_s for one in onnx_model.cluster.devices} == {1e-3}
+    assert {one.border_s for one in module.cluster.devices} == {None}
 
 
 def test_a_profile_without_a_border_is_said(mlp: onnx.ModelProto, file: Path) -> None:

@@ -6,7 +6,6 @@ import platform
 import resource
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from partitioner.backends.onnx.steps import RankModel, Segment
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import Comm, CommKind, Compute, Output, Part, Programs
+from partitioner.profiling.programs import in_phases
 from partitioner.verify.first_difference import uncut_programs
 
 RNG = np.random.default_rng(0)
@@ -98,18 +98,6 @@ def residual_blocks(count: int) -> Graph:
     return net.graph((1, 16, 7, 9), value, (1, 16, 7, 9))
 
 
-def in_phases(graph: Graph, starts: Iterable[int]) -> Programs:
-    """The graph on one rank, with a new segment at each of some positions of its steps."""
-    programs, bounds = uncut_programs(graph), sorted(starts)
-    (program,) = programs.ranks
-    steps = [
-        replace(step, phase=sum(index >= start for start in bounds))
-        for index, step in enumerate(program.steps)
-        if isinstance(step, Compute)
-    ]
-    return replace(programs, ranks=(replace(program, steps=tuple(steps)),))
-
-
 def feeds(graph: Graph) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(1)
     return {n: rng.standard_normal(graph.types[n].shape).astype(np.float32) for n in graph.inputs}
@@ -121,7 +109,7 @@ def segments_of(rank: RankModel) -> list[int]:
 
 def kernels(graph: Graph, starts: Iterable[int], folder: Path) -> list[list[str]]:
     """The operators that each segment runs; every node belongs to a kernel of its own segment."""
-    models = emit_models(in_phases(graph, starts), graph)
+    models = emit_models(in_phases(uncut_programs(graph), list(starts)), graph)
     config = SessionConfig(profile=folder, optimized=folder)
     simulator = Simulator(models, configs={0: config})
     simulator.run([feeds(graph)])
@@ -165,7 +153,7 @@ def test_every_cut_computes_the_same() -> None:
     (exact,) = Simulator(emit_models(uncut_programs(graph), graph)).run([fed])
     count = len(graph.nodes)
     for starts in [*([at] for at in range(1, count)), range(count), range(0, count, 3)]:
-        models = emit_models(in_phases(graph, starts), graph)
+        models = emit_models(in_phases(uncut_programs(graph), list(starts)), graph)
         (cut,) = Simulator(models, optimization="all").run([fed])
         for name, expected in exact.outputs.items():
             np.testing.assert_allclose(cut.outputs[name], expected, rtol=1e-5, atol=1e-5)
@@ -173,7 +161,7 @@ def test_every_cut_computes_the_same() -> None:
 
 def sums_of(graph: Graph, starts: Iterable[int]) -> list[tuple[Sums, ...]]:
     """Of each segment, in order; the results of two requests in flight are checked."""
-    models = emit_models(in_phases(graph, starts), graph)
+    models = emit_models(in_phases(uncut_programs(graph), list(starts)), graph)
     simulator = Simulator(models, optimization="all")
     fed = [feeds(graph), {name: -array for name, array in feeds(graph).items()}]
     for cut, exact in zip(simulator.run(fed), Simulator(models).run(fed), strict=True):
@@ -255,7 +243,9 @@ def test_a_sum_leaves_an_image_that_later_micro_batches_read(
     """What all micro-batches have in common is not freed, so no sum may take its memory."""
     graph = residual_blocks(3)
     border = graph.nodes[6].outputs[0]
-    simulator = Simulator(emit_models(in_phases(graph, [2, 7, 12]), graph), optimization="all")
+    simulator = Simulator(
+        emit_models(in_phases(uncut_programs(graph), [2, 7, 12]), graph), optimization="all"
+    )
     (executor,) = simulator.executors
     monkeypatch.setattr(executor, "_once", frozenset({border}))
     seen: list[np.ndarray] = []
@@ -287,7 +277,7 @@ def test_sums_that_leave_a_segment_lie_apart() -> None:
 
 
 def groups(graph: Graph, starts: Iterable[int], keep: Sequence[str] = ()) -> list[Group]:
-    (message,) = emit_models(in_phases(graph, starts), graph)
+    (message,) = emit_models(in_phases(uncut_programs(graph), list(starts)), graph)
     rank = load_rank(message, keep)
     return list(groups_of(rank, segments_of(rank)))
 
@@ -299,7 +289,7 @@ def test_values_that_are_kept_are_plain() -> None:
     assert kept in group.images
     (other,) = groups(graph, [2, 7], [kept])
     assert other.images == group.images - {kept}
-    models = emit_models(in_phases(graph, [2, 7]), graph)
+    models = emit_models(in_phases(uncut_programs(graph), [2, 7]), graph)
     values = [
         Simulator(models, keep={0: [kept]}, optimization=level).run([feeds(graph)])[0].values[0]
         for level in ("basic", "all")
@@ -329,7 +319,7 @@ def test_weights_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     graph = residual_blocks(2)
-    emit(in_phases(graph, [2, 7]), graph, tmp_path)
+    emit(in_phases(uncut_programs(graph), [2, 7]), graph, tmp_path)
     assert (tmp_path / "rank0.weights").exists()
     simulator = Simulator(tmp_path, optimization="all")
     assert list((tmp_path / "temporary").iterdir()) == []
@@ -347,7 +337,7 @@ def test_without_a_temporary_folder_segments_are_not_joined(
     """There is none, or it has no room for the weights, as in many containers."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path if is_full else tmp_path / "none"))
     graph = residual_blocks(2)
-    models = emit_models(in_phases(graph, [2, 7]), graph)
+    models = emit_models(in_phases(uncut_programs(graph), [2, 7]), graph)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if is_full:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
@@ -368,7 +358,7 @@ def test_a_joined_graph_that_onnx_runtime_refuses_is_told_of(
 ) -> None:
     monkeypatch.setattr(Group, "joined", lambda _: onnx.ModelProto())
     graph = residual_blocks(2)
-    models = emit_models(in_phases(graph, [2, 7]), graph)
+    models = emit_models(in_phases(uncut_programs(graph), [2, 7]), graph)
     with pytest.warns(UserWarning, match=r"could not optimize them .*: rank 0: ONNX Runtime: ."):
         simulator = Simulator(models, optimization="all")
     (exact,), (alone,) = (s.run([feeds(graph)]) for s in (Simulator(models), simulator))
@@ -480,7 +470,7 @@ def test_images_that_are_made_plain_are_not_joined(monkeypatch: pytest.MonkeyPat
     graph = net.graph((1, 16, 5, 5), net.conv(value, 16, 16), (1, 16, 5, 5))
     seen: list[Optimized] = []
     monkeypatch.setattr(sessions, "Optimized", lambda *of: seen.append(Optimized(*of)) or seen[-1])
-    models = emit_models(in_phases(graph, [1]), graph)
+    models = emit_models(in_phases(uncut_programs(graph), [1]), graph)
     Simulator(models, optimization="all").run([feeds(graph)])
     (one,) = seen
     assert one.plain == one.group.images == {value}

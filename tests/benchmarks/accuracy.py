@@ -1,7 +1,8 @@
 """Predicted seconds beside measured ones: models in ONNX Runtime and training steps in PyTorch.
 
     OMP_NUM_THREADS=1 python tests/benchmarks/accuracy.py [--models resnet50,...,gpt-train,...]
-        [--rounds 5] [--time-limit 120] [--folder DIR] [--steps profile,forms,plan,run,peaks,report]
+        [--plans one,dp,...] [--rounds 5] [--time-limit 120] [--folder DIR]
+        [--steps profile,forms,plan,run,peaks,report]
     python tests/benchmarks/accuracy.py --device cuda [--models gpt-train,...,gpt-large-train,...]
 
 Each model is profiled for 2 processes of this machine with 1 thread each, from an empty profile.
@@ -9,7 +10,7 @@ With `--device cuda` each is a module and profiled for one GPU: on it, whole and
 (`micro`), it is planned and run.
 Then it is planned with `--cluster local`: on one of the processes (`one`), by fixed kinds of plans,
 and freely (`auto`), and every plan runs in turns with the others; kinds whose plans are equal share
-their runs. Printed are, for each plan, the
+their runs. Ratios of two plans are medians over the rounds. Printed are, for each plan, the
 predicted and the measured seconds of a request or step, the error, the error at the machine's speed
 while it was profiled (a reference product is timed beside every run: other tenants of a machine
 change its speed), and predicted and measured peak bytes of the rank that held most. Then: the
@@ -35,7 +36,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,7 @@ class Row:
             hold or, of a module, its tensors by liveness with what kernels take.
         measured_bytes: That rank's measured peak in one recorded step.
         foreign_s: Predicted by the profiles of the other models.
+        rounds_s: Measured seconds by round; in each, the plans of a model run one after another.
     """
 
     model: str
@@ -99,6 +101,7 @@ class Row:
     predicted_bytes: int
     measured_bytes: int
     foreign_s: float = 0.0
+    rounds_s: Sequence[float] = ()
 
     @property
     def error(self) -> float:
@@ -116,6 +119,11 @@ class Row:
     @property
     def foreign_error(self) -> float:
         return self.foreign_s / self.measured_s - 1
+
+    def over(self, other: Row) -> float:
+        """Its seconds over those of another plan of the model: the median over the rounds."""
+        rounds = zip(self.rounds_s, other.rounds_s, strict=True)
+        return statistics.median(own_s / other_s for own_s, other_s in rounds)
 
 
 def reference_s(device: str) -> float:
@@ -290,8 +298,20 @@ def module_of(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
 class Session:
     """Profiles, plans and runs models: each step leaves what it made in the folder."""
 
-    def __init__(self, folder: Path, rounds: int, time_limit_s: float, device: str) -> None:
-        self.folder, self.rounds, self.time_limit_s = folder, rounds, time_limit_s
+    def __init__(
+        self,
+        folder: Path,
+        rounds: int,
+        time_limit_s: float,
+        device: str,
+        kinds: Collection[str] | None = None,
+    ) -> None:
+        self.folder, self.rounds, self.time_limit_s, self.kinds = (
+            folder,
+            rounds,
+            time_limit_s,
+            kinds,
+        )
         self.device, self.ranks = device, RANKS if device == "cpu" else 1
         (folder / "one.toml").write_text(ONE)
 
@@ -342,7 +362,7 @@ class Session:
         """The plans of models, priced by their own profile and by those of the others."""
         rows = []
         for name in models:
-            program = self._compiled(name, "one", planned=True)
+            program = self._compiled(name, next(iter(self.plans(name))), planned=True)
             graph, delivered = program.graph, program.model.delivered
             own, others = (
                 self._cluster(file).for_backend(in_sessions=name in ONNX_MODELS)
@@ -361,12 +381,16 @@ class Session:
                 )
                 shares = Sources.of(graph, resolve(graph, plan), own).shares()
                 same = [other for other in plans if plans[other].digest == plan.digest]
-                measured_s, beside_s = _medians([run for other in same for run in times[other]])
+                rounds = [
+                    _mean(some) for some in zip(*(times[other] for other in same), strict=True)
+                ]
+                measured_s, beside_s = map(statistics.median, zip(*rounds, strict=True))
                 fullest = peaks[kind].index(max(peaks[kind]))
                 row = Row(
                     *(name, kind, cost.step_s, measured_s, beside_s / speed_s),
                     ", ".join(f"{share:.0%} {source}" for source, share in shares.items()),
                     *(_peak(cost, fullest).bytes, peaks[kind][fullest], foreign.step_s),
+                    [round_s for round_s, _ in rounds],
                 )
                 rows.append(row)
                 print(line(row), flush=True)
@@ -396,7 +420,11 @@ class Session:
         )
 
     def plans(self, name: str) -> Mapping[str, Mapping[str, Any]]:
-        """Options by kind of plan."""
+        """Options by kind of plan, of the kinds that are asked for."""
+        offered = self._offered(name)
+        return {kind: offered[kind] for kind in offered if not self.kinds or kind in self.kinds}
+
+    def _offered(self, name: str) -> Mapping[str, Mapping[str, Any]]:
         if self.device != "cpu":
             return GPU_PLANS
         return TRAINING_PLANS if name in MODULES else ONNX_PLANS
@@ -436,7 +464,7 @@ class Session:
         """Seconds of a request in a stream of each plan, and of the reference beside."""
         kinds = tuple(self.plans(name))
         found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
-        inputs = random_inputs(self._compiled(name, "one", planned=True).graph, seed=0)
+        inputs = random_inputs(self._compiled(name, kinds[0], planned=True).graph, seed=0)
         requests = 10
         for _ in range(self.rounds):
             for kind in kinds:
@@ -494,8 +522,9 @@ def _copy(profile: Profile, target: Path) -> None:
     write_links(target, profile.device, profile.threads, links)
 
 
-def _medians(runs: Sequence[Sequence[float]]) -> tuple[float, float]:
-    measured, beside = (statistics.median(some) for some in zip(*runs, strict=True))
+def _mean(runs: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Mean seconds of runs, and of the reference beside them."""
+    measured, beside = (statistics.mean(some) for some in zip(*runs, strict=True))
     return measured, beside
 
 
@@ -600,17 +629,15 @@ def report(rows: Sequence[Row]) -> None:
         print(f"{title}: median error {statistics.median(sizes):.1%}, largest {sizes[-1]:.1%}")
     by_model = [list(some) for _, some in itertools.groupby(rows, lambda row: row.model)]
     pairs = [pair for some in by_model for pair in itertools.combinations(some, 2)]
-    apart = [(a, b) for a, b in pairs if not 1 / 1.1 < a.measured_s / b.measured_s < 1.1]
-    right = [
-        (a, b) for a, b in apart if (a.measured_s < b.measured_s) == (a.predicted_s < b.predicted_s)
-    ]
+    apart = [(a, b) for a, b in pairs if not 1 / 1.1 < a.over(b) < 1.1]
+    right = [(a, b) for a, b in apart if (a.over(b) < 1) == (a.predicted_s < b.predicted_s)]
     print(f"pairs of plans over 10 % apart: {len(right)} of {len(apart)} ordered right")
     for some in by_model:
-        measured = {row.plan: row.measured_s for row in some}
-        if "auto" not in measured:
+        auto = next((row for row in some if row.plan == "auto"), None)
+        fixed = [row for row in some if row is not auto]
+        if auto is None or not fixed:
             continue
-        best = min((plan for plan in measured if plan != "auto"), key=measured.__getitem__)
-        ratio = measured["auto"] / measured[best]
+        ratio, best = max((auto.over(row), row.plan) for row in fixed)
         print(f"  {some[0].model:14} auto is {ratio:.3f} of the best, {best}")
 
 
@@ -622,6 +649,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--models")
+    parser.add_argument("--plans")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--time-limit", type=float, default=120.0)
     parser.add_argument("--folder", type=Path)
@@ -629,9 +657,11 @@ def main() -> None:
     args = parser.parse_args()
     offered = ON_CPU if args.device == "cpu" else MODULES
     steps, models = args.steps.split(","), (args.models or ",".join(offered)).split(",")
+    kinds = args.plans.split(",") if args.plans else None
     for option, chosen, known in (
         ("--steps", steps, STEPS),
         ("--models", models, offered),
+        ("--plans", kinds or (), {**GPU_PLANS, **ONNX_PLANS, **TRAINING_PLANS}),
     ):
         if unknown := set(chosen) - set(known):
             parser.error(f"{option}: {min(unknown)!r} is not one of {', '.join(known)}")
@@ -640,7 +670,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = args.folder or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
-        session = Session(folder, args.rounds, args.time_limit, args.device)
+        session = Session(folder, args.rounds, args.time_limit, args.device, kinds)
         for model in models:
             for step in STEPS[:-1]:
                 if step in steps:

@@ -296,17 +296,22 @@ def _numel(task: Task) -> int:
 
 
 def _alike(tasks: Sequence[Task]) -> bool:
-    """Whether all devices have the communications of each task, on parts of equal sizes."""
+    """Whether all devices run the same: each has a part in all communications, of whatever size.
+
+    None has another name of what others are sent, and none only sends or only receives.
+    """
     everyone = {device for task in tasks for device in task.devices}
+    parts: dict[tuple[Key, Key], dict[CommKind, set[int]]] = defaultdict(lambda: defaultdict(set))
     for task in tasks:
         if task.aliases and len(task.aliases) < len(everyone):
             return False
-        if task.comm is None:
+        comm = task.comm
+        if comm is None:
             continue
-        keys = {*(key for _, key in task.reads), *(key for _, key, _ in task.writes)}
-        if not all(dim.is_equal for _, at in keys for dim in at.sharding.dims):
+        if not comm.sources() == comm.targets() == set(comm.ranks):
             return False
-    return True
+        parts[task.reads[0][1], task.writes[0][1]][comm.kind].update(task.devices)
+    return all(list(kinds.values()) == [everyone] for kinds in parts.values())
 
 
 def _blocks(graph: Graph, tasks: Sequence[Task]) -> Mapping[tuple[int, int], tuple[int, int]]:

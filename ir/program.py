@@ -201,7 +201,7 @@ class Programs:
 
     @cached_property
     def is_spmd(self) -> bool:
-        """Whether all ranks run the same steps in the same order, on parts of the same sizes.
+        """Whether all ranks run the same steps in the same order, on parts of whatever sizes.
 
         Then a backend may join communications: all ranks join the same ones.
         """
@@ -245,8 +245,8 @@ class Programs:
 def _outline(program: RankProgram) -> tuple[object, ...]:
     """The rank's communications in order, and the reads of its nodes.
 
-    A group counts by when the rank meets it first; a part by its sizes. Reads count, since a rank
-    may hold zeros in the place of a value that another rank waits for.
+    A group counts by when the rank meets it first. Reads count, since a rank may hold zeros in the
+    place of a value that another rank waits for.
     """
     rank = program.rank
     groups: dict[tuple[int, ...], int] = {}
@@ -257,8 +257,7 @@ def _outline(program: RankProgram) -> tuple[object, ...]:
             continue
         reads, writes = step.touched(rank)
         group = groups.setdefault(step.ranks, len(groups)) if len(step.ranks) > 1 else -1
-        sizes = tuple(program.types[name].shape for name in (*reads, *writes))
-        outline.append((step.kind, group, reads, writes, sizes))
+        outline.append((step.kind, group, reads, writes))
     return tuple(outline)
 
 

@@ -91,8 +91,8 @@ def gpt(parallel: str, devices: int = 2) -> ModuleProgram:
     ("parallel", "devices", "joins"),
     [
         *(("dp", 2, True), ("zero3", 2, True), ("dp+tp", 6, True)),
+        *(("dp", 3, True), ("zero3", 3, True), ("dp", 5, True)),  # batches of unequal parts
         ("tp", 2, False),  # a rank holds zeros in place of a bias: it waits for other values
-        *(("dp", 3, False), ("zero3", 3, False), ("dp", 5, False)),  # scores are gathered unevenly
     ],
 )
 def test_ranks_join_what_the_schedule_joins(parallel: str, devices: int, joins: bool) -> None:

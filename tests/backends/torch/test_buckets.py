@@ -34,8 +34,9 @@ DTYPES = (
     *("float32", "bfloat16", "float16", "float64", "int32", "int64", "bool"),
     *("int16", "complex64"),  # carried as another type
 )
-#: The last two, of float32, are just below the size that may share a bucket, and above it.
-SHAPES = ((), (4,), (8, 3), (4, 12), (3, 8, 5), (8, 63_000), (1024, 600))
+#: The last two, of float32, are just below the size that may share a bucket, and above it. The third
+#: can only be cut unevenly.
+SHAPES = ((), (4,), (7, 9), (8, 3), (4, 12), (3, 8, 5), (8, 63_000), (1024, 600))
 STEPS = 32
 SEEDS = range(10)
 #: Passes of one type, most of whose tensors are so large that they do not all fit in one bucket.
@@ -57,7 +58,7 @@ class Drawn:
         self.steps: list[tuple[str, int]] = []
         targets: list[Placement] = []
         dtypes = ["float32"] if is_large else rng.choice(DTYPES, 3, replace=False)
-        shares = [0.08] * 5 + [0.6, 0.0] if is_large else [0.14] * 5 + [0.2, 0.1]
+        shares = [0.07] * 6 + [0.58, 0.0] if is_large else [0.12] * 6 + [0.18, 0.1]
         for number in range(STEPS):
             if targets and rng.random() < 0.3:
                 self.steps.append(("read", int(rng.integers(len(targets)))))
@@ -149,16 +150,20 @@ class Drawn:
 def _reshard(
     rng: np.random.Generator, dtype: str, shape: tuple[int, ...]
 ) -> tuple[Placement, Placement]:
-    """A sum over all ranks or over pairs of them, gathered parts, or a sum of which each keeps."""
+    """A sum, gathered parts, a sum of which each keeps, or parts of another dim than before.
+
+    It is among all ranks, or pairs of them.
+    """
     mesh = (LINE, GRID)[rng.integers(2)]
     axes = ("tp",) if mesh == LINE else (("dp",), ("tp",))[rng.integers(2)]
     parts = mesh.size(axes)
-    dims = [dim for dim, size in enumerate(shape) if size % parts == 0]
+    dims = [dim for dim, size in enumerate(shape) if size % parts == 0 or shape == (7, 9)]
     whole = [DimLayout.whole(size) for size in shape]
     pending = placement(mesh, *whole, partial=tuple((axis, "sum") for axis in axes))
     kinds = [] if dtype == "bool" else ["all_reduce"]
     kinds += ["gather"] if dims else []
     kinds += ["scatter"] if dims and dtype != "bool" else []
+    kinds += ["other dim"] if len(dims) > 1 else []
     if not kinds:
         return _reshard(rng, "float32", shape) if not shape else _reshard(rng, dtype, (4,))
     kind = rng.choice(kinds)
@@ -169,6 +174,12 @@ def _reshard(
     cut[dim] = DimLayout.even(shape[dim], axes, mesh)
     if kind == "gather":
         return placement(mesh, *cut), placement(mesh, *whole)
+    if kind == "other dim":
+        first, then = rng.choice(dims, 2, replace=False)
+        cuts = [[*whole], [*whole]]
+        for one, at in zip(cuts, (first, then), strict=True):
+            one[at] = DimLayout.even(shape[at], axes, mesh)
+        return placement(mesh, *cuts[0]), placement(mesh, *cuts[1])
     if mesh == GRID and shape[dim] % 4 == 0 and rng.random() < 0.5:
         other = "tp" if axes == ("dp",) else "dp"  # each pair keeps a half of it
         cut[dim] = DimLayout.even(shape[dim], (*axes, other), mesh)
@@ -204,6 +215,9 @@ def test_the_random_passes_have_all_that_buckets_tell_apart() -> None:
     comms = [comms[0] for one in drawn for comms in one.comms]
     kinds = Counter(comm.kind.value for comm in comms)
     assert min(kinds[kind] for kind in ("all_reduce", "all_gather", "reduce_scatter")) > 5
+    assert kinds["all_to_all"] > 5
+    gathers = [comm.is_even for comm in comms if comm.kind is CommKind.ALL_GATHER]
+    assert {True, False} == set(gathers)
     assert len({comm.ranks for comm in comms}) == 3
     assert {comm.dtype for comm in comms} == set(DTYPES)
     sizes = [

@@ -8,6 +8,9 @@ into one tensor would cost more than it saves.
 
 A value that is on its way is read by the first node that does more than rename or view it. An
 operand that is a view of such a value counts as made where it is sent.
+
+All ranks must start what they join at one place among their other collectives. So an operand that
+some ranks have earlier than others, or wait for earlier, is sent alone.
 """
 
 from __future__ import annotations
@@ -100,12 +103,13 @@ def together(members: Sequence[Member]) -> list[tuple[Member, ...]]:
 
 
 def in_buckets(
-    tasks: Sequence[Task], backward: Container[str], *, staged: bool
+    tasks: Sequence[Task], unlike: Container[int], backward: Container[str], *, staged: bool
 ) -> tuple[list[Task], tuple[Bucket, ...]]:
-    """The tasks of a plan whose devices all run the same, and the buckets of their collectives.
+    """The tasks of a plan whose nodes all run on all devices, and the buckets of their collectives.
 
     Args:
         tasks: In order.
+        unlike: Positions of those in which devices have unlike parts: communications and aliases.
         backward: Names of the nodes of the backward pass.
         staged: Whether the tasks of a phase are a pass; else there are one or two.
 
@@ -115,7 +119,7 @@ def in_buckets(
     buckets = [
         bucket
         for start, end in _passes(tasks, backward, staged=staged)
-        for bucket in _Pass(tasks).buckets(start, end)
+        for bucket in _Pass(tasks, unlike).buckets(start, end)
     ]
     joined = list(tasks)
     for number, bucket in enumerate(buckets):
@@ -148,18 +152,24 @@ class _Pass:
             bring it, or a value that it is another name of, a view of, or a part of.
         operands: Where the operand of each collective that may be joined was made, and its bytes.
         due: Position of the first task that reads the result of a communication.
+        apart: Values that some devices have, or wait for, at another place than others.
     """
 
     tasks: Sequence[Task]
+    unlike: Container[int]
     made: dict[_Key, int] = field(default_factory=dict)
     late: dict[_Key, list[int] | _Key] = field(default_factory=dict)
     operands: dict[int, tuple[int, int]] = field(default_factory=dict)
     due: dict[int, int] = field(default_factory=dict)
+    apart: set[_Key] = field(default_factory=set)
 
     def buckets(self, start: int, end: int) -> Iterator[Bucket]:
         """The buckets of the tasks from `start` to `end`."""
         for position in range(start, end):
             task = self.tasks[position]
+            if position in self.unlike:
+                self._unlike(task, position)
+                continue
             for (_, new), (_, old) in task.aliases:
                 self._rename(old, new)
             if task.placed is not None:
@@ -175,7 +185,30 @@ class _Pass:
         for (kind, _), members in by_kind.items():
             yield from (Bucket(kind, bucket, end) for bucket in together(members))
 
+    def _unlike(self, task: Task, position: int) -> None:
+        """Follow a task in which devices have unlike parts: some wait for what it reads."""
+        olds = {*(key for _, key in task.reads), *(old for _, (_, old) in task.aliases)}
+        news = {*(key for _, key, _ in task.writes), *(new for (_, new), _ in task.aliases)}
+        for key in olds & self.late.keys():
+            self._read(key, position)
+            self.apart.update(self._names(key))
+        self.apart |= news
+        self.made.update(dict.fromkeys(news, position))
+
+    def _names(self, key: _Key) -> Iterator[_Key]:
+        """A value, and those on their way that it is another name, a view or a part of."""
+        yield key
+        while isinstance(source := self.late.get(key), tuple):
+            yield source
+            key = source
+
+    def _is_apart(self, key: _Key) -> bool:
+        """Whether devices have a value, or wait for it, at unlike places."""
+        return not self.apart.isdisjoint(self._names(key))
+
     def _rename(self, old: _Key, new: _Key) -> None:
+        if old in self.apart:
+            self.apart.add(new)
         if old in self.late:
             self.late[new] = old
         elif old in self.made:
@@ -194,17 +227,22 @@ class _Pass:
         for key in operands:
             self._read(key, position)
         self.made.update(dict.fromkeys(results, position))
+        if _is_view(placed.node) and self._is_apart(source):
+            self.apart.update(results)
 
     def _communication(self, task: Task, comm: Comm, position: int) -> None:
         before, after = task.reads[0][1], task.writes[0][1] if task.writes else None
-        passes_on = comm.kind is CommKind.SLICE and before in self.late
-        if passes_on and after is not None:
-            self.late[after] = before
-            return
+        if comm.kind is CommKind.SLICE and after is not None:
+            if self._is_apart(before):
+                self.apart.add(after)
+            if before in self.late:
+                self.late[after] = before
+                return
         ready = position if before in self.late else self.made.get(before, -1)
         self._read(before, position)
         nbytes = _operand_bytes(task, comm)
-        if comm.phase == comm.target_phase and may_join(comm, nbytes):
+        joins = comm.phase == comm.target_phase and may_join(comm, nbytes)
+        if joins and not self._is_apart(before):
             self.operands[position] = ready, nbytes
         if after is not None and comm.phase != comm.target_phase:
             self.made[after] = position

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -295,23 +295,40 @@ def _numel(task: Task) -> int:
     return round(max((size for *_, size in task.writes), default=0) / item_bytes(task.comm.dtype))
 
 
-def _alike(tasks: Sequence[Task]) -> bool:
-    """Whether all devices run the same: each has a part in all communications, of whatever size.
+def _unlike(tasks: Sequence[Task]) -> frozenset[int]:
+    """Positions of communications and aliases in which devices have unlike parts.
 
-    None has another name of what others are sent, and none only sends or only receives.
+    That is a step of a reshard by which some devices get what others have already, or for which
+    they hold zeros, or in which one only sends or only receives. Sizes of parts do not count.
     """
     everyone = {device for task in tasks for device in task.devices}
-    parts: dict[tuple[Key, Key], dict[CommKind, set[int]]] = defaultdict(lambda: defaultdict(set))
-    for task in tasks:
-        if task.aliases and len(task.aliases) < len(everyone):
-            return False
-        comm = task.comm
-        if comm is None:
-            continue
-        if not comm.sources() == comm.targets() == set(comm.ranks):
-            return False
-        parts[task.reads[0][1], task.writes[0][1]][comm.kind].update(task.devices)
-    return all(list(kinds.values()) == [everyone] for kinds in parts.values())
+    steps: dict[object, list[int]] = defaultdict(list)
+    for position, task in enumerate(tasks):
+        if task.placed is None:
+            ends = [*(key for _, key in task.reads[:1]), *(key for _, key, _ in task.writes[:1])]
+            news = [new for (_, new), _ in task.aliases[:1]]
+            steps[tuple(ends + news)].append(position)
+    return frozenset(
+        position
+        for positions in steps.values()
+        if not _is_of_all([tasks[position] for position in positions], everyone)
+        for position in positions
+    )
+
+
+def _is_of_all(tasks: Sequence[Task], everyone: Collection[int]) -> bool:
+    """Whether all devices do the same in a step of a reshard: share in a communication or alias."""
+    comms = [task.comm for task in tasks if task.comm is not None]
+    if not all(comm.sources() == comm.targets() == set(comm.ranks) for comm in comms):
+        return False
+    kinds = {None if task.comm is None else task.comm.kind for task in tasks}
+    devices = {device for task in tasks for device in (*task.devices, *_renaming(task))}
+    return len(kinds) == 1 and devices == everyone
+
+
+def _renaming(task: Task) -> Iterator[int]:
+    """The devices that give a value another name."""
+    return (device for (device, _), _ in task.aliases)
 
 
 def _blocks(graph: Graph, tasks: Sequence[Task]) -> Mapping[tuple[int, int], tuple[int, int]]:
@@ -376,9 +393,9 @@ class _Builder:
         loads, blocks = self._loads(), _blocks(self.graph, tasks)
         tasks = self._loading(tasks, loads, blocks)
         buckets: tuple[Bucket, ...] = ()
-        if not self.zeros and len({node.mesh.devices for node in placed}) == 1 and _alike(tasks):
+        if not loads and len({node.mesh.devices for node in placed}) == 1:
             staged = self.order is not None
-            tasks, buckets = in_buckets(tasks, self.graph.backward, staged=staged)
+            tasks, buckets = in_buckets(tasks, _unlike(tasks), self.graph.backward, staged=staged)
         tasks = _as_they_travel(tasks, buckets, self.cluster)
         return Schedule(
             tuple(

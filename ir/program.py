@@ -69,8 +69,8 @@ class Comm:
     phase: int = 0  #: Pipeline phase (see `Compute.phase`) of the sending side.
     target_phase: int = 0  #: Of the receiving side; at least `phase`, or of a later part of a step.
     why: str = ""  #: Node that the communication serves, for reports and errors.
-    #: Number of the bucket in which small collectives travel together; None for one alone. It holds
-    #: where all ranks run the same steps (`Programs.is_spmd`), so that all join the same ones.
+    #: Number of the bucket in which small collectives travel together; None for one alone. All of
+    #: its ranks join the same ones, and start them at one place among their other communications.
     bucket: int | None = None
 
     def sources(self) -> frozenset[int]:
@@ -199,14 +199,6 @@ class Programs:
     #: of its blocked layouts.
     plain: frozenset[int | None] = frozenset()
 
-    @cached_property
-    def is_spmd(self) -> bool:
-        """Whether all ranks run the same steps in the same order, on parts of whatever sizes.
-
-        Then a backend may join communications: all ranks join the same ones.
-        """
-        return len({_outline(program) for program in self.ranks}) == 1
-
     def check(self) -> None:
         """Prove that no rank waits for ever and that every value is computed before it is read.
 
@@ -240,25 +232,6 @@ class Programs:
                 raise ProgramError(
                     f"communication {seq} wants ranks {comm.ranks}, is on {sorted(ranks[seq])}"
                 )
-
-
-def _outline(program: RankProgram) -> tuple[object, ...]:
-    """The rank's communications in order, and the reads of its nodes.
-
-    A group counts by when the rank meets it first. Reads count, since a rank may hold zeros in the
-    place of a value that another rank waits for.
-    """
-    rank = program.rank
-    groups: dict[tuple[int, ...], int] = {}
-    outline: list[object] = []
-    for step in program.steps:
-        if isinstance(step, Compute):
-            outline.append((step.origin, step.node.reads))
-            continue
-        reads, writes = step.touched(rank)
-        group = groups.setdefault(step.ranks, len(groups)) if len(step.ranks) > 1 else -1
-        outline.append((step.kind, group, reads, writes))
-    return tuple(outline)
 
 
 def _touched(program: RankProgram) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:

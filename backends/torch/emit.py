@@ -113,7 +113,7 @@ def emit_rank(
     needed = writer().outside(second) | ({o.value for o in late} - writer().written(second))
     saved = needed - {*program.inputs, *program.constants, *program.literals, *stored}
     constant = cache(partial(constant_of, program, graph, device))
-    emit = partial(emit_pass, constant=constant, join_small=programs.is_spmd)
+    emit = partial(emit_pass, constant=constant)
     return RankGraphs(
         rank,
         emit(writer(), first, (*(output.value for output in early), *sorted(saved))),
@@ -168,7 +168,6 @@ def emit_pass(
     results: tuple[str, ...],
     *,
     constant: Callable[[str], Tensor],
-    join_small: bool,
 ) -> PassGraph:
     """The graph of some steps of a rank.
 
@@ -177,7 +176,6 @@ def emit_pass(
         steps: The steps.
         results: Local values that it returns.
         constant: Gives the contents of a constant or literal.
-        join_small: Whether small collectives travel together.
     """
     program, rank = writer.program, writer.program.rank
     outside = writer.outside(steps) | (set(results) - writer.written(steps))
@@ -205,8 +203,7 @@ def emit_pass(
         returned, results = (empty,), (NO_VALUE,)
     graph.output(returned)
     note_values(writer.known)
-    if join_small:
-        bucket(graph)
+    bucket(graph)
     graph.lint()
     return PassGraph(fx.GraphModule(writer.root, graph, f"Rank{rank}"), arguments, results)
 

@@ -209,7 +209,7 @@ def emit_phases(programs: Programs, rank: int, graph: Graph, device: torch.devic
     for phase, steps in pieces.items():
         writer = writers[phase]
         results = tuple(sorted(writer.written(steps) & kept))
-        emitted = emit_pass(writer, steps, results, constant=constant, join_small=programs.is_spmd)
+        emitted = emit_pass(writer, steps, results, constant=constant)
         talks = any(isinstance(step, Comm) for step in steps)
         if talks or emitted.results != (NO_VALUE,):
             received = tuple(writer.messages.values())

@@ -1,7 +1,10 @@
 """Small collectives that travel together: as many as their windows allow, counted as they run."""
 
+import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
+from graphlib import TopologicalSorter
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from staged_models import Plain, seeded
 from torch import Tensor, nn
 
 import partitioner
+from partitioner.backends.torch.comms import COLLECTIVES
 from partitioner.backends.torch.faults import COMM
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model import buckets
@@ -24,7 +28,7 @@ from partitioner.cost_model.reshard import Resharder
 from partitioner.cost_model.schedule import Task
 from partitioner.cost_model.schedule import schedule as schedule_of
 from partitioner.ir.plan import resolve
-from partitioner.ir.program import BUCKET_BYTES, CommKind
+from partitioner.ir.program import BUCKET_BYTES, Comm, CommKind
 
 WINDOWS = st.lists(
     st.tuples(st.integers(-1, 8), st.integers(1, 4), st.integers(1, 40)), max_size=7
@@ -73,45 +77,83 @@ def test_there_are_as_few_as_can_be_where_all_fit(members: list[Member]) -> None
 
 @cache
 def gpt(parallel: str, devices: int = 2) -> ModuleProgram:
-    """The batch of 8 is cut unevenly over 3 and 5 devices; 6 are 2 x 3."""
+    """The batch of 8 is cut unevenly over 3 and 5 devices; 4 are 2 x 2, and 6 are 2 x 3."""
     model, batch = small_gpt()
     program = partitioner.compile(
         *(model, batch, devices),
         training=True,
         parallel=parallel,
-        mesh={"dp": 2, "tp": 3} if devices == 6 else None,
+        mesh={"dp": 2, "tp": devices // 2} if "+" in parallel else None,
         time_limit_s=10,
     )
     assert isinstance(program, ModuleProgram)
     return program
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("parallel", "devices", "joins"),
-    [
-        *(("dp", 2, True), ("zero3", 2, True), ("dp+tp", 6, True)),
-        *(("dp", 3, True), ("zero3", 3, True), ("dp", 5, True)),  # batches of unequal parts
-        ("tp", 2, False),  # a rank holds zeros in place of a bias: it waits for other values
-    ],
-)
-def test_ranks_join_what_the_schedule_joins(parallel: str, devices: int, joins: bool) -> None:
-    program = gpt(parallel, devices)
-    assert program.programs.is_spmd == joins
-    for rank in range(devices):
+def starts(program: ModuleProgram, rank: int, which: str) -> list[tuple[Comm, ...]]:
+    """The collectives of a rank's pass as they start, those of a bucket at once."""
+    nodes = program.rank(rank, which).graph.nodes
+    return [node.meta[COMM] for node in nodes if node.target in COLLECTIVES and COMM in node.meta]
+
+
+def assert_none_waits_for_ever(program: ModuleProgram, which: str) -> None:
+    """There is one order of all collectives that every rank keeps to."""
+    behind: dict[tuple[int, ...], set[tuple[int, ...]]] = defaultdict(set)
+    for rank in range(len(program.programs.ranks)):
+        order = [tuple(comm.seq for comm in comms) for comms in starts(program, rank, which)]
+        for one, then in itertools.pairwise(order):
+            behind[then].add(one)
+    assert list(TopologicalSorter(behind).static_order()) or not behind
+
+
+def assert_joins_as_scheduled(program: ModuleProgram) -> None:
+    """Every rank joins what the schedule joins, at one place, and the numbers are right."""
+    for rank, own in enumerate(program.programs.ranks):
         planned: dict[int, list[int]] = {}
-        for comm in program.programs.ranks[rank].comms:
+        for comm in own.comms:
             if comm.bucket is not None:
                 planned.setdefault(comm.bucket, []).append(comm.seq)
-        assert bool(planned) == joins
+        assert planned
         joined = [
-            [comm.seq for comm in node.meta[COMM]]
+            [comm.seq for comm in comms]
             for which in ("forward", "backward")
-            for node in program.rank(rank, which).graph.nodes
-            if len(node.meta.get(COMM, ())) > 1
+            for comms in starts(program, rank, which)
+            if len(comms) > 1
         ]
         assert sorted(joined) == sorted(planned.values())
+    for which in ("forward", "backward"):
+        assert_none_waits_for_ever(program, which)
     assert program.verify()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("parallel", "devices"), [("dp", 2), ("zero3", 2), ("dp+tp", 6)])
+def test_ranks_join_what_the_schedule_joins(parallel: str, devices: int) -> None:
+    assert_joins_as_scheduled(gpt(parallel, devices))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("parallel", "devices"), [("dp", 3), ("zero3", 3), ("dp", 5)])
+def test_ranks_join_beside_parts_of_unequal_sizes(parallel: str, devices: int) -> None:
+    program = gpt(parallel, devices)
+    dims = {
+        dim
+        for task in program.run_schedule.tasks
+        if task.comm is not None
+        for _, (_, at) in task.reads
+        for dim in at.sharding.dims
+    }
+    assert not all(dim.is_equal for dim in dims)
+    assert_joins_as_scheduled(program)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("parallel", "devices"), [("tp", 2), ("dp+tp", 4), ("zero3+tp", 4)])
+def test_ranks_join_where_some_hold_zeros(parallel: str, devices: int) -> None:
+    """In place of a bias, which the others wait for."""
+    program = gpt(parallel, devices)
+    assert program.run_schedule.zeros
+    assert_joins_as_scheduled(program)
 
 
 class Mean(nn.Module):

@@ -34,8 +34,8 @@ DTYPES = (
     *("float32", "bfloat16", "float16", "float64", "int32", "int64", "bool"),
     *("int16", "complex64"),  # carried as another type
 )
-#: The last two, of float32, are just below the size that may share a bucket, and above it. The third
-#: can only be cut unevenly.
+#: The last two, of float32, are just below the size that may share a bucket, and above it. The
+#: third can only be cut unevenly.
 SHAPES = ((), (4,), (7, 9), (8, 3), (4, 12), (3, 8, 5), (8, 63_000), (1024, 600))
 STEPS = 32
 SEEDS = range(10)

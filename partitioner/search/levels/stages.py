@@ -82,6 +82,16 @@ class Staged:
     failed: dict[Layout, str]
     tight: bool = False
 
+    @property
+    def counted_bytes(self) -> tuple[float, ...]:
+        """Bytes of a device of each stage, as the search counts them at least."""
+        return tuple(
+            option.sharded.peak_bytes
+            if option.stage is None
+            else option.stage.held_bytes(stage.way, stage.start, stage.stop)
+            for option, stage in zip(self.options, self.cut.stages, strict=True)
+        )
+
 
 def search_levels(
     graph: Graph,
@@ -222,16 +232,20 @@ class _StageSearch:
         return min((cut.load_s for cut, _ in self.safe_cuts), default=math.inf)
 
     def _try(self, layout: Layout) -> None:
-        """Plan with a layout; if memory rules it out and no cut surely fits, within memory."""
+        """Plan with a layout; if memory rules it out or no cut surely fits, within memory."""
+        planned = False
         for limited in (False, True):
             try:
-                self._shard(layout, limited=limited)
-                return
+                within = self._shard(layout, limited=limited)
             except Infeasible as error:
+                within = False
                 self.refusals.append((error, layout))
-                if limited or self.safe_cuts:
-                    self.failed[layout] = str(error)
-                    return
+            else:
+                planned = True
+            if within or self.safe_cuts:
+                break
+        if not planned:
+            self.failed[layout] = str(self.refusals[-1][0])
 
     def _refusal(self) -> Infeasible:
         """The refusal of the cut that is short of the fewest bytes a device.
@@ -246,21 +260,30 @@ class _StageSearch:
         first = self.pools[layout.pool].first
         return Infeasible(str(error), device=first, bytes_short=error.bytes_short, proven=False)
 
-    def _shard(self, layout: Layout, *, limited: bool) -> None:
-        """Shard over one layout, and cut stages once every pool of devices has one."""
+    def _shard(self, layout: Layout, *, limited: bool) -> bool:
+        """Shard over one layout, and cut stages once every pool of devices has one.
+
+        Returns:
+            Whether the sharding is within the memory of all stages.
+
+        Raises:
+            Infeasible: Nothing fits the memory.
+        """
         stages = self.pools[layout.pool].count // layout.mesh.size()
         work = self.budget.work.share(PART)
         sharded = self._sharded(layout, stages, work, limited=limited)
         self.sharded.append(layout)
+        within = sharded.peak_bytes <= self._pools[layout.pool].limit_bytes * stages
         alone = len(self.pools) == 1
         if alone and sharded.solution.bound / stages >= self._least_safe_s:
-            return
+            return within
         pair = stage_options(sharded, self.ends, stages, layout.pool, str(layout))
         self.options.append(Option(layout, sharded, *pair))
         if alone:
             self._cut(self.options[-1:])
         elif {option.layout.pool for option in self.options} == set(range(len(self.pools))):
             self._cut(self.options)
+        return within
 
     def _sharded(self, layout: Layout, stages: int, work: Work, *, limited: bool) -> Sharded:
         """The best sharding over all axes at once; over more than two, axis by axis."""

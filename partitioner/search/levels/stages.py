@@ -232,20 +232,29 @@ class _StageSearch:
         return min((cut.load_s for cut, _ in self.safe_cuts), default=math.inf)
 
     def _try(self, layout: Layout) -> None:
-        """Plan with a layout; if memory rules it out or no cut surely fits, within memory."""
-        planned = False
+        """Plan with a layout: first without regard to memory, then within it.
+
+        The second plan is searched if the first exceeds the memory of all stages, and if plans on
+        the layout may cost less than the best cut that surely fits.
+        """
+        stages = self.pools[layout.pool].count // layout.mesh.size()
+        room = self._pools[layout.pool].limit_bytes * stages
+        sharded: Sharded | None = None
+        errors: list[Infeasible] = []
         for limited in (False, True):
+            work = self.budget.work.share(PART)
             try:
-                within = self._shard(layout, limited=limited)
+                sharded = self._sharded(layout, stages, work, limited=limited)
+                self.sharded.append(layout)
+                if not self._is_beaten(sharded, stages):
+                    self._offer(layout, sharded, stages)
             except Infeasible as error:
-                within = False
-                self.refusals.append((error, layout))
-            else:
-                planned = True
-            if within or self.safe_cuts:
+                errors.append(error)
+            if sharded is None or sharded.peak_bytes <= room or self._is_beaten(sharded, stages):
                 break
-        if not planned:
-            self.failed[layout] = str(self.refusals[-1][0])
+        self.refusals += ((error, layout) for error in errors)
+        if len(errors) == 1 + limited:
+            self.failed[layout] = str(errors[-1])
 
     def _refusal(self) -> Infeasible:
         """The refusal of the cut that is short of the fewest bytes a device.
@@ -260,30 +269,23 @@ class _StageSearch:
         first = self.pools[layout.pool].first
         return Infeasible(str(error), device=first, bytes_short=error.bytes_short, proven=False)
 
-    def _shard(self, layout: Layout, *, limited: bool) -> bool:
-        """Shard over one layout, and cut stages once every pool of devices has one.
+    def _is_beaten(self, sharded: Sharded, stages: int) -> bool:
+        """Whether no plan with a sharding costs less than a cut that surely fits."""
+        alone = len(self.pools) == 1
+        return alone and sharded.solution.bound / stages >= self._least_safe_s
 
-        Returns:
-            Whether the sharding is within the memory of all stages.
+    def _offer(self, layout: Layout, sharded: Sharded, stages: int) -> None:
+        """Cut stages of a layout, once every pool of devices has one.
 
         Raises:
-            Infeasible: Nothing fits the memory.
+            Infeasible: No cut fits the memory.
         """
-        stages = self.pools[layout.pool].count // layout.mesh.size()
-        work = self.budget.work.share(PART)
-        sharded = self._sharded(layout, stages, work, limited=limited)
-        self.sharded.append(layout)
-        within = sharded.peak_bytes <= self._pools[layout.pool].limit_bytes * stages
-        alone = len(self.pools) == 1
-        if alone and sharded.solution.bound / stages >= self._least_safe_s:
-            return within
         pair = stage_options(sharded, self.ends, stages, layout.pool, str(layout))
         self.options.append(Option(layout, sharded, *pair))
-        if alone:
+        if len(self.pools) == 1:
             self._cut(self.options[-1:])
         elif {option.layout.pool for option in self.options} == set(range(len(self.pools))):
             self._cut(self.options)
-        return within
 
     def _sharded(self, layout: Layout, stages: int, work: Work, *, limited: bool) -> Sharded:
         """The best sharding over all axes at once; over more than two, axis by axis."""

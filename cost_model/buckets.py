@@ -4,7 +4,9 @@ Each has a window, from the task that makes its operand to the one that reads it
 one kind whose windows share a point go in one flat tensor, in the order in which they start. It
 leaves as soon as the last operand is there, but not before the first of them would, so that it
 travels while the pass goes on. Large ones stay alone: bandwidth sets their pace, and to copy them
-into one tensor would cost more than it saves.
+into one tensor would cost more than it saves. Those that nothing in the pass waits for, such as
+gradients, travel among themselves: with another, what waits for that would wait for their bytes,
+and they would leave in as many small messages as there are such waits.
 
 A value that is on its way is read by the first node that does more than rename or view it. An
 operand that is a view of such a value counts as made where it is sent.
@@ -181,7 +183,8 @@ class _Pass:
             comm = self.tasks[position].comm
             assert comm is not None
             member = Member(position, ready, self.due.get(position, end), nbytes)
-            by_kind[comm.kind, (comm.ranks, comm.reduce, comm.dtype)].append(member)
+            alike = comm.ranks, comm.reduce, comm.dtype, position in self.due
+            by_kind[comm.kind, alike].append(member)
         for (kind, _), members in by_kind.items():
             yield from (Bucket(kind, bucket, end) for bucket in together(members))
 

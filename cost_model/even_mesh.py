@@ -76,9 +76,19 @@ class EvenMesh:
         )
         return all(map(self.fits, (*placed.layouts.values(), *dims)))
 
+    def parts(self, layout: DimLayout) -> int:
+        """The number of parts of a dim."""
+        return self.mesh.size(layout.axes)
+
     def local_size(self, layout: DimLayout) -> int:
         """Elements of a dim on each device."""
-        return layout.size // self.mesh.size(layout.axes)
+        return layout.size // self.parts(layout)
+
+    def copies(self, at: Placement) -> int:
+        """The number of devices that hold the same part of a tensor."""
+        if not at.mesh.axes:
+            return 1
+        return self.mesh.size() // math.prod(map(self.parts, at.sharding.dims))
 
     def local_numel(self, at: Placement) -> int:
         """Elements of a tensor on each device; all of them if it is on a single device."""
@@ -194,6 +204,45 @@ def overlap(before: DimLayout, after: DimLayout, mesh: DeviceMesh) -> Overlap:
         is_slice &= common == wanted
         is_gather &= common == held
     return Overlap.SLICE if is_slice else Overlap.GATHER if is_gather else Overlap.MIXED
+
+
+def _sizes(layout: DimLayout) -> tuple[int, ...]:
+    return tuple(map(sum, layout.segments))
+
+
+@lru_cache(maxsize=65536)
+def _shared(
+    held: tuple[int, ...], before: int, wanted: tuple[int, ...], after: int
+) -> tuple[int, int, int]:
+    """Of two even cuts of a dim, the most parts of the first that one of the second overlaps.
+
+    Then the most of the second that one of the first overlaps, and the most elements of an overlap.
+
+    Args:
+        held, wanted: Sizes of the segments of each.
+        before, after: Parts of each.
+
+    >>> _shared((12,), 3, (12,), 2)
+    (2, 2, 4)
+    >>> _shared((12,), 2, (6, 6), 2)
+    (2, 2, 3)
+    """
+    starts = []
+    for sizes, parts in ((held, before), (wanted, after)):
+        each = np.array(sizes)[:, None] // parts * np.arange(parts)
+        starts.append((each + (np.cumsum(sizes) - sizes)[:, None]).ravel())
+    points = np.unique(np.concatenate(starts))
+    first, second = (
+        (np.searchsorted(at, points, side="right") - 1) % parts
+        for at, parts in zip(starts, (before, after), strict=True)
+    )
+    pairs, index = np.unique(first * after + second, return_inverse=True)
+    most = np.bincount(index, np.diff(points, append=sum(held))).max()
+    return (
+        int(np.bincount(pairs % after).max()),
+        int(np.bincount(pairs // after).max()),
+        int(most),
+    )
 
 
 def _overlaps(source: Placement, target: Placement) -> tuple[Overlap, ...]:
@@ -326,26 +375,50 @@ class EvenResharder(Resharder):
     def _across(self, reshard: Reshard) -> Hop:
         """To another group: each device there gets its share from the holders of its pieces.
 
-        Holders take turns, so each sends as much as a device there receives.
+        The holders of a piece take turns. A device of each group counts, the busiest.
         """
         dtype, source, target = reshard
         assert self.other is not None
         here, there = self.even, self.other
         if self._is_other(source.mesh):
             here, there = there, here
-        level = self.cluster.level((here.device, there.device))
-        pieces = 1
+        sent = received = numel = 1  # shares of a part, and the most elements of one
         for held, wanted in zip(source.sharding.dims, target.sharding.dims, strict=True):
-            before = here.local_size(held) if source.mesh.axes else held.size
-            after = there.local_size(wanted) if target.mesh.axes else wanted.size
-            pieces *= max(1, -(-after // max(before, 1)))
+            before, after = here.parts(held), there.parts(wanted)
+            of_target, of_source, most = _shared(_sizes(held), before, _sizes(wanted), after)
+            received, sent, numel = received * of_target, sent * of_source, numel * most
+        copies, holders = there.copies(target), here.copies(source)
+        messages = -(-sent * copies // holders)
         nbytes = there.local_numel(target) * item_bytes(dtype)
+        wanted_numel = copies * here.local_numel(source)  # of a part, by all
+        sent_bytes = min(messages * numel, wanted_numel) * item_bytes(dtype)
         ends = here.device, there.device
-        start_s = max(self._start_s([level], device) for device in ends)
-        seconds = start_s + pieces * level.message_s + level.transfer_s(nbytes)
-        comm = Comm(-1, CommKind.ALL_TO_ALL, ends, "", "", dtype)
-        busy = dict.fromkeys(ends, seconds)
-        return Hop(target, (PricedComm(comm, busy, nbytes, level.hidden_share(2)),))
+        level, kind = self.cluster.level(ends), CommKind.ALL_TO_ALL
+
+        def messages_s(device: int, count: int, size: float) -> float:
+            wires_s = count * level.message_s + level.transfer_s(size)
+            return self._start_s([level], device) + wires_s
+
+        busy = {
+            here.device: messages_s(here.device, messages, sent_bytes),
+            there.device: messages_s(there.device, received, nbytes),
+        }
+        if sent == received == 1 < messages:  # a holder's whole part goes to all that it serves
+            kind, free = CommKind.BROADCAST, frozenset(target.mesh.names) - target.sharding.axes
+            served = there.line(free)[::holders]
+            busy = self._broadcast_s((here.device, *served), nbytes, ends)
+            if copies < 2 * holders:  # another holder serves one device
+                busy = {d: max(s, messages_s(d, 1, nbytes)) for d, s in busy.items()}
+        comm = Comm(-1, kind, ends, "", "", dtype)
+        hidden = level.hidden_share(received + messages)
+        return Hop(target, (PricedComm(comm, busy, sent_bytes, hidden),))
+
+    def _broadcast_s(
+        self, ranks: tuple[int, ...], nbytes: float, ends: tuple[int, ...]
+    ) -> dict[int, float]:
+        """Seconds of a broadcast on some of its ranks."""
+        best = collective(CommKind.BROADCAST, ranks, nbytes, self.cluster)
+        return {d: best.start_s(self.cluster.devices[d]) + best.seconds for d in ends}
 
     def _alias(self, target: Placement) -> Hop:
         return Hop(target, aliases=frozenset((self.column(target.mesh),)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import tempfile
 import time
 from collections import deque
@@ -71,6 +72,8 @@ _START_S = 3.0
 _BORDER_SHARE, _BORDER_S = 1 / 8, 5.0
 #: The whole model, and a border, among what cannot be measured.
 _WHOLE, _BORDER = "the whole model", "the border between two sessions"
+#: If reading the model takes more than this share of the time limit, a note says so.
+_SLOW_READING = 1 / 2
 #: Lines of progress of the measurement of forms.
 _PROGRESS_LINES = 4
 
@@ -100,6 +103,9 @@ class Profiled:
         unknown_share: Share of the seconds of all forms, as priced without the measurements, that
             neither entry nor measurement covers.
         seconds: Of the whole call.
+        reading_s: Of these, those before the first measurement: the model was read, and what its
+            plans could run was collected.
+        limit_s: The time limit, which ends measurements alone.
         far_levels: Names of the levels between machines that have no measurements: processes that
             torchrun starts on these machines measure them.
     """
@@ -120,6 +126,8 @@ class Profiled:
     failed: Mapping[str, str]
     unknown_share: float
     seconds: float
+    reading_s: float
+    limit_s: float
     far_levels: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -155,6 +163,13 @@ class Profiled:
                 "  note: what the end of a session adds to a communication is not measured, for "
                 "lack of time; the next run does"
             )
+        if self.is_short:
+            enough_s = math.ceil(self.reading_s + self.limit_s)
+            lines.append(
+                f"  note: the model was read for {units.seconds(self.reading_s)} of the time limit "
+                f"of {units.seconds(self.limit_s)}: with --time-limit {enough_s} the measurements "
+                f"have {units.seconds(self.limit_s)}"
+            )
         lines += [
             f"  note: communications over {level!r} are not measured; torchrun with a process for "
             "each device measures them: -m partitioner profile, with the same arguments"
@@ -162,6 +177,13 @@ class Profiled:
         ]
         lines += [f"  note: {op} cannot be measured: {why}" for op, why in self.failed.items()]
         return "\n".join(lines)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether measurements are missing and most of the time limit went to reading the model."""
+        lacks = self.unknown_links or self.lacks_whole or self.lacks_border
+        is_slow = self.reading_s > self.limit_s * _SLOW_READING
+        return is_slow and bool(lacks or self.unknown_share)
 
     @property
     def _whole(self) -> list[str]:
@@ -210,7 +232,8 @@ def profile(
 
             cluster: "local", or a file that names a profile.
 
-            time_limit_s: Of all measurements, in seconds.
+            time_limit_s: Of the call, in seconds. It ends measurements, and not the reading of the
+            model, which a note tells of if it leaves too little.
 
             profile: File of the profile; default: `profile.sqlite` in the user's cache folder.
 
@@ -255,6 +278,7 @@ def profile(
     session = _Session(cluster, known, backend, runs_on, say)
     links = session.unknown_links()
     end_s = begin + limit_s
+    reading_s = time.perf_counter() - begin
     whole_s, lacks_whole = None, False
     if isinstance(opened, OnnxInput) and (alone := one_process(cluster)) is not None:
         whole_end_s = _until(end_s, _WHOLE_SHARE if new or links else 1.0)
@@ -287,6 +311,8 @@ def profile(
         dict(sorted(session.failed.items())),
         unknown_s / all_s if all_s else 0.0,
         time.perf_counter() - begin,
+        reading_s,
+        limit_s,
         tuple(level.name for level in _far_levels(cluster, known) if not _is_measured(level)),
     )
 
@@ -337,6 +363,7 @@ def _profiled_links(cluster: Cluster, begin: float, limit_s: float, say: Say) ->
     return Profiled(
         *(known.file, known.device, known.threads, "none", 0, 0, 0, links, unknown),
         *(None, False, None, False, {}, 0.0, time.perf_counter() - begin),
+        *(0.0, limit_s),
     )
 
 

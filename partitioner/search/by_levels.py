@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster import Cluster, DeviceSpec
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
@@ -23,10 +24,12 @@ from partitioner.search.levels import (
 from partitioner.search.limits import EXPLICIT, MOST_EXPLICIT
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
 from partitioner.search.request import Budget, Request
-from partitioner.solver import Solution
+from partitioner.solver import Infeasible, Solution
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import Family, SearchError
 
+#: Times that a search whose plans do not fit by the referee is repeated, within less memory.
+NARROWER = 3
 SOLVER = "stages over shardings / device seconds of the nodes"
 
 
@@ -157,20 +160,59 @@ def cheapest_staged(
     Raises:
         Infeasible: No plan fits by what the solver counts.
     """
-    if one_stage:
-        rivals = search_whole(graph, rules, cluster, meshes, budget, micro_batches, lanes)
-    else:
-        rivals = search_levels(graph, rules, cluster, meshes, budget)
-    if micro_batches > 1:  # counted anew, all that runs once a step would count fully
-        rivals = rivals[:1]
     is_explicit = len(cluster) <= MOST_EXPLICIT and micro_batches == lanes == 1
     plans: list[StagedPlan] = []
-    for rival in counted(rivals, cluster):
-        plan = _planned(graph, cluster, *rival)
-        plans.append(_evaluated(plan, cluster) if is_explicit else plan)  # else a cut is evaluated
-        if plans[-1].evaluation.fits_exactly:
-            return plans[-1]
-    return min(plans, key=lambda plan: max(plan.evaluation.short_bytes.values()))
+    within, steps = cluster, budget.work.left
+    for again in range(1 + NARROWER):
+        try:
+            if one_stage:
+                rivals = search_whole(graph, rules, within, meshes, budget, micro_batches, lanes)
+            else:
+                rivals = search_levels(graph, rules, within, meshes, budget)
+        except Infeasible:
+            if not plans:
+                raise
+            break
+        if micro_batches > 1:  # counted anew, all that runs once a step would count fully
+            rivals = rivals[:1]
+        before = len(plans)
+        for rival in counted(rivals, cluster):
+            plan = _planned(graph, cluster, *rival)
+            # else a cut is evaluated
+            plans.append(_evaluated(plan, cluster) if is_explicit else plan)
+            if plans[-1].evaluation.fits_exactly:
+                tight = replace(plans[-1].staged, tight=True)
+                return replace(plans[-1], staged=tight) if again else plans[-1]
+        if budget.work.late:
+            break
+        budget = replace(budget, work=budget.work.beyond(steps))
+        within = _narrowed(within, min(plans[before:], key=_most_short_bytes))
+    return min(plans, key=_most_short_bytes)
+
+
+def _most_short_bytes(plan: StagedPlan) -> int:
+    """Bytes that the fullest device of a plan is short of."""
+    return max(plan.evaluation.short_bytes.values())
+
+
+def _narrowed(cluster: Cluster, plan: StagedPlan) -> Cluster:
+    """The cluster with so little memory that a search finds no such plan as one that does not fit.
+
+    The referee counts more bytes of a plan than the search does, such as those of an executor. Of
+    another plan it is taken to count as many more.
+    """
+    limit_bytes: dict[DeviceSpec, int] = {}
+    for counted_bytes, mesh in zip(plan.staged.counted_bytes, plan.meshes, strict=True):
+        spec, short = cluster.devices[mesh.devices[0]], plan.evaluation.short_bytes
+        most = max(short.get(device, 0) for device in mesh.devices)
+        if most:
+            left = max(1, math.floor(counted_bytes - most))
+            limit_bytes[spec] = min(left, limit_bytes.get(spec, spec.memory_bytes))
+    devices = tuple(
+        replace(spec, memory_bytes=limit_bytes.get(spec, spec.memory_bytes))
+        for spec in cluster.devices
+    )
+    return replace(cluster, devices=devices)
 
 
 def _evaluated(plan: StagedPlan, cluster: Cluster) -> StagedPlan:

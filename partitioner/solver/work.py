@@ -43,6 +43,10 @@ class Work:
         """One of so many equal shares of the steps that are left."""
         return Work(self.deadline, self.left / parts, self)
 
+    def beyond(self, steps: float) -> Work:
+        """So many steps, however few are left, until the clock stops them."""
+        return Work(self.deadline, steps, self)
+
     def of_the_clock(self, parts: float) -> Work:
         """The steps that are left, in one of so many equal shares of the seconds that are."""
         return Work(now_s() + self.left_s / parts, self.left, self)

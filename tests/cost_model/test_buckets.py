@@ -214,8 +214,9 @@ def test_collectives_take_what_their_bucket_takes(
     assert together_s < sum(map(whole_s, alone))
 
 
-def test_members_that_are_waited_for_pay_for_themselves() -> None:
-    """A norm waits for its sums: gradients that travel with them add bytes, and no start-up."""
+@cache
+def normed() -> ModuleProgram:
+    """Layers with norms, which wait for sums over the batch."""
     torch.manual_seed(0)
     net = nn.Sequential(
         *(layer for _ in range(4) for layer in (nn.Conv2d(32, 32, 3), nn.BatchNorm2d(32)))
@@ -223,6 +224,26 @@ def test_members_that_are_waited_for_pay_for_themselves() -> None:
     program = partitioner.compile(
         Mean(net), torch.randn(4, 32, 12, 12), devices=2, training=True, parallel="dp"
     )
+    assert isinstance(program, ModuleProgram)
+    return program
+
+
+def test_gradients_do_not_travel_with_sums_that_a_norm_waits_for() -> None:
+    """It would wait for their bytes, and they would leave in many small messages."""
+    program = normed()
+    tasks, most = program.schedule.tasks, 0
+    for bucket in program.schedule.buckets:
+        assert len({member.due < bucket.end for member in bucket.members}) == 1
+        most = max(most, sum(tasks[member.position].may_share for member in bucket.members))
+    assert most == 16, "weight and bias of 8 layers"
+    certificate = program.plan.certificate
+    assert certificate is not None
+    assert certificate.cost <= certificate.bound * 1.002
+
+
+def test_members_that_are_waited_for_pay_for_themselves() -> None:
+    """A loss waits for its sums: others that travel with them add bytes, and no start-up."""
+    program = normed()
     cluster, tasks = program.cluster, program.schedule.tasks
     spec, mixed = cluster.devices[0], 0
     for bucket in program.schedule.buckets:

@@ -2,8 +2,9 @@
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
@@ -17,6 +18,8 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.layout import DimLayout, Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import place
+from partitioner.ir.program import CommKind
+from partitioner.search.levels.stretches import away
 from partitioner.strategies.derive import Rules, strategies
 
 _GPUS = resolve_cluster("4x4xh100")
@@ -136,3 +139,71 @@ def test_what_the_real_axes_do_not_divide_is_not_admitted() -> None:
     assert even.fits(DimLayout.even(64, ("tp",), even.model))
     assert not even.fits(DimLayout.even(12, ("tp",), even.model))
     assert not even.fits(DimLayout.cut(("tp",), [(3, 2)]))
+
+
+def placements(mesh: DeviceMesh, sizes: DeviceMesh) -> Iterator[tuple[Placement, Placement]]:
+    """A tensor on a stand-in, and the same on the mesh: each dim whole, or cut over some axes.
+
+    Its first dim is one segment or three, of which each is cut by itself: evenly.
+    """
+    several = [
+        axes for count in range(len(mesh.axes) + 1) for axes in combinations(mesh.names, count)
+    ]
+    for segments, rows, columns in itertools.product(((144,), (48, 48, 48)), several, several):
+        if set(rows) & set(columns) or any(n % mesh.size(rows) for n in segments):
+            continue
+        pair = []
+        for one in (sizes, mesh):
+            dims = []
+            for lengths, axes in ((segments, rows), ((144,), columns)):
+                parts = one.size(axes)
+                cuts = [(length // parts,) * parts for length in lengths]
+                dims.append(DimLayout.cut(axes, cuts) if axes else DimLayout.whole(144))
+            pair.append(Placement(one, Sharding(tuple(dims))))
+        yield pair[0], pair[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "other"),
+    [
+        ("8x4xh100", {"tp": 2}, {"tp": 8}),
+        ("8x4xh100", {"tp": 8}, {"tp": 2}),
+        ("8x4xh100", {"dp": 2, "tp": 4}, {"tp": 16}),
+        ("8x4xh100", {"tp": 16}, {"dp": 4, "tp": 2}),
+        ("8x4xh100", {"dp": 2, "tp": 2}, {"dp": 2, "tp": 2}),
+        ("8x4xh100", {}, {"tp": 16}),
+        ("8x4xh100", {"tp": 16}, {}),
+        ("32xh100", {"tp": 6}, {"tp": 9}),
+    ],
+    ids=str,
+)
+def test_values_between_unequal_stages_take_what_the_busiest_devices_take(
+    name: str, shape: dict[str, int], other: dict[str, int]
+) -> None:
+    """Holders of a part serve many devices, or a device takes its part from many.
+
+    Where segments differ, and shares of parts with them, holders are priced by the largest.
+    """
+    cluster = resolve_cluster(name)
+    cluster = replace(cluster, devices=(CLUSTER.devices[0],) * 32)
+    here, there = (DeviceMesh.of(axes) for axes in (shape, other))
+    there = replace(there, devices=tuple(16 + device for device in there.devices))
+    even = EvenMesh(here, stand_in(here), cluster)
+    far = away(EvenMesh(there, stand_in(there), cluster), beyond=even.model)
+    formula, exact = EvenResharder(cluster, even=even, other=far), Resharder(cluster)
+    kinds: set[CommKind] = set()
+    pairs = itertools.product(placements(here, even.model), placements(there, far.model))
+    for (home, real_home), (want, real_want) in pairs:
+        (hop,) = formula.hops("float32", home, want)
+        (real,) = exact.hops("float32", real_home, real_want)
+        busy: Counter[int] = Counter()
+        for priced in real.comms:
+            busy.update(priced.seconds)
+            kinds.add(priced.comm.kind)
+        segments = {len(at.sharding.dims[0].segments) for at in (home, want)}
+        for mesh in (here, there):
+            busiest_s = max(busy[device] for device in mesh.devices)
+            ours_s = hop.comms[0].seconds[mesh.devices[0]]
+            assert ours_s >= busiest_s * (1 - 1e-9)
+            assert ours_s <= busiest_s * (1 + 1e-9 if len(segments) == 1 else 1.02)
+    assert len(kinds) > 1

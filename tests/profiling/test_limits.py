@@ -164,8 +164,8 @@ def test_a_few_sizes_of_communications_come_first(
 
 def told(**changes: Any) -> str:
     facts = {"links": 0, "unknown_links": 0, "whole_s": None, "lacks_whole": False, "failed": {}}
-    facts |= {"border_s": None, "lacks_border": False}
-    rest = {"unknown_share": 0.0, "seconds": 20.0, **facts, **changes}
+    facts |= {"border_s": None, "lacks_border": False, "unknown_share": 0.0}
+    rest = {"seconds": 20.0, "reading_s": 3.0, "limit_s": 20.0, **facts, **changes}
     return str(Profiled(Path("p.sqlite"), "core", 1, "torch", 9, 4, 0, **rest))
 
 
@@ -181,6 +181,14 @@ def test_what_stays_unknown_is_said() -> None:
         lacks_border=True
     )
     assert "forms with 30 % of the seconds are not measured" in told(unknown_share=0.3)
+
+
+def test_a_time_limit_that_reading_the_model_uses_up_is_said() -> None:
+    assert "was read" not in told(unknown_share=0.3), "3 of 20 s leave enough"
+    assert "was read" not in told(reading_s=31.5), "nothing is missing"
+    for missing in ({"unknown_share": 1.0}, {"unknown_links": 3}, {"lacks_border": True}):
+        note = "the model was read for 31.5 s of the time limit of 20 s: with --time-limit 52 the"
+        assert note in " ".join(told(reading_s=31.5, **missing).split())
 
 
 def test_the_limit_goes_to_the_measurements_under_torchrun(

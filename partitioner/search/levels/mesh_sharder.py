@@ -71,6 +71,11 @@ class Sharded:
         return tuple(self.even.node_seconds(self.folded.graph, placed) for placed in self.picks)
 
     @cached_property
+    def peak_bytes(self) -> float:
+        """Most bytes that a device would hold at one time with the whole model."""
+        return evaluate_choices(self.tied, self.solution.chosen).peak_bytes[0]
+
+    @cached_property
     def passing_bytes(self) -> float:
         """Most bytes of values that a device holds at one time, what is resident not counted.
 

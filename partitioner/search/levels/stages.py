@@ -82,6 +82,16 @@ class Staged:
     failed: dict[Layout, str]
     tight: bool = False
 
+    @property
+    def counted_bytes(self) -> tuple[float, ...]:
+        """Bytes of a device of each stage, as the search counts them at least."""
+        return tuple(
+            option.sharded.peak_bytes
+            if option.stage is None
+            else option.stage.held_bytes(stage.way, stage.start, stage.stop)
+            for option, stage in zip(self.options, self.cut.stages, strict=True)
+        )
+
 
 def search_levels(
     graph: Graph,
@@ -222,16 +232,29 @@ class _StageSearch:
         return min((cut.load_s for cut, _ in self.safe_cuts), default=math.inf)
 
     def _try(self, layout: Layout) -> None:
-        """Plan with a layout; if memory rules it out and no cut surely fits, within memory."""
+        """Plan with a layout: first without regard to memory, then within it.
+
+        The second plan is searched if the first exceeds the memory of all stages, and if plans on
+        the layout may cost less than the best cut that surely fits.
+        """
+        stages = self.pools[layout.pool].count // layout.mesh.size()
+        room = self._pools[layout.pool].limit_bytes * stages
+        sharded: Sharded | None = None
+        errors: list[Infeasible] = []
         for limited in (False, True):
+            work = self.budget.work.share(PART)
             try:
-                self._shard(layout, limited=limited)
-                return
+                sharded = self._sharded(layout, stages, work, limited=limited)
+                self.sharded.append(layout)
+                if not self._is_beaten(sharded, stages):
+                    self._offer(layout, sharded, stages)
             except Infeasible as error:
-                self.refusals.append((error, layout))
-                if limited or self.safe_cuts:
-                    self.failed[layout] = str(error)
-                    return
+                errors.append(error)
+            if sharded is None or sharded.peak_bytes <= room or self._is_beaten(sharded, stages):
+                break
+        self.refusals += ((error, layout) for error in errors)
+        if len(errors) == 1 + limited:
+            self.failed[layout] = str(errors[-1])
 
     def _refusal(self) -> Infeasible:
         """The refusal of the cut that is short of the fewest bytes a device.
@@ -246,18 +269,20 @@ class _StageSearch:
         first = self.pools[layout.pool].first
         return Infeasible(str(error), device=first, bytes_short=error.bytes_short, proven=False)
 
-    def _shard(self, layout: Layout, *, limited: bool) -> None:
-        """Shard over one layout, and cut stages once every pool of devices has one."""
-        stages = self.pools[layout.pool].count // layout.mesh.size()
-        work = self.budget.work.share(PART)
-        sharded = self._sharded(layout, stages, work, limited=limited)
-        self.sharded.append(layout)
+    def _is_beaten(self, sharded: Sharded, stages: int) -> bool:
+        """Whether no plan with a sharding costs less than a cut that surely fits."""
         alone = len(self.pools) == 1
-        if alone and sharded.solution.bound / stages >= self._least_safe_s:
-            return
+        return alone and sharded.solution.bound / stages >= self._least_safe_s
+
+    def _offer(self, layout: Layout, sharded: Sharded, stages: int) -> None:
+        """Cut stages of a layout, once every pool of devices has one.
+
+        Raises:
+            Infeasible: No cut fits the memory.
+        """
         pair = stage_options(sharded, self.ends, stages, layout.pool, str(layout))
         self.options.append(Option(layout, sharded, *pair))
-        if alone:
+        if len(self.pools) == 1:
             self._cut(self.options[-1:])
         elif {option.layout.pool for option in self.options} == set(range(len(self.pools))):
             self._cut(self.options)

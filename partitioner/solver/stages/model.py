@@ -91,6 +91,11 @@ class StageOption:
             if not array.min() >= 0:
                 raise SolverError(f"option {self.label!r}: {name} has a negative value or a NaN")
 
+    def held_bytes(self, way: int, start: int, stop: int, in_flight: int = 1) -> float:
+        """Bytes of a device that runs positions `start` to `stop - 1`."""
+        at = way, start, stop
+        return float(self.resident_bytes[at] + self.flying_bytes[at] * in_flight)
+
 
 @dataclass(frozen=True, eq=False)
 class StageProblem:
@@ -187,10 +192,7 @@ def evaluate_cut(problem: StageProblem, stages: Sequence[Stage]) -> CutOutcome:
     flying = flights([option.degree for option in options], in_flight=problem.in_flight)
     at = [(stage.way, stage.start, stage.stop) for stage in stages]
     loads = [float(o.load_s[key]) for o, key in zip(options, at, strict=True)]
-    held = [
-        float(option.resident_bytes[key] + option.flying_bytes[key] * many)
-        for option, key, many in zip(options, at, flying, strict=True)
-    ]
+    held = [o.held_bytes(*key, many) for o, key, many in zip(options, at, flying, strict=True)]
     used = [sum(o.devices for o in options if o.pool == p) for p in range(len(problem.pools))]
     faults = [
         f"stage {k} holds {size:.0f} bytes of {problem.pools[option.pool].limit_bytes:.0f}"

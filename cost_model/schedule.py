@@ -295,7 +295,7 @@ def _numel(task: Task) -> int:
     return round(max((size for *_, size in task.writes), default=0) / item_bytes(task.comm.dtype))
 
 
-def _unlike(tasks: Sequence[Task]) -> frozenset[int]:
+def unlike_parts(tasks: Sequence[Task]) -> frozenset[int]:
     """Positions of communications and aliases in which devices have unlike parts.
 
     That is a step of a reshard by which some devices get what others have already, or for which
@@ -395,7 +395,9 @@ class _Builder:
         buckets: tuple[Bucket, ...] = ()
         if not loads and len({node.mesh.devices for node in placed}) == 1:
             staged = self.order is not None
-            tasks, buckets = in_buckets(tasks, _unlike(tasks), self.graph.backward, staged=staged)
+            tasks, buckets = in_buckets(
+                tasks, unlike_parts(tasks), self.graph.backward, staged=staged
+            )
         tasks = _as_they_travel(tasks, buckets, self.cluster)
         return Schedule(
             tuple(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from placements import placement
 from small_gpt import small_gpt
 from staged import staged
 from staged_models import Plain, seeded
@@ -20,13 +21,16 @@ from partitioner.backends.torch.comms import COLLECTIVES
 from partitioner.backends.torch.faults import COMM
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model import buckets
-from partitioner.cost_model.buckets import Bucket, Member, together
+from partitioner.cost_model.buckets import Bucket, Member, in_buckets, together
 from partitioner.cost_model.collectives import collective, comm_cost
 from partitioner.cost_model.memory import StepLives, exact_lifetimes
 from partitioner.cost_model.overlap import beside_compute, most_joined
 from partitioner.cost_model.reshard import Resharder
-from partitioner.cost_model.schedule import Task
+from partitioner.cost_model.schedule import Task, unlike_parts
 from partitioner.cost_model.schedule import schedule as schedule_of
+from partitioner.ir.exchange import exchange
+from partitioner.ir.layout import DimLayout, Placement
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import resolve
 from partitioner.ir.program import BUCKET_BYTES, Comm, CommKind
 
@@ -154,6 +158,34 @@ def test_ranks_join_where_some_hold_zeros(parallel: str, devices: int) -> None:
     program = gpt(parallel, devices)
     assert program.run_schedule.zeros
     assert_joins_as_scheduled(program)
+
+
+def moved(value: str, kind: CommKind, before: Placement, after: Placement) -> Task:
+    """A communication in which each of two ranks sends the other as much."""
+    transfers = () if kind is CommKind.ALL_REDUCE else exchange(before, after)
+    comm = Comm(0, kind, (0, 1), value, value, "float32", transfers, "" if transfers else "sum")
+    reads = tuple((rank, (value, before)) for rank in (0, 1))
+    writes = tuple((rank, (value, after), 32) for rank in (0, 1))
+    return Task(f"{kind} {value}", {0: 1e-3, 1: 1e-3}, reads, writes, comm=comm)
+
+
+def test_what_some_ranks_wait_for_earlier_is_sent_alone() -> None:
+    """A rank that has waited for an operand already would start its bucket before the others."""
+    line = DeviceMesh.line(2)
+    whole, cut = DimLayout.whole(8), DimLayout.even(8, ("tp",), line)
+    in_parts, everywhere = placement(line, cut), placement(line, whole)
+    of_one = placement(line, whole, partial=(("tp", "sum"),))
+    gathers = [moved(name, CommKind.ALL_GATHER, in_parts, everywhere) for name in "abc"]
+    sums = [moved(name, CommKind.ALL_REDUCE, everywhere, of_one) for name in "abc"]
+    other_name = ((0, ("other", everywhere)), (0, ("a", everywhere)))
+    alias = Task("alias a", {}, (other_name[1],), (), aliases=(other_name,))
+
+    def positions(tasks: Sequence[Task]) -> list[list[int]]:
+        _, joined = in_buckets(tasks, unlike_parts(tasks), frozenset(), staged=False)
+        return [[member.position for member in bucket.members] for bucket in joined]
+
+    assert positions([*gathers, *sums]) == [[0, 1, 2], [3, 4, 5]]
+    assert positions([*gathers, alias, *sums]) == [[0, 1, 2], [5, 6]]
 
 
 class Mean(nn.Module):

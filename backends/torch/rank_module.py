@@ -828,6 +828,7 @@ class _Step(torch.autograd.Function):
         read = {name for name in shards if name in module._tensors and id(shards[name]) in again}
         ctx.shards = {name: shards[name] for name in read}
         ctx.versions = module._writes_to(ctx.shards)
+        ctx.writes = _versions(kept.values())
         signature = passes.whole.signature
         named = zip(signature.results, signature.differentiable, strict=True)
         flags = [differentiable for name, differentiable in named if name]
@@ -857,6 +858,11 @@ class _Step(torch.autograd.Function):
             problem = (
                 "backward() after a parameter that it needs was written to, as by "
                 "optimizer.step(): call backward() before that, or the module again"
+            )
+        elif _versions(kept.values()) != ctx.writes:
+            problem = (
+                "backward() after an input, a result or a buffer of the step that it needs was "
+                "written to in place: write to a clone(), or call backward() before that"
             )
         problem = problem and f"rank {module.rank}: {problem}"
         # that of a loss to which a DTensor was added, as a penalty of weights, is a DTensor
@@ -948,8 +954,8 @@ def _view_within(tensor: Tensor, region: Region | None) -> Tensor | None:
 
 
 def _versions(tensors: Iterable[Tensor]) -> list[int]:
-    """PyTorch's counts of writes to tensors."""
-    return [tensor._version for tensor in tensors]
+    """PyTorch's counts of writes to tensors; it counts none to those of `inference_mode`."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 class _Part(nn.Module):

@@ -521,6 +521,12 @@ def refuses_what_it_would_not_notice(_: int) -> None:  # noqa: C901 (a list of c
     def steps_in_one(module: RankModule) -> None:
         steps_between(module, partial(torch.optim.AdamW, fused=True))
 
+    def writes_an_input(module: RankModule, index: int = 0) -> None:
+        batch = Mlp.batch(0)
+        loss = loss_of(module(*batch))
+        batch[index].zero_()
+        loss.backward()
+
     for change, message in (
         (eval_part, r"^rank 0: norm is in evaluation mode"),
         (hook_part, r"norm has a hook, which would not be called"),
@@ -533,9 +539,15 @@ def refuses_what_it_would_not_notice(_: int) -> None:  # noqa: C901 (a list of c
         (steps_between, r"after a parameter that it needs was written to"),
         (steps_of_all, r"after a parameter that it needs was written to"),
         (steps_in_one, r"after a parameter that it needs was written to"),
+        (writes_an_input, r"after an input, a result or a buffer of the step that it needs was wr"),
+        (partial(writes_an_input, index=1), r"^rank 0: backward\(\) after an input, a result or"),
     ):
         with pytest.raises(BackendError, match=message):
             change(program(Mlp, 2).module())
+    module = program(Mlp, 2).module()
+    loss, scores = module(*Mlp.batch(0))
+    scores.detach().zero_()  # no gradient is computed from them
+    loss.backward()
 
 
 def frozen_parameters(_: int) -> None:

@@ -172,6 +172,7 @@ class RankModule(nn.Module):
         names = cut if listed is None else [*cut, listed.names[0]]
         meshes = torch_meshes([self._places[name].mesh for name in names], device)
         correct_operators(meshes.values())
+        self._check_names(whole)
         self._tensors: dict[str, Tensor] = {}
         self._at_rest: dict[str, Tensor] = {}  # by value of the graph
         for path, submodule in whole.submodules.items():  # in the model's order: PyTorch lists so
@@ -199,6 +200,17 @@ class RankModule(nn.Module):
         own = frozenset(vars(self)) | frozenset(dir(type(self)))
         root = whole.submodules.get("", Submodule())
         vars(self)[_CONSTANTS] = (root.constants | root.absent) - own
+
+    def _check_names(self, whole: Whole) -> None:
+        """Refuse a model with a tensor or submodule that has the name of an attribute of this."""
+        tensors = (name for entry in whole.stored for name in entry.names)
+        taken = {*vars(self), *dir(type(self)), "_tensors", "_at_rest"}
+        for name in (*tensors, *whole.submodules):
+            if name in taken:
+                raise BackendError(
+                    f"the model's own {name!r} has the name of an attribute of a rank's module: "
+                    "give it another name, or compile a module that holds the model"
+                )
 
     def _note_contents(self) -> None:
         """Note the tensors that calls begin with, and what else the module consists of."""

@@ -550,6 +550,34 @@ def refuses_what_it_would_not_notice(_: int) -> None:  # noqa: C901 (a list of c
     loss.backward()
 
 
+class Counted(nn.Module):
+    """A buffer has the name of what a rank's module counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Loss."""
+        self.steps += 1
+        return self.layer(x).square().mean() * self.steps
+
+
+@cache
+def counted() -> ModuleProgram:
+    torch.manual_seed(0)
+    batch = torch.randn(4, 4)
+    program_of_it = partitioner.compile(Counted(), batch, devices=2, training=True, cluster="ideal")
+    assert isinstance(program_of_it, ModuleProgram)
+    return program_of_it
+
+
+def names_that_are_taken(_: int) -> None:
+    with pytest.raises(BackendError, match=r"^the model's own 'steps' has the name of an attrib"):
+        counted().module()
+
+
 def frozen_parameters(_: int) -> None:
     module, whole = program(Gpt, 2).module(), seeded(Gpt)
     for one in (module, whole):
@@ -776,6 +804,7 @@ JOBS = {
         slow=True,
     ),
     "changes": Job(2, refuses_what_it_would_not_notice, [MLP]),
+    "names": Job(2, names_that_are_taken, [counted]),
     "frozen": Job(2, frozen_parameters, [GPT]),
     "unused": Job(2, side_modules.has_unused_parameters, [side_modules.program]),
     "heads": Job(2, side_modules.evaluates_what_is_not_trained, side_modules.HEADS),

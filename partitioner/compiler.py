@@ -748,13 +748,11 @@ def _weighs_stages(opened: ModuleInput, cluster: Cluster, request: Request) -> b
 
 def _changes(whole: TracedModule, parts: _Parts, plan: Plan) -> Difference:
     """What a step in the micro-batches of a plan computes otherwise than the whole batch."""
-    from partitioner.frontends.torch.graph import SEED
-
     micro = parts.of(plan)
     assert micro.micro is not None
     return difference(
         *(whole.graph, micro.graph, micro.micro.split),
-        *(tuple(filter(None, whole.traced.results)), micro.micro.count, SEED),
+        *(tuple(filter(None, whole.traced.results)), micro.micro.count, whole.traced.seed),
     )
 
 

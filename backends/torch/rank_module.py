@@ -172,6 +172,7 @@ class RankModule(nn.Module):
         names = cut if listed is None else [*cut, listed.names[0]]
         meshes = torch_meshes([self._places[name].mesh for name in names], device)
         correct_operators(meshes.values())
+        self._check_names(whole)
         self._tensors: dict[str, Tensor] = {}
         self._at_rest: dict[str, Tensor] = {}  # by value of the graph
         for path, submodule in whole.submodules.items():  # in the model's order: PyTorch lists so
@@ -199,6 +200,17 @@ class RankModule(nn.Module):
         own = frozenset(vars(self)) | frozenset(dir(type(self)))
         root = whole.submodules.get("", Submodule())
         vars(self)[_CONSTANTS] = (root.constants | root.absent) - own
+
+    def _check_names(self, whole: Whole) -> None:
+        """Refuse a model with a tensor or submodule that has the name of an attribute of this."""
+        tensors = (name for entry in whole.stored for name in entry.names)
+        taken = {*vars(self), *dir(type(self)), "_tensors", "_at_rest"}
+        for name in (*tensors, *whole.submodules):
+            if name in taken:
+                raise BackendError(
+                    f"the model's own {name!r} has the name of an attribute of a rank's module: "
+                    "give it another name, or compile a module that holds the model"
+                )
 
     def _note_contents(self) -> None:
         """Note the tensors that calls begin with, and what else the module consists of."""
@@ -828,6 +840,7 @@ class _Step(torch.autograd.Function):
         read = {name for name in shards if name in module._tensors and id(shards[name]) in again}
         ctx.shards = {name: shards[name] for name in read}
         ctx.versions = module._writes_to(ctx.shards)
+        ctx.writes = _versions(kept.values())
         signature = passes.whole.signature
         named = zip(signature.results, signature.differentiable, strict=True)
         flags = [differentiable for name, differentiable in named if name]
@@ -857,6 +870,11 @@ class _Step(torch.autograd.Function):
             problem = (
                 "backward() after a parameter that it needs was written to, as by "
                 "optimizer.step(): call backward() before that, or the module again"
+            )
+        elif _versions(kept.values()) != ctx.writes:
+            problem = (
+                "backward() after an input, a result or a buffer of the step that it needs was "
+                "written to in place: write to a clone(), or call backward() before that"
             )
         problem = problem and f"rank {module.rank}: {problem}"
         # that of a loss to which a DTensor was added, as a penalty of weights, is a DTensor
@@ -948,8 +966,8 @@ def _view_within(tensor: Tensor, region: Region | None) -> Tensor | None:
 
 
 def _versions(tensors: Iterable[Tensor]) -> list[int]:
-    """PyTorch's counts of writes to tensors."""
-    return [tensor._version for tensor in tensors]
+    """PyTorch's counts of writes to tensors; it counts none to those of `inference_mode`."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 class _Part(nn.Module):

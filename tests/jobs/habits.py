@@ -99,6 +99,14 @@ class TiedByData(Tied):
         self.forth.weight = nn.Parameter(self.back.weight.data)
 
 
+class Shares(Net):
+    """Its scores are shares, from which gradients are computed."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        shares = self.scores(x).sigmoid()
+        return F.binary_cross_entropy(shares, F.one_hot(y, 4).double()), shares
+
+
 class Checkpointed(Net):
     """Its middle is computed again."""
 
@@ -649,6 +657,16 @@ def changes_sizes(side: Side) -> None:
         update.step()
 
 
+def writes_before_backward(side: Side, of: int) -> None:
+    """Over an input or a result, which PyTorch refuses on one process."""
+    x, y = batch(0)
+    loss, result = side.module(x, y)
+    if not side.is_whole:
+        (x, y, result.detach())[of].zero_()
+    loss.backward()
+    side.sgd().step()
+
+
 def has_an_odd_rest(side: Side) -> None:
     update = side.sgd()
     side.loss(0).backward()
@@ -1178,6 +1196,15 @@ HABITS: dict[str, Habit] = {
     "clipped adaptively, tp": Habit(clips_adaptively, parallel="tp"),
     "other sizes": Habit(changes_sizes),
     "odd last batch": Habit(has_an_odd_rest),
+    **{
+        f"{name} written before backward": Habit(
+            partial(writes_before_backward, of=of),
+            refused="rank 0: backward.. after an input, a result or a buffer of the step that it n",
+        )
+        for of, name in enumerate(("input", "label"))
+    },
+    # what they return is gathered, and gradients are computed from the parts
+    "result written before backward": Habit(partial(writes_before_backward, of=2), Shares),
     "torch.compile": Habit(compiles),
     "half() after compile": Habit(
         halves, refused=r"rank 0: up\.weight is float16 now and was floa"
@@ -1234,6 +1261,7 @@ OTHERS_IN_STAGES = {
     "update_bn": r"momentum was traced as|rank 1: waiting for the other ranks before full_state_d",
     "means swapped by .data, zero2": "",
     "SAM": "this rank's gradients are those of its own layers only, so their norm is not that of t",
+    **dict.fromkeys((f"{name} written before backward" for name in ("input", "label")), ""),
     "DistributedSampler, local": "rank 0: one of 2 micro-batches of its part of input 'x'",
     "other sizes": r"training on float64\[2,6\], .*Expected more than 1 value per channel when tra",
 }

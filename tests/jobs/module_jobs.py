@@ -521,6 +521,12 @@ def refuses_what_it_would_not_notice(_: int) -> None:  # noqa: C901 (a list of c
     def steps_in_one(module: RankModule) -> None:
         steps_between(module, partial(torch.optim.AdamW, fused=True))
 
+    def writes_an_input(module: RankModule, index: int = 0) -> None:
+        batch = Mlp.batch(0)
+        loss = loss_of(module(*batch))
+        batch[index].zero_()
+        loss.backward()
+
     for change, message in (
         (eval_part, r"^rank 0: norm is in evaluation mode"),
         (hook_part, r"norm has a hook, which would not be called"),
@@ -533,9 +539,43 @@ def refuses_what_it_would_not_notice(_: int) -> None:  # noqa: C901 (a list of c
         (steps_between, r"after a parameter that it needs was written to"),
         (steps_of_all, r"after a parameter that it needs was written to"),
         (steps_in_one, r"after a parameter that it needs was written to"),
+        (writes_an_input, r"after an input, a result or a buffer of the step that it needs was wr"),
+        (partial(writes_an_input, index=1), r"^rank 0: backward\(\) after an input, a result or"),
     ):
         with pytest.raises(BackendError, match=message):
             change(program(Mlp, 2).module())
+    module = program(Mlp, 2).module()
+    loss, scores = module(*Mlp.batch(0))
+    scores.detach().zero_()  # no gradient is computed from them
+    loss.backward()
+
+
+class Counted(nn.Module):
+    """A buffer has the name of what a rank's module counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Loss."""
+        self.steps += 1
+        return self.layer(x).square().mean() * self.steps
+
+
+@cache
+def counted() -> ModuleProgram:
+    torch.manual_seed(0)
+    batch = torch.randn(4, 4)
+    program_of_it = partitioner.compile(Counted(), batch, devices=2, training=True, cluster="ideal")
+    assert isinstance(program_of_it, ModuleProgram)
+    return program_of_it
+
+
+def names_that_are_taken(_: int) -> None:
+    with pytest.raises(BackendError, match=r"^the model's own 'steps' has the name of an attrib"):
+        counted().module()
 
 
 def frozen_parameters(_: int) -> None:
@@ -764,6 +804,7 @@ JOBS = {
         slow=True,
     ),
     "changes": Job(2, refuses_what_it_would_not_notice, [MLP]),
+    "names": Job(2, names_that_are_taken, [counted]),
     "frozen": Job(2, frozen_parameters, [GPT]),
     "unused": Job(2, side_modules.has_unused_parameters, [side_modules.program]),
     "heads": Job(2, side_modules.evaluates_what_is_not_trained, side_modules.HEADS),

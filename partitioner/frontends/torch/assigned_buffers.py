@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from operator import getitem
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.exporting import replaced, writing
@@ -50,7 +52,9 @@ def writing_assigned_buffers(module: nn.Module) -> Iterator[set[str]]:
                     f"forward assigns its parameter {paths.get(part, '')}{name}: write to it "
                     "outside of forward, in place under torch.no_grad()"
                 )
-            assigned.update(_write(buffers, _tensors(module, "_buffers"), parameters, paths))
+            after = _tensors(module, "_buffers")
+            result = _apart(result, [buffers.get(key) for key in _changed(buffers, after)])
+            assigned.update(_write(buffers, after, parameters, paths))
         return result
 
     vars(module)["forward"] = run
@@ -69,10 +73,14 @@ def written_early(program: ExportedProgram, buffers: set[str], *, training: bool
     In training what reads a buffer reads a copy: the backward pass may keep it.
     """
     names, graph = program.graph_signature.inputs_to_buffers, program.graph_module.graph
-    for buffer in graph.find_nodes(op="placeholder"):
-        if names.get(buffer.name) not in buffers:
-            continue
-        write = max(user for user in buffer.users if user.target is torch.ops.aten.copy_.default)
+    placeholders = graph.find_nodes(op="placeholder")
+    writes = {
+        buffer: max(user for user in buffer.users if user.target is torch.ops.aten.copy_.default)
+        for buffer in placeholders
+        if names.get(buffer.name) in buffers
+    }
+    last = frozenset(writes.values())
+    for buffer, write in writes.items():
         readers = [user for user in buffer.users if user is not write]
         if readers and training:
             with graph.inserting_before(min(readers)):
@@ -80,10 +88,9 @@ def written_early(program: ExportedProgram, buffers: set[str], *, training: bool
             copied.meta.update(min(readers).meta, val=buffer.meta["val"])
             for reader in readers:
                 reader.replace_input_with(buffer, copied)
-            readers = [copied]
         chain = _chain(write)
         source = chain[0].all_input_nodes[-1]
-        after = max(source, *readers) if readers else source
+        after = max([source, *_users_of_memory(buffer, last), *_writers(source, last)])
         if after.op == "placeholder":
             continue
         for node in reversed(chain):
@@ -91,6 +98,62 @@ def written_early(program: ExportedProgram, buffers: set[str], *, training: bool
             where = ("nn_module_stack", "stack_trace")
             node.meta.update({key: after.meta[key] for key in where if key in after.meta})
     program.graph_module.recompile()
+
+
+def _users_of_memory(buffer: fx.Node, last: Collection[fx.Node]) -> set[fx.Node]:
+    """The nodes that read or write a buffer, also by its views, but for those that end the pass.
+
+    Results are no views of it: see `_apart`.
+    """
+    users = {user for node in _sharing(buffer, last) for user in node.users} - {*last}
+    return {user for user in users if user.op != "output"}
+
+
+def _writers(source: fx.Node, last: Collection[fx.Node]) -> Iterator[fx.Node]:
+    """The nodes that write in place to what is assigned, but for those that end the pass."""
+    sharing = _sharing(source, last)
+    for user in {user for node in sharing for user in node.users} - {*last}:
+        if not sharing.isdisjoint(_operands(user, writes=True)):
+            yield user
+
+
+def _sharing(node: fx.Node, last: Collection[fx.Node]) -> set[fx.Node]:
+    """The nodes whose results may lie in the memory of a node's result."""
+    found, left = {node}, [node]
+    while left:
+        one = left.pop()
+        views = (user for user in one.users if user not in last and one in _operands(user))
+        near = {*_operands(one), *views} - found
+        found |= near
+        left += near
+    return found
+
+
+def _operands(node: fx.Node, *, writes: bool = False) -> list[fx.Node]:
+    """The operands that a node's result may be a view of, or those that it may write to."""
+    operator, nodes = node.target, node.all_input_nodes
+    if node.op != "call_function":
+        return []
+    if not isinstance(operator, torch._ops.OpOverload):
+        return [] if writes and operator is getitem else nodes  # a region, or one of its results
+    schema = operator._schema
+    is_view = any(one.alias_info is not None for one in schema.returns)
+    if not writes and not is_view:
+        return nodes if _is_composed(operator) else []
+    aliases = {one.name: one.alias_info for one in schema.arguments}
+    actuals = {**dict(zip(aliases, node.args, strict=False)), **node.kwargs}
+    return [
+        leaf
+        for name, actual in actuals.items()
+        if (alias := aliases.get(name)) is not None and (alias.is_write or not writes)
+        for leaf in pytree.tree_leaves(actual)
+        if isinstance(leaf, fx.Node)
+    ]
+
+
+def _is_composed(operator: torch._ops.OpOverload) -> bool:
+    """Whether an operator calls others, so that its schema may hide a view."""
+    return operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 def _chain(write: fx.Node) -> list[fx.Node]:
@@ -112,6 +175,16 @@ def _tensors(module: nn.Module, kind: str) -> Tensors:
 def _changed(before: Tensors, after: Tensors) -> list[tuple[nn.Module, str]]:
     keys = dict.fromkeys((*before, *after))
     return [k for k in keys if k not in before or before[k] is not after.get(k)]
+
+
+def _apart(result: Any, written: Collection[Tensor | None]) -> Any:
+    """The results, of which those that lie in buffers to be written are copies."""
+    places = {_memory(tensor) for tensor in written if tensor is not None}
+
+    def apart(tensor: Tensor) -> Tensor:
+        return tensor.clone() if _memory(tensor) in places else tensor
+
+    return pytree.tree_map_only(Tensor, apart, result) if places else result
 
 
 def _write(

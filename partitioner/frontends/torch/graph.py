@@ -71,6 +71,7 @@ class ModuleGraph:
         fixed: Value of each parameter or buffer that is a constant, by its first name.
         rests: Value of each parameter as it lies at rest, by its first name, where that is not
             where its optimizer's state lies.
+        seed: Graph input that seeds random draws; "" if there are none.
         kept: In training, the graph in which all that the backward pass reads is kept.
         offer: In training, makes the graph that offers to compute it again.
     """
@@ -85,6 +86,7 @@ class ModuleGraph:
     inputs: tuple[str, ...]
     fixed: Mapping[str, str] = field(default_factory=dict)
     rests: Mapping[str, str] = field(default_factory=dict)
+    seed: str = ""
     kept: Graph | None = None
     offer: Callable[[], Graph] | None = field(default=None, repr=False, compare=False)
 
@@ -167,6 +169,7 @@ def module_graph(
         example_inputs,
         {first: value for first, value in calls.fixed.items() if value in graph.constants},
         {first: value for first, value in calls.rests.items() if value in graph.types},
+        calls.seed,
         graph if training else None,
         (lambda: ordered(offers=True)) if training else None,
     )
@@ -179,6 +182,7 @@ class _ModuleCalls(Calls):
     Attributes:
         inputs: Graph inputs.
         tangent: Graph input for the gradient of the loss; "" for inference.
+        seed: Graph input that seeds random draws; "" if there are none.
         stored: Value of each stored parameter or buffer, by its first name.
         fixed: Value of each constant parameter or buffer, by its first name.
         rests: Value of each parameter as it lies at rest, by its first name, where that is not
@@ -193,6 +197,7 @@ class _ModuleCalls(Calls):
     at_rest: str
     inputs: list[str] = field(default_factory=list)
     tangent: str = ""
+    seed: str = ""
     stored: dict[str, str] = field(default_factory=dict)
     fixed: dict[str, str] = field(default_factory=dict)
     rests: dict[str, str] = field(default_factory=dict)
@@ -252,16 +257,19 @@ class _ModuleCalls(Calls):
 
     def seeded(self, node: fx.Node, inputs: tuple[str, ...], attrs: dict[str, Attr]) -> OpCall:
         """Dropout (with an operand) or uniform numbers, drawn from a seed that all ranks share."""
-        if SEED not in self.inputs:
-            self.types[SEED] = TensorType.of("int64", ())
-            self.inputs.append(SEED)
+        if not self.seed:
+            self.seed = SEED
+            while self.seed in self.types:  # the module has an argument or a parameter of that name
+                self.seed += "'"
+            self.types[self.seed] = TensorType.of("int64", ())
+            self.inputs.append(self.seed)
         self.draws += 1
         if inputs:
             attrs = {"p": attrs["p"], "index": self.draws}
-            return "partitioner::dropout", (inputs[0], SEED), attrs
+            return "partitioner::dropout", (inputs[0], self.seed), attrs
         drawn = node.meta["val"]
         attrs = {"size": tuple(drawn.shape), "dtype": dtype_name(drawn.dtype), "index": self.draws}
-        return "partitioner::uniform", (SEED,), attrs
+        return "partitioner::uniform", (self.seed,), attrs
 
     def add_updates(self, role: Role) -> dict[str, str]:
         """Add the updates of gradients or buffers; returns the new values by first names."""

@@ -28,7 +28,7 @@ from partitioner.frontends.torch.composites import keep_composites
 from partitioner.frontends.torch.decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch.dtypes import state_dtypes
 from partitioner.frontends.torch.experts import replace_experts
-from partitioner.frontends.torch.graph import SEED, ModuleGraph, module_graph
+from partitioner.frontends.torch.graph import ModuleGraph, module_graph
 from partitioner.frontends.torch.losses import replace_losses
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.shared_memory import check_memory_apart
@@ -89,7 +89,7 @@ class TracedModule:
             {name: self.graph.types[name] for name in inputs},
             traced.results,
             traced.captured.others,
-            SEED if SEED in inputs else "",
+            traced.seed if traced.seed in inputs else "",
             traced.tangent if traced.tangent in inputs else "",
             traced.captured.autocast.dtype,
             traced.captured.differentiable,

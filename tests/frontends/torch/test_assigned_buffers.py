@@ -43,6 +43,35 @@ def itself(module: nn.Module, _: Tensor) -> None:
     module.one = module.one
 
 
+def then_writes(module: nn.Module, x: Tensor) -> None:
+    module.one = module.one.roll(1)
+    module.one[0] = x.detach().sum()
+    with torch.no_grad():
+        module.one[1:3].mul_(x.mean())
+        module.other = module.other.roll(1)
+    with torch.no_grad():
+        module.other[2] = x.sum()
+
+
+def writes_what_it_is_a_view_of(module: nn.Module, x: Tensor) -> None:
+    rows = x.detach() * 2
+    module.one = rows.chunk(2)[0][1]
+    rows.t()[1].add_(3)
+
+
+def swaps_then_writes(module: nn.Module, x: Tensor) -> None:
+    module.one, module.other = module.other, module.one + 1
+    module.one[2:].mul_(x.detach().mean())
+    module.other.add_(1)
+
+
+def keeps_what_it_was(module: nn.Module, x: Tensor) -> None:
+    before = module.other[2:4]
+    module.other = module.other * 3
+    module.one = module.one * before.sum() + module.other.view(2, 4)[1].sum()
+    before.add_(x.detach().mean())
+
+
 def none(module: nn.Module, _: Tensor) -> None:
     module.other, module.also_other = module.other * 1, None
 
@@ -118,9 +147,25 @@ class Outermost(Assigning):
         return super().forward(x).square().mean()
 
 
+class Former(Assigning):
+    """Gives a view of what a buffer was, and a buffer that has the former contents of another."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Loss, and buffers."""
+        before = self.one[2:4]
+        loss = super().forward(x).square().mean()
+        return loss, before, self.one, self.other
+
+
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("assign", [swap, chain, view, count, mean, of_a_parameter, itself])
-@pytest.mark.parametrize("make", [Outermost, lambda assign: Loss(Assigning(assign))])
+@pytest.mark.parametrize(
+    "assign",
+    [
+        *(swap, chain, view, count, mean, of_a_parameter, itself, then_writes),
+        *(writes_what_it_is_a_view_of, swaps_then_writes, keeps_what_it_was),
+    ],
+)
+@pytest.mark.parametrize("make", [Outermost, Former, lambda assign: Loss(Assigning(assign))])
 def test_assigned_buffers(
     make: Callable[[Assign], nn.Module], assign: Assign, training: bool
 ) -> None:

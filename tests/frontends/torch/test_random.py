@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
+import partitioner
 from partitioner.frontends.torch.capture import capture, export_module
 from partitioner.frontends.torch.decompositions import DECOMPOSITIONS as ALL
 from partitioner.frontends.torch.graph import module_graph
@@ -93,3 +94,32 @@ def test_a_captured_module_draws_from_one_seed() -> None:
     ]
     assert len({node.attrs["index"] for node in drawn}) == 3
     assert all(isinstance(rule_of(graph, node), Rule) for node in drawn)
+
+
+class Drawing(nn.Module):
+    """Drops elements, and has a parameter and arguments with names that a graph could take."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.seed, self.rate = nn.Parameter(torch.rand(8)), rate
+
+    def forward(self, x: Tensor, seed: Tensor, tangent: Tensor) -> Tensor:
+        """Loss."""
+        return (functional.dropout(x * self.seed, self.rate) * tangent + seed).square().mean()
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.4])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_names_that_the_graph_needs_itself(rate: float, devices: int) -> None:
+    module, batch = Drawing(rate), (torch.rand(6, 8), torch.tensor(2.0), torch.rand(6, 1))
+    program = partitioner.compile(module, batch, devices=devices, cluster="ideal", training=True)
+    loss, gradients = program.gradients(*batch, seed=5)
+    if not rate:
+        expected = module(*batch)
+        expected.backward()
+        torch.testing.assert_close((loss, gradients["seed"]), (expected, module.seed.grad))
+    only_the_argument = program.gradients(*batch[:2], torch.zeros(6, 1), seed=7)[0]
+    torch.testing.assert_close(only_the_argument, torch.tensor(4.0))
+    assert loss.equal(program.gradients(*batch, seed=5)[0])
+    assert loss.equal(program.gradients(*batch, seed=6)[0]) == (not rate)

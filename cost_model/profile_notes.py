@@ -47,7 +47,7 @@ def border_notes(cluster: Cluster) -> tuple[str, ...]:
     """A sentence for each profile that knows communications, but no borders of ONNX Runtime."""
     profiles = dict.fromkeys(spec.profile for spec in cluster.devices)
     return tuple(
-        f"profile {one.file} does not say what the end of a session adds to a communication, which "
+        f"profile {one.file} does not say what the end of a session of ONNX Runtime adds to a communication, which "
         f"counts as nothing: measure with {_command(cluster, one, training=False)}"
         for one in profiles
         if one is not None and one.links and one.border is None and not is_of_gpu(one.device)
@@ -84,7 +84,7 @@ def _notes(
     held = read_contents(profile.file)
     if not held:
         yield (
-            f"nothing is measured in profile {profile.file}: operators cost the cluster's rates; "
+            f"no operator is measured in profile {profile.file}: operators cost the cluster's rates; "
             f"measure with {measure}"
         )
         return

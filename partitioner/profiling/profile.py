@@ -97,6 +97,7 @@ class Profiled:
         lacks_border: Whether `border_s` is not known because no time was left to measure it.
         failed: Reason for each form that cannot be measured, by operator; of GPUs also for the
             communications between them.
+        lacks_forms: Whether forms are not known because no time was left to measure them.
         unknown_share: Share of the seconds of all forms, as priced without the measurements, that
             neither entry nor measurement covers.
         seconds: Of the whole call.
@@ -118,6 +119,7 @@ class Profiled:
     border_s: float | None
     lacks_border: bool
     failed: Mapping[str, str]
+    lacks_forms: bool
     unknown_share: float
     seconds: float
     far_levels: tuple[str, ...] = ()
@@ -127,7 +129,7 @@ class Profiled:
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
         now = f"{self.measured} measured now in {units.seconds(self.seconds)}"
         lines = [
-            f"profiled {self.forms} forms of operators: {now}, {self.known} known before",
+            f"{self.forms} forms of operators: {now}, {self.known} known before",
             f"  device   {self.device}, {threads}",
             f"  backend  {self.backend}",
             f"  links    {self._links}",
@@ -136,24 +138,20 @@ class Profiled:
             f"  profile  {self.file}",
         ]
         if self.unknown_share:
-            lines.append(
-                f"  note: forms with {units.share(self.unknown_share)} of the seconds are not "
-                "measured; the next run goes on with them"
-            )
+            share = f"forms with {units.share(self.unknown_share)} of the seconds"
+            lines.append(f"  note: {share} are not measured{self._goes_on * self.lacks_forms}")
         if self.unknown_links:
-            lines.append(
-                f"  note: {self.unknown_links} sizes and kinds of communications are not measured; "
-                "the next run goes on with them"
-            )
+            kinds = f"{self.unknown_links} sizes and kinds of communications"
+            lines.append(f"  note: {kinds} are not measured{self._goes_on}")
         if self.lacks_whole:
             lines.append(
-                "  note: the whole model in one process is not measured, for lack of time; a plan "
-                "is not compared with it"
+                "  note: the whole model in one process is not measured, for lack of time, so that "
+                f"no plan is compared with it{self._goes_on}"
             )
         if self.lacks_border:
             lines.append(
-                "  note: what the end of a session adds to a communication is not measured, for "
-                "lack of time; the next run does"
+                "  note: what the end of a session of ONNX Runtime adds to a communication is not "
+                f"measured, for lack of time{self._goes_on}"
             )
         lines += [
             f"  note: communications over {level!r} are not measured; torchrun with a process for "
@@ -162,6 +160,13 @@ class Profiled:
         ]
         lines += [f"  note: {op} cannot be measured: {why}" for op, why in self.failed.items()]
         return "\n".join(lines)
+
+    @property
+    def _goes_on(self) -> str:
+        """What measures the rest: a run that measured nothing would be repeated in vain."""
+        if self.measured or self.links:
+            return "; the next run goes on"
+        return "; give a longer --time-limit: this one is too short"
 
     @property
     def _whole(self) -> list[str]:
@@ -269,7 +274,8 @@ def profile(
     measured_links = session.measure_links(links, end_s)
     covered = in_wanted - {one.form.key for one in new} | session.measured
     all_s = sum(one.weight_s for one in wanted)
-    unknown_s = sum(one.weight_s for one in wanted if one.form.key not in covered)
+    unknown = [one for one in wanted if one.form.key not in covered]
+    unknown_s = sum(one.weight_s for one in unknown)
     return Profiled(
         known.file,
         known.device,
@@ -285,6 +291,7 @@ def profile(
         border_s,
         lacks_border,
         dict(sorted(session.failed.items())),
+        any(one.form.op not in session.failed for one in unknown),
         unknown_s / all_s if all_s else 0.0,
         time.perf_counter() - begin,
         tuple(level.name for level in _far_levels(cluster, known) if not _is_measured(level)),
@@ -336,7 +343,7 @@ def _profiled_links(cluster: Cluster, begin: float, limit_s: float, say: Say) ->
     links, unknown = measure_together(cluster, begin + limit_s, say)
     return Profiled(
         *(known.file, known.device, known.threads, "none", 0, 0, 0, links, unknown),
-        *(None, False, None, False, {}, 0.0, time.perf_counter() - begin),
+        *(None, False, None, False, {}, False, 0.0, time.perf_counter() - begin),
     )
 
 
@@ -464,9 +471,8 @@ class _Session:
         """
         known = alone.devices[0].profile
         assert known is not None
-        self.say("running the whole model in one process")
         try:
-            return whole_seconds(model.traced, known, end_s)
+            return whole_seconds(model.traced, known, end_s, self.say)
         except PartitionerError as error:
             self.failed[_WHOLE] = str(error)
             return None

@@ -46,7 +46,7 @@ def test_a_preset_has_no_notes() -> None:
 def test_without_measurements_the_command_is_named(tmp_path: Path) -> None:
     file = tmp_path / "none.sqlite"
     (note,) = notes(local(file), training=True)
-    assert f"nothing is measured in profile {file}" in note
+    assert f"no operator is measured in profile {file}" in note
     assert note.endswith(f"partition profile MODEL --devices 1 --training --profile {file}")
     assert not file.exists()
 
@@ -126,5 +126,5 @@ def test_a_backend_that_is_not_measured_on_gpus_is_not_to_be_measured_there() ->
     )
     cluster = local_cluster(1, gpus, Path("none.sqlite"))
     (note,) = notes(cluster)[-1:]
-    assert "nothing is measured in profile none.sqlite" in note
+    assert "no operator is measured in profile none.sqlite" in note
     assert profile_notes(cluster, lambda: "runtime 2.0", measures_gpus=False) == ()

@@ -164,9 +164,10 @@ def test_a_few_sizes_of_communications_come_first(
 
 def told(**changes: Any) -> str:
     facts = {"links": 0, "unknown_links": 0, "whole_s": None, "lacks_whole": False, "failed": {}}
-    facts |= {"border_s": None, "lacks_border": False}
-    rest = {"unknown_share": 0.0, "seconds": 20.0, **facts, **changes}
-    return str(Profiled(Path("p.sqlite"), "core", 1, "torch", 9, 4, 0, **rest))
+    facts |= {"border_s": None, "lacks_border": False, "lacks_forms": False}
+    rest = {"measured": 4, "unknown_share": 0.0, "seconds": 20.0, **facts, **changes}
+    where = {"file": Path("p.sqlite"), "device": "core", "threads": 1, "backend": "torch"}
+    return str(Profiled(**where, forms=9, known=0, **rest))
 
 
 def test_what_stays_unknown_is_said() -> None:
@@ -177,10 +178,32 @@ def test_what_stays_unknown_is_said() -> None:
     assert "the whole model in one process is not measured, for lack of time" in told(
         lacks_whole=True
     )
-    assert "what the end of a session adds to a communication is not measured" in told(
-        lacks_border=True
+    assert (
+        "what the end of a session of ONNX Runtime adds to a communication is not measured"
+        in told(lacks_border=True)
     )
-    assert "forms with 30 % of the seconds are not measured" in told(unknown_share=0.3)
+    assert "forms with 30 % of the seconds are not measured; the next run" in told(
+        unknown_share=0.3, lacks_forms=True
+    )
+
+
+def test_a_run_that_measured_nothing_asks_for_more_time() -> None:
+    """The next run with the same limit would measure nothing either."""
+    lacks = {"lacks_whole": True, "lacks_border": True, "lacks_forms": True, "unknown_share": 1.0}
+    lines = told(measured=0, unknown_links=60, **lacks).splitlines()
+    notes = [line for line in lines if "note" in line]
+    assert len(notes) == 4
+    assert all(
+        note.endswith("; give a longer --time-limit: this one is too short") for note in notes
+    )
+
+
+def test_forms_that_cannot_be_measured_are_not_promised() -> None:
+    lines = told(unknown_share=0.3, failed={"Gizmo": "unknown operator"}).splitlines()
+    assert lines[-2:] == [
+        "  note: forms with 30 % of the seconds are not measured",
+        "  note: Gizmo cannot be measured: unknown operator",
+    ]
 
 
 def test_the_limit_goes_to_the_measurements_under_torchrun(

@@ -21,6 +21,7 @@ from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.forms import memory_order
 from partitioner.cost_model.profile import Profile, check_writable
 from partitioner.cost_model.resolve import (
+    cpu_fingerprint,
     device_type,
     gpu_count,
     is_of_gpu,
@@ -81,7 +82,9 @@ class Profiled:
 
     Attributes:
         file: The profile.
-        device: Fingerprint of the device.
+        device: Fingerprint of the device that the measurements count for.
+        machine: Fingerprint of the device that they were made on: a cluster file may name another
+            processor.
         threads: Threads of one operator.
         backend: What ran the operators, with its version.
         forms: Number of forms that a search could choose.
@@ -107,6 +110,7 @@ class Profiled:
 
     file: Path
     device: str
+    machine: str
     threads: int
     backend: str
     forms: int
@@ -137,6 +141,11 @@ class Profiled:
             *self._whole,
             f"  profile  {self.file}",
         ]
+        if self.machine != self.device:
+            lines.append(
+                f"  note: this machine is {self.machine}; its seconds now count for {self.device}, "
+                "which the cluster file names"
+            )
         if self.unknown_share:
             share = f"forms with {units.share(self.unknown_share)} of the seconds"
             lines.append(f"  note: {share} are not measured{self._goes_on * self.lacks_forms}")
@@ -279,6 +288,7 @@ def profile(
     return Profiled(
         known.file,
         known.device,
+        _machine(known),
         known.threads,
         backend,
         len(wanted),
@@ -342,7 +352,18 @@ def _profiled_links(cluster: Cluster, begin: float, limit_s: float, say: Say) ->
         )
     links, unknown = measure_together(cluster, begin + limit_s, say)
     return Profiled(
-        *(known.file, known.device, known.threads, "none", 0, 0, 0, links, unknown),
+        *(
+            known.file,
+            known.device,
+            _machine(known),
+            known.threads,
+            "none",
+            0,
+            0,
+            0,
+            links,
+            unknown,
+        ),
         *(None, False, None, False, {}, False, 0.0, time.perf_counter() - begin),
     )
 
@@ -397,6 +418,11 @@ def _runs_on(cluster: Cluster, known: Profile) -> str:
             f"{gpus}: measure for a cluster of fewer"
         )
     return here or "cpu"
+
+
+def _machine(known: Profile) -> str:
+    """The fingerprint of this machine's device that is measured for a profile."""
+    return known.device if device_type(known.device) else cpu_fingerprint()
 
 
 def _is_new(candidate: Candidate, known: Profile, backend: str) -> tuple[bool, bool]:

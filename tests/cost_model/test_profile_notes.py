@@ -12,7 +12,7 @@ from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.entries import Entry, LinkEntry
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.profile import over, read_contents, write_entries, write_links
-from partitioner.cost_model.profile_notes import profile_notes
+from partitioner.cost_model.profile_notes import border_notes, profile_notes
 from partitioner.cost_model.resolve import cpu_fingerprint, local_cluster, resolve_cluster
 
 NOW = "2026-01-01T00:00:00+00:00"
@@ -116,6 +116,19 @@ def test_levels_without_communications_are_named(tmp_path: Path) -> None:
     assert f"profile {file} has no communications over level 'lan': they cost the level's" in note
     write_links(file, "core", 1, [dataclasses.replace(near, kind=over("send", "lan"))])
     assert notes(resolve_cluster(path)) == ()
+
+
+def test_a_border_that_the_file_gives_is_not_missed(tmp_path: Path) -> None:
+    file = tmp_path / "profile.sqlite"
+    write_links(
+        file, cpu_fingerprint(), 1, [LinkEntry("send", 2, 1000, 1e-3, 0.01, 7, "gloo", NOW)]
+    )
+    profile = f'profile = {{ file = "{file}", device = "{cpu_fingerprint()}", threads = 1 }}'
+    level = f'[[levels]]\nname = "ram"\nbandwidth_bytes_per_s = 1e9\nlatency_s = 1e-4\n{profile}\n'
+    path = tmp_path / "lab.toml"
+    for border, missed in (("", 1), ("border_s = 2e-4\n", 0)):
+        path.write_text(f'[[devices]]\ncount = 2\npreset = "cpu"\n{border}{profile}\n{level}')
+        assert len(border_notes(resolve_cluster(path))) == missed
 
 
 def test_a_backend_that_is_not_measured_on_gpus_is_not_to_be_measured_there() -> None:

@@ -166,8 +166,9 @@ def told(**changes: Any) -> str:
     facts = {"links": 0, "unknown_links": 0, "whole_s": None, "lacks_whole": False, "failed": {}}
     facts |= {"border_s": None, "lacks_border": False, "lacks_forms": False}
     rest = {"measured": 4, "unknown_share": 0.0, "seconds": 20.0, **facts, **changes}
-    where = {"file": Path("p.sqlite"), "device": "core", "threads": 1, "backend": "torch"}
-    return str(Profiled(**where, forms=9, known=0, **rest))
+    where = {"file": Path("p.sqlite"), "device": "core", "machine": "core"}
+    ran = {"threads": 1, "backend": "torch", "forms": 9, "known": 0}
+    return str(Profiled(**{**where, **ran, **rest}))
 
 
 def test_what_stays_unknown_is_said() -> None:
@@ -185,6 +186,12 @@ def test_what_stays_unknown_is_said() -> None:
     assert "forms with 30 % of the seconds are not measured; the next run" in told(
         unknown_share=0.3, lacks_forms=True
     )
+
+
+def test_seconds_of_another_machine_are_said() -> None:
+    """A cluster file copied from another machine would get the seconds of this one."""
+    note = "note: this machine is shore; its seconds now count for core, which the cluster file"
+    assert note in told(machine="shore")
 
 
 def test_a_run_that_measured_nothing_asks_for_more_time() -> None:

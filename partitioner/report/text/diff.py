@@ -19,7 +19,7 @@ from partitioner.report.page.traffic import crossing_bytes
 from partitioner.report.planned import Planned
 from partitioner.report.stages import bubble_share
 from partitioner.report.text.show import clean
-from partitioner.report.text.tables import table
+from partitioner.report.text.tables import safe, table
 
 #: Plans whose costs differ by a smaller share cost the same.
 EQUAL = 5e-5
@@ -148,7 +148,7 @@ def diff_text(changes: Diff) -> str:
         for row in changes["traffic"]
     ]
     parts = [
-        [clean(changes["verdict"])],
+        [safe(changes["verdict"])],
         table([tuple(map(clean, row)) for row in figures]),
         _moved(changes),
     ]

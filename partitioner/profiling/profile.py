@@ -130,10 +130,10 @@ class Profiled:
 
     def __str__(self) -> str:
         """A few lines for people."""
-        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        threads = units.count(self.threads, "thread")
         now = f"{self.measured} measured now in {units.seconds(self.seconds)}"
         lines = [
-            f"{self.forms} forms of operators: {now}, {self.known} known before",
+            f"{units.count(self.forms, 'form')} of operators: {now}, {self.known} known before",
             f"  device   {self.device}, {threads}",
             f"  backend  {self.backend}",
             f"  links    {self._links}",

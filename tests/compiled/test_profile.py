@@ -150,7 +150,7 @@ def test_calibrate_writes_kernels_of_single_nodes(mlp: Path, tmp_path: Path) -> 
     file = tmp_path / "profile.sqlite"
     calibrated = partitioner.calibrate(program, profile=file)
     assert (calibrated.fused, calibrated.short, calibrated.processes) == (1, 0, 2)
-    assert f"calibrated {calibrated.entries} forms" in str(calibrated)
+    assert f"calibrated {calibrated.entries} form" in str(calibrated)
     known = Profile.read(file, calibrated.device, calibrated.threads, processes=2)
     assert len(known.entries) == calibrated.entries > 0
     entry = next(iter(known.entries.values()))

@@ -171,6 +171,10 @@ def told(**changes: Any) -> str:
     return str(Profiled(**{**where, **ran, **rest}))
 
 
+def test_one_form_is_no_forms() -> None:
+    assert told(forms=1).startswith("1 form of operators: 4 measured now in 20 s, 0 known before")
+
+
 def test_what_stays_unknown_is_said() -> None:
     assert "note" not in told()
     assert "60 sizes and kinds of communications are not measured; the next run" in told(

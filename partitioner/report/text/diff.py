@@ -159,7 +159,7 @@ def diff_text(changes: Diff) -> str:
 
 def _moved(changes: Diff) -> list[str]:
     moved = changes["moved"]
-    lines = [f"{len(moved)} nodes moved, {changes['same']} are as they were"]
+    lines = [f"{units.count(len(moved), 'node')} moved, {changes['same']:,} as before"]
     if not moved and not changes["same"]:
         lines = ["the two plans are of different models: they share no node"]
     for key, which in (("only_before", "first"), ("only_after", "second")):
@@ -167,7 +167,7 @@ def _moved(changes: Diff) -> list[str]:
         if names:
             more = ", ..." if len(names) > 3 else ""
             shown = ", ".join(map(clean, names[:3]))
-            lines.append(f"{len(names)} nodes are in the {which} alone: {shown}{more}")
+            lines.append(f"in the {which} alone: {units.count(len(names), 'node')}: {shown}{more}")
     rows = [("node", "before", "after", "seconds")]
     decision = operator.itemgetter("before", "after")
     runs = [list(run) for _, run in itertools.groupby(moved, key=decision)]

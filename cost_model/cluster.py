@@ -84,7 +84,7 @@ class DeviceSpec:
         ):
             _check(f"device {self.name!r}: {title}", figure, figure > 0)
         for title, latency_s in (("launch_s", self.launch_s), ("border_s", self.border_s or 0.0)):
-            _check(f"device {self.name!r}: {title}", latency_s, 0 <= latency_s < math.inf)
+            _check_seconds(f"device {self.name!r}: {title}", latency_s)
 
     @property
     def kernels(self) -> Kernels | None:
@@ -130,7 +130,7 @@ class LinkLevel:
         _check(f"level {self.name!r}: size", self.size, self.size >= 1)
         bandwidth = self.bandwidth_bytes_per_s
         _check(f"level {self.name!r}: bandwidth_bytes_per_s", bandwidth, bandwidth > 0)
-        _check(f"level {self.name!r}: latency_s", self.latency_s, 0 <= self.latency_s < math.inf)
+        _check_seconds(f"level {self.name!r}: latency_s", self.latency_s)
         for name in ("reduce_bytes_per_s", "scatter_bytes_per_s"):
             rate = getattr(self, name)
             if rate is not None:
@@ -335,11 +335,14 @@ class Cluster:
         return len(self.devices)
 
 
+def _check_seconds(title: str, figure: float) -> None:
+    if not 0 <= figure < math.inf:
+        raise CostError(f"{title} is {figure}; it must be at least 0, and not infinite")
+
+
 def _check(title: str, figure: float, good: bool) -> None:
     if not good or math.isnan(figure):
-        raise CostError(
-            f"{title} is {figure}; it must be above 0; latencies may be 0, not infinite"
-        )
+        raise CostError(f"{title} is {figure}; it must be above 0")
 
 
 def _check_table(title: str, name: str | None, tables: Mapping[str, Any]) -> None:

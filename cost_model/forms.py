@@ -119,6 +119,8 @@ def _chain(graph: Graph, node: Node, most: int) -> tuple[Node, ...]:
     return ()
 
 
+#: Domain of the graphs of modules: PyTorch runs a kernel for each node.
+_EAGER = "aten"
 _ORDERS: WeakKeyDictionary[Graph, dict[str, Order | None]] = WeakKeyDictionary()
 
 
@@ -226,7 +228,7 @@ def form_of(
             for operand, order in zip(operands, orders, strict=True)
         ),
         tuple(map(typed_part, node.outputs, placed.outs)),
-        tuple(one.op for one in chain(graph, node)),
+        () if _EAGER in graph.opsets else tuple(one.op for one in chain(graph, node)),
     )
 
 

@@ -175,7 +175,7 @@ class Profile:
         wholes: dict[str, Entry] = {}
         links: dict[tuple[str, int], dict[int, LinkEntry]] = {}
         border: LinkEntry | None = None
-        if _exists(file):
+        if _is_begun(file):
             with _opened(file) as database:
                 for row in database.execute(_SELECT, (device, threads)):
                     entry = Entry(*row)
@@ -356,7 +356,7 @@ def check_writable(file: Path) -> None:
         CostError: The file is something else, its folder is missing, or it cannot be written.
     """
     check_folder(file)
-    if _exists(file):
+    if _is_begun(file):
         with _opened(file):
             pass
     if not os.access(file if _exists(file) else file.parent, os.W_OK):
@@ -416,6 +416,15 @@ def _exists(file: Path) -> bool:
         return file.exists()
     except (OSError, ValueError) as error:
         raise CostError(f"profile {file}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _is_begun(file: Path) -> bool:
+    """Whether something is in the file: one that was only made, as by `touch`, is a new profile.
+
+    Raises:
+        CostError: See `_exists`.
+    """
+    return _exists(file) and not (file.is_file() and file.stat().st_size == 0)
 
 
 def _make_tables(database: sqlite3.Connection) -> None:
@@ -482,7 +491,7 @@ def read_contents(file: Path) -> tuple[Contents, ...]:
     Raises:
         CostError: The file is no profile.
     """
-    if not _exists(file):
+    if not _is_begun(file):
         return ()
     with _opened(file) as database:
         return tuple(Contents(*row) for row in database.execute(_SELECT_CONTENTS, (_WHOLE,)))

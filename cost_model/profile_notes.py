@@ -44,11 +44,15 @@ def profile_notes(
 
 
 def border_notes(cluster: Cluster) -> tuple[str, ...]:
-    """A sentence for each profile that knows communications, but no borders of ONNX Runtime."""
-    profiles = dict.fromkeys(spec.profile for spec in cluster.devices)
+    """A sentence for each profile that knows communications, but no borders of ONNX Runtime.
+
+    Devices whose borders the cluster file gives need none.
+    """
+    profiles = dict.fromkeys(spec.profile for spec in cluster.devices if spec.border_s is None)
     return tuple(
-        f"profile {one.file} does not say what the end of a session adds to a communication, which "
-        f"counts as nothing: measure with {_command(cluster, one, training=False)}"
+        f"profile {one.file} does not say what the end of a session of ONNX Runtime adds to a "
+        "communication, which counts as nothing: measure with "
+        f"{_command(cluster, one, training=False)}"
         for one in profiles
         if one is not None and one.links and one.border is None and not is_of_gpu(one.device)
     )
@@ -84,8 +88,8 @@ def _notes(
     held = read_contents(profile.file)
     if not held:
         yield (
-            f"nothing is measured in profile {profile.file}: operators cost the cluster's rates; "
-            f"measure with {measure}"
+            f"no operator is measured in profile {profile.file}: operators cost the cluster's "
+            f"rates; measure with {measure}"
         )
         return
     listed = "; ".join(map(str, held[:_LISTED]))

@@ -361,12 +361,13 @@ def _plan_in_blocks(
     with no_collection():
         single = OneDevice.best(cluster, objective, (graph, None))
         cost = outcome.evaluation.cost(objective)
-        alone = whole_machine_notes(graph, cluster, cost, objective, fuses=fuses)
+        sources = _sources(outcome, cluster)
+        alone = whole_machine_notes(graph, cluster, cost, sources, objective, fuses=fuses)
     opaque = _opaque_notes(Rules.of(ruled))
     return outcome, facts(
         *(outcome, single, len(cluster), (note, *notes, *kind, *opaque, *alone)),
         rules=rules_of(outcome.graph),
-        sources=_sources(outcome, cluster),
+        sources=sources,
         spaces=space_facts(outcome, cluster, single),
         constraints=request.constraints,
     )
@@ -428,7 +429,8 @@ class _OnnxParts:
         graph, objective = self.whole.graph, self.request.objective
         cost = outcome.evaluation.cost(objective)
         with no_collection():
-            alone = whole_machine_notes(graph, self.cluster, cost, objective, fuses=True)
+            sources = _sources(outcome, self.cluster)
+            alone = whole_machine_notes(graph, self.cluster, cost, sources, objective, fuses=True)
         notes = (*self.notes, *run_notes, *alone)
         return _facts_in_parts(outcome, notes, self.graphs, self.cluster, self.request, graph)
 
@@ -1060,13 +1062,14 @@ def plan_graph(
         single = OneDevice.best(cluster, request.objective, run)
         cost = outcome.evaluation.cost(request.objective)
         objective, count = request.objective, plan.micro_batches
+        sources = _sources(outcome, cluster)
         notes += whole_machine_notes(
-            outcome.graph, cluster, cost, objective, fuses=fuses, micro_batches=count
+            outcome.graph, cluster, cost, sources, objective, fuses=fuses, micro_batches=count
         )
     summary = facts(
         *(outcome, single, len(cluster), notes),
         rules=rules_of(outcome.graph),
-        sources=_sources(outcome, cluster),
+        sources=sources,
         spaces=space_facts(outcome, cluster, single),
         constraints=request.constraints,
     )

@@ -78,6 +78,11 @@ def times(value: float) -> str:
     return f"{digits(value)}x"
 
 
+def count(number: int, noun: str) -> str:
+    """``1, "node" -> "1 node"``, ``5001, "node" -> "5,001 nodes"``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def per_second(value: float | None) -> str:
     """Requests a second: ``60627.3 -> "60,627/s"``; None, as in JSON, is unlimited."""
     if value is None:

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.main import get_command
@@ -82,10 +82,18 @@ def _command() -> Any:
         rich_markup_mode="markdown",
         pretty_exceptions_enable=False,
     )
+    application.callback()(_options)
     for panel, functions in _PANELS.items():
         for function in functions:
             application.command(function.__name__, rich_help_panel=panel)(function)
     return get_command(application)
+
+
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """The options of `partition` itself, for its help: `main` answers `--version`."""
+    del version
 
 
 def _check_command(argv: Sequence[str]) -> None:

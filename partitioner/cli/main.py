@@ -1,6 +1,7 @@
 """The command line: `partition MODEL ...`, `partition COMMAND ...`.
 
-Exit codes: 0 ok, 1 bad input, 2 usage, 3 infeasible. Results go to stdout, progress to stderr.
+Exit codes: 0 ok, 1 bad input, 2 usage, 3 infeasible, 130 interrupted. Results go to stdout,
+progress to stderr.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Sequence
 from partitioner import __version__
 from partitioner.ir.errors import PartitionerError
 from partitioner.streams import print_plainly
+
+_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = run_command(args)
         sys.stdout.flush()  # here, where a closed pipe is caught
-        return code
     except TyperException as error:
         print(safe(usage_line(error, args)), file=sys.stderr)
         return 2
@@ -48,8 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (Abort, KeyboardInterrupt):
+        code = _INTERRUPTED
+    if code == _INTERRUPTED:  # Typer gives this code for an interrupt in a command
         print("partition: interrupted", file=sys.stderr)
-        return 130
+    return code
 
 
 if __name__ == "__main__":

@@ -242,8 +242,10 @@ def _stale(
     cost = evaluation.cost(cert.objective)
     estimated = len(cluster) > MOST_EXPLICIT and cert.bound <= cost <= cert.cost
     if not estimated and not math.isclose(cost, cert.cost, rel_tol=COST_TOLERANCE):
+        files = {str(one.file) for spec in cluster.devices if (one := spec.profile) is not None}
+        measured = f", or {' and '.join(sorted(files))} has other measurements now" if files else ""
         yield (
             f"{folder}: the certificate in plan.json is left out: it says {cert.objective} cost "
             f"{cert.cost:.6g}, but the plan costs {cost:.6g}; it was edited, or made by another "
-            "version"
+            f"version{measured}"
         )

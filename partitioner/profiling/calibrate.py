@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from partitioner import units
 from partitioner.backends.observed import MeasuredTask
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.reload import load
@@ -55,12 +56,14 @@ class Calibrated:
 
     def __str__(self) -> str:
         """A few lines for people."""
-        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        threads = units.count(self.threads, "thread")
+        busy = "process" if self.processes == 1 else "processes"
+        fused = units.count(self.fused, "kernel")
         return "\n".join(
             [
-                f"calibrated {self.entries} forms of operators",
-                f"  device   {self.device}, {threads}, {self.processes} processes at once",
-                f"  left out {self.fused} kernels of several nodes, {self.short} too short",
+                f"calibrated {units.count(self.entries, 'form')} of operators",
+                f"  device   {self.device}, {threads}, {self.processes} {busy} at once",
+                f"  left out {fused} of several nodes, {self.short} too short",
                 f"  profile  {self.file}",
             ]
         )

@@ -22,6 +22,7 @@ from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.forms import memory_order
 from partitioner.cost_model.profile import Profile, check_writable
 from partitioner.cost_model.resolve import (
+    cpu_fingerprint,
     device_type,
     gpu_count,
     is_of_gpu,
@@ -84,7 +85,9 @@ class Profiled:
 
     Attributes:
         file: The profile.
-        device: Fingerprint of the device.
+        device: Fingerprint of the device that the measurements count for.
+        machine: Fingerprint of the device that they were made on: a cluster file may name another
+            processor.
         threads: Threads of one operator.
         backend: What ran the operators, with its version.
         forms: Number of forms that a search could choose.
@@ -100,6 +103,7 @@ class Profiled:
         lacks_border: Whether `border_s` is not known because no time was left to measure it.
         failed: Reason for each form that cannot be measured, by operator; of GPUs also for the
             communications between them.
+        lacks_forms: Whether forms are not known because no time was left to measure them.
         unknown_share: Share of the seconds of all forms, as priced without the measurements, that
             neither entry nor measurement covers.
         seconds: Of the whole call.
@@ -112,6 +116,7 @@ class Profiled:
 
     file: Path
     device: str
+    machine: str
     threads: int
     backend: str
     forms: int
@@ -124,6 +129,7 @@ class Profiled:
     border_s: float | None
     lacks_border: bool
     failed: Mapping[str, str]
+    lacks_forms: bool
     unknown_share: float
     seconds: float
     reading_s: float
@@ -132,10 +138,10 @@ class Profiled:
 
     def __str__(self) -> str:
         """A few lines for people."""
-        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        threads = units.count(self.threads, "thread")
         now = f"{self.measured} measured now in {units.seconds(self.seconds)}"
         lines = [
-            f"profiled {self.forms} forms of operators: {now}, {self.known} known before",
+            f"{units.count(self.forms, 'form')} of operators: {now}, {self.known} known before",
             f"  device   {self.device}, {threads}",
             f"  backend  {self.backend}",
             f"  links    {self._links}",
@@ -143,25 +149,26 @@ class Profiled:
             *self._whole,
             f"  profile  {self.file}",
         ]
+        if self.machine != self.device:
+            lines.append(
+                f"  note: this machine is {self.machine}; its seconds now count for {self.device}, "
+                "which the cluster file names"
+            )
         if self.unknown_share:
-            lines.append(
-                f"  note: forms with {units.share(self.unknown_share)} of the seconds are not "
-                "measured; the next run goes on with them"
-            )
+            share = f"forms with {units.share(self.unknown_share)} of the seconds"
+            lines.append(f"  note: {share} are not measured{self._goes_on * self.lacks_forms}")
         if self.unknown_links:
-            lines.append(
-                f"  note: {self.unknown_links} sizes and kinds of communications are not measured; "
-                "the next run goes on with them"
-            )
+            kinds = f"{self.unknown_links} sizes and kinds of communications"
+            lines.append(f"  note: {kinds} are not measured{self._goes_on}")
         if self.lacks_whole:
             lines.append(
-                "  note: the whole model in one process is not measured, for lack of time; a plan "
-                "is not compared with it"
+                "  note: the whole model in one process is not measured, for lack of time, so that "
+                f"no plan is compared with it{self._goes_on}"
             )
         if self.lacks_border:
             lines.append(
-                "  note: what the end of a session adds to a communication is not measured, for "
-                "lack of time; the next run does"
+                "  note: what the end of a session of ONNX Runtime adds to a communication is not "
+                f"measured, for lack of time{self._goes_on}"
             )
         if self.is_short:
             enough_s = math.ceil(self.reading_s + self.limit_s)
@@ -181,9 +188,15 @@ class Profiled:
     @property
     def is_short(self) -> bool:
         """Whether measurements are missing and most of the time limit went to reading the model."""
-        lacks = self.unknown_links or self.lacks_whole or self.lacks_border
-        is_slow = self.reading_s > self.limit_s * _SLOW_READING
-        return is_slow and bool(lacks or self.unknown_share)
+        lacks = self.unknown_links or self.lacks_whole or self.lacks_border or self.lacks_forms
+        return bool(lacks) and self.reading_s > self.limit_s * _SLOW_READING
+
+    @property
+    def _goes_on(self) -> str:
+        """What measures the rest: a run that measured nothing would be repeated in vain."""
+        if self.measured or self.links:
+            return "; the next run goes on"
+        return "; give a longer --time-limit: this one is too short"
 
     @property
     def _whole(self) -> list[str]:
@@ -293,10 +306,12 @@ def profile(
     measured_links = session.measure_links(links, end_s)
     covered = in_wanted - {one.form.key for one in new} | session.measured
     all_s = sum(one.weight_s for one in wanted)
-    unknown_s = sum(one.weight_s for one in wanted if one.form.key not in covered)
+    unknown = [one for one in wanted if one.form.key not in covered]
+    unknown_s = sum(one.weight_s for one in unknown)
     return Profiled(
         known.file,
         known.device,
+        _machine(known),
         known.threads,
         backend,
         len(wanted),
@@ -309,6 +324,7 @@ def profile(
         border_s,
         lacks_border,
         dict(sorted(session.failed.items())),
+        any(one.form.op not in session.failed for one in unknown),
         unknown_s / all_s if all_s else 0.0,
         time.perf_counter() - begin,
         reading_s,
@@ -361,9 +377,9 @@ def _profiled_links(cluster: Cluster, begin: float, limit_s: float, say: Say) ->
         )
     links, unknown = measure_together(cluster, begin + limit_s, say)
     return Profiled(
-        *(known.file, known.device, known.threads, "none", 0, 0, 0, links, unknown),
-        *(None, False, None, False, {}, 0.0, time.perf_counter() - begin),
-        *(0.0, limit_s),
+        *(known.file, known.device, _machine(known), known.threads, "none", 0, 0, 0),
+        *(links, unknown, None, False, None, False, {}, False, 0.0),
+        *(time.perf_counter() - begin, 0.0, limit_s),
     )
 
 
@@ -417,6 +433,11 @@ def _runs_on(cluster: Cluster, known: Profile) -> str:
             f"{gpus}: measure for a cluster of fewer"
         )
     return here or "cpu"
+
+
+def _machine(known: Profile) -> str:
+    """The fingerprint of this machine's device that is measured for a profile."""
+    return known.device if device_type(known.device) else cpu_fingerprint()
 
 
 def _is_new(candidate: Candidate, known: Profile, backend: str) -> tuple[bool, bool]:
@@ -491,9 +512,8 @@ class _Session:
         """
         known = alone.devices[0].profile
         assert known is not None
-        self.say("running the whole model in one process")
         try:
-            return whole_seconds(model.traced, known, end_s)
+            return whole_seconds(model.traced, known, end_s, self.say)
         except PartitionerError as error:
             self.failed[_WHOLE] = str(error)
             return None

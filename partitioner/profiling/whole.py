@@ -11,12 +11,13 @@ from partitioner.cost_model.profile import Profile, whole_entry, whole_key, writ
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import Traced
 from partitioner.profiling.measure import Timing
+from partitioner.search.request import Say, silent
 
 #: Runs, and fewest of them: the verdict on a plan hangs on this one entry.
 _REPEATS, _LEAST_REPEATS = 30, 3
 
 
-def whole_seconds(traced: Traced, known: Profile, end_s: float) -> float | None:
+def whole_seconds(traced: Traced, known: Profile, end_s: float, say: Say = silent) -> float | None:
     """Seconds of a request of an ONNX model in one session, which are added to the profile.
 
     Known ones are not measured again. There is no measurement, and None, if the fewest runs would
@@ -26,6 +27,7 @@ def whole_seconds(traced: Traced, known: Profile, end_s: float) -> float | None:
         traced: The model.
         known: The profile of a process with all cores.
         end_s: Time of `time.perf_counter` at which the measurement ends.
+        say: Tells that the measurement begins.
 
     Raises:
         BackendError: ONNX Runtime does not run the model.
@@ -35,6 +37,7 @@ def whole_seconds(traced: Traced, known: Profile, end_s: float) -> float | None:
         return entry.seconds
     if time.perf_counter() >= end_s:
         return None
+    say("running the whole model in one process")
     inputs = random_inputs(traced.graph, seed=0)
     run = whole_runs(traced.whole, traced.folder, inputs, known.threads)
     runs: list[float] = []

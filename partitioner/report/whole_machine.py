@@ -24,6 +24,7 @@ def whole_machine_notes(
     graph: Graph,
     cluster: Cluster,
     cost: float,
+    priced_by: Sources,
     objective: str,
     *,
     fuses: bool,
@@ -35,6 +36,7 @@ def whole_machine_notes(
         graph: The graph of the plan.
         cluster: Its devices.
         cost: Its predicted seconds.
+        priced_by: Where the seconds of its operators come from.
         objective: "throughput" or "latency"; "memory" is not compared.
         fuses: Whether the backend computes several operators in one kernel: then the model must
             have been measured as a whole, else the seconds of its operators are added up.
@@ -43,30 +45,37 @@ def whole_machine_notes(
     whole = one_process(cluster)
     if whole is None or objective == "memory":
         return ()
+    if _is_unknown(priced_by):
+        return (_unknown(f"measures what this plan's {len(cluster)} processes take", len(cluster)),)
     profile = whole.devices[0].profile
     threads = profile.threads if profile else 1
+    measures = f"measures one process with {threads} threads"
     if fuses:
         entry = profile.wholes.get(whole_key(graph.digest)) if profile else None
         if entry is None:
-            return (_unknown(threads, len(cluster)),)
+            return (_unknown(measures, len(cluster)),)
         return (_verdict(threads, entry.seconds, cost),)
     alone, plan = planned_on(
         *(graph, whole, (DeviceMesh.single(0),)), {node.name: NodePlan(0) for node in graph.nodes}
     )
-    sources = Sources.of(alone, resolve(alone, plan), whole)
-    if sources.shares().get("datasheet", 0.0) > MOST_UNKNOWN:
-        return (_unknown(threads, 1),)
+    if _is_unknown(Sources.of(alone, resolve(alone, plan), whole)):
+        return (_unknown(measures, 1),)
     evaluation = one_device(alone, whole, 0, micro_batches)
     if not evaluation.fits_exactly:
         return ()
     return (_verdict(threads, evaluation.cost(objective), cost),)
 
 
-def _unknown(threads: int, devices: int) -> str:
+def _is_unknown(sources: Sources) -> bool:
+    """Whether too much of the seconds comes from a datasheet for a verdict."""
+    return sources.shares().get("datasheet", 0.0) > MOST_UNKNOWN
+
+
+def _unknown(measures: str, devices: int) -> str:
     """The sentence that names the command that measures what is not known."""
     return (
         "whether splitting pays on this machine is not known: "
-        f"`partition profile MODEL --devices {devices}` measures one process with {threads} threads"
+        f"`partition profile MODEL --devices {devices}` {measures}"
     )
 
 

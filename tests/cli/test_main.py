@@ -367,6 +367,23 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert text in capsys.readouterr().out
 
 
+def test_the_help_names_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    assert "--version" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("here")
+def test_an_interrupt_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("partitioner.compiled.reload.load", interrupted)
+    assert main(["show", "m.partition"]) == 130
+    assert capsys.readouterr().err == "partition: interrupted\n"
+
+
 def test_the_package_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "partitioner", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -9,6 +9,7 @@ import drawn_plans
 import modules
 import pytest
 import schema_check
+from profiled import write_profile
 from small_gpt import small_gpt
 
 import partitioner
@@ -150,7 +151,7 @@ def test_calibrate_writes_kernels_of_single_nodes(mlp: Path, tmp_path: Path) -> 
     file = tmp_path / "profile.sqlite"
     calibrated = partitioner.calibrate(program, profile=file)
     assert (calibrated.fused, calibrated.short, calibrated.processes) == (1, 0, 2)
-    assert f"calibrated {calibrated.entries} forms" in str(calibrated)
+    assert f"calibrated {calibrated.entries} form" in str(calibrated)
     known = Profile.read(file, calibrated.device, calibrated.threads, processes=2)
     assert len(known.entries) == calibrated.entries > 0
     entry = next(iter(known.entries.values()))
@@ -173,6 +174,23 @@ def test_calibrate_knows_that_one_process_was_busy(mlp: Path, tmp_path: Path) ->
     assert (calibrated.processes, set(known.known)) == (1, {1})
     families = {json.loads(form)[0]: one.op for form, one in known.entries.items()}
     assert families["Relu"] == "Relu behind Gemm"
+
+
+def test_a_plan_whose_profile_changed_is_not_called_edited_alone(tmp_path: Path) -> None:
+    file, model = tmp_path / "profile.sqlite", tmp_path / "mlp.onnx"
+    model.write_bytes(examples.build("mlp", layers=2).SerializeToString())
+    folder = tmp_path / "plan"
+    result = partitioner.compile(model, cluster="local", devices=1, profile=file)
+    result.save(folder, plan_only=True)
+    assert not partitioner.load(folder).warnings
+    known = result.cluster.devices[0].profile
+    if known is None:
+        pytest.skip("this machine has GPUs")
+    where = {"device": known.device, "threads": known.threads, "processes": 1}
+    write_profile(file, result.graph, 1.0, **where)  # type: ignore[arg-type]
+    (warning,) = partitioner.load(folder).warnings
+    assert "the certificate in plan.json is left out" in warning
+    assert warning.endswith(f"by another version, or {file} has other measurements now")
 
 
 def test_calibrate_leaves_kernels_out_that_the_clock_cannot_tell(mlp: Path, tmp_path: Path) -> None:

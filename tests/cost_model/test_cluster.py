@@ -171,7 +171,14 @@ DEVICE = '[[devices]]\npreset="h100"\n'
             "device 'h100' has an unknown key 'speed'; known: border_s, count",
         ),
         (DEVICE + 'memory_bytes="8G"\n' + LEVEL, "size '8G' is not like"),
-        (DEVICE + "launch_s=-1.0\n" + LEVEL, "device 'h100': launch_s is -1.0"),
+        (
+            DEVICE + "launch_s=-1.0\n" + LEVEL,
+            "device 'h100': launch_s is -1.0; it must be at least 0",
+        ),
+        (
+            DEVICE + "border_s=inf\n" + LEVEL,
+            "border_s is inf; it must be at least 0, and not infinite",
+        ),
         (DEVICE + 'launch_s="soon"\n' + LEVEL, "launch_s of device 'h100' is 'soon', not a number"),
         (DEVICE + "count=0\n" + LEVEL, "count is 0, not a whole number of at least 1"),
         (DEVICE + 'count="2"\n' + LEVEL, "count is '2', not a whole number"),

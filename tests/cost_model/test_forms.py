@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from partitioner.cost_model.compute import shape_at
-from partitioner.cost_model.forms import form_of, memory_order
+from partitioner.cost_model.forms import chain, form_of, memory_order
 from partitioner.frontends.model import open_model
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
@@ -48,3 +48,13 @@ def test_a_product_with_a_transposed_weight_is_a_form_of_its_own() -> None:
     assert form.dense.operands == (("float32", (3, 6)), ("float32", (6, 4)))
     assert form.key != form.dense.key
     assert form.dense.dense == form.dense
+
+
+def test_pytorch_runs_a_kernel_for_each_node() -> None:
+    """Its activations take what they take alone, not next to nothing as behind a session's Conv."""
+    graph = graph_of(nn.Sequential(nn.Linear(6, 4), nn.GELU()), torch.ones(3, 6))
+    (node,) = (node for node in graph.nodes if node.op == "aten::gelu")
+    assert [one.op for one in chain(graph, node)] == ["aten::addmm"]
+    placed = place(graph, node, DeviceMesh.single(0), {}, Rules.of(graph).rule(node))
+    form = form_of(graph, placed, lambda at: shape_at({}, at))
+    assert form == form.alone

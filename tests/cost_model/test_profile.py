@@ -146,6 +146,17 @@ def test_what_is_no_profile_is_refused_and_kept(tmp_path: Path, make: object, wh
         assert (file.read_bytes() if file.is_file() else b"") == before
 
 
+def test_an_empty_file_is_a_new_profile(tmp_path: Path) -> None:
+    """`touch` and `mktemp` make one, and so does a process that is killed as it makes a profile."""
+    file = tmp_path / "profile.sqlite"
+    file.touch()
+    check_writable(file)
+    assert read_contents(file) == ()
+    assert not Profile.read(file, DEVICE, THREADS).entries
+    write_entries(file, DEVICE, THREADS, [entry("a", 1.0)])
+    assert list(Profile.read(file, DEVICE, THREADS).entries) == ["a"]
+
+
 _WRITER = """
 import sys
 from pathlib import Path

@@ -12,7 +12,7 @@ from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.entries import Entry, LinkEntry
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.profile import over, read_contents, write_entries, write_links
-from partitioner.cost_model.profile_notes import profile_notes
+from partitioner.cost_model.profile_notes import border_notes, profile_notes
 from partitioner.cost_model.resolve import cpu_fingerprint, local_cluster, resolve_cluster
 
 NOW = "2026-01-01T00:00:00+00:00"
@@ -46,7 +46,7 @@ def test_a_preset_has_no_notes() -> None:
 def test_without_measurements_the_command_is_named(tmp_path: Path) -> None:
     file = tmp_path / "none.sqlite"
     (note,) = notes(local(file), training=True)
-    assert f"nothing is measured in profile {file}" in note
+    assert f"no operator is measured in profile {file}" in note
     assert note.endswith(f"partition profile MODEL --devices 1 --training --profile {file}")
     assert not file.exists()
 
@@ -118,6 +118,19 @@ def test_levels_without_communications_are_named(tmp_path: Path) -> None:
     assert notes(resolve_cluster(path)) == ()
 
 
+def test_a_border_that_the_file_gives_is_not_missed(tmp_path: Path) -> None:
+    file = tmp_path / "profile.sqlite"
+    write_links(
+        file, cpu_fingerprint(), 1, [LinkEntry("send", 2, 1000, 1e-3, 0.01, 7, "gloo", NOW)]
+    )
+    profile = f'profile = {{ file = "{file}", device = "{cpu_fingerprint()}", threads = 1 }}'
+    level = f'[[levels]]\nname = "ram"\nbandwidth_bytes_per_s = 1e9\nlatency_s = 1e-4\n{profile}\n'
+    path = tmp_path / "lab.toml"
+    for border, missed in (("", 1), ("border_s = 2e-4\n", 0)):
+        path.write_text(f'[[devices]]\ncount = 2\npreset = "cpu"\n{border}{profile}\n{level}')
+        assert len(border_notes(resolve_cluster(path))) == missed
+
+
 def test_a_backend_that_is_not_measured_on_gpus_is_not_to_be_measured_there() -> None:
     gpus = SimpleNamespace(
         is_available=lambda: True,
@@ -126,5 +139,5 @@ def test_a_backend_that_is_not_measured_on_gpus_is_not_to_be_measured_there() ->
     )
     cluster = local_cluster(1, gpus, Path("none.sqlite"))
     (note,) = notes(cluster)[-1:]
-    assert "nothing is measured in profile none.sqlite" in note
+    assert "no operator is measured in profile none.sqlite" in note
     assert profile_notes(cluster, lambda: "runtime 2.0", measures_gpus=False) == ()

@@ -164,9 +164,16 @@ def test_a_few_sizes_of_communications_come_first(
 
 def told(**changes: Any) -> str:
     facts = {"links": 0, "unknown_links": 0, "whole_s": None, "lacks_whole": False, "failed": {}}
-    facts |= {"border_s": None, "lacks_border": False, "unknown_share": 0.0}
-    rest = {"seconds": 20.0, "reading_s": 3.0, "limit_s": 20.0, **facts, **changes}
-    return str(Profiled(Path("p.sqlite"), "core", 1, "torch", 9, 4, 0, **rest))
+    facts |= {"border_s": None, "lacks_border": False, "lacks_forms": False}
+    facts |= {"measured": 4, "unknown_share": 0.0, "seconds": 20.0}
+    rest = {"reading_s": 3.0, "limit_s": 20.0, **facts, **changes}
+    where = {"file": Path("p.sqlite"), "device": "core", "machine": "core"}
+    ran = {"threads": 1, "backend": "torch", "forms": 9, "known": 0}
+    return str(Profiled(**{**where, **ran, **rest}))
+
+
+def test_one_form_is_no_forms() -> None:
+    assert told(forms=1).startswith("1 form of operators: 4 measured now in 20 s, 0 known before")
 
 
 def test_what_stays_unknown_is_said() -> None:
@@ -177,16 +184,44 @@ def test_what_stays_unknown_is_said() -> None:
     assert "the whole model in one process is not measured, for lack of time" in told(
         lacks_whole=True
     )
-    assert "what the end of a session adds to a communication is not measured" in told(
-        lacks_border=True
+    assert (
+        "what the end of a session of ONNX Runtime adds to a communication is not measured"
+        in told(lacks_border=True)
     )
-    assert "forms with 30 % of the seconds are not measured" in told(unknown_share=0.3)
+    assert "forms with 30 % of the seconds are not measured; the next run" in told(
+        unknown_share=0.3, lacks_forms=True
+    )
+
+
+def test_seconds_of_another_machine_are_said() -> None:
+    """A cluster file copied from another machine would get the seconds of this one."""
+    note = "note: this machine is shore; its seconds now count for core, which the cluster file"
+    assert note in told(machine="shore")
+
+
+def test_a_run_that_measured_nothing_asks_for_more_time() -> None:
+    """The next run with the same limit would measure nothing either."""
+    lacks = {"lacks_whole": True, "lacks_border": True, "lacks_forms": True, "unknown_share": 1.0}
+    lines = told(measured=0, unknown_links=60, **lacks).splitlines()
+    notes = [line for line in lines if "note" in line]
+    assert len(notes) == 4
+    assert all(
+        note.endswith("; give a longer --time-limit: this one is too short") for note in notes
+    )
+
+
+def test_forms_that_cannot_be_measured_are_not_promised() -> None:
+    lines = told(unknown_share=0.3, failed={"Gizmo": "unknown operator"}).splitlines()
+    assert lines[-2:] == [
+        "  note: forms with 30 % of the seconds are not measured",
+        "  note: Gizmo cannot be measured: unknown operator",
+    ]
 
 
 def test_a_time_limit_that_reading_the_model_uses_up_is_said() -> None:
-    assert "was read" not in told(unknown_share=0.3), "3 of 20 s leave enough"
+    assert "was read" not in told(lacks_forms=True), "3 of 20 s leave enough"
     assert "was read" not in told(reading_s=31.5), "nothing is missing"
-    for missing in ({"unknown_share": 1.0}, {"unknown_links": 3}, {"lacks_border": True}):
+    for missing in ({"lacks_forms": True}, {"unknown_links": 3}, {"lacks_border": True}):
         note = "the model was read for 31.5 s of the time limit of 20 s: with --time-limit 52 the"
         assert note in " ".join(told(reading_s=31.5, **missing).split())
 

@@ -99,6 +99,18 @@ def test_a_plan_of_a_module_is_compared_with_its_operators_added_up(
     assert re.search(expected, splitting_note(file, module, example))
 
 
+def test_a_plan_by_a_datasheet_is_not_compared(tmp_path: Path) -> None:
+    """A run that ended early knows the whole model, and no operator."""
+    file, alone = tmp_path / "profile", local_profiles(tmp_path / "profile")[1]
+    entry = whole_entry(load_onnx(MODEL).graph.digest, 1.0, 0.01, 9, "backend", "2026")
+    write_entries(file, alone.device, alone.threads, [entry])
+    note = splitting_note(file, MODEL)
+    assert note == (
+        "whether splitting pays on this machine is not known: "
+        "`partition profile MODEL --devices 2` measures what this plan's 2 processes take"
+    )
+
+
 def test_other_clusters_say_nothing() -> None:
     result = partitioner.compile(MODEL, devices=2, cluster="2xideal", time_limit_s=5)
     assert not [note for note in result.summary["notes"] if "splitting" in note]

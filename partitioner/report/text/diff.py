@@ -19,7 +19,7 @@ from partitioner.report.page.traffic import crossing_bytes
 from partitioner.report.planned import Planned
 from partitioner.report.stages import bubble_share
 from partitioner.report.text.show import clean
-from partitioner.report.text.tables import table
+from partitioner.report.text.tables import safe, table
 
 #: Plans whose costs differ by a smaller share cost the same.
 EQUAL = 5e-5
@@ -148,7 +148,7 @@ def diff_text(changes: Diff) -> str:
         for row in changes["traffic"]
     ]
     parts = [
-        [clean(changes["verdict"])],
+        [safe(changes["verdict"])],
         table([tuple(map(clean, row)) for row in figures]),
         _moved(changes),
     ]
@@ -159,7 +159,7 @@ def diff_text(changes: Diff) -> str:
 
 def _moved(changes: Diff) -> list[str]:
     moved = changes["moved"]
-    lines = [f"{len(moved)} nodes moved, {changes['same']} are as they were"]
+    lines = [f"{units.count(len(moved), 'node')} moved, {changes['same']:,} as before"]
     if not moved and not changes["same"]:
         lines = ["the two plans are of different models: they share no node"]
     for key, which in (("only_before", "first"), ("only_after", "second")):
@@ -167,7 +167,7 @@ def _moved(changes: Diff) -> list[str]:
         if names:
             more = ", ..." if len(names) > 3 else ""
             shown = ", ".join(map(clean, names[:3]))
-            lines.append(f"{len(names)} nodes are in the {which} alone: {shown}{more}")
+            lines.append(f"in the {which} alone: {units.count(len(names), 'node')}: {shown}{more}")
     rows = [("node", "before", "after", "seconds")]
     decision = operator.itemgetter("before", "after")
     runs = [list(run) for _, run in itertools.groupby(moved, key=decision)]

@@ -72,6 +72,7 @@ def test_diff(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "nodes moved" in text
     assert "tp=2 on 0,1" in text
     changes = json.loads(_said(capsys, "diff", plans / "inter", plans / "intra", "--json"))
+    assert text.splitlines()[0] == changes["verdict"], "the verdict is not shortened"
     schema_check.check({**changes, "devices": [tuple(pair) for pair in changes["devices"]]}, Diff)
     assert changes["moved"]
     assert changes["same"] + len(changes["moved"]) == _nodes(plans)

@@ -377,9 +377,10 @@ def _profiled_links(cluster: Cluster, begin: float, limit_s: float, say: Say) ->
         )
     links, unknown = measure_together(cluster, begin + limit_s, say)
     return Profiled(
-        *(known.file, known.device, _machine(known), known.threads, "none", 0, 0, 0),
-        *(links, unknown, None, False, None, False, {}, False, 0.0),
-        *(time.perf_counter() - begin, 0.0, limit_s),
+        *(known.file, known.device, _machine(known), known.threads),
+        *("none", 0, 0, 0, links, unknown),
+        *(None, False, None, False, {}, False, 0.0, time.perf_counter() - begin),
+        *(0.0, limit_s),
     )
 
 

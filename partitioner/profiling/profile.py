@@ -377,10 +377,26 @@ def _profiled_links(cluster: Cluster, begin: float, limit_s: float, say: Say) ->
         )
     links, unknown = measure_together(cluster, begin + limit_s, say)
     return Profiled(
-        *(known.file, known.device, _machine(known), known.threads),
-        *("none", 0, 0, 0, links, unknown),
-        *(None, False, None, False, {}, False, 0.0, time.perf_counter() - begin),
-        *(0.0, limit_s),
+        file=known.file,
+        device=known.device,
+        machine=_machine(known),
+        threads=known.threads,
+        backend="none",
+        forms=0,
+        measured=0,
+        known=0,
+        links=links,
+        unknown_links=unknown,
+        whole_s=None,
+        lacks_whole=False,
+        border_s=None,
+        lacks_border=False,
+        failed={},
+        lacks_forms=False,
+        unknown_share=0.0,
+        seconds=time.perf_counter() - begin,
+        reading_s=0.0,
+        limit_s=limit_s,
     )
 
 

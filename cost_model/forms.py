@@ -15,6 +15,7 @@ import numpy as np
 from partitioner.ir.graph import LOADS, Attr, Graph, Node, Opaque
 from partitioner.ir.layout import Placement
 from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import FactorKind, Rule
 
@@ -119,8 +120,6 @@ def _chain(graph: Graph, node: Node, most: int) -> tuple[Node, ...]:
     return ()
 
 
-#: Domain of the graphs of modules: PyTorch runs a kernel for each node.
-_EAGER = "aten"
 _ORDERS: WeakKeyDictionary[Graph, dict[str, Order | None]] = WeakKeyDictionary()
 
 
@@ -228,7 +227,8 @@ def form_of(
             for operand, order in zip(operands, orders, strict=True)
         ),
         tuple(map(typed_part, node.outputs, placed.outs)),
-        () if _EAGER in graph.opsets else tuple(one.op for one in chain(graph, node)),
+        # PyTorch runs a kernel for each node
+        () if is_of_torch(graph) else tuple(one.op for one in chain(graph, node)),
     )
 
 

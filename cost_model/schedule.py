@@ -393,7 +393,8 @@ class _Builder:
         loads, blocks = self._loads(), _blocks(self.graph, tasks)
         tasks = self._loading(tasks, loads, blocks)
         buckets: tuple[Bucket, ...] = ()
-        if not loads and len({node.mesh.devices for node in placed}) == 1:
+        is_of_one_mesh = len({node.mesh.devices for node in placed}) == 1
+        if is_of_one_mesh and is_of_torch(self.graph):  # ranks of ONNX Runtime join none
             staged = self.order is not None
             tasks, buckets = in_buckets(
                 tasks, unlike_parts(tasks), self.graph.backward, staged=staged

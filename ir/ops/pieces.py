@@ -16,8 +16,8 @@ SLICE_INPUT = 10
 
 
 def is_of_torch(graph: Graph) -> bool:
-    """Whether a graph has PyTorch's operators; else it has ONNX's."""
-    return any(node.op.startswith("aten::") for node in graph.nodes)
+    """Whether a graph is of a PyTorch module; else it is of an ONNX model."""
+    return list(graph.opsets) == ["aten"]
 
 
 def part_of(

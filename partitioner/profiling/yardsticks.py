@@ -66,5 +66,5 @@ def yardsticks(memory_bytes: float, *, is_module: bool) -> Graph:
         tuple(nodes),
         types,
         {},
-        {} if is_module else {"": _OPSET},
+        {"aten": 1} if is_module else {"": _OPSET},
     )

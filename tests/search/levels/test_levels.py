@@ -314,6 +314,7 @@ def unfolded(graph: Graph, _: Rules) -> Folded:
     return Folded(graph, graph, (), (), tuple(range(len(graph.nodes))))
 
 
+@pytest.mark.slow
 def test_a_plan_that_fits_is_found_with_more_memory() -> None:
     """Plans that fit as the search counts do not as a session does: they are no reason to refuse.
 

@@ -268,7 +268,7 @@ def test_a_step_of_the_optimizer_on_gpus_is_counted(batch: int) -> None:
 def test_by_levels_a_step_of_the_optimizer_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where there are too many devices to count each by itself."""
     monkeypatch.setattr("partitioner.search.by_levels.MOST_EXPLICIT", 2)
-    module, x = Stack(4, 256), torch.randn(32, 256)
+    module, x = Stack(4, 256), torch.randn(16, 256)
     options = {"cluster": "4x8xh100", "training": True, "parallel": "tp", "time_limit_s": 5}
     roomy = partitioner.compile(module, x, **options)
     figures = roomy.evaluation

@@ -190,13 +190,12 @@ class _Pass:
 
     def _unlike(self, task: Task, position: int) -> None:
         """Follow a task in which devices have unlike parts: some wait for what it reads."""
-        olds = {*(key for _, key in task.reads), *(old for _, (_, old) in task.aliases)}
-        news = {*(key for _, key, _ in task.writes), *(new for (_, new), _ in task.aliases)}
-        for key in olds & self.late.keys():
+        for key in {key for _, key in task.reads} & self.late.keys():
             self._read(key, position)
             self.apart.update(self._names(key))
-        self.apart |= news
-        self.made.update(dict.fromkeys(news, position))
+        results = {*(key for _, key, _ in task.writes), *(new for (_, new), _ in task.aliases)}
+        self.apart |= results
+        self.made.update(dict.fromkeys(results, position))
 
     def _names(self, key: _Key) -> Iterator[_Key]:
         """A value, and those on their way that it is another name, a view or a part of."""

@@ -302,12 +302,14 @@ def unlike_parts(tasks: Sequence[Task]) -> frozenset[int]:
     they hold zeros, or in which one only sends or only receives. Sizes of parts do not count.
     """
     everyone = {device for task in tasks for device in task.devices}
-    steps: dict[object, list[int]] = defaultdict(list)
+    steps: dict[tuple[Key, ...], list[int]] = defaultdict(list)
     for position, task in enumerate(tasks):
         if task.placed is None:
-            ends = [*(key for _, key in task.reads[:1]), *(key for _, key, _ in task.writes[:1])]
-            news = [new for (_, new), _ in task.aliases[:1]]
-            steps[tuple(ends + news)].append(position)
+            made = [
+                *(key for _, key, _ in task.writes[:1]),
+                *(new for (_, new), _ in task.aliases[:1]),
+            ]
+            steps[(*(key for _, key in task.reads[:1]), *made)].append(position)
     return frozenset(
         position
         for positions in steps.values()
@@ -322,13 +324,7 @@ def _is_of_all(tasks: Sequence[Task], everyone: Collection[int]) -> bool:
     if not all(comm.sources() == comm.targets() == set(comm.ranks) for comm in comms):
         return False
     kinds = {None if task.comm is None else task.comm.kind for task in tasks}
-    devices = {device for task in tasks for device in (*task.devices, *_renaming(task))}
-    return len(kinds) == 1 and devices == everyone
-
-
-def _renaming(task: Task) -> Iterator[int]:
-    """The devices that give a value another name."""
-    return (device for (device, _), _ in task.aliases)
+    return len(kinds) == 1 and {device for task in tasks for device, _ in task.reads} == everyone
 
 
 def _blocks(graph: Graph, tasks: Sequence[Task]) -> Mapping[tuple[int, int], tuple[int, int]]:

@@ -172,9 +172,9 @@ class RankModule(nn.Module):
         names = cut if listed is None else [*cut, listed.names[0]]
         meshes = torch_meshes([self._places[name].mesh for name in names], device)
         correct_operators(meshes.values())
-        self._check_names(whole)
         self._tensors: dict[str, Tensor] = {}
         self._at_rest: dict[str, Tensor] = {}  # by value of the graph
+        self._check_names(whole)
         for path, submodule in whole.submodules.items():  # in the model's order: PyTorch lists so
             if submodule.first:
                 *owner, leaf = path.split(".")
@@ -204,7 +204,7 @@ class RankModule(nn.Module):
     def _check_names(self, whole: Whole) -> None:
         """Refuse a model with a tensor or submodule that has the name of an attribute of this."""
         tensors = (name for entry in whole.stored for name in entry.names)
-        taken = {*vars(self), *dir(type(self)), "_tensors", "_at_rest"}
+        taken = {*vars(self), *dir(type(self))}
         for name in (*tensors, *whole.submodules):
             if name in taken:
                 raise BackendError(

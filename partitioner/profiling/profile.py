@@ -79,7 +79,7 @@ _SLOW_READING = 1 / 2
 _PROGRESS_LINES = 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Profiled:
     """The measurements that `profile` made; printed, a few lines.
 
@@ -89,7 +89,8 @@ class Profiled:
         machine: Fingerprint of the device that they were made on: a cluster file may name another
             processor.
         threads: Threads of one operator.
-        backend: What ran the operators, with its version.
+        backend: What ran the operators, with its version; "none" if communications alone are
+            measured.
         forms: Number of forms that a search could choose.
         measured: Number of forms measured now.
         known: Number of forms that the profile had before.
@@ -118,21 +119,21 @@ class Profiled:
     device: str
     machine: str
     threads: int
-    backend: str
-    forms: int
-    measured: int
-    known: int
+    backend: str = "none"
+    forms: int = 0
+    measured: int = 0
+    known: int = 0
     links: int
     unknown_links: int
-    whole_s: float | None
-    lacks_whole: bool
-    border_s: float | None
-    lacks_border: bool
-    failed: Mapping[str, str]
-    lacks_forms: bool
-    unknown_share: float
+    whole_s: float | None = None
+    lacks_whole: bool = False
+    border_s: float | None = None
+    lacks_border: bool = False
+    failed: Mapping[str, str] = field(default_factory=dict)
+    lacks_forms: bool = False
+    unknown_share: float = 0.0
     seconds: float
-    reading_s: float
+    reading_s: float = 0.0
     limit_s: float
     far_levels: tuple[str, ...] = ()
 
@@ -309,27 +310,29 @@ def profile(
     unknown = [one for one in wanted if one.form.key not in covered]
     unknown_s = sum(one.weight_s for one in unknown)
     return Profiled(
-        known.file,
-        known.device,
-        _machine(known),
-        known.threads,
-        backend,
-        len(wanted),
-        len(session.measured & in_wanted),
-        len(wanted) - len(new),
-        measured_links,
-        2 * len(links) - measured_links,
-        whole_s,
-        lacks_whole,
-        border_s,
-        lacks_border,
-        dict(sorted(session.failed.items())),
-        any(one.form.op not in session.failed for one in unknown),
-        unknown_s / all_s if all_s else 0.0,
-        time.perf_counter() - begin,
-        reading_s,
-        limit_s,
-        tuple(level.name for level in _far_levels(cluster, known) if not _is_measured(level)),
+        file=known.file,
+        device=known.device,
+        machine=_machine(known),
+        threads=known.threads,
+        backend=backend,
+        forms=len(wanted),
+        measured=len(session.measured & in_wanted),
+        known=len(wanted) - len(new),
+        links=measured_links,
+        unknown_links=2 * len(links) - measured_links,
+        whole_s=whole_s,
+        lacks_whole=lacks_whole,
+        border_s=border_s,
+        lacks_border=lacks_border,
+        failed=dict(sorted(session.failed.items())),
+        lacks_forms=any(one.form.op not in session.failed for one in unknown),
+        unknown_share=unknown_s / all_s if all_s else 0.0,
+        seconds=time.perf_counter() - begin,
+        reading_s=reading_s,
+        limit_s=limit_s,
+        far_levels=tuple(
+            level.name for level in _far_levels(cluster, known) if not _is_measured(level)
+        ),
     )
 
 
@@ -381,21 +384,9 @@ def _profiled_links(cluster: Cluster, begin: float, limit_s: float, say: Say) ->
         device=known.device,
         machine=_machine(known),
         threads=known.threads,
-        backend="none",
-        forms=0,
-        measured=0,
-        known=0,
         links=links,
         unknown_links=unknown,
-        whole_s=None,
-        lacks_whole=False,
-        border_s=None,
-        lacks_border=False,
-        failed={},
-        lacks_forms=False,
-        unknown_share=0.0,
         seconds=time.perf_counter() - begin,
-        reading_s=0.0,
         limit_s=limit_s,
     )
 

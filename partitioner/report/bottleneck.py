@@ -269,5 +269,5 @@ def _counted(limits: Bottleneck, limit: str) -> str:
         return WAITING
     count = limits.counts[limit]
     if limit in COMPUTING:
-        return f"{count:,} operator{'s' if count > 1 else ''} bound by {limit}"
+        return f"{units.count(count, 'operator')} bound by {limit}"
     return f"{count:,} {limit} communications" if count > 1 else f"one {limit}"

@@ -29,7 +29,7 @@ from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import Family, SearchError
 
 #: Times that a search whose plans do not fit by the referee is repeated, within less memory.
-NARROWER = 3
+_REPEATS = 3
 SOLVER = "stages over shardings / device seconds of the nodes"
 
 
@@ -163,7 +163,7 @@ def cheapest_staged(
     is_explicit = len(cluster) <= MOST_EXPLICIT and micro_batches == lanes == 1
     plans: list[StagedPlan] = []
     within, steps = cluster, budget.work.left
-    for again in range(1 + NARROWER):
+    for again in range(1 + _REPEATS):
         try:
             if one_stage:
                 rivals = search_whole(graph, rules, within, meshes, budget, micro_batches, lanes)
@@ -178,8 +178,7 @@ def cheapest_staged(
         before = len(plans)
         for rival in counted(rivals, cluster):
             plan = _planned(graph, cluster, *rival)
-            # else a cut is evaluated
-            plans.append(_evaluated(plan, cluster) if is_explicit else plan)
+            plans.append(_evaluated(plan, cluster) if is_explicit else plan)  # else by its cut
             if plans[-1].evaluation.fits_exactly:
                 tight = replace(plans[-1].staged, tight=True)
                 return replace(plans[-1], staged=tight) if again else plans[-1]

@@ -306,12 +306,8 @@ class Session:
         device: str,
         kinds: Collection[str] | None = None,
     ) -> None:
-        self.folder, self.rounds, self.time_limit_s, self.kinds = (
-            folder,
-            rounds,
-            time_limit_s,
-            kinds,
-        )
+        self.folder, self.rounds, self.kinds = folder, rounds, kinds
+        self.time_limit_s = time_limit_s
         self.device, self.ranks = device, RANKS if device == "cpu" else 1
         (folder / "one.toml").write_text(ONE)
 

@@ -13,7 +13,7 @@ from profiled import write_profile
 from small_gpt import small_gpt
 
 import partitioner
-from partitioner import examples
+from partitioner import examples, units
 from partitioner.backends.errors import BackendError
 from partitioner.backends.observed import MeasuredRank, MeasuredTask
 from partitioner.backends.torch import local as torch_local
@@ -151,7 +151,7 @@ def test_calibrate_writes_kernels_of_single_nodes(mlp: Path, tmp_path: Path) -> 
     file = tmp_path / "profile.sqlite"
     calibrated = partitioner.calibrate(program, profile=file)
     assert (calibrated.fused, calibrated.short, calibrated.processes) == (1, 0, 2)
-    assert f"calibrated {calibrated.entries} form" in str(calibrated)
+    assert f"calibrated {units.count(calibrated.entries, 'form')} of op" in str(calibrated)
     known = Profile.read(file, calibrated.device, calibrated.threads, processes=2)
     assert len(known.entries) == calibrated.entries > 0
     entry = next(iter(known.entries.values()))

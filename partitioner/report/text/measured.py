@@ -29,7 +29,7 @@ def measured_text(comparison: Comparison[Planned]) -> str:
 
 def _head(comparison: Comparison[Planned]) -> Iterator[str]:
     measured = comparison.measured
-    threads = f"{measured.threads} thread{'s' if measured.threads > 1 else ''} a rank"
+    threads = f"{units.count(measured.threads, 'thread')} a rank"
     date = measured.measured_at.replace("T", " ").removesuffix("+00:00")
     yield f"measured by {measured.backend}, {threads}, {measured.steps} steps, {date} UTC"
     yield f"  on         {clean(measured.device)}"

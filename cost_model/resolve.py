@@ -19,6 +19,7 @@ from partitioner.cost_model import presets
 from partitioner.cost_model.cluster import MAX_DEVICES, Cluster, DeviceSpec
 from partitioner.cost_model.errors import ClusterOptionError, CostError
 from partitioner.cost_model.profile import Profile, default_profile
+from partitioner.files import read_text
 from partitioner.ir.checks import is_a, is_whole
 from partitioner.ir.errors import did_you_mean
 
@@ -274,7 +275,7 @@ def _check_agreement(spec: str, count: int, devices: int | None) -> None:
 
 def _read_cluster(path: Path) -> Cluster:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(read_text(path))
     except OSError as error:
         raise CostError(f"cluster file {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:

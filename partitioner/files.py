@@ -1,9 +1,11 @@
-"""Files and folders that are written whole or not at all."""
+"""Files that are read within limits; files and folders that are written whole or not at all."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -14,6 +16,8 @@ from partitioner.drafts import draft_file, draft_folder
 from partitioner.ir.errors import PartitionerError
 
 _COPY_BYTES = 2**24  #: Copied at a time.
+#: Most bytes of a file of text, such as a plan, a cluster or constraints.
+MOST_TEXT = 2**28
 
 
 class FileError(PartitionerError, ValueError):
@@ -36,6 +40,66 @@ def cache_folder() -> Path:
     """
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "partitioner"
+
+
+def open_file(path: Path, most: int | None = None) -> BinaryIO:
+    """Open a regular file to read it.
+
+    A FIFO would wait for a writer, a device may never end and may act when it is opened: what is no
+    regular file is refused unopened, or, if it was put there in between, unread.
+
+    Args:
+        path: The file, or a link to it.
+        most: The most bytes that it may have; None for any number.
+
+    Raises:
+        OSError: It cannot be opened, is no regular file, or is larger; `strerror` says which.
+        ValueError: No file can have that name.
+    """
+    _check_regular(path, path.stat(), most)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _check_regular(path, os.fstat(descriptor), most)
+        return os.fdopen(descriptor, "rb")
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def _check_regular(path: Path, status: os.stat_result, most: int | None) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    if most is not None and status.st_size > most:
+        raise OSError(errno.EFBIG, f"{status.st_size} bytes, more than {most}", str(path))
+
+
+def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
+    """Read a regular file of at most so many bytes.
+
+    Raises:
+        OSError: As `open_file`.
+        ValueError: No file can have that name.
+    """
+    with open_file(path, most) as file:
+        data = file.read(most + 1)  # files of /proc say that they have no bytes
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
+    return data
+
+
+def read_text(path: Path, most: int = MOST_TEXT) -> str:
+    """Read a regular file of UTF-8 text, of at most so many bytes.
+
+    Line ends become newlines.
+
+    Raises:
+        OSError: As `open_file`.
+        ValueError: It is no UTF-8 text, or no file can have that name.
+    """
+    text = read_file(path, most).decode("utf-8")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def write_file(path: Path, data: bytes) -> None:

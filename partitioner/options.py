@@ -14,6 +14,7 @@ from typing import Any, Required, TypedDict, TypeVar, cast, get_args, get_origin
 from partitioner.cost_model.cluster import Cluster, parse_bytes
 from partitioner.cost_model.errors import ClusterOptionError
 from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.files import read_text
 from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
 from partitioner.frontends.torch.options import Optimizer
 from partitioner.ir.checks import is_a
@@ -188,7 +189,7 @@ def _schedule(schedule: str | Path | None) -> str | tuple[str, ...] | None:
     if isinstance(schedule, str) and not path.suffix and not path.exists():
         return schedule  # `Request` refuses it
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise OptionError(f"schedule {path}: {why}") from None

@@ -11,6 +11,7 @@ import typer
 from partitioner.cli import options
 from partitioner.cli.options import DEVICES, OUTPUT, SEARCH, flag, option, several, wrong
 from partitioner.cli.terminal import progress, warn
+from partitioner.files import read_text
 from partitioner.report.text.tables import safe
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def show(
 def _names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Nodes of the plan that begin like what was typed, for the shell's completion."""
     try:
-        text = (Path(ctx.params["folder"]) / "plan.json").read_text(encoding="utf-8")
+        text = read_text(Path(ctx.params["folder"]) / "plan.json")
         nodes = json.loads(text)["nodes"]
     except (KeyError, OSError, TypeError, ValueError):
         return []

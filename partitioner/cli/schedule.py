@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from partitioner.cli.options import OUTPUT, count, option, positive, wrong
+from partitioner.files import read_text
 from partitioner.ir.pipeline import (
     SCHEDULES,
     PipelineSchedule,
@@ -105,8 +106,7 @@ def _read(args: SimpleNamespace) -> PipelineSchedule:
         if getattr(args, name) is not None:
             wrong(f"--{name.replace('_', '-')} is of a NAME: {args.source} is a file")
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            text = file.read(_MOST_CHARACTERS + 1)
+        text = read_text(path)
     except UnicodeError:
         raise PipelineScheduleError(f"cannot read {path}: it is not UTF-8 text") from None
     except OSError as error:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from partitioner.files import ResultError
+from partitioner.files import ResultError, read_text
 from partitioner.frontends.torch.options import AtRest
 from partitioner.ir.loads import Loads
 from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan, PlanError, trial_of
@@ -182,10 +182,12 @@ def load_summary(folder: Path) -> dict[str, Any]:
 
 def _read(folder: Path, name: str) -> str:
     try:
-        return (folder / name).read_text(encoding="utf-8")
-    except (OSError, ValueError):
+        return read_text(folder / name)
+    except (OSError, ValueError) as error:
+        missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
+        why = "" if missing else f" ({getattr(error, 'strerror', None) or error})"
         raise ResultError(
-            f"{folder} is not a folder that `partition MODEL` wrote: no readable {name}"
+            f"{folder} is not a folder that `partition MODEL` wrote: no readable {name}{why}"
         ) from None
 
 

@@ -21,7 +21,7 @@ from partitioner.compiled.folder import (
 from partitioner.compiled.onnx_model import OnnxModel
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
-from partitioner.files import ResultError
+from partitioner.files import ResultError, read_text
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
@@ -195,7 +195,7 @@ def _measured(folder: Path, plan: Plan) -> tuple[Measured | None, str]:
     """The measured run of a saved compilation, or None and why it is left out, if there was one."""
     file = folder / FILE
     try:
-        measured = Measured.from_json(file.read_text(encoding="utf-8"))
+        measured = Measured.from_json(read_text(file))
     except FileNotFoundError:
         return None, ""
     except (OSError, ValueError) as error:  # ours are ValueErrors

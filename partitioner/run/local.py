@@ -17,7 +17,7 @@ from partitioner.compiled.folder import load_plan, load_summary
 from partitioner.compiled.rank_files import RankFiles, rank_files
 from partitioner.cost_model.cluster import Cluster
 from partitioner.drafts import draft_file
-from partitioner.files import ResultError, umask, write_file
+from partitioner.files import ResultError, open_file, umask, write_file
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.types import TensorType, numpy_dtype
 from partitioner.report.measured import FILE
@@ -174,7 +174,7 @@ def read_inputs(path: Path, types: Mapping[str, TensorType]) -> dict[str, np.nda
 
 def _read_arrays(path: Path, types: Mapping[str, TensorType]) -> dict[str, np.ndarray]:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             data = np.load(file, allow_pickle=False)
             if isinstance(data, np.lib.npyio.NpzFile) and data.zip is not None:
                 _check_headers(path, data.zip, types)

@@ -46,6 +46,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from partitioner.files import read_text
 from partitioner.ir.errors import PartitionerError, did_you_mean
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Sharding
@@ -223,7 +224,7 @@ class Constraints:
         """
         is_plan = path.suffix == ".json"
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_text(path)
             data = {} if is_plan else tomllib.loads(text)
         except OSError as error:
             raise ConstraintError(f"constraints {path}: {error.strerror or error}") from None

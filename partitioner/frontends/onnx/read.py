@@ -11,6 +11,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import GraphProto, ModelProto, TensorProto, version_converter
 
+from partitioner.files import read_file
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.checks import (
     OLDEST_OPSET,
@@ -116,7 +117,7 @@ def parse_file(path: Path) -> ModelProto:
                 f"{path}: {status.st_size} bytes, but an ONNX file has at most {MAX_FILE_BYTES}; "
                 "larger models keep their weights in external data files"
             )
-        data = path.read_bytes()
+        data = read_file(path, MAX_FILE_BYTES)
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         why = error.strerror if isinstance(error, OSError) else error
         raise FrontendError(f"{path}: cannot be read ({why})") from error

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from partitioner.files import write_file
+from partitioner.files import open_file, write_file
 from partitioner.ir.errors import typed
 from partitioner.solver.problem import SolverError
 
@@ -40,10 +40,10 @@ def read(path: Path, parse: Callable[[Any], T]) -> T:
 
 def _read_json(path: Path) -> Any:
     try:
-        with path.open("rb") as raw:
+        with open_file(path, MAX_BYTES) as raw:
             packed = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
+            raw.seek(0)
+            text = (gzip.GzipFile(fileobj=raw) if packed else raw).read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:
             raise FormatError(f"{path}: more than {MAX_BYTES} bytes")
         return json.loads(text)

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+import site
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import partitioner
 from partitioner.backends.arrays import (
     assemble,
     load_arrays,
@@ -132,8 +134,13 @@ def _run(
 @contextlib.contextmanager
 def _worker(folder: Path, threads: int) -> Iterator[subprocess.Popen[bytes]]:
     """The process that forks the ranks, in a process group of its own, killed at the end."""
-    command = [sys.executable, "-m", "partitioner.backends.worker", str(folder)]
+    # -P: `-m` alone puts the current folder first on the path, and that may be a stranger's.
+    command = [sys.executable, "-P", "-m", "partitioner.backends.worker", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
+    home = str(Path(partitioner.__file__).parents[1])
+    if home not in (*site.getsitepackages(), site.getusersitepackages()):  # a clone
+        paths = (os.environ.get("PYTHONPATH"), home)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     with (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(  # noqa: S603 (our own module)
             command,

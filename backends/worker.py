@@ -17,7 +17,6 @@ import os
 import select
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -51,8 +50,7 @@ def main(folder: Path) -> int:
     """Run all ranks of a job; 0 if all succeed, else 1."""
     job = json.loads((folder / "job.json").read_text())
     importlib.import_module(job["runner"])  # once, for all ranks
-    listener = socket.create_server(("127.0.0.1", 0))
-    ranks = {_fork(rank, folder, job, listener): rank for rank in range(job["ranks"])}
+    ranks = {_fork(rank, folder, job): rank for rank in range(job["ranks"])}
     failures = _watch(ranks, folder)
     if _input_closed():
         shutil.rmtree(folder, ignore_errors=True)  # nobody else is left to do it
@@ -101,14 +99,14 @@ def _failure(rank: int, status: int, folder: Path) -> _Failure:
     return _Failure(3 if data["communication"] else 2, data["message"])
 
 
-def _fork(rank: int, folder: Path, job: Mapping[str, Any], listener: socket.socket) -> int:
+def _fork(rank: int, folder: Path, job: Mapping[str, Any]) -> int:
     pid = os.fork()
     if pid:
         return pid
     try:
         if sys.platform == "linux":  # die with the parent
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        _run_rank(rank, folder, job, listener)
+        _run_rank(rank, folder, job)
     except BaseException as error:  # noqa: BLE001 (whatever it is, the watcher hears of it)
         message = one_line(error)
         message = message if message.startswith(f"rank {rank}") else f"rank {rank}: {message}"
@@ -118,17 +116,11 @@ def _fork(rank: int, folder: Path, job: Mapping[str, Any], listener: socket.sock
     os._exit(0)
 
 
-def _run_rank(rank: int, folder: Path, job: Mapping[str, Any], listener: socket.socket) -> None:
+def _run_rank(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    port, ranks = listener.getsockname()[1], job["ranks"]
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        "127.0.0.1",
-        port,
-        ranks,
-        is_master=rank == 0,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach() if rank == 0 else None,
-    )
+    ranks = job["ranks"]
+    # A port is open to every user of the machine, the folder to this one alone.
+    store = dist.FileStore(str(folder / "store"), ranks)  # type: ignore[attr-defined]
     carriers = "gloo"
     if job.get("device") == "cuda":
         torch.cuda.set_device(rank)
@@ -136,7 +128,7 @@ def _run_rank(rank: int, folder: Path, job: Mapping[str, Any], listener: socket.
     dist.init_process_group(carriers, store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
     runner = importlib.import_module(job["runner"])
     runner.run_files(rank, folder, job)
-    dist.barrier()  # rank 0 holds the store: none leaves alone
+    dist.barrier()  # a rank that leaves closes connections that others may still use
 
 
 if __name__ == "__main__":

@@ -186,9 +186,11 @@ def draw(
     if not list(_targets(args)):
         wrong(f"nothing to draw: give {', '.join(f'--{name}' for name in _SUFFIXES)}")
     check_pictures(args, None)
-    from partitioner.compiled.reload import load
+    from partitioner.compiled.folder import OnnxRequest, load_request
+    from partitioner.compiled.reload import load, look
 
-    result = load(folder)
+    needs_model = annotate is not None and isinstance(load_request(folder), OnnxRequest)
+    result = load(folder) if needs_model else look(folder)
     warn(result.warnings)
     with progress(quiet=False) as say:
         write_pictures(result, args, say, aside)

@@ -36,9 +36,9 @@ def show(
     ] = False,
 ) -> int:
     """Print a plan: its devices, operators and communications."""
-    from partitioner.compiled.reload import load
+    from partitioner.compiled.reload import look
 
-    result = load(folder)
+    result = look(folder)
     warn(result.warnings)
     result.show(everything=everything)
     return 0
@@ -66,9 +66,9 @@ def explain(
     ] = None,
 ) -> int:
     """Say what limits a plan or, for a node, what its other strategies would cost."""
-    from partitioner.compiled.reload import load
+    from partitioner.compiled.reload import look
 
-    result = load(folder)
+    result = look(folder)
     warn(result.warnings)
     result.explain(node)
     return 0
@@ -82,10 +82,10 @@ def report(
 ) -> int:
     """Write a plan's report, one HTML file that needs no network."""
     _check(output, ())
-    from partitioner.compiled.reload import load
+    from partitioner.compiled.reload import look
 
     target = output or folder / "report.html"
-    result = load(folder)
+    result = look(folder)
     warn(result.warnings)
     result.report(target)
     print(safe(f"written to {target}"))
@@ -100,11 +100,11 @@ def diff(
 ) -> int:
     """Show the differences between two plans, and their effects."""
     _check(output, ())
-    from partitioner.compiled.reload import load
+    from partitioner.compiled.reload import look
     from partitioner.report.text.diff import diff as compare
     from partitioner.report.text.diff import diff_text
 
-    before, after = load(dir_a), load(dir_b)
+    before, after = look(dir_a), look(dir_b)
     warn(dict.fromkeys((*before.warnings, *after.warnings)))  # DIR_A may be DIR_B
     _check(output, (before.model.path, after.model.path))
     data = compare(before, after, (str(dir_a), str(dir_b)))

@@ -17,6 +17,22 @@ from partitioner.report.text.tables import safe
 
 _MEASURED = "Measurements"
 
+Module = Annotated[
+    str | None,
+    option(
+        None,
+        "PKG.MOD:FACTORY",
+        "The plan's PyTorch module, whose code is run: nothing that DIR names is imported.",
+        panel=MODEL,
+    ),
+]
+ModelFile = Annotated[
+    Path | None,
+    option(
+        None, "FILE", "The plan's model (.onnx, .pt2), if it is not where it was.", panel=MODEL
+    ),
+]
+
 
 def run(
     folder: Written,
@@ -24,6 +40,8 @@ def run(
         Path | None,
         option(None, "in.npz", "Whole inputs by name (default: random valid inputs).", panel=MODEL),
     ] = None,
+    module: Module = None,
+    model: ModelFile = None,
     seed: InputSeed = 0,
     requests: Annotated[
         int,
@@ -77,6 +95,8 @@ def run(
         folder,
         inputs,
         outputs,
+        module=module,
+        model=model,
         requests=requests,
         seed=seed,
         steps=(steps or STEPS) if profile else 0,
@@ -89,10 +109,18 @@ def run(
     return 0
 
 
-def verify(folder: Written, seed: InputSeed = 0) -> int:
+def verify(
+    folder: Written,
+    module: Module = None,
+    model: ModelFile = None,
+    seed: InputSeed = 0,
+) -> int:
     """Compare the outputs of all ranks with those of the whole model."""
-    from partitioner.compiled.reload import load
+    from partitioner.compiled.folder import load_plan
+    from partitioner.compiled.rank_files import rank_files
+    from partitioner.compiled.reload import load_named
 
-    verification = load(folder).verify_written(folder, seed=seed)
+    rank_files(folder).check(load_plan(folder))  # before the model, which takes longer
+    verification = load_named(folder, module, model).verify_written(folder, seed=seed)
     print(safe(str(verification)))
     return 0 if verification.equal else 1

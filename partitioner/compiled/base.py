@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from partitioner.backends.header import Origin
 from partitioner.backends.observed import STEPS
-from partitioner.compiled.folder import is_written
+from partitioner.compiled.folder import EXAMPLES, is_written
+from partitioner.compiled.graph_file import GraphFile
 from partitioner.compiled.rank_files import RankFiles
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation
@@ -26,7 +27,7 @@ from partitioner.cost_model.sessions import Held
 from partitioner.cost_model.simulate import simulate
 from partitioner.cost_model.trace_events import timeline_json
 from partitioner.files import check_file, refuse_to_replace, replace_directory, write_file
-from partitioner.frontends.inputs import random_inputs
+from partitioner.frontends.inputs import InputRange, drawn_inputs, input_ranges
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
@@ -98,8 +99,8 @@ class Model(ABC):
         delivers_all: Whether every rank delivers all results whole.
     """
 
-    files: ClassVar[type[RankFiles]]
-    delivers_all: ClassVar[bool]
+    files: type[RankFiles]
+    delivers_all: bool
 
     @property
     @abstractmethod
@@ -121,9 +122,18 @@ class Model(ABC):
     def delivered(self) -> frozenset[str]:
         """Values of the graph that every rank delivers whole."""
 
+    @property
+    def ranges(self) -> Mapping[str, InputRange]:
+        """The values that each input of a request may hold, by name."""
+        return input_ranges(self.graph)
+
     def random_inputs(self, seed: int) -> Mapping[str, np.ndarray]:
         """Valid random inputs of a request, by name."""
-        return random_inputs(self.graph, seed)
+        return drawn_inputs(self.ranges, seed)
+
+    def example_inputs(self) -> Mapping[str, np.ndarray]:
+        """Whole inputs, of which random ones are the elements in another order; none without."""
+        return {}
 
     @abstractmethod
     def write_request(self, folder: Path, final: Path) -> None:
@@ -318,6 +328,7 @@ class Compiled(Planned):
                 json.dumps(summary, indent=1, allow_nan=False) + "\n"
             )
             self.model.write_request(folder, target)
+            GraphFile.of(self.model).write(folder)
             if self.measured is not None:
                 (folder / FILE).write_text(self.measured.to_json(), encoding="utf-8")
             timeline = simulate(self.schedule)
@@ -328,6 +339,8 @@ class Compiled(Planned):
             (folder / "report.html").write_text(self._page(), encoding="utf-8")
             if not plan_only and len(self.cluster) <= MOST_EXPLICIT:
                 self.ranks.write(folder)
+                if examples := self.model.example_inputs():
+                    np.savez(folder / EXAMPLES, **examples)  # type: ignore[arg-type]
 
         replace_directory(target, write, force=force, ours=is_written)
         return target

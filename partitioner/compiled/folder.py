@@ -20,8 +20,10 @@ from partitioner.ir.loads import Loads
 from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan, PlanError, trial_of
 
 SOURCE_VERSION = 1
+#: Name of the file of a module's example inputs, by name of the graph's inputs.
+EXAMPLES = "inputs.npz"
 _WRITTEN = re.compile(
-    r"(plan|summary|request|timeline|measured)\.json|report\.html|model\.onnx"
+    r"(plan|summary|request|graph|timeline|measured)\.json|report\.html|model\.onnx|inputs\.npz"
     r"|rank\d+\.(onnx|weights|pt2|[a-z_0-9]+\.pt2)"
 )
 
@@ -60,8 +62,7 @@ class ModuleRequest:
 
     Attributes:
         file: The ``.pt2`` file, absolute; None if the module came from elsewhere.
-        factory: ``package.module:function``, or "".
-        folder: The folder that the factory was imported from, absolute; None without one.
+        factory: ``package.module:function``, or "": for people, it is never imported.
         graph_digest: Digest of the traced graph.
         call: The example inputs in words, as `Signature.described` gives them.
         training: Whether the backward pass was planned too.
@@ -72,7 +73,6 @@ class ModuleRequest:
 
     file: Path | None
     factory: str
-    folder: Path | None
     graph_digest: str
     call: str
     training: bool
@@ -82,8 +82,8 @@ class ModuleRequest:
 
     def write(self, folder: Path, final: Path) -> None:
         """Write `request.json` into `folder`, which will be moved to `final`."""
-        paths = {"file": _relative(self.file, final), "folder": _relative(self.folder, final)}
-        _write(folder, {"kind": "module", **vars(self), **paths})
+        file = _relative(self.file, final)
+        _write(folder, {"kind": "module", **vars(self), "file": file})
 
 
 def _relative(path: Path | None, folder: Path) -> str:
@@ -101,7 +101,7 @@ def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
     Raises:
         ResultError: It is missing, of another version or kind, or a field is wrong.
     """
-    data = _read_object(folder, "request.json")
+    data = read_object(folder, "request.json")
     if data.get("version") != SOURCE_VERSION:
         raise ResultError(
             f"{folder}: request.json is version {data.get('version')!r}, not {SOURCE_VERSION}"
@@ -116,7 +116,6 @@ def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
     return ModuleRequest(
         _path(folder, data["file"]),
         data["factory"],
-        _path(folder, data["folder"]),
         data["graph_digest"],
         data["call"],
         data["training"],
@@ -171,7 +170,7 @@ def load_summary(folder: Path) -> dict[str, Any]:
     Raises:
         ResultError: It is missing, or a field is wrong.
     """
-    data = _read_object(folder, "summary.json")
+    data = read_object(folder, "summary.json")
     _check_fields(folder, "summary.json", data, _SUMMARY)
     if "trials" in data:
         _check_fields(folder, "summary.json", data, {"trials": _list_of(_is_trial)})
@@ -191,7 +190,12 @@ def _read(folder: Path, name: str) -> str:
         ) from None
 
 
-def _read_object(folder: Path, name: str) -> dict[str, Any]:
+def read_object(folder: Path, name: str) -> dict[str, Any]:
+    """The JSON object in a file of a saved compilation.
+
+    Raises:
+        ResultError: It cannot be read, or is something else.
+    """
     text = _read(folder, name)
     try:
         data = json.loads(text)
@@ -328,7 +332,7 @@ _REQUEST: Mapping[str, Check] = {
     "shapes": _table_of(_list_of(_is_size)),
 }
 _MODULE: Mapping[str, Check] = {
-    **dict.fromkeys(("file", "factory", "folder", "graph_digest", "call", "optimizer"), _is_text),
+    **dict.fromkeys(("file", "factory", "graph_digest", "call", "optimizer"), _is_text),
     "training": lambda value: type(value) is bool,
     "at_rest": _one_of("", "zero1", "zero2", "zero3"),
     "loads": _list_of(_are_loads),

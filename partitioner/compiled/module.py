@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.launch import LocalRun
@@ -45,6 +46,7 @@ from partitioner.report.measured import Measured
 from partitioner.verify.compare import Verification, check_memory
 from partitioner.verify.module import (
     check_contents,
+    has_no_contents,
     random_arguments,
     verify_module,
 )
@@ -91,13 +93,24 @@ class ModuleModel(Model):
         """The module's results: every rank returns them whole."""
         return frozenset(value for value in self.module.traced.results if value)
 
+    def example_inputs(self) -> dict[str, np.ndarray]:
+        """See `Model.example_inputs`; none of a plan that runs with the module's values."""
+        module = self.module
+        if module.options.training or module.micro is not None or has_no_contents(module):
+            return {}
+        signature, types = module.signature, module.graph.types
+        args, kwargs = pytree.tree_unflatten(signature.example, signature.in_spec)
+        return {
+            name: to_numpy(tensor.detach().cpu(), types[name].dtype)
+            for name, tensor in signature.feed(args, kwargs, 0).items()
+        }
+
     def write_request(self, folder: Path, final: Path) -> None:
         """See `Model.write_request`."""
         source, options = self.source, self.module.options
         ModuleRequest(
             source.file,
             source.factory,
-            source.folder,
             self.graph.digest,
             self.module.signature.traced,
             options.training,

@@ -18,7 +18,7 @@ from partitioner.backends.errors import BackendError
 from partitioner.compiled.base import Model, Ranks, origin
 from partitioner.compiled.folder import OnnxRequest
 from partitioner.compiled.rank_files import OnnxFiles
-from partitioner.frontends.inputs import random_inputs
+from partitioner.frontends.inputs import InputRange, input_ranges, random_inputs
 from partitioner.frontends.onnx.fold import draws
 from partitioner.frontends.onnx.load import Traced
 from partitioner.ir.blocks import Blocks
@@ -153,9 +153,10 @@ class OnnxModel(Model):
         """See `Model.read`."""
         return OnnxRanks(self.traced, self.part, programs, read_from=folder, cut=self.cut)
 
-    def random_inputs(self, seed: int) -> Mapping[str, np.ndarray]:
-        """See `Model.random_inputs`: of the whole batch."""
-        return random_inputs(self.traced.graph, seed)
+    @property
+    def ranges(self) -> Mapping[str, InputRange]:
+        """See `Model.ranges`: of the whole batch."""
+        return input_ranges(self.traced.graph)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -18,14 +22,16 @@ from partitioner.compiled.folder import (
     load_request,
     load_summary,
 )
+from partitioner.compiled.graph_file import FILE as GRAPH_FILE
 from partitioner.compiled.onnx_model import OnnxModel
+from partitioner.compiled.stored import StoredModel
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.files import ResultError, read_text
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
-from partitioner.ir.errors import OptionError
+from partitioner.ir.errors import OptionError, PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Certificate, Plan
 from partitioner.report.measured import FILE, Measured
@@ -42,16 +48,36 @@ if TYPE_CHECKING:
 COST_TOLERANCE = 1e-9
 
 
-@overload
-def load(directory: str | Path, module: nn.Module, example_inputs: Any) -> ModuleProgram: ...
+#: How a module is named: ``package.module:function``.
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 @overload
-def load(directory: str | Path, module: None = None, example_inputs: None = None) -> Compiled: ...
+def load(
+    directory: str | Path,
+    module: nn.Module | str,
+    example_inputs: Any = None,
+    *,
+    model: str | Path | None = None,
+) -> ModuleProgram: ...
+
+
+@overload
+def load(
+    directory: str | Path,
+    module: None = None,
+    example_inputs: None = None,
+    *,
+    model: str | Path | None = None,
+) -> Compiled: ...
 
 
 def load(
-    directory: str | Path, module: nn.Module | None = None, example_inputs: Any = None
+    directory: str | Path,
+    module: nn.Module | str | None = None,
+    example_inputs: Any = None,
+    *,
+    model: str | Path | None = None,
 ) -> Compiled | ModuleProgram:
     """Load a saved compilation; its plan may have been edited.
 
@@ -59,21 +85,23 @@ def load(
     has now. ``partition run`` and ``partition verify`` use the files, and refuse those that are not
     of the plan (and, for verify, of the model's weights).
 
-    A PyTorch module is traced again. It comes from its ``.pt2`` file, from its
-    ``package.module:factory`` (the model's own code, which is run), or from `module`.
+    A PyTorch module is traced again. It comes from its ``.pt2`` file, or from `module`: the folder
+    says which factory it came from, but nothing that a folder names is imported.
 
     Args:
         directory: The folder that `save` or ``partition MODEL`` wrote.
-        module: The PyTorch module that was compiled, if it was passed to `compile` itself.
-        example_inputs: As of `partitioner.compile`; given together with `module`.
+        module: The PyTorch module that was compiled, or ``package.module:factory``, the model's own
+            code, which is run.
+        example_inputs: As of `partitioner.compile`; given together with a module.
+        model: The model's file (.onnx, .pt2), if it does not lie where it was.
 
     Returns:
         The compilation. Its plan has no certificate if the stored one is of another plan, and
         `warnings` says so.
 
     Raises:
-        ResultError: The folder is no saved compilation, its model is gone, or the model's
-            structure, types or small constants have changed.
+        ResultError: The folder is no saved compilation, its module is not given, its model is gone,
+            or the model's structure, types or small constants have changed.
         FrontendError: The model cannot be read.
         PlanError: The plan was edited and no longer fits the model.
         CostError: Its cluster is malformed, or lacks a device that the plan uses.
@@ -83,33 +111,94 @@ def load(
     if isinstance(request, ModuleRequest):
         from partitioner.compiled.module import ModuleProgram
 
-        model = _load_module(folder, request, module, example_inputs)
-        return ModuleProgram.of(model, **_stored_plan(folder, model.graph))
+        traced = _load_module(folder, request, module, example_inputs, model)
+        return ModuleProgram.of(traced, **_stored_plan(folder, traced.graph))
     if module is not None:
         raise ResultError(f"{folder} is of an ONNX model, which it finds itself: give no module")
-    onnx_model = _load_onnx(folder, request)
+    onnx_model = _load_onnx(folder, request, model)
     return Compiled.of(onnx_model, **_stored_plan(folder, onnx_model.graph))
+
+
+def load_named(
+    folder: Path, module: str | None = None, model: Path | None = None
+) -> Compiled | ModuleProgram:
+    """`load` with the module or file that a command names, if it names one."""
+    return load(folder, model=model) if module is None else load(folder, module, model=model)
+
+
+def look(directory: str | Path) -> Compiled:
+    """Read a saved compilation to look at its plan; neither model nor module is opened.
+
+    Raises:
+        ResultError: The folder is no saved compilation, or was saved by an earlier version and is
+            of a module.
+        PlanError: The plan was edited and no longer fits its graph.
+        CostError: Its cluster is malformed, or lacks a device that the plan uses.
+    """
+    folder = Path(directory)
+    request = load_request(folder)
+    if _is_of_earlier_version(folder):
+        return _look_at_model(folder, request)
+    model = StoredModel.of(folder, request)
+    with _foreign_data(folder):
+        return Compiled.of(model, **_stored_plan(folder, model.graph))
 
 
 def draw_inputs(folder: Path, seed: int) -> Mapping[str, np.ndarray]:
     """Valid random inputs of a saved compilation's model, by name.
 
     Raises:
-        ResultError: The model, which tells the valid inputs, is gone or has changed.
-        FrontendError: It cannot be read.
+        ResultError: The folder is malformed, or of an earlier version and its model, which tells
+            the valid inputs, is gone or has changed.
+        FrontendError: The model cannot be read.
     """
     request = load_request(folder)
-    if isinstance(request, ModuleRequest):
-        from partitioner.verify.module import random_inputs as module_inputs
+    if _is_of_earlier_version(folder):
+        return _look_at_model(folder, request).model.random_inputs(seed)
+    model = StoredModel.of(folder, request)
+    with _foreign_data(folder):
+        return model.random_inputs(seed)
 
-        return module_inputs(_load_module(folder, request).module, seed)
-    return _load_onnx(folder, request).random_inputs(seed)
+
+def _is_of_earlier_version(folder: Path) -> bool:
+    return not os.path.lexists(folder / GRAPH_FILE)
 
 
-def _load_onnx(folder: Path, request: OnnxRequest) -> OnnxModel:
+def _look_at_model(folder: Path, request: OnnxRequest | ModuleRequest) -> Compiled:
+    """Read a compilation that was saved without its graph; its model is data."""
+    if isinstance(request, ModuleRequest) and request.file is None:
+        raise ResultError(
+            f"{folder} was saved by an earlier version, without {GRAPH_FILE}: partition it again, "
+            "or load it with its module (partitioner.load(..., module=...)) and save it"
+        )
+    return load(folder)
+
+
+@contextmanager
+def _foreign_data(folder: Path) -> Iterator[None]:
+    """Refuse, in one line, files of whose values a calculation cannot make sense."""
+    try:
+        yield
+    except PartitionerError:
+        raise
+    except (ArithmeticError, AssertionError, AttributeError, LookupError) as error:
+        why = error
+    except (RecursionError, TypeError, ValueError) as error:
+        why = error
+    else:
+        return
+    raise ResultError(f"{folder}: {GRAPH_FILE} is of no model: {type(why).__name__} {why}")
+
+
+def _load_onnx(
+    folder: Path, request: OnnxRequest, named: str | Path | None = None
+) -> OnnxModel:
     model = request.model
+    if named is not None:
+        model = Path(named)
+        model = model.parent.resolve() / model.name
     if not model.is_file():
-        raise ResultError(f"{folder}: its model {model} is gone; move it back or partition again")
+        raise ResultError(_gone(folder, model))
     traced = load_onnx(model, request.dims, request.shapes, plan_only=True)
     onnx_model = OnnxModel(traced, model, None, request.dims, request.shapes)
     onnx_model = onnx_model.of_form(request.graph_digest)
@@ -132,14 +221,15 @@ def _load_onnx(folder: Path, request: OnnxRequest) -> OnnxModel:
 def _load_module(
     folder: Path,
     request: ModuleRequest,
-    module: nn.Module | None = None,
+    module: nn.Module | str | None = None,
     example_inputs: Any = None,
+    named: str | Path | None = None,
 ) -> ModuleModel:
     from partitioner.compiled.module import ModuleModel
     from partitioner.frontends.torch.micro_batches import trace_micro_batch
     from partitioner.frontends.torch.trace import trace_module
 
-    source = ModuleSource(request.file, request.factory, request.folder)
+    source = _source(folder, request, module, named)
     opened, example = _open(folder, source, module, example_inputs)
     plan = load_plan(folder)
     options = ModuleOptions(request.training, request.optimizer, request.at_rest, request.loads)
@@ -157,7 +247,7 @@ def _load_module(
     elif traced.graph.digest != request.graph_digest:
         traced = traced.of(plan.nodes)
     if traced.graph.digest != request.graph_digest:
-        model = request.file or request.factory or "the module that is given"
+        model = source.file or source.factory or "the module that is given"
         if module is not None and traced.signature.traced != request.call:
             raise ResultError(
                 f"{folder}: the example inputs of {model} are {traced.signature.traced}; the plan "
@@ -168,26 +258,71 @@ def _load_module(
             + ("or the blocks of its plan, " if plan.blocks else "")
             + f"or the version of PyTorch; partition it again{why}"
         )
-    return ModuleModel(traced, source if module is None else ModuleSource())
+    return ModuleModel(traced, source)
+
+
+def _source(
+    folder: Path,
+    request: ModuleRequest,
+    module: nn.Module | str | None,
+    named: str | Path | None,
+) -> ModuleSource:
+    """The source of a saved compilation's module; nothing for one that is given itself.
+
+    Raises:
+        ResultError: The module has to be named, or its file is gone.
+        OptionError: What is named is no module.
+    """
+    if named is not None and module is not None:
+        raise OptionError("model and module are given: give one of them")
+    if named is None and module is None:
+        if request.file is None:
+            raise ResultError(_not_named(folder, request.factory))
+        source = ModuleSource(request.file)
+    elif module is not None and not isinstance(module, str):
+        return ModuleSource()
+    else:
+        given = ModuleSource.of(named if module is None else module)
+        if given is None or (given.file is None) != (module is not None):
+            what = "model" if module is None else "module"
+            kind = "a .pt2 file" if module is None else "package.module:factory"
+            raise OptionError(f"{what} is {str(named or module)!r}; give {kind}")
+        source = given
+    if source.file is not None and not source.file.is_file():
+        raise ResultError(_gone(folder, source.file))
+    return source
+
+
+def _not_named(folder: Path, factory: str) -> str:
+    where = shlex.quote(str(folder))
+    if _FACTORY.fullmatch(factory) is None:
+        return (
+            f"{folder}: its module was given in Python, give it again: "
+            f"partitioner.load({str(folder)!r}, module=..., example_inputs=...), or partition "
+            f"verify {where} --module package.module:factory; show, explain and report need none"
+        )
+    return (
+        f"{folder}: its module came from {factory}, which is imported only if you name it: "
+        f"partition verify {where} --module {factory} (Python: "
+        f"partitioner.load({str(folder)!r}, module={factory!r})); show, explain and report need it "
+        "not"
+    )
+
+
+def _gone(folder: Path, model: Path) -> str:
+    return (
+        f"{folder}: its model {model} is gone; move it back, name it (partition verify "
+        f"{shlex.quote(str(folder))} --model FILE) or partition again"
+    )
 
 
 def _open(
-    folder: Path, source: ModuleSource, module: nn.Module | None, example_inputs: Any
+    folder: Path, source: ModuleSource, module: nn.Module | str | None, example_inputs: Any
 ) -> tuple[nn.Module, Example]:
-    if module is not None:
+    if module is not None and not isinstance(module, str):
         return module, Example.of(example_inputs)
     if example_inputs is not None:
         raise OptionError("example_inputs are of a module: give both or neither")
-    if source.file is not None and not source.file.is_file():
-        raise ResultError(
-            f"{folder}: its model {source.file} is gone; move it back or partition again"
-        )
-    if source.file is None and not source.factory:
-        raise ResultError(
-            f"{folder}: its module was given in Python, give it again: "
-            f"partitioner.load({str(folder)!r}, module=..., example_inputs=...); plan.json and "
-            "report.html can be read without it"
-        )
     return source.open()
 
 

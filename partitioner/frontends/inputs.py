@@ -189,6 +189,32 @@ _TURNS = frozenset({"Cos", "Sin"})
 _SCALES = _MOVES_FIRST | {"Add", "Concat", "Div", "Einsum", "MatMul", "Mul", "Neg", "Sub"}
 
 
+@dataclass(frozen=True)
+class InputRange:
+    """The values that an input may hold.
+
+    Attributes:
+        type: Type of the input.
+        span: Integers [low, high) of an input of integers; None for a mask (zeros and ones).
+    """
+
+    type: TensorType
+    span: tuple[int, int] | None
+
+
+def input_ranges(graph: Graph) -> dict[str, InputRange]:
+    """The values that every graph input may hold, as `random_inputs` draws them."""
+    return {name: InputRange(graph.types[name], _range(graph, name)) for name in graph.inputs}
+
+
+def drawn_inputs(ranges: Mapping[str, InputRange], seed: int) -> dict[str, np.ndarray]:
+    """Values within ranges by name; those of an input depend on `seed` and its position only."""
+    return {
+        name: _draw(np.random.default_rng([seed, index]), of.type, of.span)
+        for index, (name, of) in enumerate(ranges.items())
+    }
+
+
 def random_inputs(graph: Graph, seed: int) -> dict[str, np.ndarray]:
     """Values for every graph input.
 
@@ -198,10 +224,7 @@ def random_inputs(graph: Graph, seed: int) -> dict[str, np.ndarray]:
     all others lie in 1 .. 7. What divides is not zero. An input's values depend on `seed` and its
     position only. `seed` is at least 0.
     """
-    return {
-        name: _draw(np.random.default_rng([seed, index]), graph.types[name], _range(graph, name))
-        for index, name in enumerate(graph.inputs)
-    }
+    return drawn_inputs(input_ranges(graph), seed)
 
 
 def _draw(rng: np.random.Generator, type_: TensorType, span: tuple[int, int] | None) -> np.ndarray:

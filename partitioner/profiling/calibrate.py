@@ -12,7 +12,7 @@ from pathlib import Path
 from partitioner import units
 from partitioner.backends.observed import MeasuredTask
 from partitioner.compiled.base import Compiled
-from partitioner.compiled.reload import load
+from partitioner.compiled.reload import look
 from partitioner.cost_model.compute import (
     compute_dtype,
     is_free,
@@ -85,7 +85,7 @@ def calibrate(program: str | Path | Compiled, profile: str | Path | None = None)
         ResultError: There is no record, it is of GPUs, or the folder is no saved plan.
         CostError: The file is no profile, or its folder is missing.
     """
-    result = program if isinstance(program, Compiled) else load(program)
+    result = program if isinstance(program, Compiled) else look(program)
     measured = result.measured
     if measured is None:
         where = result.name if isinstance(program, Compiled) else program

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import numpy as np
 
 from partitioner import units
 from partitioner.backends.errors import one_line
-from partitioner.compiled.folder import load_plan, load_summary
+from partitioner.compiled.folder import EXAMPLES, load_plan, load_summary
 from partitioner.compiled.rank_files import RankFiles, rank_files
 from partitioner.cost_model.cluster import Cluster
 from partitioner.drafts import draft_file
@@ -47,11 +48,13 @@ def run_directory(
     inputs: Path | None,
     outputs: Path | None,
     *,
+    module: str | None = None,
+    model: Path | None = None,
     requests: int = 1,
     seed: int = 0,
     steps: int = 0,
 ) -> str:
-    """Run a saved compilation; returns a report of a few lines.
+    """Run a saved compilation; returns a report of a few lines. Nothing that it names is imported.
 
     Of a module for training, a request is a step with the optimizer, whose rate is 0, on a copy of
     the weights.
@@ -61,6 +64,9 @@ def run_directory(
         directory: Folder that ``partition MODEL`` wrote.
         inputs: .npz of whole inputs by name; None draws valid random ones.
         outputs: .npz to write the whole outputs to; None writes none.
+        module: ``package.module:factory`` of a module whose weights the files do not hold; None
+            takes its ``.pt2`` file.
+        model: That file, if it is not where it was.
         requests: Requests in flight; of a PyTorch module, one after the other.
         seed: Seed of the random inputs and, of a module, of dropout.
         steps: Steps of one request each that are recorded; 0 for none.
@@ -75,7 +81,7 @@ def run_directory(
     files.check(load_plan(directory))
     expected = prediction(directory)
     needs_model = files.needs_model
-    program = _program(directory) if steps or needs_model else None
+    program = _program(directory, module, model, needs_model) if steps or needs_model else None
     if program is not None and steps:
         files = replace(files, device=program.measuring_device)
     if outputs is not None:
@@ -84,7 +90,8 @@ def run_directory(
     if program is not None and needs_model:
         run, unit = _run_with_model(program, files, inputs, requests, seed, steps)
     elif inputs is None:
-        run = files.run(draw_inputs(directory, seed), requests, steps)
+        arrays = draw_inputs(directory, seed, files.headers()[0].whole_inputs)
+        run = files.run(arrays, requests, steps)
     else:
         types = files.headers()[0].whole_inputs
         run = files.run(read_inputs(inputs, types), requests, steps)
@@ -115,11 +122,13 @@ def _run_with_model(
     return run, "step" if program.training else "request"
 
 
-def _program(directory: Path) -> Compiled:
-    """The saved compilation, with its model: the prediction needs its graph."""
-    from partitioner.compiled.reload import load
+def _program(
+    directory: Path, module: str | None, model: Path | None, needs_model: bool
+) -> Compiled:
+    """The saved compilation, with its model if that is needed: the prediction needs the graph."""
+    from partitioner.compiled.reload import load_named, look
 
-    return load(directory)
+    return load_named(directory, module, model) if needs_model else look(directory)
 
 
 def report(
@@ -234,14 +243,27 @@ def _is_foreign(dtype: np.dtype) -> bool:
     return dtype.isbuiltin == 2  # NumPy's mark of types that another package (ml_dtypes) adds
 
 
-def draw_inputs(directory: Path, seed: int) -> Mapping[str, np.ndarray]:
+def draw_inputs(
+    directory: Path, seed: int, types: Mapping[str, TensorType]
+) -> Mapping[str, np.ndarray]:
     """Valid random inputs of a saved compilation's model.
 
+    Args:
+        directory: Folder of the compilation.
+        seed: Seed of the inputs.
+        types: Types of the inputs.
+
     Raises:
-        RunError: The model, which tells the valid inputs, is gone or has changed.
+        RunError: What tells the valid inputs is malformed or, of an earlier version, the model,
+            which tells them, is gone or has changed.
     """
     from partitioner.compiled import reload
 
+    examples = directory / EXAMPLES
+    if os.path.lexists(examples):
+        from partitioner.verify.module import arrays_like
+
+        return arrays_like(read_inputs(examples, types), types, seed)
     try:
         return reload.draw_inputs(directory, seed)
     except ResultError as error:

@@ -95,7 +95,7 @@ class Rank:
             if outputs is not None:
                 check_outputs(outputs, directory)
             types = header.whole_inputs
-            wholes = draw_inputs(directory, seed) if inputs is None else read_inputs(inputs, types)
+            wholes = draw_inputs(directory, seed, types) if inputs is None else read_inputs(inputs, types)
             check_inputs(header, wholes)
         model = load_rank(directory / f"rank{start.rank}.onnx")
         return cls(directory, file, model, wholes, outputs, requests)

@@ -22,12 +22,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from partitioner.backends.tensors import to_numpy
+from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.all_phases import AllPhases
 from partitioner.backends.torch.all_ranks import AllRanks, Step
 from partitioner.frontends.torch.nodes import dtype_name
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.graph import Graph
+from partitioner.ir.types import TensorType
 from partitioner.verify.compare import (
     MEASURED,
     TOLERANCE,
@@ -119,13 +120,19 @@ def check_contents(module: TracedModule) -> None:
     Raises:
         VerificationError: They are fake.
     """
+    if has_no_contents(module):
+        raise VerificationError(
+            "the module's weights or example inputs have no contents: nothing can be computed"
+        )
+
+
+def has_no_contents(module: TracedModule) -> bool:
+    """Whether a weight or an example input is fake."""
     captured = module.traced.captured
-    for tensor in (*captured.tensors.values(), *captured.arguments):
-        fake = isinstance(tensor, FakeTensor) or getattr(tensor, "is_meta", False)
-        if fake:
-            raise VerificationError(
-                "the module's weights or example inputs have no contents: nothing can be computed"
-            )
+    return any(
+        isinstance(tensor, FakeTensor) or getattr(tensor, "is_meta", False)
+        for tensor in (*captured.tensors.values(), *captured.arguments)
+    )
 
 
 def random_arguments(module: TracedModule, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -138,7 +145,7 @@ def random_arguments(module: TracedModule, seed: int) -> tuple[tuple[Any, ...], 
     """
     signature = module.signature
     random = torch.Generator().manual_seed(seed)
-    flat = [_random_like(value, random) for value in signature.example]
+    flat = [random_like(value, random) for value in signature.example]
     args, kwargs = pytree.tree_unflatten(flat, signature.in_spec)
     return tuple(args), dict(kwargs)
 
@@ -158,7 +165,19 @@ def random_inputs(module: TracedModule, seed: int) -> dict[str, np.ndarray]:
     }
 
 
-def _random_like(value: Any, random: torch.Generator) -> Any:
+def arrays_like(
+    examples: Mapping[str, np.ndarray], types: Mapping[str, TensorType], seed: int
+) -> dict[str, np.ndarray]:
+    """Random arrays (see `random_arguments`) like examples of inputs of these types."""
+    random = torch.Generator().manual_seed(seed)
+    return {
+        name: to_numpy(random_like(from_numpy(array, types[name].dtype), random), types[name].dtype)
+        for name, array in examples.items()
+    }
+
+
+def random_like(value: Any, random: torch.Generator) -> Any:
+    """An argument like an example, see `random_arguments`."""
     if not isinstance(value, torch.Tensor):
         return value
     tensor, row = value.detach().cpu(), value.dim() == 1

@@ -63,6 +63,7 @@ def test_load_gives_what_was_saved(compiled: Compiled, saved: Path) -> None:
 def test_the_files(saved: Path) -> None:
     names = {path.name for path in saved.iterdir() if path.suffix != ".weights"}
     assert names == {
+        "graph.json",
         "model.onnx",
         "plan.json",
         "rank0.onnx",

@@ -58,7 +58,7 @@ def emit(
     for program in programs.ranks:
         with closing(WeightFile(directory / f"rank{program.rank}.weights")) as weights:
             model = _build(program, programs, graph, weights.tensor, origin, parts)
-        (directory / f"rank{program.rank}.onnx").write_bytes(model.SerializeToString())
+        (directory / f"rank{program.rank}.onnx").write_bytes(weights.sealed(model))
 
 
 def emit_models(

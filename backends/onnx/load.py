@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from partitioner.backends.errors import BackendError, one_line, why_unreadable
@@ -23,7 +24,9 @@ from partitioner.backends.onnx.header import (
 )
 from partitioner.backends.onnx.nodes import attribute_graphs
 from partitioner.backends.onnx.steps import Cut, RankModel, Segment
+from partitioner.backends.onnx.weights import check_digest
 from partitioner.backends.regions import region_shape
+from partitioner.files import read_file
 from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.onnx_types import from_onnx_dtype
@@ -31,6 +34,8 @@ from partitioner.ir.phases import RunOrder
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import TensorType
 
+#: Most bytes of a rank file without its weights: what a protobuf message may have.
+_MOST_BYTES = 2**31 - 1
 #: The header of a rank file, and its steps, of which segments have their first node only.
 RankFile = tuple[Header, tuple[Segment | Cut, ...]]
 
@@ -53,7 +58,7 @@ def read_rank(directory: Path, rank: int) -> RankFile:
     Raises:
         BackendError: The file is missing or wrong.
     """
-    proto, header = _read_file(directory / f"rank{rank}.onnx")
+    _, proto, header = _read_file(directory / f"rank{rank}.onnx")
     steps, types = _steps(proto, header), _types(proto.graph)
     parts = [(n, header.run_type(part.whole), part.region) for n, part in header.inputs.items()]
     parts += [(out.value, header.run_type(out.whole), out.region) for out in header.outputs]
@@ -108,9 +113,9 @@ def load_rank(source: Path | ModelProto, keep: Collection[str] = ()) -> RankMode
         BackendError: It is no rank file, or its communications are incomplete or out of order.
     """
     if isinstance(source, ModelProto):
-        proto, header, folder = source, read_header(source, "the message"), None
+        data, proto, header, folder = b"", source, read_header(source, "the message"), None
     else:
-        (proto, header), folder = _read_file(source), source.parent
+        (data, proto, header), folder = _read_file(source), source.parent
     steps, types = _steps(proto, header), _types(proto.graph)
     model = RankModel(header, proto, folder, steps, types, tuple(keep))
     linked = tuple(_link(model))
@@ -118,18 +123,21 @@ def load_rank(source: Path | ModelProto, keep: Collection[str] = ()) -> RankMode
     values.update(output.value for output in header.outputs)
     for name in sorted(values - set(types)):
         raise BackendError(f"rank {header.rank}: value {name!r} has no type in the file")
+    if isinstance(source, Path):  # last, as it reads all weights
+        check_digest(source, data, proto)
     return replace(model, steps=linked)
 
 
-def _read_file(path: Path) -> tuple[ModelProto, Header]:
+def _read_file(path: Path) -> tuple[bytes, ModelProto, Header]:
     try:
-        proto = onnx.load(path, load_external_data=False)
-    except Exception as error:
+        data = read_file(path, _MOST_BYTES)
+        proto = ModelProto.FromString(data)
+    except (OSError, ValueError, DecodeError) as error:
         raise BackendError(f"{path}: {why_unreadable(error)}") from error
     header = read_header(proto, str(path))
     if path.name != f"rank{header.rank}.onnx":
         raise BackendError(f"{path} says that it is of rank {header.rank}")
-    return proto, header
+    return data, proto, header
 
 
 def _steps(proto: ModelProto, header: Header) -> tuple[Segment | Cut, ...]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import warnings
 import zipfile
@@ -34,7 +35,8 @@ from torch._export.serde.serialize import (
 from torch.export import ExportedProgram
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
-from partitioner.backends.errors import BackendError, why_unreadable
+from partitioner.backends.errors import BackendError, one_line, why_unreadable
+from partitioner.files import open_file
 
 Contents = TypeVar("Contents")
 
@@ -92,13 +94,15 @@ def read_extra(path: Path, name: str) -> str:
 
 def _guarded(path: Path, read: Callable[[_Archive], Contents]) -> Contents:
     try:
-        with zipfile.ZipFile(path) as file, warnings.catch_warnings():
+        with open_file(path) as raw, zipfile.ZipFile(raw) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return read(_Archive(file, path.stat().st_size))
+            return read(_Archive(file, os.fstat(raw.fileno()).st_size))
     except ArchiveError as error:
         raise ArchiveError(f"{path}: {error}") from None
-    except zipfile.BadZipFile:
-        raise ArchiveError(f"{path}: not an archive of torch.export.save") from None
+    except zipfile.BadZipFile as error:
+        raise ArchiveError(
+            f"{path}: not an archive of torch.export.save, or damaged ({one_line(error)})"
+        ) from None
     except _BAD as error:
         raise ArchiveError(f"{path}: cannot be read: {why_unreadable(error)[:300]}") from error
 

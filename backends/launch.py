@@ -134,9 +134,14 @@ def _run(
 @contextlib.contextmanager
 def _worker(folder: Path, threads: int) -> Iterator[subprocess.Popen[bytes]]:
     """The process that forks the ranks, in a process group of its own, killed at the end."""
-    # -P: `-m` alone puts the current folder first on the path, and that may be a stranger's.
-    command = [sys.executable, "-P", "-m", "partitioner.backends.worker", str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "partitioner.backends.worker", str(folder)]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "OPENBLAS_NUM_THREADS": "1",
+        # `-m` alone puts the current folder first on the path, and that may be a stranger's.
+        "PYTHONSAFEPATH": "1",
+    }
     home = str(Path(partitioner.__file__).parents[1])
     if home not in (*site.getsitepackages(), site.getusersitepackages()):  # a clone
         paths = (os.environ.get("PYTHONPATH"), home)

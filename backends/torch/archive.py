@@ -3,7 +3,7 @@
 `torch.export.load` unpickles example inputs, tensor subclasses and custom objects, evaluates
 symbolic sizes as Python text, and takes any function below ``torch`` as an operator. So the archive
 is opened here: tensors are raw bytes, example inputs are loaded with ``weights_only=True``, graphs
-call only operators that open no files, and everything else is refused by name.
+call only operators of a list (`allowed`), and everything else is refused by name.
 
 A symbolic size is an expression and its value for the example inputs. The expression is text that
 PyTorch evaluates, so only the value is taken, and the nodes that compute sizes are left out. A size
@@ -36,6 +36,7 @@ from torch.export import ExportedProgram
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
 from partitioner.backends.errors import BackendError, one_line, why_unreadable
+from partitioner.backends.torch.allowed import may_call
 from partitioner.files import open_file
 
 Contents = TypeVar("Contents")
@@ -51,9 +52,9 @@ _EXTRA = "extra/"
 #: Fields of results and operands that are sizes.
 _SIZE, _SIZES = "as_sym_int", "as_sym_ints"
 
-#: Operators by name space that a graph may call.
-_NAMESPACES = frozenset({"aten", "prims", "partitioner", "_c10d_functional"})
 _TARGET = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)")
+#: Name spaces of operators that a graph may call, as far as `may_call` says.
+_NAMESPACES = frozenset({"aten", "partitioner", "_c10d_functional"})
 #: Targets of other calls that export writes.
 _OTHER_TARGETS = frozenset(
     {
@@ -249,6 +250,10 @@ def _check_target(value: Any) -> None:
         raise ArchiveError(f"it calls {text[:80]!r}, an operator that there is not")
     if any("file" in argument.name for argument in overload._schema.arguments):
         raise ArchiveError(f"it calls {text!r}, which opens files")
+    if not may_call(match[1], match[2], match[3]):
+        raise ArchiveError(f"it calls {text!r}, which is not an operator that is loaded")
+    if any(argument.is_out for argument in overload._schema.arguments):
+        raise ArchiveError(f"it calls {text!r}, which writes to an argument of its own choice")
 
 
 def _check_structure(text: Any) -> None:

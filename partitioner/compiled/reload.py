@@ -229,8 +229,13 @@ def _load_module(
     from partitioner.frontends.torch.micro_batches import trace_micro_batch
     from partitioner.frontends.torch.trace import trace_module
 
+    if example_inputs is not None and (module is None or isinstance(module, str)):
+        raise OptionError("example_inputs are of a module: give both or neither")
     source = _source(folder, request, module, named)
-    opened, example = _open(folder, source, module, example_inputs)
+    if module is None or isinstance(module, str):
+        opened, example = source.open()
+    else:
+        opened, example = module, Example.of(example_inputs)
     plan = load_plan(folder)
     options = ModuleOptions(request.training, request.optimizer, request.at_rest, request.loads)
     traced = (
@@ -314,16 +319,6 @@ def _gone(folder: Path, model: Path) -> str:
         f"{folder}: its model {model} is gone; move it back, name it (partition verify "
         f"{shlex.quote(str(folder))} --model FILE) or partition again"
     )
-
-
-def _open(
-    folder: Path, source: ModuleSource, module: nn.Module | str | None, example_inputs: Any
-) -> tuple[nn.Module, Example]:
-    if module is not None and not isinstance(module, str):
-        return module, Example.of(example_inputs)
-    if example_inputs is not None:
-        raise OptionError("example_inputs are of a module: give both or neither")
-    return source.open()
 
 
 def _measured(folder: Path, plan: Plan) -> tuple[Measured | None, str]:

@@ -17,6 +17,7 @@ from torch_jobs import free_port, rank_environment
 import partitioner
 from partitioner.cli.main import main
 from partitioner.compiled.module import ModuleProgram
+from partitioner.ir.errors import PartitionerError
 from partitioner.ir.errors import OptionError
 
 QUIET = ["--cluster", "2xideal", "-q"]
@@ -56,9 +57,10 @@ def test_an_exported_program_is_verified_from_its_files(
 def test_a_factory_for_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     request = json.loads((here / "t.partition/request.json").read_text())
     assert (request["factory"], request["optimizer"]) == ("modules:build_training", "momentum")
-    assert main(["verify", "t.partition"]) == 0
+    named = ["--module", "modules:build_training"]
+    assert main(["verify", "t.partition", *named]) == 0
     assert "grad:table.weight: " in capsys.readouterr().out
-    assert main(["run", "t.partition", "--requests", "2"]) == 0
+    assert main(["run", "t.partition", "--requests", "2", *named]) == 0
     assert "measured on this machine: 2 steps in " in capsys.readouterr().out
 
 
@@ -73,6 +75,7 @@ def test_steps_in_stages_run_and_are_recorded(
     capsys.readouterr()
     written = tmp_path / "out.npz"
     run = ["run", "s.partition", "--requests", "2", "--profile", "--steps", "1"]
+    run += ["--module", "modules:build_training"]
     assert main([*run, "--outputs", str(written)]) == 0
     out = capsys.readouterr().out
     assert "measured on this machine: 2 steps in " in out
@@ -134,7 +137,7 @@ def test_the_summary_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_names_and_folders_by_default(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The current folder is searched first, as by `python -m`; plans load from elsewhere too."""
+    """The current folder is searched first, as by `python -m`; a saved plan imports nothing."""
     text = Path(modules.__file__).read_text()
     (tmp_path / "own_models.py").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -144,7 +147,11 @@ def test_names_and_folders_by_default(
     sys.modules.pop("own_models")
     monkeypatch.chdir(home)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tmp_path)])
-    again = partitioner.load(tmp_path / "build.partition")
+    with pytest.raises(PartitionerError, match=r"its module came from own_models:build, which is"):
+        partitioner.load(tmp_path / "build.partition")
+    assert "own_models" not in sys.modules
+    monkeypatch.chdir(tmp_path)
+    again = partitioner.load(tmp_path / "build.partition", "own_models:build")
     assert isinstance(again, ModuleProgram)
     assert again.name == "build"
     assert again.verify()
@@ -216,14 +223,18 @@ def test_a_module_that_cannot_be_had(
 def test_a_model_that_is_gone_or_has_changed(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(here / "m.partition", tmp_path / "p")
-    assert main(["show", str(tmp_path / "p")]) == 1
-    assert "m.pt2 is gone; move it back" in one_line(capsys.readouterr().err)
-    assert main(["run", str(tmp_path / "p")]) == 1
-    assert "; or give --inputs, which needs no model" in one_line(capsys.readouterr().err)
+    moved = str(tmp_path / "p")
+    shutil.copytree(here / "m.partition", moved)
+    for command in ("show", "explain", "report", "run"):
+        assert main([command, moved]) == 0, command
+    capsys.readouterr()
+    assert main(["verify", moved]) == 1
+    assert "m.pt2 is gone; move it back, name it" in one_line(capsys.readouterr().err)
+    assert main(["verify", moved, "--model", str(here / "m.pt2")]) == 0
+    assert capsys.readouterr().out.startswith("equal: 2 ranks against the whole module")
     other = torch.export.export(torch.nn.Linear(3, 3), (torch.ones(2, 3),), strict=False)
     torch.export.save(other, tmp_path / "m.pt2")
-    assert main(["show", str(tmp_path / "p")]) == 1
+    assert main(["verify", moved]) == 1
     assert "m.pt2 is traced to another graph than before" in one_line(capsys.readouterr().err)
 
 

@@ -365,7 +365,9 @@ def test_what_would_not_fit_is_refused(
 
 def test_the_files_of_a_program(saved: Path, saved_training: Path) -> None:
     common = {"plan.json", "summary.json", "request.json", "timeline.json", "report.html"}
-    assert {p.name for p in saved.iterdir()} == common | {"rank0.pt2", "rank1.pt2"}
+    common |= {"graph.json"}
+    files = {"rank0.pt2", "rank1.pt2", "inputs.npz"}
+    assert {p.name for p in saved.iterdir()} == common | files
     backward = {"rank0.backward.pt2", "rank1.backward.pt2"}
     both = common | {"rank0.pt2", "rank1.pt2"} | backward
     assert {p.name for p in saved_training.iterdir()} == both

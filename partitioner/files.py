@@ -18,6 +18,7 @@ from partitioner.ir.errors import PartitionerError
 _COPY_BYTES = 2**24  #: Copied at a time.
 #: Most bytes of a file of text, such as a plan, a cluster or constraints.
 MOST_TEXT = 2**28
+_NOT_REGULAR = "not a regular file"
 
 
 class FileError(PartitionerError, ValueError):
@@ -60,7 +61,12 @@ def open_file(path: Path, most: int | None = None) -> BinaryIO:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _check_regular(path, os.fstat(descriptor), most)
+        os.read(descriptor, 1)  # a file of /proc may wait for the kernel: BlockingIOError
+        os.lseek(descriptor, 0, os.SEEK_SET)
         return os.fdopen(descriptor, "rb")
+    except BlockingIOError:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, _NOT_REGULAR, str(path)) from None
     except OSError:
         os.close(descriptor)
         raise
@@ -70,7 +76,7 @@ def _check_regular(path: Path, status: os.stat_result, most: int | None) -> None
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        raise OSError(errno.EINVAL, _NOT_REGULAR, str(path))
     if most is not None and status.st_size > most:
         raise OSError(errno.EFBIG, f"{status.st_size} bytes, more than {most}", str(path))
 

@@ -1,7 +1,7 @@
 """The commands that run a plan: run, verify."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from partitioner.cli.options import (
     MODEL,
@@ -33,6 +33,17 @@ ModelFile = Annotated[
     ),
 ]
 
+OptimizationLevel = Annotated[
+    Literal["disable", "basic", "extended", "all"] | None,
+    option(
+        None,
+        None,
+        "Of an ONNX model: ONNX Runtime's optimizations (default: all; basic: cutting the model "
+        "changes no bit).",
+        panel=MODEL,
+    ),
+]
+
 
 def run(
     folder: Written,
@@ -42,6 +53,7 @@ def run(
     ] = None,
     module: Module = None,
     model: ModelFile = None,
+    optimization: OptimizationLevel = None,
     seed: InputSeed = 0,
     requests: Annotated[
         int,
@@ -97,6 +109,7 @@ def run(
         outputs,
         module=module,
         model=model,
+        optimization=optimization,
         requests=requests,
         seed=seed,
         steps=(steps or STEPS) if profile else 0,
@@ -113,6 +126,7 @@ def verify(
     folder: Written,
     module: Module = None,
     model: ModelFile = None,
+    optimization: OptimizationLevel = None,
     seed: InputSeed = 0,
 ) -> int:
     """Compare the outputs of all ranks with those of the whole model."""
@@ -121,6 +135,7 @@ def verify(
     from partitioner.compiled.reload import load_named
 
     rank_files(folder).check(load_plan(folder))  # before the model, which takes longer
-    verification = load_named(folder, module, model).verify_written(folder, seed=seed)
+    result = load_named(folder, module, model)
+    verification = result.verify_written(folder, seed=seed, optimization=optimization)
     print(safe(str(verification)))
     return 0 if verification.equal else 1

@@ -15,6 +15,7 @@ import numpy as np
 
 from partitioner.backends.header import Origin
 from partitioner.backends.observed import STEPS
+from partitioner.backends.optimization import Optimization
 from partitioner.compiled.folder import EXAMPLES, is_written
 from partitioner.compiled.graph_file import GraphFile
 from partitioner.compiled.rank_files import RankFiles
@@ -64,6 +65,14 @@ class Ranks(ABC):
     @abstractmethod
     def verify(self, seed: int) -> Verification:
         """Compare all ranks with the whole model on random valid inputs."""
+
+    @abstractmethod
+    def at(self, optimization: Optimization) -> Self:
+        """The ranks at another level of ONNX Runtime's optimizations.
+
+        Raises:
+            OptionError: They are of a module.
+        """
 
     @abstractmethod
     def write(self, folder: Path) -> None:
@@ -228,7 +237,9 @@ class Compiled(Planned):
         """
         return self.model.emit(self.programs, self.plan)
 
-    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(
+        self, inputs: Mapping[str, np.ndarray], *, optimization: Optimization | None = None
+    ) -> dict[str, np.ndarray]:
         """Run all ranks in this process, in lock-step over simulated communications.
 
         The ranks stay open (ONNX Runtime's sessions, a module's graphs) for the next call, until
@@ -237,6 +248,8 @@ class Compiled(Planned):
         Args:
             inputs: Whole inputs by name of the graph's inputs; bfloat16 and float8 as arrays of
                 ml_dtypes' types.
+            optimization: Level of ONNX Runtime's optimizations of an ONNX model: "disable", "basic"
+                (cutting it changes no bit), "extended" or "all"; default: "all".
 
         Returns:
             Whole outputs by name of the graph's outputs.
@@ -245,7 +258,10 @@ class Compiled(Planned):
             BackendError: An input is missing, unknown, or of the wrong shape or type, or an
                 input or output is of 4-bit elements.
         """
-        return self.ranks.run(inputs)
+        return self._ranks_at(optimization).run(inputs)
+
+    def _ranks_at(self, optimization: Optimization | None) -> Ranks:
+        return self.ranks if optimization is None else self.ranks.at(optimization)
 
     def close(self) -> None:
         """Free the ranks that runs have opened, and their temporary files.
@@ -262,7 +278,9 @@ class Compiled(Planned):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def verify(self, seed: int = 0) -> Verification:
+    def verify(
+        self, seed: int = 0, *, optimization: Optimization | None = None
+    ) -> Verification:
         """Compare all ranks with the whole model on random valid inputs.
 
         Results are compared, and of a module also written buffers and gradients. A module's inputs
@@ -272,6 +290,7 @@ class Compiled(Planned):
 
         Args:
             seed: Seed of the inputs and of dropout.
+            optimization: As of `run`, for both sides.
 
         Returns:
             The differences; true if all is equal. A difference raises nothing.
@@ -281,9 +300,11 @@ class Compiled(Planned):
                 or example inputs are fake.
             BackendError: A rank fails.
         """
-        return self.ranks.verify(seed)
+        return self._ranks_at(optimization).verify(seed)
 
-    def verify_written(self, folder: Path, seed: int = 0) -> Verification:
+    def verify_written(
+        self, folder: Path, seed: int = 0, *, optimization: Optimization | None = None
+    ) -> Verification:
         """Compare the rank files of a folder that the plan was saved to with the whole model.
 
         Raises:
@@ -293,7 +314,8 @@ class Compiled(Planned):
             VerificationError: As `verify`.
         """
         self.model.files(folder).check(self.plan, self.graph)
-        return self.model.read(self.programs, folder).verify(seed)
+        ranks = self.model.read(self.programs, folder)
+        return (ranks if optimization is None else ranks.at(optimization)).verify(seed)
 
     def save(
         self,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from partitioner.backends.errors import BackendError
 from partitioner.backends.launch import LocalRun
 from partitioner.backends.observed import STEPS, RankLog
+from partitioner.backends.optimization import Optimization
 from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.all_phases import AllPhases
 from partitioner.backends.torch.all_ranks import AllRanks, Step
@@ -248,6 +249,12 @@ class ModuleRanks(Ranks):
         check_contents(self.module)
         check_memory(self.module.graph)
         return verify_module(self.module, self.all_ranks, seed)
+
+    def at(self, optimization: Optimization) -> NoReturn:
+        """See `Ranks.at`."""
+        raise OptionError(
+            f"optimization is {optimization!r}: that is of ONNX Runtime, the plan is of a module"
+        )
 
     def close(self) -> None:
         """See `Ranks.close`."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from partitioner.backends.errors import BackendError
+from partitioner.backends.optimization import DEFAULT, OPTIMIZATIONS, Optimization
 from partitioner.compiled.base import Model, Ranks, origin
 from partitioner.compiled.folder import OnnxRequest
 from partitioner.compiled.rank_files import OnnxFiles
@@ -173,6 +174,7 @@ class OnnxRanks(Ranks):
         plan: The plan of the programs; None if the ranks were read from files.
         read_from: Folder of the files that were read; None if the ranks were emitted.
         cut: The graph of the programs, if it runs in blocks.
+        optimization: Level of ONNX Runtime's optimizations.
     """
 
     traced: Traced
@@ -181,14 +183,29 @@ class OnnxRanks(Ranks):
     plan: Plan | None = None
     read_from: Path | None = None
     cut: Graph | None = None
+    optimization: Optimization = DEFAULT
     _open: dict[_State, Simulator] = field(default_factory=dict, repr=False)  # at most one
+    _at: dict[str, OnnxRanks] = field(default_factory=dict, repr=False)
     _temporary: list[weakref.finalize[..., Any]] = field(default_factory=list, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies, pickled ones too, open sessions of their own."""
         fields = (self.traced, self.part, self.programs, self.plan, self.read_from, self.cut)
-        return type(self), fields
+        return type(self), (*fields, self.optimization)
+
+    def at(self, optimization: Optimization) -> OnnxRanks:
+        """See `Ranks.at`; the files are the same."""
+        if optimization not in OPTIMIZATIONS:
+            raise OptionError(
+                f"optimization {optimization!r} is not one of {', '.join(OPTIMIZATIONS)}"
+            )
+        if optimization == self.optimization:
+            return self
+        if optimization not in self._at:
+            known = (self.traced, self.part, self.programs, self.plan, self.folder, self.cut)
+            self._at[optimization] = OnnxRanks(*known, optimization)
+        return self._at[optimization]
 
     @cached_property
     def folder(self) -> Path:
@@ -239,20 +256,25 @@ class OnnxRanks(Ranks):
         state = _state(self.folder)
         if state not in self._open:
             self._open.clear()
-            self._open[state] = Simulator(self.folder)
+            self._open[state] = Simulator(self.folder, optimization=self.optimization)
         return self._open[state]
 
     def close(self) -> None:
         """See `Ranks.close`."""
         with self._lock:
             self._open.clear()
+            for ranks in self._at.values():
+                ranks.close()
+            self._at.clear()
             self.__dict__.pop("folder", None)
             while self._temporary:
                 self._temporary.pop()()
 
     def verify(self, seed: int) -> Verification:
         """See `Ranks.verify`."""
-        return verify(self.traced, self.programs, self.folder, seed, self.part)
+        return verify(
+            self.traced, self.programs, self.folder, seed, self.part, self.optimization
+        )
 
 
 def _state(folder: Path) -> _State:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from partitioner.backends.header import Header
+from partitioner.backends.optimization import DEFAULT, Optimization
 from partitioner.files import DirectoryError
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
@@ -28,10 +29,12 @@ class RankFiles(ABC):
         folder: The folder.
         device: Type of the device that each rank of a module runs on, "cpu" or "cuda"; ranks of
             ONNX models choose theirs.
+        optimization: Level of ONNX Runtime's optimizations, of ranks of ONNX models.
     """
 
     folder: Path
     device: str = "cpu"
+    optimization: Optimization = DEFAULT
     suffix: ClassVar[str]
 
     @abstractmethod
@@ -103,7 +106,9 @@ class OnnxFiles(RankFiles):
         """See `RankFiles.run`."""
         from partitioner.backends.onnx.local import run_local
 
-        return run_local(self.folder, inputs, requests, steps=steps)
+        return run_local(
+            self.folder, inputs, requests, steps=steps, optimization=self.optimization
+        )
 
 
 class ModuleFiles(RankFiles):

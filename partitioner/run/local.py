@@ -14,8 +14,9 @@ import numpy as np
 
 from partitioner import units
 from partitioner.backends.errors import one_line
+from partitioner.backends.optimization import Optimization, level_line
 from partitioner.compiled.folder import EXAMPLES, load_plan, load_summary
-from partitioner.compiled.rank_files import RankFiles, rank_files
+from partitioner.compiled.rank_files import OnnxFiles, RankFiles, rank_files
 from partitioner.cost_model.cluster import Cluster
 from partitioner.drafts import draft_file
 from partitioner.files import ResultError, open_file, umask, write_file
@@ -50,6 +51,7 @@ def run_directory(
     *,
     module: str | None = None,
     model: Path | None = None,
+    optimization: Optimization | None = None,
     requests: int = 1,
     seed: int = 0,
     steps: int = 0,
@@ -67,6 +69,7 @@ def run_directory(
         module: ``package.module:factory`` of a module whose weights the files do not hold; None
             takes its ``.pt2`` file.
         model: That file, if it is not where it was.
+        optimization: Level of ONNX Runtime's optimizations, of an ONNX model; None for its default.
         requests: Requests in flight; of a PyTorch module, one after the other.
         seed: Seed of the random inputs and, of a module, of dropout.
         steps: Steps of one request each that are recorded; 0 for none.
@@ -80,6 +83,10 @@ def run_directory(
     files = rank_files(directory)
     files.check(load_plan(directory))
     expected = prediction(directory)
+    if optimization is not None:
+        if not isinstance(files, OnnxFiles):
+            raise RunError("--optimization is of ONNX Runtime, and the plan is of a module")
+        files = replace(files, optimization=optimization)
     needs_model = files.needs_model
     program = _program(directory, module, model, needs_model) if steps or needs_model else None
     if program is not None and steps:
@@ -97,7 +104,8 @@ def run_directory(
         run = files.run(read_inputs(inputs, types), requests, steps)
     if outputs is not None:
         write_outputs(outputs, run.outputs)
-    text = report(run.seconds, requests, expected, run.outputs, unit)
+    level = files.optimization if isinstance(files, OnnxFiles) else ""
+    text = report(run.seconds, requests, expected, run.outputs, unit, level)
     if program is None or not steps:
         return text
     comparison = program.compared(run, requests)
@@ -137,16 +145,19 @@ def report(
     expected: str,
     outputs: Mapping[str, np.ndarray],
     unit: str = "request",
+    optimization: str = "",
 ) -> str:
     """The measured time, the line of the expected one ("" for none), and the outputs' types.
 
-    `unit` is the word for one of the requests.
+    `unit` is the word for one of the requests, `optimization` the level of ONNX Runtime's
+    optimizations.
     """
     number = f"{requests} {unit}s" if requests > 1 else f"1 {unit}"
     rate = units.per_second(requests / seconds)
     lines = [f"measured on this machine: {number} in {units.seconds(seconds)}, {rate}"]
     lines += [expected] if expected else []
     lines += [f"  {name}: {array.dtype}{list(array.shape)}" for name, array in outputs.items()]
+    lines += [level_line(optimization)] if optimization else []
     return "\n".join(lines)
 
 

@@ -127,7 +127,9 @@ class Rank:
             write_outputs(self.outputs, wholes)
         has_plan = (self.directory / "plan.json").exists()
         expected = prediction(self.directory) if has_plan else ""
-        return report(seconds, self.requests, expected, wholes)
+        return report(
+            seconds, self.requests, expected, wholes, optimization=config.optimization
+        )
 
 
 def _scattered(

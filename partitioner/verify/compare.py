@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from partitioner import units
+from partitioner.backends.optimization import level_line
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import numbers
@@ -103,6 +104,7 @@ class Verification:
         first: The first tensor in graph order that differs, if an output does. None although an
             output differs: the ranks compute what the graph does, but the graph is not the model.
         against: The reference that the ranks were compared with, in words.
+        optimization: Level of ONNX Runtime's optimizations on both sides; "" of a module.
     """
 
     ranks: int
@@ -110,6 +112,7 @@ class Verification:
     outputs: tuple[Difference, ...]
     first: FirstDifference | None = None
     against: str = "the whole model"
+    optimization: str = ""
 
     @property
     def equal(self) -> bool:
@@ -133,6 +136,8 @@ class Verification:
                 "  no tensor inside differs from the same graph on one device: that graph is not "
                 "what the model computes"
             )
+        if self.optimization:
+            lines.append(level_line(self.optimization))
         return "\n".join(lines)
 
 

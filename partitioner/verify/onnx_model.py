@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from partitioner.backends.optimization import DEFAULT, Optimization
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import Traced
 from partitioner.ir.program import Programs
@@ -35,10 +36,6 @@ from partitioner.verify.first_difference import (
 if TYPE_CHECKING:
     import onnx
 
-#: Level of ONNX Runtime's graph optimizations: none, on both sides. A cut between two nodes would
-#: prevent their fusion (BatchNormalization into Conv) on one side and change the last bits.
-_EXACT = "disable"
-
 
 def verify(
     traced: Traced,
@@ -46,8 +43,12 @@ def verify(
     directory: Path,
     seed: int = 0,
     part: MicroBatch | None = None,
+    optimization: Optimization = DEFAULT,
 ) -> Verification:
     """Compare all ranks with the whole model.
+
+    Both run at one level of ONNX Runtime's optimizations. A cut between two nodes may prevent their
+    fusion (BatchNormalization into Conv) on one side, and change the last bits.
 
     Args:
         traced: The whole model.
@@ -55,6 +56,7 @@ def verify(
         directory: Folder of the rank files.
         seed: Seed of the random inputs, which are valid (indices within their tables).
         part: The part of a request that the programs run, if it is in micro-batches.
+        optimization: The level.
 
     Raises:
         VerificationError: Both sides together would not fit this machine's free memory.
@@ -66,28 +68,31 @@ def verify(
 
     check_memory(traced.graph)
     inputs = random_inputs(traced.graph, seed)
-    whole = run_whole(traced.whole, traced.folder, inputs, optimization=_EXACT)
-    ranks = run_lockstep(directory, inputs, optimization=_EXACT)
+    whole = run_whole(traced.whole, traced.folder, inputs, optimization=optimization)
+    ranks = run_lockstep(directory, inputs, optimization=optimization)
     allowed = tolerances(traced.graph, TOLERANCE)
     outputs = tuple(
         compare(name, ranks[ours], whole[name], least=allowed.get(ours, 0.0))
         for name, ours in zip(whole, traced.graph.outputs, strict=True)
     )
     if all(output.equal for output in outputs):
-        return Verification(len(programs.ranks), seed, outputs)
+        return Verification(len(programs.ranks), seed, outputs, optimization=optimization)
     if part is None:
         alone = uncut_programs(traced.graph)
-        one = _run(emit_models(alone, traced.graph), inputs)
-        first = first_difference(
-            traced.graph, Side(programs, _run(directory, inputs)), Side(alone, one)
-        )
+        one = _run(emit_models(alone, traced.graph), inputs, optimization)
+        ours = _run(directory, inputs, optimization)
+        first = first_difference(traced.graph, Side(programs, ours), Side(alone, one))
     else:
-        first = _first_of_parts(part, programs, directory, inputs)
-    return Verification(len(programs.ranks), seed, outputs, first)
+        first = _first_of_parts(part, programs, directory, inputs, optimization)
+    return Verification(len(programs.ranks), seed, outputs, first, optimization=optimization)
 
 
 def _first_of_parts(
-    part: MicroBatch, programs: Programs, directory: Path, inputs: Mapping[str, np.ndarray]
+    part: MicroBatch,
+    programs: Programs,
+    directory: Path,
+    inputs: Mapping[str, np.ndarray],
+    optimization: Optimization,
 ) -> FirstDifference | None:
     """The first value that differs in the first micro-batch in which any does."""
     from partitioner.backends.onnx.emit import emit_models
@@ -103,8 +108,8 @@ def _first_of_parts(
         }
         first = first_difference(
             part.graph,
-            Side(programs, _run(directory, inputs, index)),
-            Side(alone, _run(models, own)),
+            Side(programs, _run(directory, inputs, optimization, index)),
+            Side(alone, _run(models, own, optimization)),
         )
         if first is not None:
             return first
@@ -114,13 +119,14 @@ def _first_of_parts(
 def _run(
     source: Path | Sequence[onnx.ModelProto],
     inputs: Mapping[str, np.ndarray],
+    optimization: Optimization,
     micro_batch: int | None = None,
 ) -> Run:
     """Runs ranks that keep values, which are those of a micro-batch if its number is given."""
     from partitioner.backends.onnx.simulator import Simulator
 
     def run(keep: Mapping[int, Collection[str]]) -> Mapping[int, Mapping[str, np.ndarray]]:
-        values = Simulator(source, keep=keep, optimization=_EXACT).run([inputs])[0].values
+        values = Simulator(source, keep=keep, optimization=optimization).run([inputs])[0].values
         if micro_batch is None:
             return values
         return {

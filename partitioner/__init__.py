@@ -78,7 +78,10 @@ def __getattr__(name: str) -> object:
     """
     if name not in _HOME:
         raise AttributeError(f"module 'partitioner' has no attribute {name!r}")
-    value: object = getattr(import_module(_HOME[name]), name)
+    from partitioner.backends.torch.tried import naming_untried
+
+    with naming_untried():
+        value: object = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value
 

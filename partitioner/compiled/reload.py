@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from partitioner.backends.torch.tried import naming_untried
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.folder import (
     ModuleRequest,
@@ -25,7 +26,7 @@ from partitioner.files import ResultError
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
-from partitioner.ir.errors import OptionError
+from partitioner.ir.errors import OptionError, hints_keywords
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Certificate, Plan
 from partitioner.report.measured import FILE, Measured
@@ -50,6 +51,8 @@ def load(directory: str | Path, module: nn.Module, example_inputs: Any) -> Modul
 def load(directory: str | Path, module: None = None, example_inputs: None = None) -> Compiled: ...
 
 
+@naming_untried()
+@hints_keywords
 def load(
     directory: str | Path, module: nn.Module | None = None, example_inputs: Any = None
 ) -> Compiled | ModuleProgram:

@@ -46,7 +46,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from partitioner.ir.errors import PartitionerError, did_you_mean
+from partitioner.ir.errors import PartitionerError, did_you_mean, hints_keywords
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Sharding
 from partitioner.ir.loads import Loads
@@ -184,6 +184,7 @@ class Along:
         )
 
 
+@hints_keywords
 @dataclass(frozen=True)
 class Constraints:
     """Pins, the plan whose decisions (of all nodes or some) are kept, and nodes to be cut.

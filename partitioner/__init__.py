@@ -10,7 +10,10 @@ process start fast.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+
+#: True for type checkers; that of `typing`, whose import takes longer than all that a command
+#: imports before it notes interrupts.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from partitioner.backends.torch.by_hand.chain import Chain

@@ -7,10 +7,9 @@ progress to stderr. Nothing is imported before interrupts are noted.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run the command line.
 
     Args:
@@ -24,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from partitioner.cli import process
 
         if argv is not None:
-            return process.with_streams(lambda: _run(list(argv)))
+            return process.with_streams(lambda: _run(argv))
         process.open_streams()
         with process.noting_interrupts() as interrupts:
             try:

@@ -99,7 +99,9 @@ def train() -> None:
         print(program.verify())
         _, gradients = program.gradients(x)
         expected = torch.autograd.grad(model(x), list(model.parameters()))
-        for (name, found), wanted in zip(sorted(gradients.items(), reverse=True), expected):
+        for (name, found), wanted in zip(
+            sorted(gradients.items(), reverse=True), expected, strict=True
+        ):
             torch.testing.assert_close(found, wanted, msg=name)
 
 

@@ -30,6 +30,7 @@ import torch.distributed as dist
 
 from partitioner.backends.errors import CommunicationError, one_line
 from partitioner.backends.process_group import TIMEOUT
+from partitioner.backends.waiting import STEPS, write_processes
 
 #: Seconds between looks at the ranks.
 _POLL_S = 0.01
@@ -53,6 +54,7 @@ def main(folder: Path) -> int:
     importlib.import_module(job["runner"])  # once, for all ranks
     listener = socket.create_server(("127.0.0.1", 0))
     ranks = {_fork(rank, folder, job, listener): rank for rank in range(job["ranks"])}
+    write_processes(folder, ranks)
     failures = _watch(ranks, folder)
     if _input_closed():
         shutil.rmtree(folder, ignore_errors=True)  # nobody else is left to do it
@@ -134,6 +136,7 @@ def _run_rank(rank: int, folder: Path, job: Mapping[str, Any], listener: socket.
         torch.cuda.set_device(rank)
         carriers = "cpu:gloo,cuda:nccl"
     dist.init_process_group(carriers, store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
+    STEPS.keep_in(folder, rank)
     runner = importlib.import_module(job["runner"])
     runner.run_files(rank, folder, job)
     dist.barrier()  # rank 0 holds the store: none leaves alone

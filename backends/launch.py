@@ -28,6 +28,7 @@ from partitioner.backends.arrays import (
 from partitioner.backends.errors import BackendError
 from partitioner.backends.header import Header
 from partitioner.backends.observed import RankLog
+from partitioner.backends.waiting import LOOK_S, lookout_of
 
 #: Seconds between two looks at a job that is watched.
 _WATCH_S = 0.2
@@ -107,14 +108,19 @@ def _run(
     folder: Path, threads: int, timeout_s: float | None, watch: Callable[[], object] | None
 ) -> None:
     end_s = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+    lookout, looked_s = None, time.monotonic()
     with _worker(folder, threads) as process:
         while True:
             left_s = end_s - time.monotonic()
-            wait_s = left_s if watch is None else min(left_s, _WATCH_S)
+            wait_s = min(left_s, LOOK_S if watch is None else _WATCH_S)
             try:
-                code = process.wait(None if wait_s == math.inf else wait_s)
+                code = process.wait(wait_s)
                 break
             except subprocess.TimeoutExpired:
+                if time.monotonic() >= looked_s + LOOK_S:
+                    looked_s, lookout = time.monotonic(), lookout or lookout_of(folder)
+                    if lookout is not None:
+                        lookout.look()
                 if time.monotonic() >= end_s:
                     message = f"no result within {timeout_s} s; the run was given up"
                     raise BackendError(message) from None

@@ -29,6 +29,7 @@ import torch.distributed as dist
 
 from partitioner.backends.errors import CommunicationError, one_line
 from partitioner.backends.process_group import TIMEOUT
+from partitioner.backends.waiting import STEPS, write_processes
 
 #: Seconds between looks at the ranks.
 _POLL_S = 0.01
@@ -51,6 +52,7 @@ def main(folder: Path) -> int:
     job = json.loads((folder / "job.json").read_text())
     importlib.import_module(job["runner"])  # once, for all ranks
     ranks = {_fork(rank, folder, job): rank for rank in range(job["ranks"])}
+    write_processes(folder, ranks)
     failures = _watch(ranks, folder)
     if _input_closed():
         shutil.rmtree(folder, ignore_errors=True)  # nobody else is left to do it
@@ -126,6 +128,7 @@ def _run_rank(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
         torch.cuda.set_device(rank)
         carriers = "cpu:gloo,cuda:nccl"
     dist.init_process_group(carriers, store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
+    STEPS.keep_in(folder, rank)
     runner = importlib.import_module(job["runner"])
     runner.run_files(rank, folder, job)
     dist.barrier()  # a rank that leaves closes connections that others may still use

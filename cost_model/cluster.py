@@ -20,6 +20,7 @@ from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.link_table import LinkTable
 from partitioner.cost_model.profile import Profile
 from partitioner.cost_model.published import KERNELS, LINKS, Kernels
+from partitioner.ir.errors import hints_keywords
 from partitioner.ir.types import DTYPE_BITS
 
 _UNITS_BYTES: dict[str, int] = {
@@ -202,6 +203,7 @@ class LinkLevel:
         return None if table is None else table.seconds(kind, 2, nbytes)
 
 
+@hints_keywords
 @dataclass(frozen=True)
 class Cluster:
     """Devices 0 .. n-1 and the levels of links between them, innermost first.

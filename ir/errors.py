@@ -1,8 +1,14 @@
 """Root of all exceptions of the package; every folder subclasses it."""
 
 import difflib
-from collections.abc import Iterable, Iterator
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
+from typing import Any, TypeVar, cast
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class PartitionerError(Exception):
@@ -37,6 +43,44 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``"; did you mean 'batch'?"`` for a misspelt name; nothing where no known name is near."""
     near = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=2)
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def meant_keyword(error: TypeError, known: Iterable[str]) -> str:
+    """The hint of `did_you_mean` if an error is of an unknown keyword argument; else nothing."""
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    return did_you_mean(unknown[1], known) if unknown else ""
+
+
+def hints_keywords(function: Function) -> Function:
+    """Have a call with an unknown keyword argument say which one may be meant.
+
+    Of a class, this holds for what makes its objects and for its public methods.
+    """
+    if isinstance(function, type):
+        for name, member in list(vars(function).items()):
+            if name.startswith("_") and name != "__init__":
+                continue
+            if isinstance(member, classmethod):
+                setattr(function, name, classmethod(hints_keywords(member.__func__)))
+            elif isinstance(member, FunctionType):
+                setattr(function, name, hints_keywords(member))
+        return function
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            trace = error.__traceback__
+            if trace is not None and trace.tb_next is None:  # not from within the function
+                from inspect import signature
+
+                hint = meant_keyword(error, signature(function).parameters)
+                if hint and "mean" not in str(error):  # Python 3.13 has its own
+                    raise TypeError(f"{error}{hint}") from None
+            raise
+
+    return cast("Function", call)
 
 
 def typed(value: object) -> str:

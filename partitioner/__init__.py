@@ -10,7 +10,10 @@ process start fast.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+
+#: True for type checkers; that of `typing`, whose import takes longer than all that a command
+#: imports before it notes interrupts.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from partitioner.backends.torch.by_hand.chain import Chain
@@ -78,7 +81,10 @@ def __getattr__(name: str) -> object:
     """
     if name not in _HOME:
         raise AttributeError(f"module 'partitioner' has no attribute {name!r}")
-    value: object = getattr(import_module(_HOME[name]), name)
+    from partitioner.backends.torch.tried import naming_untried
+
+    with naming_untried():
+        value: object = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 from typing_extensions import Unpack
 
 from partitioner import units
+from partitioner.backends.torch.tried import untried
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.onnx_model import OnnxModel
 from partitioner.cost_model.cluster import Cluster
@@ -538,7 +539,10 @@ def _compile_module(
     offered = offers if may_offer else None
 
     def search() -> tuple[Outcome, dict[str, Any]]:
-        notes = profile_notes(cluster, _torch_backend, training=opened.training)
+        notes = (
+            *filter(None, [untried()]),
+            *profile_notes(cluster, _torch_backend, training=opened.training),
+        )
         known = _known(traced.traced.forms, cluster, request)
         free = not request.constraints.bound
         graphs = forms(request.parallel, known, spaces.mesh, free=free)

@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Required, TypedDict, TypeVar, cast, get_args, get_origin, get_type_hints
 
+from partitioner.backends.torch.tried import naming_untried
 from partitioner.cost_model.cluster import Cluster, parse_bytes
 from partitioner.cost_model.errors import ClusterOptionError
 from partitioner.cost_model.resolve import resolve_cluster
@@ -18,7 +19,7 @@ from partitioner.files import read_text
 from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
 from partitioner.frontends.torch.options import Optimizer
 from partitioner.ir.checks import is_a
-from partitioner.ir.errors import OptionError
+from partitioner.ir.errors import OptionError, meant_keyword
 from partitioner.ir.pipeline import SCHEDULES, ScheduleName, from_csv, to_csv
 from partitioner.ir.plan import Plan
 from partitioner.search.request import MicroBatchCount, Recompute, Request, Say
@@ -135,8 +136,10 @@ def takes(options: type, **defaults: Any) -> Callable[[Function], Function]:
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
-                raise TypeError(f"{function.__name__}() {error}") from None
-            return function(*args, **kwargs)
+                hint = meant_keyword(error, signature.parameters)
+                raise TypeError(f"{function.__name__}() {error}{hint}") from None
+            with naming_untried():
+                return function(*args, **kwargs)
 
         call.__signature__ = signature  # type: ignore[attr-defined]
         return cast("Function", call)

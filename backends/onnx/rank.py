@@ -31,6 +31,7 @@ from partitioner.backends.process_group import (
     timed_steps,
 )
 from partitioner.backends.tensors import from_numpy, to_numpy
+from partitioner.backends.waiting import STEPS
 
 
 def has_gpus(count: int) -> bool:
@@ -119,6 +120,7 @@ class RankProcess:
         for event in self._executor.run(feeds):
             if isinstance(event, Done):
                 last = event.values
+                STEPS.begin()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return last

@@ -27,7 +27,7 @@ from partitioner.backends.group_lifetime import call_before_groups_end
 from partitioner.backends.torch.faults import Roll, cause, named, own_process
 from partitioner.backends.torch.groups import new_group, resolved_group
 from partitioner.backends.torch.sums import Sums, code, differing_within
-from partitioner.backends.torch.whereabouts import Whereabouts
+from partitioner.backends.torch.whereabouts import Whereabouts, look_out
 from partitioner.ir.errors import PartitionerError
 
 #: Time that a rank waits for the others before it looks where they are.
@@ -71,7 +71,8 @@ class Agreement:
                 self._device = torch.device("cuda", torch.cuda.current_device())
             self._whereabouts = Whereabouts.of(self.rank, self.ranks)
             call_before_groups_end(partial(_let_go, weakref.ref(self)))
-            self.roll = Roll(self._texts(own_process()))
+            self.roll = Roll(tuple(self._texts(own_process())))
+            look_out(self.rank, self.roll, id(dist.group.WORLD))
 
     def check(
         self, doing: str, problem: str = "", sums: Sequence[Sums] = (), *, asks: bool = False

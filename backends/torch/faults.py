@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from partitioner.backends.errors import BackendError, CommunicationError, one_line
+from partitioner.backends.waiting import process_of
 from partitioner.ir.program import Comm
 
 c10d = torch.ops._c10d_functional
@@ -56,6 +57,16 @@ class Roll:
 
     processes: Sequence[str]
 
+    def here(self) -> dict[int, tuple[int, str]]:
+        """Number and start of the processes of this host's ranks, by rank."""
+        this_host = own_process().split()[:2]
+        found = {}
+        for rank, process in enumerate(self.processes):
+            *host, pid, start = process.split(" ") if process else ("", "", "")
+            if this_host and host == this_host:
+                found[rank] = int(pid), start
+        return found
+
     def ended(self) -> list[int]:
         """Ranks whose processes have ended, as far as this process can see."""
         until = time.monotonic() + _PATIENCE_S
@@ -64,23 +75,12 @@ class Roll:
         return ranks
 
     def _ended(self) -> list[int]:
-        this_host = own_process().split()[:2]
-        ranks = []
-        for rank, process in enumerate(self.processes):
-            *host, pid, start = process.split(" ") if process else ("", "", "")
-            if this_host and host == this_host and _start(int(pid)) != start:
-                ranks.append(rank)
-        return ranks
+        return [rank for rank, (pid, start) in self.here().items() if _start(pid) != start]
 
 
 def _start(pid: int) -> str:
     """Start of a process, in ticks since the host's; "" if it has ended."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    fields = text.rpartition(")")[2].split()
-    return "" if fields[0] in ("Z", "X") else fields[19]
+    return process_of(pid)[1]
 
 
 def cause(error: BaseException, roll: Roll) -> str:

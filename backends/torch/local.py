@@ -44,6 +44,7 @@ from partitioner.backends.torch.rank_files import (
 )
 from partitioner.backends.torch.recording import Pass, Recorder, Training, Update
 from partitioner.backends.torch.step_values import PhaseValues
+from partitioner.backends.waiting import STEPS
 
 _RESULTS, _SECONDS = "results.pt", "seconds.json"
 
@@ -331,6 +332,7 @@ def _serve(module: torch.nn.Module, arguments: Sequence[Tensor], requests: int) 
         with torch.no_grad():
             for _ in range(requests):
                 results = module(*arguments)
+                STEPS.begin()
         if arguments and arguments[0].device.type == "cuda":
             torch.cuda.synchronize(arguments[0].device)
     except RuntimeError as error:  # most often because another rank is gone

@@ -29,6 +29,7 @@ from partitioner.backends.torch.phases import PhaseGraph, RankPhases
 from partitioner.backends.torch.rank_files import phase_file, read_pass, read_rank_file
 from partitioner.backends.torch.recording import Span, Training, held_bytes, marked, recorded
 from partitioner.backends.torch.step_values import PhaseValues, StepValues, Values
+from partitioner.backends.waiting import STEPS
 from partitioner.ir.phases import Phases
 from partitioner.ir.program import Output
 
@@ -182,6 +183,7 @@ class PhaseRecorder:
             del held
             before_update()
             self.training.step(gradients)
+        STEPS.begin()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return results

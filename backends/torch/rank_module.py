@@ -65,6 +65,7 @@ from partitioner.backends.torch.shards import (
     total_norm,
 )
 from partitioner.backends.torch.sums import Sums, checksum, code
+from partitioner.backends.waiting import STEPS
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.exchange import Region
 from partitioner.ir.layout import Placement, Sharding
@@ -480,6 +481,7 @@ class RankModule(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        STEPS.begin()
         training = self.training and self._whole.training
         grads = torch.is_grad_enabled()
         # DTensors cannot be made in inference mode

@@ -31,6 +31,7 @@ from partitioner.backends.torch.optimizers import OPTIMIZERS
 from partitioner.backends.torch.shards import distributed_as, part_of
 from partitioner.backends.torch.timing import NAME, stored_part, watch_steps
 from partitioner.backends.torch.values import noted_tasks
+from partitioner.backends.waiting import STEPS
 from partitioner.ir.exchange import Region
 
 c10d = torch.ops._c10d_functional
@@ -280,6 +281,7 @@ class Recorder:
             self.training.step(values)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        STEPS.begin()
         return delivered
 
     def _held(self) -> int:

@@ -29,10 +29,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from partitioner.backends.group_lifetime import call_before_groups_end
+from partitioner.backends.torch.faults import Roll
 from partitioner.backends.torch.source_files import is_of_torch, is_of_user
+from partitioner.backends.waiting import STEPS, Lookout, say
 
 #: Seconds between two looks at the main thread.
 _PERIOD_S = 1.0
+#: Seconds between two looks at the processes of the other ranks.
+_LOOK_S = 4.0
 #: Looks in a row that find the main thread in one place before it is said to wait.
 _LOOKS = 3
 #: Seconds that the end of the groups waits for a thread that waits for the store.
@@ -130,6 +134,36 @@ def _of(rank: int, ranks: int, _world: int) -> Whereabouts:
     call_before_groups_end(end)
     atexit.register(end)
     return Whereabouts(rank, ranks, store.clone())
+
+
+@lru_cache(maxsize=1)
+def look_out(rank: int, roll: Roll, _world: int) -> None:
+    """Look now and then, until the groups end, whether the processes of this host's ranks run.
+
+    One rank of the host speaks for all: the first that runs. It has a thread of its own, because
+    the store may be that of a rank that was stopped.
+    """
+    ended = threading.Event()
+
+    def tell(line: str) -> None:
+        if lookout.first_running == rank:
+            say(f"rank {rank}: {line}")
+
+    lookout = Lookout(roll.here(), lambda: STEPS.number, tell)
+
+    def watch() -> None:
+        while not ended.wait(_LOOK_S):
+            lookout.look()
+
+    thread = threading.Thread(target=watch, name="partitioner-lookout", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        ended.set()
+        thread.join(_PATIENCE_S)
+
+    call_before_groups_end(end)
+    atexit.register(end)
 
 
 def _place() -> tuple[FrameType, int] | None:

@@ -35,6 +35,8 @@ _PANELS: Mapping[str, Sequence[Callable[..., int]]] = {
     "Other files": (check, schedule),
 }
 COMMANDS = tuple(function.__name__ for panel in _PANELS.values() for function in panel)
+#: Words for a command that people try first, as `compile` is its name in Python.
+_ALSO: Mapping[str, str] = {"compile": "plan", "partition": "plan", "split": "plan"}
 #: Options that are of `partition` itself.
 _OWN = ("--help", "-h", "--install-completion", "--show-completion")
 
@@ -53,12 +55,24 @@ def run_command(argv: Sequence[str]) -> int:
         typer.TyperException: Wrong usage.
         PartitionerError: Bad input.
     """
-    argv = list(argv)
+    argv = _asked_for_help(argv)
     if not argv or (argv[0] not in COMMANDS and argv[0].partition("=")[0] not in _OWN):
         _check_command(argv)
         argv = ["plan", *argv] if argv else ["--help"]
     code = _command().main(args=argv, prog_name="partition", standalone_mode=False)
     return int(code or 0)
+
+
+def _asked_for_help(argv: Sequence[str]) -> list[str]:
+    """The arguments, with `help` and `help COMMAND` as the option `--help`."""
+    if not argv or argv[0] != "help" or os.path.lexists("help"):
+        return list(argv)
+    command = _ALSO.get(argv[1], argv[1]) if len(argv) > 1 else ""
+    if command in ("", "help") or command.startswith("-"):
+        return ["--help"]
+    if command not in COMMANDS:
+        raise _unknown(command)
+    return [command, "--help"]
 
 
 def usage_line(error: typer.TyperException, argv: Sequence[str]) -> str:
@@ -103,11 +117,17 @@ def _check_command(argv: Sequence[str]) -> None:
         typer.TyperException: It is one.
     """
     word = argv[0] if argv else ""
-    if not word.isalpha() or os.path.lexists(word):
+    asks_for_help = word in _ALSO and not {"--help", "-h"}.isdisjoint(argv)
+    if not word.isalpha() or os.path.lexists(word) or asks_for_help:
         return
-    hint = did_you_mean(word, COMMANDS)
     has_operand = len(argv) > 1 and not argv[1].startswith("-")
-    if hint or has_operand:
-        raise UnknownCommandError(
-            f"unknown command {word!r} (there are {', '.join(COMMANDS)}){hint}"
-        )
+    if has_operand or word in _ALSO or did_you_mean(word, COMMANDS):
+        raise _unknown(word)
+
+
+def _unknown(word: str) -> UnknownCommandError:
+    known = ", ".join(COMMANDS)
+    hint = did_you_mean(word, COMMANDS)
+    if word in _ALSO:
+        hint = f"; did you mean 'partition {_ALSO[word]} MODEL', for short 'partition MODEL'?"
+    return UnknownCommandError(f"unknown command {word!r} (there are {known}){hint}")

@@ -1,59 +1,74 @@
 """The command line: `partition MODEL ...`, `partition COMMAND ...`.
 
 Exit codes: 0 ok, 1 bad input, 2 usage, 3 infeasible, 130 interrupted. Results go to stdout,
-progress to stderr.
+progress to stderr. Nothing is imported before interrupts are noted.
 """
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Sequence
-
-from partitioner import __version__
-from partitioner.ir.errors import PartitionerError
-from partitioner.streams import print_plainly
-
-_INTERRUPTED = 130
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        argv: Arguments without the program's name; None: those of the process.
+        argv: Arguments without the program's name; None: those of the process, which is this
+            command's alone.
 
     Returns:
         The exit code.
     """
-    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        from partitioner.cli import process
+
+        if argv is not None:
+            return process.with_streams(lambda: _run(argv))
+        process.open_streams()
+        with process.noting_interrupts() as interrupts:
+            try:
+                code = process.with_streams(lambda: _run(sys.argv[1:]))
+            except Exception:
+                if not interrupts.came:
+                    raise
+                code = process.interrupted()  # whatever a library made of it
+        return code
+    except KeyboardInterrupt:
+        from partitioner.cli.process import interrupted
+
+        return interrupted()
+
+
+def _run(args: list[str]) -> int:
+    from partitioner.streams import print_plainly
+
     print_plainly()
     if args[:1] == ["--version"]:
+        from partitioner import __version__
+
         print(f"partition {__version__}")
         return 0
     from typer import Abort, TyperException
 
+    from partitioner.backends.torch.tried import naming_untried
     from partitioner.cli.app import run_command, usage_line
+    from partitioner.cli.process import INTERRUPTED, interrupted
     from partitioner.cli.terminal import one_line
+    from partitioner.ir.errors import PartitionerError
     from partitioner.report.text.tables import safe
 
     try:
-        code = run_command(args)
-        sys.stdout.flush()  # here, where a closed pipe is caught
+        with naming_untried(TyperException, Abort, OSError):
+            code = run_command(args)
     except TyperException as error:
         print(safe(usage_line(error, args)), file=sys.stderr)
         return 2
     except PartitionerError as error:
         print(f"partition: {one_line(error)}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except (Abort, KeyboardInterrupt):
-        code = _INTERRUPTED
-    if code == _INTERRUPTED:  # Typer gives this code for an interrupt in a command
-        print("partition: interrupted", file=sys.stderr)
-    return code
+    except Abort:
+        code = INTERRUPTED
+    return interrupted() if code == INTERRUPTED else code  # Typer's code for an interrupt
 
 
 if __name__ == "__main__":

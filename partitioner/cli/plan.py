@@ -139,7 +139,10 @@ def _plan(args: SimpleNamespace) -> int:
             **options.read_options(args, say),
             **options.search_options(args),
         }
-        check_options(args.devices, chosen)
+        planned_for, _ = check_options(args.devices, chosen)
+        is_given = args.devices is not None or args.cluster is not None
+        if not is_given and len(planned_for) == 1 and not args.quiet:
+            aside("planning for one device: pass --devices N to split over N of them")
         check_target(target, force=args.force)
         result = compile_model(args.model, devices=args.devices, **chosen)
         say(f"writing {target}")

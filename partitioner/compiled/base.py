@@ -29,6 +29,7 @@ from partitioner.cost_model.simulate import simulate
 from partitioner.cost_model.trace_events import timeline_json
 from partitioner.files import check_file, refuse_to_replace, replace_directory, write_file
 from partitioner.frontends.inputs import InputRange, drawn_inputs, input_ranges
+from partitioner.ir.errors import hints_keywords
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
@@ -165,6 +166,7 @@ class Model(ABC):
         """
 
 
+@hints_keywords
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Compiled(Planned):
     """A model with its plan; programs and ranks are made on first use."""

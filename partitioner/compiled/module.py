@@ -35,7 +35,7 @@ from partitioner.frontends.torch.calls import constant_loader
 from partitioner.frontends.torch.graph import ModuleGraph
 from partitioner.frontends.torch.source import ModuleSource
 from partitioner.frontends.torch.trace import TracedModule
-from partitioner.ir.errors import OptionError
+from partitioner.ir.errors import OptionError, hints_keywords
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import have_equal_fixed_nodes
@@ -432,6 +432,7 @@ class ModuleRanks(Ranks):
         return updates
 
 
+@hints_keywords
 @dataclass(frozen=True, repr=False, kw_only=True)
 class ModuleProgram(Compiled):
     """A PyTorch module with its plan; programs and ranks are made on first use."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from partitioner.backends.torch.tried import naming_untried
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.folder import (
     ModuleRequest,
@@ -31,7 +32,7 @@ from partitioner.files import ResultError, read_text
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
-from partitioner.ir.errors import OptionError, PartitionerError
+from partitioner.ir.errors import OptionError, PartitionerError, hints_keywords
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Certificate, Plan
 from partitioner.report.measured import FILE, Measured
@@ -72,6 +73,8 @@ def load(
 ) -> Compiled: ...
 
 
+@naming_untried()
+@hints_keywords
 def load(
     directory: str | Path,
     module: nn.Module | str | None = None,

@@ -25,6 +25,7 @@ from partitioner.cost_model.forms import form_of, stores_parts
 from partitioner.cost_model.profile import check_writable, default_profile, write_entries
 from partitioner.cost_model.resolve import is_of_gpu
 from partitioner.files import ResultError
+from partitioner.ir.errors import hints_keywords
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.measured import FILE, Measured
 
@@ -69,6 +70,7 @@ class Calibrated:
         )
 
 
+@hints_keywords
 def calibrate(program: str | Path | Compiled, profile: str | Path | None = None) -> Calibrated:
     """Add the record of a plan's measured run to a profile.
 

@@ -12,7 +12,7 @@ from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.files import ResultError
 from partitioner.ir.checks import is_a
-from partitioner.ir.errors import PartitionerError, did_you_mean
+from partitioner.ir.errors import PartitionerError, did_you_mean, hints_keywords
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import PlacedNode, Plan, resolve
 from partitioner.no_gc import no_collection
@@ -25,6 +25,7 @@ class UnknownNodeError(PartitionerError, ValueError):
     """A name of no node, and of no tensor that a node makes."""
 
 
+@hints_keywords
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Planned:
     """A graph with its plan and the plan's figures."""

@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import Any
 
 from partitioner.files import read_text
-from partitioner.ir.errors import PartitionerError, did_you_mean
+from partitioner.ir.errors import PartitionerError, did_you_mean, hints_keywords
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Sharding
 from partitioner.ir.loads import Loads
@@ -185,6 +185,7 @@ class Along:
         )
 
 
+@hints_keywords
 @dataclass(frozen=True)
 class Constraints:
     """Pins, the plan whose decisions (of all nodes or some) are kept, and nodes to be cut.

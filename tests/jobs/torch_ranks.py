@@ -95,6 +95,10 @@ def serve(run: Callable[[str], str]) -> None:
 
 
 def _problem(job: Job, folder: Path) -> str:
+    if not torch.cuda.is_available():
+        # Traces have PyTorch's CUDA build pretend a GPU, for which autograd starts threads: its
+        # backward passes refuse to run in processes that are forked after that.
+        torch._C._ensureCUDADeviceGuardSet = lambda: None  # type: ignore[attr-defined]
     for prepare in job.prepare:
         prepare()
     if "partitioner.compiled.module" in sys.modules:

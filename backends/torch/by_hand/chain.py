@@ -12,6 +12,7 @@ from partitioner.backends.process_group import Group
 from partitioner.backends.torch.by_hand.functional import recv, send
 from partitioner.backends.torch.by_hand.linked import tie
 from partitioner.backends.torch.by_hand.wire import Call, open_call
+from partitioner.ir.errors import hints_keywords
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class _Hop:
     rank_out: tuple[int, ...] | None
 
 
+@hints_keywords
 class Chain(nn.Module):
     """This process's submodules of a model that several processes run, and their connections.
 

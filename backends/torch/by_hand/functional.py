@@ -34,6 +34,7 @@ from partitioner.backends.torch.by_hand import wire
 from partitioner.backends.torch.by_hand.labels import REDUCTIONS, Label, unlike
 from partitioner.backends.torch.by_hand.linked import linked, needs_gradient, wait_at_end
 from partitioner.backends.torch.by_hand.wire import Call, open_call
+from partitioner.ir.errors import hints_keywords
 
 Tensors = Sequence[Tensor]
 Device = torch.device | str | None
@@ -45,6 +46,7 @@ _EARLY: dict[int, Tensor] = {}
 # Between two ranks -------------------------------------------------------------------------------
 
 
+@hints_keywords
 def send(x: Tensor, dst: int, group: Group = None) -> Tensor:
     """Send a tensor to one rank, which calls `recv`. Returns when it has taken the tensor.
 
@@ -69,6 +71,7 @@ def send(x: Tensor, dst: int, group: Group = None) -> Tensor:
     return linked(transposed, [_zero(x.device)], [x], needs=needs_gradient(x))[0]
 
 
+@hints_keywords
 def recv(
     src: int, group: Group = None, *, delegate: Tensor | None = None, device: Device = None
 ) -> Tensor:
@@ -113,6 +116,7 @@ def recv(
 # From and to one rank ----------------------------------------------------------------------------
 
 
+@hints_keywords
 def bcast(x: Tensor | None, src: int, group: Group = None, *, device: Device = None) -> Tensor:
     """Copy one rank's tensor to all ranks.
 
@@ -144,6 +148,7 @@ def bcast(x: Tensor | None, src: int, group: Group = None, *, device: Device = N
     return _linked(call, labels, [moved], operands, transposed)[0]
 
 
+@hints_keywords
 def scatter(xs: Tensors | None, src: int, group: Group = None, *, device: Device = None) -> Tensor:
     """Give each rank one of a rank's tensors.
 
@@ -173,6 +178,7 @@ def scatter(xs: Tensors | None, src: int, group: Group = None, *, device: Device
     return _linked(call, labels, [_moved(part, device)], operands, transposed)[0]
 
 
+@hints_keywords
 def gather(x: Tensor, dst: int, group: Group = None) -> tuple[Tensor, ...] | Tensor:
     """Collect all ranks' tensors on one rank.
 
@@ -204,6 +210,7 @@ def gather(x: Tensor, dst: int, group: Group = None) -> tuple[Tensor, ...] | Ten
 # Among all ranks ---------------------------------------------------------------------------------
 
 
+@hints_keywords
 def allgather(x: Tensor, group: Group = None) -> tuple[Tensor, ...]:
     """Collect all ranks' tensors on every rank.
 
@@ -230,6 +237,7 @@ def allgather(x: Tensor, group: Group = None) -> tuple[Tensor, ...]:
     return _linked(call, labels, results, [x], transposed)
 
 
+@hints_keywords
 def alltoall(xs: Tensors, group: Group = None) -> tuple[Tensor, ...]:
     """Send a tensor to each rank and receive one from each.
 
@@ -256,6 +264,7 @@ def alltoall(xs: Tensors, group: Group = None) -> tuple[Tensor, ...]:
     return _linked(call, labels, results, operands, transposed)
 
 
+@hints_keywords
 def allreduce(x: Tensor, op: str = "sum", group: Group = None) -> Tensor:
     """Reduce the ranks' tensors elementwise, on every rank.
 
@@ -294,6 +303,7 @@ def allreduce(x: Tensor, op: str = "sum", group: Group = None) -> Tensor:
     return _linked(call, labels, [result], [x], transposed)[0]
 
 
+@hints_keywords
 def reduce_scatter(xs: Tensors, group: Group = None) -> Tensor:
     """Sum the ranks' lists of tensors and keep one entry a rank.
 

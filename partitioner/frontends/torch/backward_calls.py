@@ -145,13 +145,19 @@ def _unwritten() -> Iterator[None]:
 
 # Custom functions --------------------------------------------------------------------------------
 
-_APPLY = Function.apply.__func__  # type: ignore[attr-defined]
+#: A class method of Python in PyTorch 2.13, of C++ in 2.14: a descriptor in both.
+_APPLY: Any = vars(Function)["apply"]
+
+
+def _applied(function: type[Function], *args: Any, **kwargs: Any) -> Any:
+    """Call a function's `apply` as PyTorch has it, whatever stands in its place now."""
+    return _APPLY.__get__(None, function)(*args, **kwargs)
 
 
 def _recorded_apply(calls: Recorded) -> Callable[..., Any]:
     def apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
         if not calls.here:
-            return _APPLY(function, *args, **kwargs)
+            return _applied(function, *args, **kwargs)
         if torch._C._are_functorch_transforms_active():
             raise FrontendError(
                 f"{function.__qualname__}.apply in a transform of torch.func, such as vmap, cannot "
@@ -165,9 +171,9 @@ def _recorded_apply(calls: Recorded) -> Callable[..., Any]:
         def call(*tensors: Tensor) -> Any:
             given, named = pytree.tree_unflatten(_filled(leaves, tensors), spec)
             with _arguments_only(f"{function.__qualname__}.forward"):
-                return _APPLY(guarded, *given, **named)
+                return _applied(guarded, *given, **named)
 
-        return calls.record(call, lambda: _APPLY(function, *args, **kwargs), _tensors(leaves))
+        return calls.record(call, lambda: _applied(function, *args, **kwargs), _tensors(leaves))
 
     return apply
 

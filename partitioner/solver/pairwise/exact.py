@@ -20,7 +20,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from partitioner.solver.milp.engines import HIGHS, Engine, solve_milp
-from partitioner.solver.milp.highs import OPTIONS
+from partitioner.solver.milp.highs import OPTIONS, new_highs
 from partitioner.solver.milp.program import Milp, Row
 from partitioner.solver.pairwise.model import Model
 from partitioner.solver.pairwise.problem import Floats, Ints, index_in_group, offsets_of
@@ -51,8 +51,7 @@ def solve_exactly(
     import highspy
 
     total, strategies = len(cost), len(model.usage)
-    solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
-    solver.silent()
+    solver = new_highs()
     options = {**OPTIONS, "threads": 1, "time_limit": max(time_limit_s, 0.01)}
     for name, value in {**options, "mip_rel_gap": gap, "mip_abs_gap": 1e-9}.items():
         solver.setOptionValue(name, value)

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from partitioner.solver.milp.highs import new_highs
 from partitioner.solver.placement.sweep import Floats
 
 #: HiGHS's code of the primal simplex method: the basis stays feasible when sets are added.
@@ -27,18 +27,11 @@ class Covering:
     """The program over the sets so far, for some devices of each class."""
 
     def __init__(self, numbers: Sequence[int], box: Floats) -> None:
-        import highspy
-
         self.known: set[tuple[int, frozenset[int]]] = set()
         self.seconds: list[float] = []  # of each set
         self.nodes, self.limit = len(box), math.inf
-        self.solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
-        for option, value in (
-            ("output_flag", False),
-            ("threads", 1),
-            ("presolve", "off"),
-            ("simplex_strategy", PRIMAL),
-        ):
+        self.solver = new_highs()
+        for option, value in (("threads", 1), ("presolve", "off"), ("simplex_strategy", PRIMAL)):
             self.solver.setOptionValue(option, value)
         no_columns = (0, np.array([], dtype=np.int32), np.array([]))
         for _ in box:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -25,6 +24,7 @@ from partitioner.frontends.onnx.dims import Binding, Declared, bind_dims, declar
 from partitioner.frontends.onnx.fold import lift_constants, settle_outputs
 from partitioner.frontends.onnx.part_writer import in_parts
 from partitioner.frontends.onnx.read import Source, name_of, read_source
+from partitioner.frontends.onnx.runtime import runtime_operators
 from partitioner.frontends.onnx.shapes import make_static
 from partitioner.ir.graph import Graph, Opaque
 from partitioner.ir.keys import keys_in_parts
@@ -75,7 +75,7 @@ def load_onnx(
     Args:
         model: Path of an .onnx file, or the message (without external data).
         dims: Sizes of symbolic dims by symbol.
-        shapes: Sizes of inputs by name.
+        shapes: Sizes of inputs by name, and of results of nodes that the model does not tell.
         plan_only: Whether files of weights may be missing. Such a weight is known by its type only;
             to load it raises a FrontendError.
 
@@ -101,7 +101,7 @@ def _load(
     _without_values(read.graph, source.missing)
     _inline(read, where)
     try:
-        make_static(read, binding.symbols, where)
+        stale = make_static(read, binding.symbols, where, binding.given)
     except FrontendError as error:
         if not source.missing:
             raise
@@ -114,7 +114,8 @@ def _load(
     graph = build_graph(read, source.name, declared, where, source.missing)
     check_rules(graph, where)
     graph = in_parts(graph, {**norms.WITHOUT_KERNELS, **reductions.WITHOUT_KERNELS})
-    return Traced(graph, source.proto, source.folder, tuple(_notes(source, binding, graph)))
+    notes = (*_notes(source, binding, graph), *stale)
+    return Traced(graph, source.proto, source.folder, notes)
 
 
 def _bind_inputs(
@@ -133,7 +134,8 @@ def _bind_inputs(
             raise FrontendError(f"{where}: input {value.name!r} is not a tensor; only tensors are")
     declared = {value.name or "": declared_dims(value) for value in kept}
     try:
-        binding = bind_dims(declared, dims, shapes)
+        results = {value.name: None for node in graph for value in node.outputs if value.name}
+        binding = bind_dims(declared, dims, shapes, results)
     except FrontendError as error:
         raise FrontendError(f"{where}: {error}") from error
     for value in kept:
@@ -175,13 +177,6 @@ def _notes(source: Source, binding: Binding, graph: Graph) -> Iterator[str]:
         if "::" in node.op:
             custom.setdefault(node.op, node.name)
     for op, first in custom.items():
-        if op not in _runtime_ops():
+        domain, _, name = op.rpartition("::")
+        if (domain, name) not in runtime_operators():
             yield f"stock ONNX Runtime has no operator {op} ({first!r}): verify and run will fail"
-
-
-@cache
-def _runtime_ops() -> frozenset[str]:
-    """`domain::name` of the operators that ONNX Runtime comes with."""
-    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
-
-    return frozenset(f"{schema.domain}::{schema.name}" for schema in get_all_operator_schema())

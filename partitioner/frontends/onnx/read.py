@@ -20,6 +20,7 @@ from partitioner.frontends.onnx.checks import (
     nested_graphs,
     node_lists,
 )
+from partitioner.frontends.onnx.habits import write_as_onnx
 from partitioner.frontends.onnx.names import distinct_outputs, fresh, name_nodes, name_results
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import typed
@@ -79,8 +80,9 @@ def read_source(model: str | Path | ModelProto, *, plan_only: bool = False) -> S
         proto = parse_file(path)
         folder = follow_links(proto, path)
     _write_default_domain(proto)
+    mended = write_as_onnx(proto)
     # Where links were followed, the file has other names of external files than the message.
-    is_as_read = path is not None and folder == path.parent
+    is_as_read = path is not None and folder == path.parent and not mended
     missing = check_model(proto, where, folder, path if is_as_read else None, plan_only=plan_only)
     proto, notes = _newer(proto, where)
     proto.ir_version = min(proto.ir_version, MAX_IR_VERSION)

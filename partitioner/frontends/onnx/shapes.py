@@ -6,7 +6,8 @@ knows the forms of old opsets (Slice with attributes, Upsample-7, TopK-1, Resize
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 import onnx
 import onnx_ir
@@ -41,19 +42,28 @@ Shapes = Mapping[str, tuple[Declared, ...]]
 correct_inference()
 
 
-def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) -> None:
+def make_static(
+    model: onnx_ir.Model,
+    symbols: Mapping[str, int],
+    where: str,
+    given: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+) -> tuple[str, ...]:
     """Infer and simplify in place until every value of the graph has a static shape.
 
     Args:
         model: Its graph inputs have static shapes, its functions are inlined.
         symbols: Sizes of the inputs' symbols; they also close dims that the model declares.
         where: The model's name in error messages.
+        given: Shapes that the user gives of results of nodes, by name.
+
+    Returns:
+        A note on each declaration that is wrong: the inferred shape is taken.
 
     Raises:
         FrontendError: A contradiction in the shapes, or a tensor whose shape stays dynamic.
     """
     never_guess()
-    declared, growth = _forget_declared(model.graph), Growth()
+    declared, growth, stale = _forget_declared(model.graph), Growth(), dict[str, str]()
     for _ in range(_MAX_TURNS):
         try:
             infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
@@ -61,7 +71,10 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
             what = one_line(error) + ("" if error.__cause__ is None else f": {reason(error)}")
             raise FrontendError(f"{where}: shapes do not fit: {what}") from error
         changed = _infer_by_schema(model.graph)
-        changed = _apply_declared(model.graph, declared, symbols, where) or changed
+        _check_given(model.graph, given, where)
+        stale |= _stale(model.graph, declared)
+        stated = {name: dims for name, dims in declared.items() if name not in stale} | given
+        changed = _apply_declared(model.graph, stated, symbols) or changed
         changed = _infer_operands(model.graph) or changed
         if not fold(model, growth) and not changed:
             break
@@ -72,10 +85,11 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
     for node in model.graph:
         opset = model.graph.opset_imports.get(node.domain)
         check_operands(node, opset, where)
-        check_by_schema(node, opset, where)
+        check_by_schema(node, model.graph.opset_imports, where)
         for value in node.outputs:
             if value.name:
                 _check_static(node, value, where)
+    return tuple(stale.values())
 
 
 def _forget_declared(graph: onnx_ir.Graph) -> dict[str, tuple[Declared, ...]]:
@@ -95,13 +109,13 @@ def _infer_by_schema(graph: onnx_ir.Graph) -> bool:
     inferred = False
     for node in graph:
         if any(value.name and not is_static(value) for value in node.outputs):
-            inferred = _infer_node(node, graph.opset_imports.get(node.domain)) or inferred
+            inferred = _infer_node(node, graph.opset_imports) or inferred
     return inferred
 
 
-def _infer_node(node: onnx_ir.Node, opset: int | None) -> bool:
+def _infer_node(node: onnx_ir.Node, opsets: Mapping[str, int]) -> bool:
     try:
-        types = infer_by_schema(node, opset)
+        types = infer_by_schema(node, opsets)
     except onnx.shape_inference.InferenceError:
         return False  # stays dynamic, and is then refused by name
     return sum(_set_type(value, types.get(value.name or "")) for value in node.outputs) > 0
@@ -118,14 +132,41 @@ def _set_type(value: onnx_ir.Value, proto: TypeProto | None) -> bool:
     return True
 
 
-def _apply_declared(
-    graph: onnx_ir.Graph, declared: Shapes, symbols: Mapping[str, int], where: str
-) -> bool:
-    """Take declared dims where inference found none (custom ops); True if any was taken.
+def _check_given(
+    graph: onnx_ir.Graph, given: Mapping[str, tuple[int, ...]], where: str
+) -> None:
+    """Refuse a shape that the user gives of a result which has another one."""
+    for node, value, inferred in _inferred(graph, given):
+        if not agree(inferred, given[value]):
+            raise FrontendError(
+                f"{where}: --shape {value}={','.join(map(str, given[value]))}: node {node.name!r} "
+                f"({node.op_type}) makes it {text(inferred)}"
+            )
 
-    Raises:
-        FrontendError: A declared shape contradicts the inferred one.
-    """
+
+def _stale(graph: onnx_ir.Graph, declared: Shapes) -> Mapping[str, str]:
+    """A note on each declaration that contradicts what was inferred, by the value's name."""
+    return {
+        value: f"tensor {value!r} of node {node.name!r} ({node.op_type}) is declared "
+        f"{text(declared[value])} but works out as {text(inferred)}, which is taken"
+        for node, value, inferred in _inferred(graph, declared)
+        if not agree(inferred, declared[value])
+    }
+
+
+def _inferred(
+    graph: onnx_ir.Graph, names: Collection[str]
+) -> Iterator[tuple[onnx_ir.Node, str, tuple[Declared, ...]]]:
+    """The results of nodes that have one of these names and a rank."""
+    for node in graph:
+        for value in node.outputs:
+            dims = declared_dims(value)
+            if value.name in names and dims is not None:
+                yield node, value.name, dims
+
+
+def _apply_declared(graph: onnx_ir.Graph, declared: Shapes, symbols: Mapping[str, int]) -> bool:
+    """Take declared dims where inference found none (custom ops); True if any was taken."""
     changed = False
     for node in graph:
         for value in node.outputs:
@@ -134,12 +175,6 @@ def _apply_declared(
                 continue
             if inferred is None:
                 inferred = (None,) * len(stated)
-            elif not agree(inferred, stated):
-                raise FrontendError(
-                    f"{where}: tensor {value.name!r} of node {node.name!r} ({node.op_type}) is "
-                    f"declared {text(stated)} but works out as {text(inferred)}; "
-                    "correct or remove its declaration"
-                )
             pairs = zip(inferred, stated, strict=True)
             sizes = [a if isinstance(a, int) else evaluate(b, symbols) for a, b in pairs]
             dims = [a if size is None else size for a, size in zip(inferred, sizes, strict=True)]
@@ -184,7 +219,8 @@ def _check_static(node: onnx_ir.Node, value: onnx_ir.Value, where: str) -> None:
         shown = "no known shape" if dims is None else f"shape {text(dims)}"
         raise FrontendError(
             f"{what} has {shown}, which is not static: it depends on data, or the op is not known; "
-            "declare its shape in the model (graph.value_info), or make what it depends on constant"
+            f"pass --shape {value.name}=..., declare its shape in the model (graph.value_info), or "
+            "make what it depends on constant"
         )
 
 

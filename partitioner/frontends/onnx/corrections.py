@@ -21,7 +21,7 @@ from onnx_ir import DataType, serde
 from onnx_shape_inference import ShapeInferenceContext, registry
 
 from partitioner.frontends.onnx.check_nodes import is_static
-from partitioner.frontends.onnx.runtime import infer_by_runtime, runtime_operators
+from partitioner.frontends.onnx.runtime import infer_by_runtime, runtime_operators, shares_buffer
 
 _DOMAIN = "com.microsoft"
 
@@ -52,7 +52,8 @@ def correct_inference() -> None:
     for domain, op in runtime_operators():
         infer = registry.get(domain, op, 1) if domain == _DOMAIN else None
         if infer is not None:
-            registry.register(domain, op)(partial(_ask, infer))
+            ask = _group_query if op == "GroupQueryAttention" else _ask
+            registry.register(domain, op)(partial(ask, infer))
     for op, dtype in _RESULTS.items():
         _register(op, dtype)
     registry.register("", "MelWeightMatrix", 17)(_leave)
@@ -69,6 +70,8 @@ def correct_inference() -> None:
 
 def _ask(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
     """ONNX Runtime tells, and the library what ONNX Runtime does not."""
+    if all(is_static(value) for value in node.outputs if value.name):
+        return
     if all(value is None or is_static(value) for value in node.inputs):
         types = infer_by_runtime(node, context.opset_imports)
         for value in node.outputs:
@@ -78,7 +81,20 @@ def _ask(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> No
                 dtype = onnx_ir.DataType(type_.tensor_type.elem_type)
                 context.set_shape_and_dtype(value, shape, dtype)
     if not all(is_static(value) for value in node.outputs if value.name):
-        infer(context, node)
+        if not shares_buffer(node):  # it takes each new key for one more
+            infer(context, node)
+
+
+def _group_query(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
+    """Present keys are past ones, of a length that an operand tells: often only at run time."""
+    past = node.inputs[3] if shares_buffer(node) else None
+    if past is not None and past.shape is not None and len(past.shape) == 4:
+        for value in node.outputs[1:3]:
+            if value.shape is None:
+                batch, heads, _, channels = past.shape
+                shape = onnx_ir.Shape([batch, heads, context.new_symbolic_dim(), channels])
+                context.set_shape_and_dtype(value, shape, past.dtype)
+    _ask(infer, context, node)
 
 
 def _leave(_: ShapeInferenceContext, node: onnx_ir.Node) -> None:

@@ -61,12 +61,25 @@ def infer_by_runtime(node: onnx_ir.Node, opsets: Mapping[str, int]) -> Mapping[s
     if (node.domain, node.op_type) not in runtime_operators():
         return {}
     names = [value.name for value in node.outputs if value.name]
+    told = node.outputs[:1] if shares_buffer(node) else node.outputs
     types = _types(_alone(node, opsets).SerializeToString(deterministic=True), runs=_may_run(node))
     return {
         name: helper.make_tensor_type_proto(*type_)
         for name, type_ in zip(names, types, strict=False)
-        if type_ is not None
+        if type_ is not None and name in {value.name for value in told}
     }
+
+
+def shares_buffer(node: onnx_ir.Node) -> bool:
+    """Whether the present keys of a GroupQueryAttention may lie in the buffer of its past ones.
+
+    They are as many as the longer of both: the buffer has room, or `total_sequence_length` is more.
+    Where that is not constant, ONNX Runtime guesses.
+    """
+    if node.domain != "com.microsoft" or node.op_type != "GroupQueryAttention":
+        return False
+    past, total = (node.inputs[i] if i < len(node.inputs) else None for i in (3, 6))
+    return past is not None and total is not None and total.const_value is None
 
 
 def _may_run(node: onnx_ir.Node) -> bool:

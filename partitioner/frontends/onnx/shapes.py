@@ -29,6 +29,7 @@ from partitioner.frontends.onnx.fold import (
 )
 from partitioner.frontends.onnx.operand_checks import check_operands
 from partitioner.frontends.onnx.run_time_sizes import never_guess
+from partitioner.frontends.onnx.runtime import shares_buffer
 from partitioner.ir.ops.onnx.elementwise import FUNCTIONS
 
 #: Turns of inference and folding; each must find something. Real exports take two or three.
@@ -57,13 +58,15 @@ def make_static(
         given: Shapes that the user gives of results of nodes, by name.
 
     Returns:
-        A note on each declaration that is wrong: the inferred shape is taken.
+        A note on each declaration that is wrong (the inferred shape is taken), and on each shape
+        that is assumed.
 
     Raises:
         FrontendError: A contradiction in the shapes, or a tensor whose shape stays dynamic.
     """
     never_guess()
-    declared, growth, stale = _forget_declared(model.graph), Growth(), dict[str, str]()
+    declared, growth = _forget_declared(model.graph), Growth()
+    stale, shared = dict[str, str](), dict[str, str]()
     for _ in range(_MAX_TURNS):
         try:
             infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
@@ -77,7 +80,10 @@ def make_static(
         changed = _apply_declared(model.graph, stated, symbols) or changed
         changed = _infer_operands(model.graph) or changed
         if not fold(model, growth) and not changed:
-            break
+            assumed = _share_buffers(model.graph)
+            shared |= assumed
+            if not assumed:
+                break
     lift_constants(model)
     remove_identities(model)
     merge_equal(model)
@@ -89,7 +95,7 @@ def make_static(
         for value in node.outputs:
             if value.name:
                 _check_static(node, value, where)
-    return tuple(stale.values())
+    return (*stale.values(), *shared.values())
 
 
 def _forget_declared(graph: onnx_ir.Graph) -> dict[str, tuple[Declared, ...]]:
@@ -184,6 +190,28 @@ def _apply_declared(graph: onnx_ir.Graph, declared: Shapes, symbols: Mapping[str
     return changed
 
 
+def _share_buffers(graph: onnx_ir.Graph) -> Mapping[str, str]:
+    """Take present keys and values of which nobody says the length to lie in the past ones' buffer.
+
+    Returns:
+        A note on each such attention, by its name.
+    """
+    notes: dict[str, str] = {}
+    for node in graph:
+        past = node.inputs[3] if shares_buffer(node) else None
+        if past is None or past.shape is None or not is_static(past):
+            continue
+        for value in node.outputs[1:3]:
+            if value.name and not is_static(value) and past.shape[2]:
+                value.shape = past.shape
+                notes[str(node.name)] = (
+                    f"node {node.name!r} ({node.op_type}) is taken to keep its keys in the "
+                    f"{past.shape[2]} places of the past ones; pass --shape {value.name}=... if "
+                    "there are more"
+                )
+    return notes
+
+
 def _infer_operands(graph: onnx_ir.Graph) -> bool:
     """Give operands of elementwise ops of one operand their result's shape; True if any got one.
 
@@ -196,12 +224,13 @@ def _infer_operands(graph: onnx_ir.Graph) -> bool:
             node.domain
             or node.op_type not in _UNARY
             or operand is None
-            or operand.shape is not None
+            or is_static(operand)
         ):
             continue
-        result = node.outputs[0].shape
-        if result is not None and result.is_static():
-            operand.shape = onnx_ir.Shape(result.numpy())
+        result, known = declared_dims(node.outputs[0]), declared_dims(operand)
+        is_told = result is not None and all(isinstance(size, int) for size in result)
+        if result is not None and is_told and (known is None or agree(known, result)):
+            operand.shape = onnx_ir.Shape(result)
             changed = True
     return changed
 

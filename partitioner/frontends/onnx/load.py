@@ -40,9 +40,9 @@ class Traced:
     Attributes:
         graph: The model, simplified, with static types.
         whole: The model as the user gave it, which ONNX Runtime can run for comparison: the same
-            inputs by name, the same outputs by name and order. Its IR version is one that ONNX
-            Runtime reads, its nodes (and results that these must have) are named and its outputs
-            are distinct; nothing else differs.
+            inputs by name, the same outputs in order. Its IR version is one that ONNX Runtime
+            reads, its nodes (and results that these must have) are named and in order, and its
+            outputs have the names that the graph gives them; nothing else differs.
         folder: Where external data files of `whole` lie (ONNX Runtime's session config entry
             "session.model_external_initializers_file_folder_path"); None without any.
         notes: Remarks for the user, one line each.
@@ -111,7 +111,9 @@ def _load(
         ) from error
     settle_outputs(read.graph, tuple(value.name for value in source.proto.graph.output))
     lift_constants(read)
-    graph = build_graph(read, source.name, declared, where, source.missing)
+    graph = build_graph(
+        read, source.name, declared, where, source.missing, source.output_names
+    )
     check_rules(graph, where)
     graph = in_parts(graph, {**norms.WITHOUT_KERNELS, **reductions.WITHOUT_KERNELS})
     notes = (*_notes(source, binding, graph), *stale)

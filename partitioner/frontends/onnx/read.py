@@ -45,6 +45,7 @@ class Source:
         name: For people.
         notes: The changes that a user should know of.
         missing: The file of each initializer whose file is missing.
+        output_names: The user's name of each output that has another one here.
     """
 
     proto: ModelProto
@@ -53,6 +54,7 @@ class Source:
     name: str
     notes: tuple[str, ...]
     missing: Mapping[str, Path]
+    output_names: Mapping[str, str]
 
 
 def read_source(model: str | Path | ModelProto, *, plan_only: bool = False) -> Source:
@@ -89,13 +91,14 @@ def read_source(model: str | Path | ModelProto, *, plan_only: bool = False) -> S
     for holder in (proto.graph, *nested_graphs(proto.graph.node), *proto.functions):
         name_nodes(holder.node)
     name_results(proto)
-    notes += tuple(distinct_outputs(proto.graph))
+    output_names, repeated = distinct_outputs(proto.graph)
+    notes += repeated
     name = proto.graph.name or ("model" if path is None else path.stem)
     for file in dict.fromkeys(missing.values()):
         count = sum(other == file for other in missing.values())
         weights = "1 weight is" if count == 1 else f"{count} weights are"
         notes += (f"{file} is missing: {weights} planned by size alone",)
-    return Source(proto, where, folder, name, notes, missing)
+    return Source(proto, where, folder, name, notes, missing, output_names)
 
 
 def name_of(model: str | Path | ModelProto) -> str:

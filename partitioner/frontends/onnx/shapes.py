@@ -28,6 +28,7 @@ from partitioner.frontends.onnx.fold import (
     remove_identities,
 )
 from partitioner.frontends.onnx.operand_checks import check_operands
+from partitioner.frontends.onnx.opset_forms import put_in_rows
 from partitioner.frontends.onnx.run_time_sizes import never_guess
 from partitioner.frontends.onnx.runtime import shares_buffer
 from partitioner.ir.ops.onnx.elementwise import FUNCTIONS
@@ -65,6 +66,7 @@ def make_static(
         FrontendError: A contradiction in the shapes, or a tensor whose shape stays dynamic.
     """
     never_guess()
+    put_in_rows(model.graph)
     declared, growth = _forget_declared(model.graph), Growth()
     stale, shared = dict[str, str](), dict[str, str]()
     for _ in range(_MAX_TURNS):

@@ -132,3 +132,25 @@ def test_a_stale_output_is_a_note() -> None:
         "which is taken",
     )
     assert partitioner.compile(proto, devices=2).verify().equal
+
+
+def test_outputs_that_are_inputs_or_weights_keep_their_names() -> None:
+    """In one process, between processes, and in micro-batches."""
+    proto = om.model(
+        [node("MatMul", "x w", "y"), node("Identity", "x", "z")],
+        {"x": (F32, [4, 4])},
+        {"x": (F32, [4, 4]), "y": (F32, [4, 6]), "w": (F32, [4, 6]), "z": (F32, [4, 4])},
+        {"w": floats(4, 6)},
+    )
+    feeds = {"x": floats(4, 4)}
+    expected = dict(zip(("x", "y", "w", "z"), om.run(proto, feeds), strict=True))
+    assert load_onnx(proto).notes == ()
+    for options in ({}, {"micro_batches": 2}, {"strategy": "inter"}):
+        compiled = partitioner.compile(proto, devices=2, cluster="ideal", **options)
+        results = compiled.run(feeds)
+        assert list(results) == list(expected)
+        for name, array in expected.items():
+            np.testing.assert_allclose(results[name], array, rtol=1e-6)
+        verification = compiled.verify()
+        assert verification.equal
+        assert [output.name for output in verification.outputs] == list(expected)

@@ -65,6 +65,7 @@ def lower(
         homes,
         plan_schedule.order,
         plain,
+        frozenset(graph.output_names.get(value, value) for value in graph.bounded),
     )
     programs.check()
     return programs

@@ -106,6 +106,11 @@ def micro_batch_graph(graph: Graph, count: int) -> MicroBatch:
     types = {user: graph.types[name] for name, user in ends.items()}
     if count == 1:
         return MicroBatch(graph, BatchParts(1, types, {}))
+    for name in sorted(graph.bounded):
+        raise OptionError(
+            f"micro_batches={count}: the size of output {name!r} depends on data, so that results "
+            "of micro-batches have no place in it"
+        )
     refusal: OptionError | None = None
     for split in _splits(graph):
         try:

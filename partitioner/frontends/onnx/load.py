@@ -18,6 +18,7 @@ from onnx_ir.passes.common import InlinePass
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx import norms, reductions
 from partitioner.frontends.onnx.border import border
+from partitioner.frontends.onnx.bounded import bounded_values, keep_together
 from partitioner.frontends.onnx.build import build_graph
 from partitioner.frontends.onnx.check_nodes import check_rules
 from partitioner.frontends.onnx.dims import Binding, Declared, bind_dims, declared_dims
@@ -100,8 +101,14 @@ def _load(
     declared, binding = _bind_inputs(read, dims, shapes, where)
     _without_values(read.graph, source.missing)
     _inline(read, where)
+    bounded = bounded_values(read.graph, binding.given)
+    copy = read.clone() if bounded else None
+    depending = {value.name for value in bounded}
+    given = {name: shape for name, shape in binding.given.items() if name not in depending}
     try:
-        stale = make_static(read, binding.symbols, where, binding.given)
+        if copy is not None:
+            make_static(copy, binding.symbols, where, binding.given)
+        remarks = make_static(read, binding.symbols, where, given, bounded)
     except FrontendError as error:
         if not source.missing:
             raise
@@ -111,12 +118,18 @@ def _load(
         ) from error
     settle_outputs(read.graph, tuple(value.name for value in source.proto.graph.output))
     lift_constants(read)
+    together = ""
+    if copy is not None:
+        together, remark = keep_together(read.graph, bounded, copy.graph.outputs)
+        remarks += remark
     graph = build_graph(
         read, source.name, declared, where, source.missing, source.output_names
     )
+    made = {n for node in graph.nodes if node.name == together for n in node.outputs}
+    graph = replace(graph, bounded=frozenset(made))
     check_rules(graph, where)
     graph = in_parts(graph, {**norms.WITHOUT_KERNELS, **reductions.WITHOUT_KERNELS})
-    notes = (*_notes(source, binding, graph), *stale)
+    notes = (*_notes(source, binding, graph), *remarks)
     return Traced(graph, source.proto, source.folder, notes)
 
 

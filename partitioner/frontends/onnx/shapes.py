@@ -17,6 +17,7 @@ from onnx_shape_inference import infer_symbolic_shapes
 
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.border import reason
+from partitioner.frontends.onnx.bounded import behind
 from partitioner.frontends.onnx.check_nodes import check_by_schema, infer_by_schema, is_static
 from partitioner.frontends.onnx.corrections import correct_inference
 from partitioner.frontends.onnx.dims import Declared, agree, declared_dims, evaluate, text
@@ -49,6 +50,7 @@ def make_static(
     symbols: Mapping[str, int],
     where: str,
     given: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    bounded: Collection[onnx_ir.Value] = (),
 ) -> tuple[str, ...]:
     """Infer and simplify in place until every value of the graph has a static shape.
 
@@ -57,6 +59,8 @@ def make_static(
         symbols: Sizes of the inputs' symbols; they also close dims that the model declares.
         where: The model's name in error messages.
         given: Shapes that the user gives of results of nodes, by name.
+        bounded: Results whose size depends on data: neither they nor what they lead to must have
+            static shapes.
 
     Returns:
         A note on each declaration that is wrong (the inferred shape is taken), and on each shape
@@ -90,12 +94,13 @@ def make_static(
     remove_identities(model)
     merge_equal(model)
     _check_loops(model.graph, where)
+    dynamic = frozenset(behind(model.graph, bounded))
     for node in model.graph:
         opset = model.graph.opset_imports.get(node.domain)
         check_operands(node, opset, where)
         check_by_schema(node, model.graph.opset_imports, where)
         for value in node.outputs:
-            if value.name:
+            if value.name and node not in dynamic:
                 _check_static(node, value, where)
     return (*stale.values(), *shared.values())
 

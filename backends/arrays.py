@@ -96,7 +96,7 @@ def assemble(
     Args:
         headers: Of all ranks.
         parts: Local output values by rank and local name; of a request in micro-batches, those
-            of all of them, as `local_inputs` has inputs.
+            of all of them, as `local_inputs` has inputs. One whose sizes depend on data is whole.
     """
     wholes = {
         name: np.empty(type_.shape, numpy_dtype(type_.dtype))
@@ -105,6 +105,9 @@ def assemble(
     for header in headers:
         for output in header.outputs:
             whole, part = wholes[output.whole], parts[header.rank][output.value]
+            if output.whole in header.bounded:
+                wholes[output.whole] = part
+                continue
             outer = (None,) if header.batch is None else header.batch.regions(output.whole)
             for one, of_run in zip(outer, [part] if header.batch is None else part, strict=True):
                 region = _within(one, output.region)

@@ -62,6 +62,7 @@ class Header:
         whole_inputs: Types of the model's inputs.
         whole_outputs: Types of the model's outputs.
         batch: The micro-batches that a request runs in; None if it runs as a whole.
+        bounded: The model's outputs whose sizes depend on data: those of their types are bounds.
     """
 
     rank: int
@@ -74,6 +75,7 @@ class Header:
     whole_inputs: Mapping[str, TensorType]
     whole_outputs: Mapping[str, TensorType]
     batch: Batch | None = None
+    bounded: frozenset[str] = frozenset()
 
     def run_type(self, name: str) -> TensorType:
         """Type of an input or output in one run: of the request, or of a micro-batch."""
@@ -116,6 +118,7 @@ def header_data(
             programs.outputs if parts is None else _of(parts, programs.outputs)
         ),
         **({} if parts is None else {"batch": _batch_data(parts, programs)}),
+        **({"bounded": sorted(programs.bounded)} if programs.bounded else {}),
     }
 
 
@@ -165,7 +168,15 @@ def parse_header(data: Any) -> Header:
         whole_inputs=inputs,
         whole_outputs=outputs,
         batch=batch,
+        bounded=frozenset(_one_of(outputs, name) for name in data.get("bounded", ())),
     )
+
+
+def _one_of(outputs: Mapping[str, TensorType], name: Any) -> str:
+    """The value if it is the name of an output."""
+    if name not in outputs:
+        raise ValueError(f"{name!r} is not an output")
+    return text(name)
 
 
 def _parse_batch(data: Any, types: Mapping[str, TensorType], ranks: int) -> Batch:

@@ -125,6 +125,11 @@ class Graph:
     #: backend that loads constants from a file (ONNX's) loads a block's when it runs, and drops
     #: them after.
     blocks: Mapping[str, int] = field(default_factory=dict)
+    #: The user's name of each output that has another one here: it is an input or a constant, too.
+    #: No part of the digest.
+    output_names: Mapping[str, str] = field(default_factory=dict)
+    #: Outputs whose sizes depend on data: those of their types are bounds. No part of the digest.
+    bounded: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         known = set(self.inputs) | set(self.constants)

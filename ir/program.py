@@ -198,6 +198,8 @@ class Programs:
     #: Blocks of the graph, None for what is in none, in which ONNX Runtime keeps convolutions out
     #: of its blocked layouts.
     plain: frozenset[int | None] = frozenset()
+    #: The model's outputs whose sizes depend on data: those of their types are bounds.
+    bounded: frozenset[str] = frozenset()
 
     def check(self) -> None:
         """Prove that no rank waits for ever and that every value is computed before it is read.

@@ -61,10 +61,11 @@ def lower(
     programs = Programs(
         tuple(shared.program(rank) for rank in range(ranks)),
         {value: graph.types[value] for value in graph.inputs},
-        {value: graph.types[value] for value in graph.outputs},
+        {graph.output_names.get(value, value): graph.types[value] for value in graph.outputs},
         homes,
         plan_schedule.order,
         plain,
+        frozenset(graph.output_names.get(value, value) for value in graph.bounded),
     )
     programs.check()
     return programs
@@ -299,7 +300,11 @@ class _Rank:
             inputs[self._declare(key)] = Part(key[0], self._region(key))
         backward = self._run_tasks()
         outputs = tuple(
-            Output(self._local_name(key), value, self._region(key))
+            Output(
+                self._local_name(key),
+                shared.graph.output_names.get(value, value),
+                self._region(key),
+            )
             for value, key in shared.schedule.output_keys.items()
             if (rank, value) in shared.deliver
         )

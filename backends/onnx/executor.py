@@ -150,6 +150,10 @@ class Executor:
             for name, type_ in constants_outside(model).items()
         }
         self._kept = frozenset((*(o.value for o in model.header.outputs), *model.keep))
+        #: Of values whose sizes depend on data: ONNX Runtime makes their memory.
+        self._bounded = frozenset(
+            o.value for o in model.header.outputs if o.whole in model.header.bounded
+        )
         batch = model.header.batch
         self._parts = 1 if batch is None else batch.parts.count
         #: Of values to return, how many of a request there are.
@@ -281,7 +285,7 @@ class Executor:
             (sums, self._place(sums, values, freed)) for sums in self.sessions.sums.get(index, ())
         ]
         targets = {sums.target: place for sums, place in places}
-        for name in segment.outputs:
+        for name in self._sized(segment):
             place = targets.get(name)
             values[name] = self._empty(self.model.types[name]) if place is None else place
         if (binding := self._bindings.get(index)) is not None:
@@ -309,8 +313,12 @@ class Executor:
         types = self.model.types
         for name in segment.inputs:
             self._bind(binding, binding.io.bind_input, name, types[name], values[name])
+        device = self.config.device
         for name in segment.outputs:
-            self._bind(binding, binding.io.bind_output, name, types[name], values[name])
+            if name in self._bounded:
+                binding.io.bind_output(name, device.type, device.index or 0)
+            else:
+                self._bind(binding, binding.io.bind_output, name, types[name], values[name])
         for sums, place in places:
             for name in sums.inner:
                 self._bind(binding, binding.io.bind_output, name, types[sums.image], place)
@@ -322,6 +330,14 @@ class Executor:
             raise BackendError(
                 f"rank {self.model.rank}: ONNX Runtime: {one_line(error)}"
             ) from error
+        for index, name in enumerate(segment.outputs):
+            if name in self._bounded:
+                array = binding.io.get_outputs()[index].numpy()
+                values[name] = from_numpy(array, types[name].dtype).to(device)
+
+    def _sized(self, segment: Segment) -> Iterator[str]:
+        """The outputs of a segment whose sizes are known."""
+        return (name for name in segment.outputs if name not in self._bounded)
 
     def _bind(
         self,

@@ -166,6 +166,10 @@ INDEX_OPERANDS: Mapping[tuple[str, int], _Limit] = MappingProxyType(
     }
 )
 
+#: An attention whose operands are the last position of each row, and the number of positions, which
+#: is that of its present keys.
+_GROUPED, _LENGTHS = "com.microsoft::GroupQueryAttention", (5, 6)
+
 #: First integer above an integer type's range.
 _INT_ENDS = {
     dtype: 1 << (DTYPE_BITS[dtype] - (dtype[0] == "i")) for dtype in DTYPE_BITS if "int" in dtype
@@ -266,6 +270,10 @@ def _range(graph: Graph, name: str) -> tuple[int, int] | None:
 
 def _limit_of(graph: Graph, use: _Use) -> tuple[int, int] | None:
     """Integers [low, high) that an index operand allows the input."""
+    if use.node.op == _GROUPED and use.index in _LENGTHS:
+        present = graph.types[use.node.outputs[1]].shape[2]
+        low = 0 if use.index == _LENGTHS[0] else present
+        return low - use.shift, max(present, low + 1) - use.shift
     limit = INDEX_OPERANDS.get((use.node.op, use.index))
     if limit is None:
         return None

@@ -102,13 +102,19 @@ def micro_batch_graph(graph: Graph, count: int) -> MicroBatch:
             f"{_first_input(graph)!r}) has no {count} equal parts: give one of "
             f"{', '.join(map(str, counts))}"
         )
-    types = {name: graph.types[name] for name in (*graph.inputs, *graph.outputs)}
+    ends = {name: graph.output_names.get(name, name) for name in (*graph.inputs, *graph.outputs)}
+    types = {user: graph.types[name] for name, user in ends.items()}
     if count == 1:
         return MicroBatch(graph, BatchParts(1, types, {}))
+    for name in sorted(graph.bounded):
+        raise OptionError(
+            f"micro_batches={count}: the size of output {name!r} depends on data, so that results "
+            "of micro-batches have no place in it"
+        )
     refusal: OptionError | None = None
     for split in _splits(graph):
         try:
-            return _Cutter(graph, count).run(types, split)
+            return _Cutter(graph, count).run(types, ends, split)
         except OptionError as error:
             refusal = refusal or error
     assert refusal is not None
@@ -159,7 +165,16 @@ class _Cutter:
     constants: dict[str, Constant] = field(default_factory=dict)
     parts: dict[tuple[str, Sharding], str] = field(default_factory=dict)
 
-    def run(self, types: Mapping[str, TensorType], split: Collection[str]) -> MicroBatch:
+    def run(
+        self, types: Mapping[str, TensorType], ends: Mapping[str, str], split: Collection[str]
+    ) -> MicroBatch:
+        """Cut the graph, whose inputs and outputs have these names and types for the user.
+
+        Args:
+            types: Their types, by the user's names.
+            ends: The user's names of the inputs and outputs, by those in the graph.
+            split: The inputs that are cut.
+        """
         for name in (*self.whole.inputs, *self.whole.constants):
             type_ = self.whole.types[name]
             self._declare(name, name, self._by_samples(type_) if name in split else None)
@@ -167,8 +182,8 @@ class _Cutter:
         for node in self.whole.nodes:
             self._node(node)
         regions = {
-            name: tuple(self._region_of(self.at[name], index) for index in range(self.count))
-            for name in types
+            user: tuple(self._region_of(self.at[name], index) for index in range(self.count))
+            for name, user in ends.items()
             if self.at[name].axes
         }
         return MicroBatch(self._graph(), BatchParts(self.count, types, regions))
@@ -188,6 +203,7 @@ class _Cutter:
             constants,
             self.whole.opsets,
             modules=self.whole.modules,
+            output_names=self.whole.output_names,
         )
 
     @cached_property

@@ -71,9 +71,10 @@ def verify(
     whole = run_whole(traced.whole, traced.folder, inputs, optimization=optimization)
     ranks = run_lockstep(directory, inputs, optimization=optimization)
     allowed = tolerances(traced.graph, TOLERANCE)
+    named = {ours: traced.graph.output_names.get(ours, ours) for ours in traced.graph.outputs}
     outputs = tuple(
-        compare(name, ranks[ours], whole[name], least=allowed.get(ours, 0.0))
-        for name, ours in zip(whole, traced.graph.outputs, strict=True)
+        compare(named[ours], ranks[named[ours]], result, least=allowed.get(ours, 0.0))
+        for ours, result in zip(traced.graph.outputs, whole.values(), strict=True)
     )
     if all(output.equal for output in outputs):
         return Verification(len(programs.ranks), seed, outputs, optimization=optimization)

@@ -13,6 +13,7 @@ from partitioner.ir.ops.onnx import (
     movement,
     normalization,
     packed,
+    quantised,
     reduction,
     windows,
 )
@@ -20,5 +21,5 @@ from partitioner.ir.ops.table import OpRow, merged
 
 ROWS: Mapping[str, OpRow] = merged(
     *(attention, contraction, elementwise, factories, indexing),
-    *(movement, normalization, packed, reduction, windows),
+    *(movement, normalization, packed, quantised, reduction, windows),
 )

@@ -96,6 +96,13 @@ def _conv(view: OpView) -> Rule:
     return conv(view, dims, operands, _slides(view, view.shape(1)[2:]), bias=2)
 
 
+def _fused_conv(view: OpView) -> Rule:
+    """An activation, and a sum with an image before it, need the whole sum over input channels."""
+    dims = _conv_dims(view)
+    operands = [dims.data, dims.weights, dims.channel, dims.result][: len(view.types)]
+    return conv(view, dims, operands, _slides(view, view.shape(1)[2:]), rounded=True)
+
+
 def _conv_transpose(view: OpView) -> Rule:
     dims = _conv_dims(view, transposed=True)
     operands = [dims.data, dims.weights, dims.channel]
@@ -347,5 +354,6 @@ ROWS: Mapping[str, OpRow] = {
     "GlobalMaxPool": OpRow(partial(_global_pool, how="max")),
     "GridSample": OpRow(_grid_sample),
     "LRN": OpRow(_lrn),
+    "com.microsoft::FusedConv": OpRow(_fused_conv, _local_conv),
     "QLinearConv": OpRow(_qlinear_conv, partial(_local_conv, weights=3)),
 }

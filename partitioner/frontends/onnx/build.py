@@ -31,6 +31,7 @@ def build_graph(
     symbols: Mapping[str, tuple[Declared, ...]],
     where: str,
     missing: Mapping[str, Path],
+    output_names: Mapping[str, str],
 ) -> Graph:
     """Convert a model whose values all have static types.
 
@@ -40,6 +41,7 @@ def build_graph(
         symbols: Dims of the inputs as the model declares them, for the symbols of `Dim`.
         where: The model's name in error messages.
         missing: Inputs that are weights whose files are missing, with their files.
+        output_names: See `Graph`.
 
     Raises:
         FrontendError: An element type or a value that the IR does not hold.
@@ -87,6 +89,7 @@ def build_graph(
         constants=constants,
         opsets=dict(sorted(graph.opset_imports.items())),
         modules=modules,
+        output_names=output_names,
     )
 
 

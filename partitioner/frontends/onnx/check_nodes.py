@@ -13,11 +13,10 @@ from onnx_ir import serde
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.onnx.bodies import bodies
 from partitioner.frontends.onnx.border import border, reason
+from partitioner.frontends.onnx.runtime import MAX_OPERAND, infer_by_runtime
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import rule_of
 
-#: Largest constant operand handed to ONNX's own inference, in elements: sizes, axes, scales.
-_MAX_OPERAND = 1024
 #: Bytes of all tensors of a graph. Sums of them, over many devices, must fit 64 bits.
 _MAX_BYTES = 2**56
 #: Most dims of a tensor: NumPy's limit.
@@ -29,23 +28,25 @@ def is_static(value: onnx_ir.Value) -> bool:
     return value.dtype is not None and value.shape is not None and value.shape.is_static()
 
 
-def infer_by_schema(node: onnx_ir.Node, opset: int | None) -> Mapping[str, TypeProto]:
+def infer_by_schema(node: onnx_ir.Node, opsets: Mapping[str, int]) -> Mapping[str, TypeProto]:
     """Types of a node's results by ONNX's own inference; none where it cannot tell.
+
+    What ONNX has no schema of, ONNX Runtime infers.
 
     Args:
         node: The node.
-        opset: Version of its domain that the model imports; None for none.
+        opsets: Versions of the operators that the model imports, by domain.
 
     Raises:
         onnx.shape_inference.InferenceError: The node is not valid on its operands.
     """
-    inputs = [value for value in node.inputs if value is not None]
+    inputs, opset = [value for value in node.inputs if value is not None], opsets.get(node.domain)
     if opset is None or not all(map(is_static, inputs)) or next(bodies(node), None) is not None:
         return {}
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
     except onnx.defs.SchemaError:
-        return {}
+        return infer_by_runtime(node, opsets)
     _check_equation(node)
     try:
         types: Mapping[str, TypeProto] = onnx.shape_inference.infer_node_outputs(
@@ -56,7 +57,15 @@ def infer_by_schema(node: onnx_ir.Node, opset: int | None) -> Mapping[str, TypeP
         )
     except onnx.checker.ValidationError:  # folding wrote a form of another opset
         return {}
+    if node.domain and not all(map(_is_known, types.values())):
+        return {**types, **infer_by_runtime(node, opsets)}
     return types
+
+
+def _is_known(type_: TypeProto) -> bool:
+    """Whether a type is a tensor's of a static shape."""
+    shape = type_.tensor_type.shape if type_.tensor_type.HasField("shape") else None
+    return shape is not None and all(dim.HasField("dim_value") for dim in shape.dim)
 
 
 def _check_equation(node: onnx_ir.Node) -> None:
@@ -70,14 +79,14 @@ def _check_equation(node: onnx_ir.Node) -> None:
         raise onnx.shape_inference.InferenceError(f"equation {equation!r} is not one of Einsum")
 
 
-def check_by_schema(node: onnx_ir.Node, opset: int | None, where: str) -> None:
+def check_by_schema(node: onnx_ir.Node, opsets: Mapping[str, int], where: str) -> None:
     """Refuse a node that ONNX's own inference, and so ONNX Runtime, refuses.
 
     Raises:
         FrontendError: Names model and node.
     """
     try:
-        infer_by_schema(node, opset)
+        infer_by_schema(node, opsets)
     except onnx.shape_inference.InferenceError as error:
         raise FrontendError(
             f"{where}: node {node.name!r} ({node.op_type}) is not valid: {reason(error)}"
@@ -91,7 +100,7 @@ def _type(value: onnx_ir.Value) -> TypeProto:
 
 def _data(value: onnx_ir.Value) -> TensorProto | None:
     tensor = value.const_value
-    if tensor is None or tensor.size > _MAX_OPERAND:
+    if tensor is None or tensor.size > MAX_OPERAND:
         return None
     return serde.serialize_tensor(tensor)
 

@@ -15,6 +15,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 
 from partitioner.frontends.errors import FrontendError, one_line
+from partitioner.frontends.onnx.runtime import runtime_operators
 from partitioner.ir.errors import IRError
 from partitioner.ir.onnx_types import from_onnx_dtype
 from partitioner.ir.types import TensorType
@@ -28,6 +29,8 @@ MAX_EXPANDED_NODES, MAX_EXPANSION = 40_000, 8
 _ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
 _EXTERNAL_KEYS = {"location", "offset", "length", "checksum", "basepath"}
 _OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
+#: A domain that no model has.
+_UNCHECKED = "partitioner.unchecked"
 _FunctionId = tuple[str, str, str]
 
 
@@ -92,12 +95,21 @@ def node_lists(proto: ModelProto) -> Iterator[Sequence[NodeProto]]:
 
 
 def _run_checker(proto: ModelProto, file: Path | None) -> None:
-    """ONNX's own checker, less its demand that inputs and outputs declare at least a rank."""
-    if file is not None and not any(_unranked(proto)):
+    """ONNX's own checker, less its demand that inputs and outputs declare at least a rank.
+
+    It also refuses what ONNX Runtime has in ONNX's own domain, as LayerNormalization before
+    opset 17: the checker sees it in a domain that it passes over.
+    """
+    own = any(_runtime_nodes(proto))
+    if file is not None and not own and not any(_unranked(proto)):
         onnx.checker.check_model(file)
         return
     copy = ModelProto()
     copy.CopyFrom(proto)
+    for node in list(_runtime_nodes(copy)):
+        node.domain = _UNCHECKED
+    for holder in (copy, *copy.functions) if own else ():
+        holder.opset_import.append(onnx.helper.make_opsetid(_UNCHECKED, 1))
     for type_ in _unranked(copy):
         type_.shape.SetInParent()
     for tensor in all_tensors(copy):  # it would look for their files in the working directory
@@ -106,6 +118,15 @@ def _run_checker(proto: ModelProto, file: Path | None) -> None:
             tensor.ClearField("external_data")
             tensor.dims[:] = [0]
     onnx.checker.check_model(copy)
+
+
+def _runtime_nodes(proto: ModelProto) -> Iterator[NodeProto]:
+    """Nodes of ONNX's own domain whose operators only ONNX Runtime has in this opset."""
+    opset = max((entry.version for entry in proto.opset_import if not entry.domain), default=0)
+    for node in (node for nodes in node_lists(proto) for node in nodes):
+        if not node.domain and not onnx.defs.has(node.op_type, opset):
+            if runtime_operators().get(("", node.op_type), opset + 1) <= opset:
+                yield node
 
 
 def _unranked(proto: ModelProto) -> Iterator[TypeProto.Tensor]:

@@ -1,7 +1,10 @@
 """Corrections of onnx_shape_inference, which is wrong on some operators.
 
-It gives other element types than ONNX Runtime's schemas to some operators of com.microsoft. It
-takes the operands of MelWeightMatrix for each other, and knows no aspect ratio in Resize: these
+ONNX Runtime itself is asked for the types of its own operators (com.microsoft): the library takes
+pools of quantised elements for elementwise operators, and the present keys of a
+GroupQueryAttention to be its past ones and new ones, which they are not in a shared buffer. Where
+ONNX Runtime cannot tell, as on an operator without a kernel for processors, the library does; some
+element types of it are corrected. It takes the operands of MelWeightMatrix for each other, and knows no aspect ratio in Resize: these
 shapes are left to ONNX's own inference. It gives present keys and values of an Attention of 3-D
 operands without past ones the shape of the operand. A comparison with all those schemas, and with
 the results of ONNX's own node cases, finds these (tests/frontends/onnx/test_corrections.py). It
@@ -14,12 +17,15 @@ from collections.abc import Callable
 from functools import partial
 
 import onnx_ir
-from onnx_ir import DataType
-from onnx_shape_inference import registry
+from onnx_ir import DataType, serde
+from onnx_shape_inference import ShapeInferenceContext, registry
+
+from partitioner.frontends.onnx.check_nodes import is_static
+from partitioner.frontends.onnx.runtime import infer_by_runtime, runtime_operators, shares_buffer
 
 _DOMAIN = "com.microsoft"
 
-Infer = Callable[[object, onnx_ir.Node], None]  #: The library's inference of an operator.
+Infer = Callable[[ShapeInferenceContext, onnx_ir.Node], None]  #: The library's inference of an operator.
 
 
 def _zero_point(index: int) -> Callable[[onnx_ir.Node], DataType | None]:
@@ -43,6 +49,11 @@ _RESULTS: dict[str, Callable[[onnx_ir.Node], DataType | None]] = {
 def correct_inference() -> None:
     """Put the corrections before the library's own inference, which keeps a type that it finds."""
     registry.collect()
+    for domain, op in runtime_operators():
+        infer = registry.get(domain, op, 1) if domain == _DOMAIN else None
+        if infer is not None:
+            ask = _group_query if op == "GroupQueryAttention" else _ask
+            registry.register(domain, op)(partial(ask, infer))
     for op, dtype in _RESULTS.items():
         _register(op, dtype)
     registry.register("", "MelWeightMatrix", 17)(_leave)
@@ -57,17 +68,46 @@ def correct_inference() -> None:
     registry.register("", "Loop", 1)(partial(_loop, loop))
 
 
-def _leave(_: object, node: onnx_ir.Node) -> None:
+def _ask(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
+    """ONNX Runtime tells, and the library what ONNX Runtime does not."""
+    if all(is_static(value) for value in node.outputs if value.name):
+        return
+    if all(value is None or is_static(value) for value in node.inputs):
+        types = infer_by_runtime(node, context.opset_imports)
+        for value in node.outputs:
+            if value.name in types:
+                type_ = types[value.name]
+                shape = serde.deserialize_type_proto_for_shape(type_)
+                dtype = onnx_ir.DataType(type_.tensor_type.elem_type)
+                context.set_shape_and_dtype(value, shape, dtype)
+    if not all(is_static(value) for value in node.outputs if value.name):
+        if not shares_buffer(node):  # it takes each new key for one more
+            infer(context, node)
+
+
+def _group_query(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
+    """Present keys are past ones, of a length that an operand tells: often only at run time."""
+    past = node.inputs[3] if shares_buffer(node) else None
+    if past is not None and past.shape is not None and len(past.shape) == 4:
+        for value in node.outputs[1:3]:
+            if value.shape is None:
+                batch, heads, _, channels = past.shape
+                shape = onnx_ir.Shape([batch, heads, context.new_symbolic_dim(), channels])
+                context.set_shape_and_dtype(value, shape, past.dtype)
+    _ask(infer, context, node)
+
+
+def _leave(_: ShapeInferenceContext, node: onnx_ir.Node) -> None:
     """Infer nothing."""
 
 
-def _resize(infer: Infer, context: object, node: onnx_ir.Node) -> None:
+def _resize(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
     policy = node.attributes.get("keep_aspect_ratio_policy")
     if policy is None or policy.as_string() == "stretch":
         infer(context, node)
 
 
-def _loop(infer: Infer, context: object, node: onnx_ir.Node) -> None:
+def _loop(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
     """The condition may be absent: such a loop runs as often as its first operand says."""
     if len(node.inputs) < 2 or node.inputs[1] is not None:
         infer(context, node)
@@ -79,7 +119,7 @@ def _loop(infer: Infer, context: object, node: onnx_ir.Node) -> None:
         node.replace_input_with(1, None)
 
 
-def _attention(infer: Infer, context: object, node: onnx_ir.Node) -> None:
+def _attention(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
     """Present keys and values are ``batch heads position channel`` also of packed operands."""
     shapes = [_by_heads(node, operand, 3 + operand) for operand in (1, 2)]
     for value, shape in zip(node.outputs[1:3], shapes, strict=False):
@@ -110,7 +150,7 @@ def _register(op: str, dtype: Callable[[onnx_ir.Node], DataType | None]) -> None
     infer = registry.get(_DOMAIN, op, 1)
     assert infer is not None
 
-    def typed(context: object, node: onnx_ir.Node) -> None:
+    def typed(context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
         result = dtype(node)
         if node.outputs and node.outputs[0].dtype is None and result is not None:
             node.outputs[0].dtype = result

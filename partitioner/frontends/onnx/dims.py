@@ -1,8 +1,8 @@
-"""Sizes for the symbolic dims of a model's inputs."""
+"""Sizes for the symbolic dims of a model's inputs, and of other tensors that a user knows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import onnx_ir
@@ -19,26 +19,39 @@ DeclaredShapes = Mapping[str, tuple[Declared, ...] | None]
 
 @dataclass(frozen=True)
 class Binding:
-    """Static shapes of the inputs, and the size of each symbol that they fix."""
+    """Static shapes of the inputs, and the size of each symbol that they fix.
+
+    Attributes:
+        shapes: Of each input.
+        symbols: Sizes by symbol.
+        given: The shapes that the user gives of results of nodes.
+    """
 
     shapes: Mapping[str, tuple[int, ...]]
     symbols: Mapping[str, int]
+    given: Mapping[str, tuple[int, ...]]
 
 
 def bind_dims(
-    declared: DeclaredShapes, dims: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]]
+    declared: DeclaredShapes,
+    dims: Mapping[str, int],
+    shapes: Mapping[str, tuple[int, ...]],
+    results: Collection[str] = (),
 ) -> Binding:
     """Give every input a static shape.
 
     Args:
         declared: Shape of each input as the model has it.
         dims: Sizes by symbol (`--dim batch=8`).
-        shapes: Sizes by input (`--shape input_ids=2,16`).
+        shapes: Sizes by input or result (`--shape input_ids=2,16`).
+        results: Names of the results of nodes.
 
     Raises:
         FrontendError: An unknown name, two sizes for one dim, or a dim left without a size.
     """
-    _check_names(declared, dims, shapes)
+    _check_names(declared, dims, shapes, results)
+    given = {name: tuple(sizes) for name, sizes in shapes.items() if name not in declared}
+    shapes = {name: sizes for name, sizes in shapes.items() if name in declared}
     sources = {symbol: (size, f"--dim {symbol}={size}") for symbol, size in dims.items()}
     for name, sizes in shapes.items():
         _match(name, declared[name], sizes, sources)
@@ -57,7 +70,7 @@ def bind_dims(
     for name, shape in declared.items():
         pairs = zip(shape or (), static[name], strict=False)
         symbols |= {dim: size for dim, size in pairs if isinstance(dim, str)}
-    return Binding(static, symbols)
+    return Binding(static, symbols, given)
 
 
 def evaluate(dim: Declared, symbols: Mapping[str, int]) -> int | None:
@@ -95,7 +108,10 @@ def text(dims: tuple[Declared, ...]) -> str:
 
 
 def _check_names(
-    declared: DeclaredShapes, dims: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]]
+    declared: DeclaredShapes,
+    dims: Mapping[str, int],
+    shapes: Mapping[str, tuple[int, ...]],
+    results: Collection[str],
 ) -> None:
     for option, sizes_by_name in (("dims", dims), ("shapes", shapes)):
         if not is_a(sizes_by_name, Mapping):
@@ -117,9 +133,10 @@ def _check_names(
         if not is_a(sizes, list, tuple):
             raise FrontendError(f"shape of {name!r} is {sizes!r}; give its sizes, as (2, 16)")
         flag = f"--shape {name}={','.join(map(str, sizes))}"
-        if name not in declared:
-            inputs = f"(inputs: {', '.join(declared)}){did_you_mean(name, declared)}"
-            raise FrontendError(f"{flag}: no input has that name {inputs}")
+        if name not in declared and name not in results:
+            inputs = f"(inputs: {', '.join(declared)}), nor has a result of a node"
+            hint = did_you_mean(name, (*declared, *results))
+            raise FrontendError(f"{flag}: no input has that name {inputs}{hint}")
         if not all(map(_is_size, sizes)):
             raise FrontendError(f"{flag}: a size is a whole number of at least 0")
 

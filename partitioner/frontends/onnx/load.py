@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,12 +18,14 @@ from onnx_ir.passes.common import InlinePass
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx import norms, reductions
 from partitioner.frontends.onnx.border import border
+from partitioner.frontends.onnx.bounded import bounded_values, keep_together
 from partitioner.frontends.onnx.build import build_graph
 from partitioner.frontends.onnx.check_nodes import check_rules
 from partitioner.frontends.onnx.dims import Binding, Declared, bind_dims, declared_dims
 from partitioner.frontends.onnx.fold import lift_constants, settle_outputs
 from partitioner.frontends.onnx.part_writer import in_parts
 from partitioner.frontends.onnx.read import Source, name_of, read_source
+from partitioner.frontends.onnx.runtime import runtime_operators
 from partitioner.frontends.onnx.shapes import make_static
 from partitioner.ir.graph import Graph, Opaque
 from partitioner.ir.keys import keys_in_parts
@@ -40,9 +41,9 @@ class Traced:
     Attributes:
         graph: The model, simplified, with static types.
         whole: The model as the user gave it, which ONNX Runtime can run for comparison: the same
-            inputs by name, the same outputs by name and order. Its IR version is one that ONNX
-            Runtime reads, its nodes (and results that these must have) are named and its outputs
-            are distinct; nothing else differs.
+            inputs by name, the same outputs in order. Its IR version is one that ONNX Runtime
+            reads, its nodes (and results that these must have) are named and in order, and its
+            outputs have the names that the graph gives them; nothing else differs.
         folder: Where external data files of `whole` lie (ONNX Runtime's session config entry
             "session.model_external_initializers_file_folder_path"); None without any.
         notes: Remarks for the user, one line each.
@@ -75,7 +76,7 @@ def load_onnx(
     Args:
         model: Path of an .onnx file, or the message (without external data).
         dims: Sizes of symbolic dims by symbol.
-        shapes: Sizes of inputs by name.
+        shapes: Sizes of inputs by name, and of results of nodes that the model does not tell.
         plan_only: Whether files of weights may be missing. Such a weight is known by its type only;
             to load it raises a FrontendError.
 
@@ -100,8 +101,14 @@ def _load(
     declared, binding = _bind_inputs(read, dims, shapes, where)
     _without_values(read.graph, source.missing)
     _inline(read, where)
+    bounded = bounded_values(read.graph, binding.given)
+    copy = read.clone() if bounded else None
+    depending = {value.name for value in bounded}
+    given = {name: shape for name, shape in binding.given.items() if name not in depending}
     try:
-        make_static(read, binding.symbols, where)
+        if copy is not None:
+            make_static(copy, binding.symbols, where, binding.given)
+        remarks = make_static(read, binding.symbols, where, given, bounded)
     except FrontendError as error:
         if not source.missing:
             raise
@@ -111,10 +118,19 @@ def _load(
         ) from error
     settle_outputs(read.graph, tuple(value.name for value in source.proto.graph.output))
     lift_constants(read)
-    graph = build_graph(read, source.name, declared, where, source.missing)
+    together = ""
+    if copy is not None:
+        together, remark = keep_together(read.graph, bounded, copy.graph.outputs)
+        remarks += remark
+    graph = build_graph(
+        read, source.name, declared, where, source.missing, source.output_names
+    )
+    made = {n for node in graph.nodes if node.name == together for n in node.outputs}
+    graph = replace(graph, bounded=frozenset(made))
     check_rules(graph, where)
     graph = in_parts(graph, {**norms.WITHOUT_KERNELS, **reductions.WITHOUT_KERNELS})
-    return Traced(graph, source.proto, source.folder, tuple(_notes(source, binding, graph)))
+    notes = (*_notes(source, binding, graph), *remarks)
+    return Traced(graph, source.proto, source.folder, notes)
 
 
 def _bind_inputs(
@@ -133,7 +149,8 @@ def _bind_inputs(
             raise FrontendError(f"{where}: input {value.name!r} is not a tensor; only tensors are")
     declared = {value.name or "": declared_dims(value) for value in kept}
     try:
-        binding = bind_dims(declared, dims, shapes)
+        results = {value.name: None for node in graph for value in node.outputs if value.name}
+        binding = bind_dims(declared, dims, shapes, results)
     except FrontendError as error:
         raise FrontendError(f"{where}: {error}") from error
     for value in kept:
@@ -175,13 +192,6 @@ def _notes(source: Source, binding: Binding, graph: Graph) -> Iterator[str]:
         if "::" in node.op:
             custom.setdefault(node.op, node.name)
     for op, first in custom.items():
-        if op not in _runtime_ops():
+        domain, _, name = op.rpartition("::")
+        if (domain, name) not in runtime_operators():
             yield f"stock ONNX Runtime has no operator {op} ({first!r}): verify and run will fail"
-
-
-@cache
-def _runtime_ops() -> frozenset[str]:
-    """`domain::name` of the operators that ONNX Runtime comes with."""
-    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
-
-    return frozenset(f"{schema.domain}::{schema.name}" for schema in get_all_operator_schema())

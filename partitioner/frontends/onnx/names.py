@@ -7,7 +7,7 @@ Split crash on a result without a name. So absent results are named where the op
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto
@@ -39,24 +39,33 @@ def name_nodes(nodes: Iterable[NodeProto]) -> None:
             node.name = "" if name in taken else name
 
 
-def distinct_outputs(graph: GraphProto) -> Iterator[str]:
+def distinct_outputs(graph: GraphProto) -> tuple[Mapping[str, str], tuple[str, ...]]:
     """Give an output that is an input, an initializer or a repeated output its own value, in place.
 
-    Yields:
-        A note for the user on each output that is renamed.
+    Returns:
+        The user's name of each such output, which it keeps, by the value's name; a note on each
+        that is repeated, which cannot keep it.
     """
-    seen = {value.name for value in (*graph.input, *graph.initializer)}
-    taken: set[str | None] = {value.name for value in graph.output} | seen
+    sources = {value.name for value in (*graph.input, *graph.initializer)}
+    taken: set[str | None] = {value.name for value in graph.output} | sources
     taken.update(name for node in graph.node for name in node.output)
+    names: dict[str, str] = {}
+    notes, seen = [], set[str]()
     for value in graph.output:
-        if value.name in seen:
-            name = fresh(f"{value.name}_output", taken)
+        user = value.name
+        if user in sources or user in seen:
+            value.name = fresh(f"{user}_output", taken)
             graph.node.add(
-                op_type="Identity", name=f"Identity_{name}", input=[value.name], output=[name]
+                op_type="Identity", name=f"Identity_{value.name}", input=[user], output=[value.name]
             )
-            yield f"output {value.name!r} repeats another value: it is returned as {name!r}"
-            value.name = name
-        seen.add(value.name)
+            if user in seen:
+                notes.append(
+                    f"output {user!r} repeats another output: it is returned as {value.name!r}"
+                )
+            else:
+                names[value.name] = user
+        seen.add(user)
+    return names, tuple(notes)
 
 
 def name_results(proto: ModelProto) -> None:

@@ -1,5 +1,8 @@
 """Nodes in forms that onnxscript's folding keeps, and folded nodes in those of the model's opset.
 
+A MatMulNBits has a row of scales and zero points for each column of its product; older ones have
+them flat, which cannot be cut along the blocks of a row: a row would be a piece of its own.
+
 Its folding writes CastLike as Cast without the attributes that say how to round. It writes Squeeze,
 Unsqueeze, Split and Constant as the newest opsets have them, in a model of any opset, and names
 their results after operands, so that two may have one name.
@@ -29,6 +32,39 @@ def keep_casts(model: onnx_ir.Model) -> None:
             node.op_type = "Cast"
             node.resize_inputs(1)
             node.attributes["to"] = onnx_ir.AttrInt64("to", like.dtype.value)
+
+
+def put_in_rows(graph: onnx_ir.Graph) -> None:
+    """Give each MatMulNBits, in place, its constant scales and zero points in rows."""
+    taken: set[str | None] = {*graph.initializers, *(value.name for value in graph.inputs)}
+    taken |= {value.name for node in graph for value in node.outputs}
+    for node in list(graph):
+        columns = node.attributes.get("N")
+        if (node.domain, node.op_type) != ("com.microsoft", "MatMulNBits") or columns is None:
+            continue
+        for index in range(2, min(len(node.inputs), 4)):
+            flat = node.inputs[index]
+            tensor = None if flat is None else flat.const_value
+            if tensor is None or len(tensor.shape) != 1 or tensor.size % columns.as_int():
+                continue
+            shape = onnx_ir.Shape([columns.as_int(), tensor.size // columns.as_int()])
+            rows = onnx_ir.Value(
+                name=fresh(f"{tensor.name}_in_rows", taken),
+                type=onnx_ir.TensorType(tensor.dtype),
+                shape=shape,
+                const_value=_in_shape(tensor, shape),
+            )
+            graph.register_initializer(rows)
+            node.replace_input_with(index, rows)
+
+
+def _in_shape(tensor: onnx_ir.TensorProtocol, shape: onnx_ir.Shape) -> onnx_ir.LazyTensor:
+    sizes = shape.numpy()
+    return onnx_ir.LazyTensor(
+        lambda: onnx_ir.Tensor(tensor.numpy().reshape(sizes), dtype=tensor.dtype),
+        dtype=tensor.dtype,
+        shape=shape,
+    )
 
 
 def use_own_forms(model: onnx_ir.Model) -> None:

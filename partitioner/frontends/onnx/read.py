@@ -21,6 +21,7 @@ from partitioner.frontends.onnx.checks import (
     nested_graphs,
     node_lists,
 )
+from partitioner.frontends.onnx.habits import write_as_onnx
 from partitioner.frontends.onnx.names import distinct_outputs, fresh, name_nodes, name_results
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import typed
@@ -45,6 +46,7 @@ class Source:
         name: For people.
         notes: The changes that a user should know of.
         missing: The file of each initializer whose file is missing.
+        output_names: The user's name of each output that has another one here.
     """
 
     proto: ModelProto
@@ -53,6 +55,7 @@ class Source:
     name: str
     notes: tuple[str, ...]
     missing: Mapping[str, Path]
+    output_names: Mapping[str, str]
 
 
 def read_source(model: str | Path | ModelProto, *, plan_only: bool = False) -> Source:
@@ -80,21 +83,23 @@ def read_source(model: str | Path | ModelProto, *, plan_only: bool = False) -> S
         proto = parse_file(path)
         folder = follow_links(proto, path)
     _write_default_domain(proto)
+    mended = write_as_onnx(proto)
     # Where links were followed, the file has other names of external files than the message.
-    is_as_read = path is not None and folder == path.parent
+    is_as_read = path is not None and folder == path.parent and not mended
     missing = check_model(proto, where, folder, path if is_as_read else None, plan_only=plan_only)
     proto, notes = _newer(proto, where)
     proto.ir_version = min(proto.ir_version, MAX_IR_VERSION)
     for holder in (proto.graph, *nested_graphs(proto.graph.node), *proto.functions):
         name_nodes(holder.node)
     name_results(proto)
-    notes += tuple(distinct_outputs(proto.graph))
+    output_names, repeated = distinct_outputs(proto.graph)
+    notes += repeated
     name = proto.graph.name or ("model" if path is None else path.stem)
     for file in dict.fromkeys(missing.values()):
         count = sum(other == file for other in missing.values())
         weights = "1 weight is" if count == 1 else f"{count} weights are"
         notes += (f"{file} is missing: {weights} planned by size alone",)
-    return Source(proto, where, folder, name, notes, missing)
+    return Source(proto, where, folder, name, notes, missing, output_names)
 
 
 def name_of(model: str | Path | ModelProto) -> str:

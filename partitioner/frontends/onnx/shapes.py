@@ -6,7 +6,8 @@ knows the forms of old opsets (Slice with attributes, Upsample-7, TopK-1, Resize
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 import onnx
 import onnx_ir
@@ -16,6 +17,7 @@ from onnx_shape_inference import infer_symbolic_shapes
 
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.border import reason
+from partitioner.frontends.onnx.bounded import behind
 from partitioner.frontends.onnx.check_nodes import check_by_schema, infer_by_schema, is_static
 from partitioner.frontends.onnx.corrections import correct_inference
 from partitioner.frontends.onnx.dims import Declared, agree, declared_dims, evaluate, text
@@ -27,7 +29,9 @@ from partitioner.frontends.onnx.fold import (
     remove_identities,
 )
 from partitioner.frontends.onnx.operand_checks import check_operands
+from partitioner.frontends.onnx.opset_forms import put_in_rows
 from partitioner.frontends.onnx.run_time_sizes import never_guess
+from partitioner.frontends.onnx.runtime import shares_buffer
 from partitioner.ir.ops.onnx.elementwise import FUNCTIONS
 
 #: Turns of inference and folding; each must find something. Real exports take two or three.
@@ -41,19 +45,34 @@ Shapes = Mapping[str, tuple[Declared, ...]]
 correct_inference()
 
 
-def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) -> None:
+def make_static(
+    model: onnx_ir.Model,
+    symbols: Mapping[str, int],
+    where: str,
+    given: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    bounded: Collection[onnx_ir.Value] = (),
+) -> tuple[str, ...]:
     """Infer and simplify in place until every value of the graph has a static shape.
 
     Args:
         model: Its graph inputs have static shapes, its functions are inlined.
         symbols: Sizes of the inputs' symbols; they also close dims that the model declares.
         where: The model's name in error messages.
+        given: Shapes that the user gives of results of nodes, by name.
+        bounded: Results whose size depends on data: neither they nor what they lead to must have
+            static shapes.
+
+    Returns:
+        A note on each declaration that is wrong (the inferred shape is taken), and on each shape
+        that is assumed.
 
     Raises:
         FrontendError: A contradiction in the shapes, or a tensor whose shape stays dynamic.
     """
     never_guess()
+    put_in_rows(model.graph)
     declared, growth = _forget_declared(model.graph), Growth()
+    stale, shared = dict[str, str](), dict[str, str]()
     for _ in range(_MAX_TURNS):
         try:
             infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
@@ -61,21 +80,29 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
             what = one_line(error) + ("" if error.__cause__ is None else f": {reason(error)}")
             raise FrontendError(f"{where}: shapes do not fit: {what}") from error
         changed = _infer_by_schema(model.graph)
-        changed = _apply_declared(model.graph, declared, symbols, where) or changed
+        _check_given(model.graph, given, where)
+        stale |= _stale(model.graph, declared)
+        stated = {name: dims for name, dims in declared.items() if name not in stale} | given
+        changed = _apply_declared(model.graph, stated, symbols) or changed
         changed = _infer_operands(model.graph) or changed
         if not fold(model, growth) and not changed:
-            break
+            assumed = _share_buffers(model.graph)
+            shared |= assumed
+            if not assumed:
+                break
     lift_constants(model)
     remove_identities(model)
     merge_equal(model)
     _check_loops(model.graph, where)
+    dynamic = frozenset(behind(model.graph, bounded))
     for node in model.graph:
         opset = model.graph.opset_imports.get(node.domain)
         check_operands(node, opset, where)
-        check_by_schema(node, opset, where)
+        check_by_schema(node, model.graph.opset_imports, where)
         for value in node.outputs:
-            if value.name:
+            if value.name and node not in dynamic:
                 _check_static(node, value, where)
+    return (*stale.values(), *shared.values())
 
 
 def _forget_declared(graph: onnx_ir.Graph) -> dict[str, tuple[Declared, ...]]:
@@ -95,13 +122,13 @@ def _infer_by_schema(graph: onnx_ir.Graph) -> bool:
     inferred = False
     for node in graph:
         if any(value.name and not is_static(value) for value in node.outputs):
-            inferred = _infer_node(node, graph.opset_imports.get(node.domain)) or inferred
+            inferred = _infer_node(node, graph.opset_imports) or inferred
     return inferred
 
 
-def _infer_node(node: onnx_ir.Node, opset: int | None) -> bool:
+def _infer_node(node: onnx_ir.Node, opsets: Mapping[str, int]) -> bool:
     try:
-        types = infer_by_schema(node, opset)
+        types = infer_by_schema(node, opsets)
     except onnx.shape_inference.InferenceError:
         return False  # stays dynamic, and is then refused by name
     return sum(_set_type(value, types.get(value.name or "")) for value in node.outputs) > 0
@@ -118,14 +145,41 @@ def _set_type(value: onnx_ir.Value, proto: TypeProto | None) -> bool:
     return True
 
 
-def _apply_declared(
-    graph: onnx_ir.Graph, declared: Shapes, symbols: Mapping[str, int], where: str
-) -> bool:
-    """Take declared dims where inference found none (custom ops); True if any was taken.
+def _check_given(
+    graph: onnx_ir.Graph, given: Mapping[str, tuple[int, ...]], where: str
+) -> None:
+    """Refuse a shape that the user gives of a result which has another one."""
+    for node, value, inferred in _inferred(graph, given):
+        if not agree(inferred, given[value]):
+            raise FrontendError(
+                f"{where}: --shape {value}={','.join(map(str, given[value]))}: node {node.name!r} "
+                f"({node.op_type}) makes it {text(inferred)}"
+            )
 
-    Raises:
-        FrontendError: A declared shape contradicts the inferred one.
-    """
+
+def _stale(graph: onnx_ir.Graph, declared: Shapes) -> Mapping[str, str]:
+    """A note on each declaration that contradicts what was inferred, by the value's name."""
+    return {
+        value: f"tensor {value!r} of node {node.name!r} ({node.op_type}) is declared "
+        f"{text(declared[value])} but works out as {text(inferred)}, which is taken"
+        for node, value, inferred in _inferred(graph, declared)
+        if not agree(inferred, declared[value])
+    }
+
+
+def _inferred(
+    graph: onnx_ir.Graph, names: Collection[str]
+) -> Iterator[tuple[onnx_ir.Node, str, tuple[Declared, ...]]]:
+    """The results of nodes that have one of these names and a rank."""
+    for node in graph:
+        for value in node.outputs:
+            dims = declared_dims(value)
+            if value.name in names and dims is not None:
+                yield node, value.name, dims
+
+
+def _apply_declared(graph: onnx_ir.Graph, declared: Shapes, symbols: Mapping[str, int]) -> bool:
+    """Take declared dims where inference found none (custom ops); True if any was taken."""
     changed = False
     for node in graph:
         for value in node.outputs:
@@ -134,12 +188,6 @@ def _apply_declared(
                 continue
             if inferred is None:
                 inferred = (None,) * len(stated)
-            elif not agree(inferred, stated):
-                raise FrontendError(
-                    f"{where}: tensor {value.name!r} of node {node.name!r} ({node.op_type}) is "
-                    f"declared {text(stated)} but works out as {text(inferred)}; "
-                    "correct or remove its declaration"
-                )
             pairs = zip(inferred, stated, strict=True)
             sizes = [a if isinstance(a, int) else evaluate(b, symbols) for a, b in pairs]
             dims = [a if size is None else size for a, size in zip(inferred, sizes, strict=True)]
@@ -147,6 +195,28 @@ def _apply_declared(
                 value.shape = onnx_ir.Shape(dims)
                 changed = True
     return changed
+
+
+def _share_buffers(graph: onnx_ir.Graph) -> Mapping[str, str]:
+    """Take present keys and values of which nobody says the length to lie in the past ones' buffer.
+
+    Returns:
+        A note on each such attention, by its name.
+    """
+    notes: dict[str, str] = {}
+    for node in graph:
+        past = node.inputs[3] if shares_buffer(node) else None
+        if past is None or past.shape is None or not is_static(past):
+            continue
+        for value in node.outputs[1:3]:
+            if value.name and not is_static(value) and past.shape[2]:
+                value.shape = past.shape
+                notes[str(node.name)] = (
+                    f"node {node.name!r} ({node.op_type}) is taken to keep its keys in the "
+                    f"{past.shape[2]} places of the past ones; pass --shape {value.name}=... if "
+                    "there are more"
+                )
+    return notes
 
 
 def _infer_operands(graph: onnx_ir.Graph) -> bool:
@@ -161,12 +231,13 @@ def _infer_operands(graph: onnx_ir.Graph) -> bool:
             node.domain
             or node.op_type not in _UNARY
             or operand is None
-            or operand.shape is not None
+            or is_static(operand)
         ):
             continue
-        result = node.outputs[0].shape
-        if result is not None and result.is_static():
-            operand.shape = onnx_ir.Shape(result.numpy())
+        result, known = declared_dims(node.outputs[0]), declared_dims(operand)
+        is_told = result is not None and all(isinstance(size, int) for size in result)
+        if result is not None and is_told and (known is None or agree(known, result)):
+            operand.shape = onnx_ir.Shape(result)
             changed = True
     return changed
 
@@ -184,7 +255,8 @@ def _check_static(node: onnx_ir.Node, value: onnx_ir.Value, where: str) -> None:
         shown = "no known shape" if dims is None else f"shape {text(dims)}"
         raise FrontendError(
             f"{what} has {shown}, which is not static: it depends on data, or the op is not known; "
-            "declare its shape in the model (graph.value_info), or make what it depends on constant"
+            f"pass --shape {value.name}=..., declare its shape in the model (graph.value_info), or "
+            "make what it depends on constant"
         )
 
 

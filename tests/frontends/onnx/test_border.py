@@ -117,8 +117,8 @@ MODELS = {
         "tensor 'x' has 2000 dims; at most 64 are supported",
     ),
     "a declared negative size": (
-        one(node("Relu", "x", "y"), [-1, 3]),
-        "value 'x' has sizes [-1, 3]; each must be at least 0 (an unknown one has a name)",
+        one(node("Relu", "x", "y"), [-2, 3]),
+        "value 'x' has sizes [-2, 3]; each must be at least 0 (an unknown one has a name)",
     ),
     "an unknown element type of an input": (
         typed(77),

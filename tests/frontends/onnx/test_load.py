@@ -98,7 +98,8 @@ def test_outputs_that_are_inputs_weights_constants_or_repeated() -> None:
     traced = load_onnx(proto)
     assert traced.graph.outputs == ("y", "x_output", "w_output", "c", "z", "s", "y_output")
     assert [o.name for o in traced.whole.graph.output] == list(traced.graph.outputs)
-    assert "output 'x' repeats another value: it is returned as 'x_output'" in traced.notes
+    assert traced.graph.output_names == {"x_output": "x", "w_output": "w"}
+    assert "output 'y' repeats another output: it is returned as 'y_output'" in traced.notes
     x = floats(2)
     whole = om.assert_same(traced, {"x": x})
     np.testing.assert_array_equal(whole[1], x)

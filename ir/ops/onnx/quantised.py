@@ -1,0 +1,130 @@
+"""Operators of quantised elements that ONNX Runtime writes (``com.microsoft``), less products.
+
+Operands come with a scale and a zero point each, and the result's. Those are numbers for the whole
+tensor, except in a convolution, where the weight may have one for each output channel. The windows
+of images are not cut along space; those with channels last stand so in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from partitioner.ir.ops.rules.dims import broadcast, names
+from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
+from partitioner.ir.ops.signature import OpaqueError
+from partitioner.ir.ops.table import OpRow, OpView
+from partitioner.ir.rule import Rule
+
+Dims = Sequence[str] | None
+
+
+def _elementwise(view: OpView, places: Sequence[int], flops: float) -> Rule:
+    """Operands at these places broadcast to the result; the others are settings."""
+    out = names("b", len(view.out_shape))
+    operands = [broadcast(view.shape(i), out) if i in places else None for i in _indices(view)]
+    return view.rule(operands, [broadcast(view.out_shape, out)], flops=flops)
+
+
+def _indices(view: OpView) -> range:
+    return range(len(view.types))
+
+
+def _on_data(view: OpView, data: Sequence[str], result: Sequence[str], **options: object) -> Rule:
+    """A rule of the first operand; the others are settings."""
+    operands: list[Dims] = [data, *[None] * (len(view.types) - 1)]
+    return view.rule(operands, [result], **options)  # type: ignore[arg-type]
+
+
+def _softmax(view: OpView) -> Rule:
+    """Dims from `axis` on, or that dim alone, by the opset of ONNX's Softmax that it replaces."""
+    rank, axis = view.rank(), view.dim("axis", -1)
+    dims = names("d", rank)
+    alone = view.int_attr("opset", 13) >= 13
+    whole = dims[axis : axis + 1] if alone else dims[axis:]
+    return _on_data(view, dims, dims, whole=whole, flops=TRANSCENDENTAL + 6)
+
+
+def _concat(view: OpView) -> Rule:
+    """The result's scale and zero point, then each operand with its own; the joined dim is whole."""
+    rank = len(view.out_shape)
+    axis, dims = view.dim("axis", 0, rank), names("d", rank)
+    operands: list[Dims] = [None] * len(view.types)
+    whole = {dims[axis]}
+    for index in range(2, len(view.types), 3):
+        part = f"p{index}"
+        operands[index] = [*dims[:axis], part, *dims[axis + 1 :]]
+        whole.add(part)
+    return view.rule(operands, [dims], whole=whole, flops=2)
+
+
+def _pool(view: OpView) -> Rule:
+    kernel = view.ints("kernel_shape") or ()
+    return _image(view, flops=float(math.prod(kernel)))
+
+
+def _global_pool(view: OpView) -> Rule:
+    return _image(view, flops=float(math.prod(_space(view))))
+
+
+def _nhwc_pool(view: OpView) -> Rule:
+    kernel = view.ints("kernel_shape") or ()
+    return _image(view, flops=float(math.prod(kernel)), last=True)
+
+
+def _image(view: OpView, flops: float, *, last: bool | None = None) -> Rule:
+    """Batch and channels are cut, space is whole."""
+    last = bool(view.int_attr("channels_last", 0)) if last is None else last
+    space = view.rank() - 2
+    before, after = names("x", space), broadcast(_space(view, last, result=True), names("y", space))
+    data = ["n", *before, "c"] if last else ["n", "c", *before]
+    result = ["n", *after, "c"] if last else ["n", "c", *after]
+    whole = {*before, *(name for name in after if name != "1")}
+    return _on_data(view, data, result, whole=whole, flops=flops)
+
+
+def _space(view: OpView, last: bool | None = None, *, result: bool = False) -> tuple[int, ...]:
+    """Sizes of the spatial dims."""
+    last = bool(view.int_attr("channels_last", 0)) if last is None else last
+    shape = view.out_shape if result else view.shape()
+    return shape[1:-1] if last else shape[2:]
+
+
+def _conv(view: OpView) -> Rule:
+    """QLinearConv with channels last: batch and, without groups, output channels are cut."""
+    if not view.int_attr("channels_last", 0):
+        raise OpaqueError("channels_last is 0")
+    space = view.rank() - 2
+    before, after, kernel = names("x", space), names("y", space), names("k", space)
+    inner = "ci" if view.int_attr("group", 1) == 1 else "cg"
+    sizes = dict(zip(after, view.out_shape[1:-1], strict=True))
+    shape = {name: size for name, size in sizes.items() if size != 1}
+    weights = ["co", inner, *broadcast(view.shape(3)[2:], kernel)]
+    per_channel: list[Dims] = [_by_channel(view, index) for index in (4, 5)]
+    operands: list[Dims] = [["n", *before, "ci"], None, None, weights, *per_channel, None, None]
+    result = ["n", *(name if name in shape else "1" for name in after), "co"]
+    whole = {*before, *shape, "ci", *(name for name in weights[1:] if name != "1")}
+    if inner == "cg":
+        whole.add("co")
+    points = ["n", *shape, "co", *(name for name in weights[1:] if name != "1")]
+    return view.rule([*operands, ["co"]], [result], whole=whole, points=points, flops=2)
+
+
+def _by_channel(view: OpView, index: int) -> Dims:
+    setting = view.type(index)
+    return ["co"] if setting is not None and setting.numel > 1 else None
+
+
+ROWS: Mapping[str, OpRow] = {
+    "com.microsoft::NhwcMaxPool": OpRow(_nhwc_pool),
+    "com.microsoft::QLinearAdd": OpRow(lambda view: _elementwise(view, (0, 3), 6)),
+    "com.microsoft::QLinearAveragePool": OpRow(_pool),
+    "com.microsoft::QLinearConcat": OpRow(_concat),
+    "com.microsoft::QLinearConv": OpRow(_conv),
+    "com.microsoft::QLinearGlobalAveragePool": OpRow(_global_pool),
+    "com.microsoft::QLinearLeakyRelu": OpRow(lambda view: _elementwise(view, (0,), 5)),
+    "com.microsoft::QLinearMul": OpRow(lambda view: _elementwise(view, (0, 3), 6)),
+    "com.microsoft::QLinearSigmoid": OpRow(lambda view: _elementwise(view, (0,), 8)),
+    "com.microsoft::QLinearSoftmax": OpRow(_softmax),
+    "com.microsoft::QLinearWhere": OpRow(lambda view: _elementwise(view, (0, 1, 4), 4)),
+}

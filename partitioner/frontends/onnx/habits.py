@@ -1,0 +1,91 @@
+"""Habits of exporters that ONNX Runtime takes and ONNX's checker refuses, written as ONNX has them.
+
+Nodes stand in any order, a size that is not known is -1 (Paddle), initializers are no inputs though
+the IR version is 3 (ONNX Runtime saves old models so).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+
+from onnx import GraphProto, ModelProto, NodeProto
+
+from partitioner.frontends.onnx.checks import nested_graphs
+
+#: First IR version in which an initializer need not be an input.
+_INITIALIZERS_ALONE = 4
+#: What old exports of Paddle have for a size that is not known.
+_UNKNOWN = -1
+
+
+def write_as_onnx(proto: ModelProto) -> bool:
+    """Write a model without these habits, in place; True if it had one."""
+    changed = _put_in_order(proto.graph)
+    nodes = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
+    for graph in (proto.graph, *nested_graphs(nodes)):
+        changed = _forget_unknown_sizes(graph) or changed
+    names = {value.name for value in proto.graph.input}
+    alone = any(tensor.name not in names for tensor in proto.graph.initializer)
+    if proto.ir_version < _INITIALIZERS_ALONE and alone:
+        proto.ir_version = _INITIALIZERS_ALONE
+        changed = True
+    return changed
+
+
+def _forget_unknown_sizes(graph: GraphProto) -> bool:
+    changed = False
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value == _UNKNOWN:
+                dim.ClearField("dim_value")
+                changed = True
+    return changed
+
+
+def _put_in_order(graph: GraphProto) -> bool:
+    """Put each node behind those whose results it reads, in place; True if any moved.
+
+    Nodes in a circle, or out of order in a body, stay as they are: ONNX Runtime refuses them, too.
+    """
+    makers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+    makers_read = {
+        index: {makers[name] for name in _read(node) if name in makers}
+        for index, node in enumerate(graph.node)
+    }
+    if all(maker < index for index, before in makers_read.items() for maker in before):
+        return False
+    try:
+        order = list(_earliest_first(makers_read))
+    except CycleError:
+        return False
+    nodes = [NodeProto.FromString(graph.node[index].SerializeToString()) for index in order]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return True
+
+
+def _earliest_first(before: Mapping[int, Iterable[int]]) -> Iterator[int]:
+    """The numbers, each behind those that must stand before it, else in their own order.
+
+    Raises:
+        CycleError: There is no such order.
+    """
+    sorter = TopologicalSorter(before)
+    sorter.prepare()
+    ready: list[int] = []
+    while sorter.is_active():
+        for number in sorter.get_ready():
+            heapq.heappush(ready, number)
+        number = heapq.heappop(ready)
+        yield number
+        sorter.done(number)
+
+
+def _read(node: NodeProto) -> Iterator[str]:
+    """The names that a node and its bodies read."""
+    yield from node.input
+    for graph in nested_graphs([node]):
+        yield from (name for inner in graph.node for name in inner.input)
+        yield from (value.name for value in graph.output)

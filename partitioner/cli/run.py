@@ -89,10 +89,20 @@ def run(
     return 0
 
 
-def verify(folder: Written, seed: InputSeed = 0) -> int:
+def verify(
+    folder: Written,
+    inputs: Annotated[
+        Path | None,
+        option(None, "in.npz", "Whole inputs by name (default: random valid inputs).", panel=MODEL),
+    ] = None,
+    seed: InputSeed = 0,
+) -> int:
     """Compare the outputs of all ranks with those of the whole model."""
     from partitioner.compiled.reload import load
+    from partitioner.run.local import read_inputs
 
-    verification = load(folder).verify_written(folder, seed=seed)
+    result = load(folder)
+    given = None if inputs is None else read_inputs(inputs, result.model.input_types)
+    verification = result.verify_written(folder, seed=seed, inputs=given)
     print(safe(str(verification)))
     return 0 if verification.equal else 1

@@ -30,6 +30,7 @@ from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
+from partitioner.ir.types import TensorType
 from partitioner.lowering import lower
 from partitioner.no_gc import no_collection
 from partitioner.report.measured import FILE, Comparison, Measured, PlannedT_co
@@ -61,8 +62,8 @@ class Ranks(ABC):
         """Run one request in this process, in lock-step over simulated communications."""
 
     @abstractmethod
-    def verify(self, seed: int) -> Verification:
-        """Compare all ranks with the whole model on random valid inputs."""
+    def verify(self, seed: int, inputs: Mapping[str, np.ndarray] | None = None) -> Verification:
+        """Compare all ranks with the whole model on whole inputs, by default random valid ones."""
 
     @abstractmethod
     def write(self, folder: Path) -> None:
@@ -120,6 +121,11 @@ class Model(ABC):
     @abstractmethod
     def delivered(self) -> frozenset[str]:
         """Values of the graph that every rank delivers whole."""
+
+    @property
+    def input_types(self) -> Mapping[str, TensorType]:
+        """Types of the whole inputs of a request, by name."""
+        return {name: self.graph.types[name] for name in self.graph.inputs}
 
     def random_inputs(self, seed: int) -> Mapping[str, np.ndarray]:
         """Valid random inputs of a request, by name."""
@@ -252,8 +258,8 @@ class Compiled(Planned):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def verify(self, seed: int = 0) -> Verification:
-        """Compare all ranks with the whole model on random valid inputs.
+    def verify(self, seed: int = 0, inputs: Mapping[str, np.ndarray] | None = None) -> Verification:
+        """Compare all ranks with the whole model on random valid inputs, or on given ones.
 
         Results are compared, and of a module also written buffers and gradients. A module's inputs
         hold the example inputs' elements in another order; floats that are all equal are drawn. A
@@ -262,18 +268,21 @@ class Compiled(Planned):
 
         Args:
             seed: Seed of the inputs and of dropout.
+            inputs: Whole inputs by name, in place of random ones.
 
         Returns:
             The differences; true if all is equal. A difference raises nothing.
 
         Raises:
-            VerificationError: It would not fit this machine's free memory, or the module's weights
-                or example inputs are fake.
-            BackendError: A rank fails.
+            VerificationError: It would not fit this machine's free memory, the model draws random
+                numbers without a seed, or the module's weights or example inputs are fake.
+            BackendError: A rank fails, or inputs are not the model's.
         """
-        return self.ranks.verify(seed)
+        return self.ranks.verify(seed, inputs)
 
-    def verify_written(self, folder: Path, seed: int = 0) -> Verification:
+    def verify_written(
+        self, folder: Path, seed: int = 0, inputs: Mapping[str, np.ndarray] | None = None
+    ) -> Verification:
         """Compare the rank files of a folder that the plan was saved to with the whole model.
 
         Raises:
@@ -283,7 +292,7 @@ class Compiled(Planned):
             VerificationError: As `verify`.
         """
         self.model.files(folder).check(self.plan, self.graph)
-        return self.model.read(self.programs, folder).verify(seed)
+        return self.model.read(self.programs, folder).verify(seed, inputs)
 
     def save(
         self,

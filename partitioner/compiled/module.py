@@ -39,6 +39,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import have_equal_fixed_nodes
 from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.program import Programs
+from partitioner.ir.types import TensorType
 from partitioner.lowering import lower
 from partitioner.no_gc import only_new_objects_collected
 from partitioner.report.measured import Measured
@@ -90,6 +91,12 @@ class ModuleModel(Model):
     def delivered(self) -> frozenset[str]:
         """The module's results: every rank returns them whole."""
         return frozenset(value for value in self.module.traced.results if value)
+
+    @property
+    def input_types(self) -> Mapping[str, TensorType]:
+        """See `Model.input_types`: of the module's tensors."""
+        signature = self.module.signature
+        return {name: signature.types[name] for name in signature.inputs if name}
 
     def write_request(self, folder: Path, final: Path) -> None:
         """See `Model.write_request`."""
@@ -230,11 +237,12 @@ class ModuleRanks(Ranks):
             )
         return signature.call(tensors)
 
-    def verify(self, seed: int) -> Verification:
-        """See `Ranks.verify`."""
+    def verify(self, seed: int, inputs: Mapping[str, np.ndarray] | None = None) -> Verification:
+        """See `Ranks.verify`; inputs have the names of the graph's values."""
         check_contents(self.module)
         check_memory(self.module.graph)
-        return verify_module(self.module, self.all_ranks, seed)
+        given = None if inputs is None else self._call(inputs)
+        return verify_module(self.module, self.all_ranks, seed, given)
 
     def close(self) -> None:
         """See `Ranks.close`."""

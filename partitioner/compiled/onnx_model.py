@@ -27,6 +27,7 @@ from partitioner.ir.errors import OptionError, typed
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
+from partitioner.ir.types import TensorType
 from partitioner.strategies.block_graph import block_graph
 from partitioner.strategies.micro_batch_graph import MicroBatch, micro_batch_graph
 from partitioner.verify.compare import Verification
@@ -153,6 +154,11 @@ class OnnxModel(Model):
         """See `Model.read`."""
         return OnnxRanks(self.traced, self.part, programs, read_from=folder, cut=self.cut)
 
+    @property
+    def input_types(self) -> Mapping[str, TensorType]:
+        """See `Model.input_types`: of the whole batch."""
+        return {name: self.traced.graph.types[name] for name in self.traced.graph.inputs}
+
     def random_inputs(self, seed: int) -> Mapping[str, np.ndarray]:
         """See `Model.random_inputs`: of the whole batch."""
         return random_inputs(self.traced.graph, seed)
@@ -249,9 +255,9 @@ class OnnxRanks(Ranks):
             while self._temporary:
                 self._temporary.pop()()
 
-    def verify(self, seed: int) -> Verification:
+    def verify(self, seed: int, inputs: Mapping[str, np.ndarray] | None = None) -> Verification:
         """See `Ranks.verify`."""
-        return verify(self.traced, self.programs, self.folder, seed, self.part)
+        return verify(self.traced, self.programs, self.folder, seed, self.part, inputs)
 
 
 def _state(folder: Path) -> _State:

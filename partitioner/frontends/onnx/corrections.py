@@ -4,8 +4,10 @@ ONNX Runtime itself is asked for the types of its own operators (com.microsoft):
 pools of quantised elements for elementwise operators, and the present keys of a
 GroupQueryAttention to be its past ones and new ones, which they are not in a shared buffer. Where
 ONNX Runtime cannot tell, as on an operator without a kernel for processors, the library does; some
-element types of it are corrected. It takes the operands of MelWeightMatrix for each other, and knows no aspect ratio in Resize: these
-shapes are left to ONNX's own inference. It gives present keys and values of an Attention of 3-D
+element types of it are corrected. It takes the operands of MelWeightMatrix for each other, and
+knows no aspect ratio in Resize: these shapes are left to ONNX's own inference. It counts other
+windows of some pools and transposed convolutions than ONNX Runtime does. It gives present keys and
+values of an Attention of 3-D
 operands without past ones the shape of the operand. A comparison with all those schemas, and with
 the results of ONNX's own node cases, finds these (tests/frontends/onnx/test_corrections.py). It
 refuses a Loop without a condition.
@@ -22,6 +24,13 @@ from onnx_shape_inference import ShapeInferenceContext, registry
 
 from partitioner.frontends.onnx.check_nodes import is_static
 from partitioner.frontends.onnx.runtime import infer_by_runtime, runtime_operators, shares_buffer
+
+from partitioner.frontends.onnx.window_counts import (
+    Size,
+    Sizes,
+    pool_counts,
+    transposed_counts,
+)
 
 _DOMAIN = "com.microsoft"
 
@@ -45,6 +54,13 @@ _RESULTS: dict[str, Callable[[onnx_ir.Node], DataType | None]] = {
     "QLinearConcat": _zero_point(1),
 }
 
+#: The windows of an operator, by its node and the sizes of its operand and result.
+Counts = Callable[[onnx_ir.Node, Sizes, Sizes], list[Size]]
+_COUNTS: dict[str, Counts] = {
+    **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), pool_counts),
+    "ConvTranspose": transposed_counts,
+}
+
 
 def correct_inference() -> None:
     """Put the corrections before the library's own inference, which keeps a type that it finds."""
@@ -60,6 +76,10 @@ def correct_inference() -> None:
     resize = registry.get("", "Resize", 18)
     assert resize is not None
     registry.register("", "Resize", 18)(partial(_resize, resize))
+    for op, counts in _COUNTS.items():
+        windows = registry.get("", op, 1)
+        assert windows is not None
+        registry.register("", op, 1)(partial(_windows, counts, windows))
     attention = registry.get("", "Attention", 23)
     assert attention is not None
     registry.register("", "Attention", 23)(partial(_attention, attention))
@@ -105,6 +125,20 @@ def _resize(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) ->
     policy = node.attributes.get("keep_aspect_ratio_policy")
     if policy is None or policy.as_string() == "stretch":
         infer(context, node)
+
+
+def _windows(counts: Counts, infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
+    """The spatial dims of the result have as many elements as ONNX Runtime counts windows."""
+    for value in node.outputs:
+        value.shape = None  # of an earlier turn
+    infer(context, node)
+    image, result = node.inputs[0], node.outputs[0].shape
+    if image is None or image.shape is None or result is None:
+        return
+    dims = list(result)
+    sizes = counts(node, list(image.shape)[2:], dims[2:])
+    for value in node.outputs:
+        value.shape = onnx_ir.Shape([*dims[:2], *sizes])
 
 
 def _loop(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:

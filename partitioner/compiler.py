@@ -606,10 +606,19 @@ class _Parts:
         from partitioner.backends.errors import BackendError
         from partitioner.frontends.errors import FrontendError
 
+        if 1 in self._traced:
+            return self._traced[1]
         try:
-            return self._traced[1] if 1 in self._traced else self.opened.traced
+            return self.opened.traced
         except (BackendError, FrontendError) as error:
             return str(error)
+
+    @property
+    def whole_graph(self) -> Graph | None:
+        """The graph of the whole batch, which keeps all values; None if it has none."""
+        with self.clock("tracing the module"):
+            whole = self.whole_if_any
+        return None if isinstance(whole, str) else whole.graph
 
     def changes(self, count: int) -> Difference:
         """What a step in so many micro-batches computes otherwise than the whole batch.
@@ -683,7 +692,7 @@ class _Parts:
         )
 
     def notes(self, plan: Plan) -> tuple[str, ...]:
-        """What a plan in micro-batches computes beside the whole batch, and which it could not be."""
+        """What a plan in micro-batches computes otherwise, and the numbers that were left out."""
         count = plan.micro_batches
         assert count is not None
         left_out = (self.left_out,) if self.left_out else ()
@@ -780,7 +789,9 @@ def _plan_in_parts(
     count = micro.micro.count
     if count == 1:
         note = f"no plan without stages was found to fit: it runs{_through_stages(outcome.plan)}"
-        return outcome, _facts_in_parts(outcome, (note, *notes), parts.graphs, cluster, request)
+        return outcome, _facts_in_parts(
+            outcome, (note, *notes), parts.graphs, cluster, request, whole.graph
+        )
     changes = parts.changes(count)
     if changes.reasons and request.micro_batches != "auto":
         return f"{_fitting(outcome)}, which changes the results: {changes.reasons[0]}"
@@ -789,7 +800,9 @@ def _plan_in_parts(
         "no plan of the whole batch was found to fit: it runs in "
         f"{count} micro-batches{_through_stages(outcome.plan)}{added}; {_effect(changes)}"
     )
-    return outcome, _facts_in_parts(outcome, (note, *notes), parts.graphs, cluster, request)
+    return outcome, _facts_in_parts(
+        outcome, (note, *notes), parts.graphs, cluster, request, whole.graph
+    )
 
 
 def _or_in_stages(
@@ -825,7 +838,8 @@ def _or_in_stages(
         f"on one mesh a step takes {units.seconds(known_s)}: it runs in {count} micro-batches"
         f"{_through_stages(staged.plan)}; {_effect(changes)}"
     )
-    return staged, _facts_in_parts(staged, (note, *notes), parts.graphs, cluster, request)
+    whole = parts.whole_graph
+    return staged, _facts_in_parts(staged, (note, *notes), parts.graphs, cluster, request, whole)
 
 
 def _weighs_stages(opened: ModuleInput, cluster: Cluster, request: Request) -> bool:
@@ -939,7 +953,8 @@ def _compile_in_stages(
                 raise Infeasible(f"{error}{also}", **vars(error)) from None
         outcome, run_notes = _tuned(outcome, compiled, request, cluster, clock)
         notes = (*parts.notes(outcome.plan), *notes, *run_notes)
-        return outcome, _facts_in_parts(outcome, notes, parts.graphs, cluster, request)
+        whole = parts.whole_graph
+        return outcome, _facts_in_parts(outcome, notes, parts.graphs, cluster, request, whole)
 
     module, plan, evaluation, summary = plan_together(
         agreement, first, cluster, request, search, parts.of
@@ -1151,8 +1166,10 @@ def plan_graph(
     )
     with no_collection():
         plan = outcome.plan
-        run = (outcome.graph, plan.micro_batches)
-        single = OneDevice.best(cluster, request.objective, run)
+        runs: list[tuple[Graph, int | None]] = [(outcome.graph, plan.micro_batches)]
+        if outcome.graph is not graph:  # it computes values again, which one device need not
+            runs.append((graph, None))
+        single = OneDevice.best(cluster, request.objective, *runs)
         cost = outcome.evaluation.cost(request.objective)
         objective, count = request.objective, plan.micro_batches
         sources = _sources(outcome, cluster)

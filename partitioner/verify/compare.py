@@ -140,7 +140,6 @@ class Verification:
             )
         return "\n".join(lines)
 
-
     @property
     def _of_whole_batch(self) -> str:
         """The verdict on a call with the whole batch, as words."""

@@ -1,11 +1,11 @@
 """Proof that the ranks of a module compute what the module does.
 
 All ranks run in this process, in lock-step, on random inputs like the example inputs, and are
-compared with the module itself: results, written buffers and, in training, every gradient. A program
-in micro-batches is compared with the module's in micro-batches, and with a call of the whole batch
-beside, which may differ. A module with dropout draws other masks than its program; the program's
-masks do not depend on how it is cut, so its ranks are compared with the program on one device. If a
-tensor differs, the first value of the graph that differs is searched for
+compared with the module itself: results, written buffers and, in training, every gradient. A
+program in micro-batches is compared with the module's in micro-batches, and with a call of the
+whole batch beside, which may differ. A module with dropout draws other masks than its program; the
+program's masks do not depend on how it is cut, so its ranks are compared with the program on one
+device. If a tensor differs, the first value of the graph that differs is searched for
 (`partitioner.verify.first_difference`).
 """
 

@@ -276,6 +276,17 @@ class Cluster:
         }
         return replace(self, devices=tuple(alone[spec] for spec in self.devices))
 
+    @property
+    def crowded(self) -> Cluster:
+        """The cluster for programs of one device each that keep all devices busy; see `beside`."""
+        if len(self) == 1 or all(spec.profile is None for spec in self.first_of_spec):
+            return self
+        busy = {
+            spec: spec if spec.profile is None else replace(spec, profile=spec.profile.crowded)
+            for spec in self.first_of_spec
+        }
+        return replace(self, devices=tuple(busy[spec] for spec in self.devices))
+
     def first(self, count: int) -> Cluster:
         """The cluster of the first devices alone."""
         inner = [level for level in self.levels if level.size < count]

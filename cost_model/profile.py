@@ -216,6 +216,11 @@ class Profile:
         """The profiles of `beside`: each fits its entries once."""
         return {}
 
+    @property
+    def crowded(self) -> Profile:
+        """The profile for any plan of a machine whose processes are all busy."""
+        return replace(self, known={self.processes: self.entries})
+
     def hidden_share(self, ranks: int) -> float | None:
         """Share of the seconds of communications that compute hides; None if it is not known.
 

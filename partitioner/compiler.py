@@ -555,7 +555,7 @@ def _compile_module(
 
         planned = _cheapest_form(graphs, plan_form, request.objective)
         if not isinstance(planned, Infeasible):
-            return _or_in_stages(planned, traced, parts, notes, cluster, request, clock)
+            return _or_in_stages(planned, parts, notes, cluster, request, clock)
         if traced.graph not in graphs:
             raise planned
         smaller = _plan_in_parts_or_blocks(traced, parts, notes, cluster, request, clock)
@@ -590,6 +590,8 @@ class _Parts:
     request: Request
     clock: Clock
     _traced: dict[int, TracedModule] = field(default_factory=dict)
+    _changes: dict[int, Difference] = field(default_factory=dict)
+    _refused: dict[int, str] = field(default_factory=dict)
 
     def __getitem__(self, count: int) -> TracedModule:
         if count not in self._traced:
@@ -601,6 +603,113 @@ class _Parts:
         """The trace with the graph of a plan in micro-batches."""
         assert plan.pipeline is not None
         return self[plan.pipeline.micro_batches].of(plan.nodes)
+
+    @property
+    def whole_if_any(self) -> TracedModule | str:
+        """The trace with the whole batch, or why it has none."""
+        from partitioner.backends.errors import BackendError
+        from partitioner.frontends.errors import FrontendError
+
+        if 1 in self._traced:
+            return self._traced[1]
+        try:
+            return self.opened.traced
+        except (BackendError, FrontendError) as error:
+            return str(error)
+
+    @property
+    def whole_graph(self) -> Graph | None:
+        """The graph of the whole batch, which keeps all values; None if it has none."""
+        with self.clock("tracing the module"):
+            whole = self.whole_if_any
+        return None if isinstance(whole, str) else whole.graph
+
+    def changes(self, count: int) -> Difference:
+        """What a step in so many micro-batches computes otherwise than the whole batch.
+
+        Means over targets are compared with the numbers of targets in the example inputs.
+        """
+        if count not in self._changes:
+            self._changes[count] = self._changes_in(count)
+        return self._changes[count]
+
+    def _changes_in(self, count: int) -> Difference:
+        from partitioner.compiled.target_counts import unlike_counts
+
+        part = self[count]
+        assert part.micro is not None
+        if part.rest is not None:
+            return Difference(("the last micro-batch is smaller than the others",))
+        with self.clock("tracing the module"):
+            whole = self.whole_if_any
+        if isinstance(whole, str):
+            return Difference((f"the whole batch has no trace: {whole}",))
+        found = difference(
+            *(whole.graph, part.graph, part.micro.split),
+            *(tuple(filter(None, whole.traced.results)), count, whole.traced.seed),
+        )
+        if found.counted and (value := unlike_counts(part, found.counted)):
+            node = part.graph.producers[value].name
+            counts = f"{node} counts unlike numbers of targets in the micro-batches of the example"
+            return replace(found, reasons=(*found.reasons, counts), redrawn=False)
+        return found
+
+    def why_not(self, count: int) -> str:
+        """Why a step in so many micro-batches is not taken without being asked for; "" if it is.
+
+        It is taken if it is proven to compute what the whole batch does, but for other random
+        numbers.
+        """
+        from partitioner.backends.errors import BackendError
+        from partitioner.frontends.errors import FrontendError
+
+        if count == 1:
+            return ""
+        try:
+            changes = self.changes(count)
+        except (BackendError, FrontendError) as error:
+            return str(error)
+        return "" if changes.redrawn else next(iter(changes.reasons), "")
+
+    def proven(self, count: int) -> Iterator[Graph]:
+        """The graphs, if a step in so many micro-batches computes what the whole batch does.
+
+        Raises:
+            ConstraintError: It is not proven to.
+        """
+        why = self._refused.setdefault(count, self.why_not(count))
+        if why:
+            raise ConstraintError(self.left_out)
+        yield from self.graphs(count)
+
+    @property
+    def left_out(self) -> str:
+        """The numbers of micro-batches that were refused for what they change, as a sentence."""
+        refused = {count: why for count, why in sorted(self._refused.items()) if why}
+        if not refused:
+            return ""
+        *most, last = map(str, refused)
+        counts = f"{', '.join(most)} or {last}" if most else last
+        return (
+            f"not in {counts} micro-batches, which are not proven to compute what the whole batch "
+            f"does: {next(iter(refused.values()))}; give micro_batches=N for N of them all the same"
+        )
+
+    def notes(self, plan: Plan) -> tuple[str, ...]:
+        """What a plan in micro-batches computes otherwise, and the numbers that were left out."""
+        count = plan.micro_batches
+        assert count is not None
+        left_out = (self.left_out,) if self.left_out else ()
+        if count == 1:
+            return left_out
+        changes = self.changes(count)
+        if changes.reasons and not changes.redrawn:
+            why = "; ".join(changes.reasons)
+            note = f"results are not proven to be those of the whole batch: {why}"
+            return (f"in {count} micro-batches {note}", *left_out)
+        if changes.reasons or changes.counted:
+            return (f"in {count} micro-batches {_effect(changes)}", *left_out)
+        return left_out
 
     def graphs_if_any(self, count: int) -> Iterator[Graph]:
         """The graphs, if there are any.
@@ -684,8 +793,10 @@ def _plan_in_parts(
     count = micro.micro.count
     if count == 1:
         note = f"no plan without stages was found to fit: it runs{_through_stages(outcome.plan)}"
-        return outcome, _facts_in_parts(outcome, (note, *notes), parts.graphs, cluster, request)
-    changes = _changes(whole, parts, outcome.plan)
+        return outcome, _facts_in_parts(
+            outcome, (note, *notes), parts.graphs, cluster, request, whole.graph
+        )
+    changes = parts.changes(count)
     if changes.reasons and request.micro_batches != "auto":
         return f"{_fitting(outcome)}, which changes the results: {changes.reasons[0]}"
     added = ", whose gradients are added up" if parts.opened.training else ""
@@ -693,12 +804,13 @@ def _plan_in_parts(
         "no plan of the whole batch was found to fit: it runs in "
         f"{count} micro-batches{_through_stages(outcome.plan)}{added}; {_effect(changes)}"
     )
-    return outcome, _facts_in_parts(outcome, (note, *notes), parts.graphs, cluster, request)
+    return outcome, _facts_in_parts(
+        outcome, (note, *notes), parts.graphs, cluster, request, whole.graph
+    )
 
 
 def _or_in_stages(
     planned: tuple[Outcome, dict[str, Any]],
-    whole: TracedModule,
     parts: _Parts,
     notes: tuple[str, ...],
     cluster: Cluster,
@@ -722,15 +834,16 @@ def _or_in_stages(
         if staged_s >= known_s:  # what is estimated to be as fast may turn out to be slower
             note = f"not in stages: the best plan found takes {units.seconds(staged_s)} a step"
             return outcome, {**summary, "notes": [*summary["notes"], note]}
-        changes = _changes(whole, parts, staged.plan)
-    count = staged.plan.micro_batches
-    assert count is not None
+        count = staged.plan.micro_batches
+        assert count is not None
+        changes = parts.changes(count)
     staged = over_counts({0: outcome, count: staged}, count, request.gap)
     note = (
         f"on one mesh a step takes {units.seconds(known_s)}: it runs in {count} micro-batches"
         f"{_through_stages(staged.plan)}; {_effect(changes)}"
     )
-    return staged, _facts_in_parts(staged, (note, *notes), parts.graphs, cluster, request)
+    whole = parts.whole_graph
+    return staged, _facts_in_parts(staged, (note, *notes), parts.graphs, cluster, request, whole)
 
 
 def _weighs_stages(opened: ModuleInput, cluster: Cluster, request: Request) -> bool:
@@ -752,16 +865,6 @@ def _weighs_stages(opened: ModuleInput, cluster: Cluster, request: Request) -> b
         return False
 
 
-def _changes(whole: TracedModule, parts: _Parts, plan: Plan) -> Difference:
-    """What a step in the micro-batches of a plan computes otherwise than the whole batch."""
-    micro = parts.of(plan)
-    assert micro.micro is not None
-    return difference(
-        *(whole.graph, micro.graph, micro.micro.split),
-        *(tuple(filter(None, whole.traced.results)), micro.micro.count, whole.traced.seed),
-    )
-
-
 def _through_stages(plan: Plan) -> str:
     assert plan.pipeline is not None
     stages = 1 + max(plan.pipeline.stages)
@@ -773,7 +876,7 @@ def _effect(changes: Difference) -> str:
     if changes.reasons:
         return f"results differ from those of the whole batch: {'; '.join(changes.reasons)}"
     same = "results are those of the whole batch"
-    return f"{same} if as many targets are ignored in each" if changes.counts else same
+    return f"{same} if as many targets are ignored in each" if changes.counted else same
 
 
 def _fitting(outcome: Outcome) -> str:
@@ -834,10 +937,7 @@ def _compile_in_stages(
     with agreement.together("compile()"):
         batch = opened.batch_size(request.micro_batch_count or 1)
         trials = usual_trials(batch, cluster, request)
-        first = parts[trials[0].count]
-        if len(cluster) <= EXPLICIT:  # a module that has no trace in one number is refused
-            for trial in trials[1:]:
-                parts[trial.count]
+        first = parts[request.micro_batch_count or 1]
 
     def compiled(candidate: Candidate) -> ModuleProgram:
         model = ModuleModel(parts.of(candidate.plan), opened.source)
@@ -846,11 +946,19 @@ def _compile_in_stages(
     def search() -> tuple[Outcome, dict[str, Any]]:
         notes = profile_notes(cluster, _torch_backend, training=opened.training)
         counts = opened.even_counts()
+        graphs = parts.proven
+        if request.micro_batches is not None:  # asked for, whatever it computes
+            graphs = parts.graphs_if_any if request.micro_batches == "auto" else parts.graphs
         with clock("searching"):
-            outcome = plan_in_stages(trials, counts, parts.graphs, cluster, request, clock)
+            try:
+                outcome = plan_in_stages(trials, counts, graphs, cluster, request, clock)
+            except Infeasible as error:
+                also = f"; {parts.left_out}" if parts.left_out else ""
+                raise Infeasible(f"{error}{also}", **vars(error)) from None
         outcome, run_notes = _tuned(outcome, compiled, request, cluster, clock)
-        notes = (*notes, *run_notes)
-        return outcome, _facts_in_parts(outcome, notes, parts.graphs, cluster, request)
+        notes = (*parts.notes(outcome.plan), *notes, *run_notes)
+        whole = parts.whole_graph
+        return outcome, _facts_in_parts(outcome, notes, parts.graphs, cluster, request, whole)
 
     module, plan, evaluation, summary = plan_together(
         agreement, first, cluster, request, search, parts.of
@@ -1062,8 +1170,10 @@ def plan_graph(
     )
     with no_collection():
         plan = outcome.plan
-        run = (outcome.graph, plan.micro_batches)
-        single = OneDevice.best(cluster, request.objective, run)
+        runs: list[tuple[Graph, int | None]] = [(outcome.graph, plan.micro_batches)]
+        if outcome.graph is not graph:  # it computes values again, which one device need not
+            runs.append((graph, None))
+        single = OneDevice.best(cluster, request.objective, *runs)
         cost = outcome.evaluation.cost(request.objective)
         objective, count = request.objective, plan.micro_batches
         sources = _sources(outcome, cluster)

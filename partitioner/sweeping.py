@@ -20,7 +20,7 @@ from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.options import SweepOptions, open_with, request_of, takes
 from partitioner.report.bottleneck import WORTH, turn_of
-from partitioner.report.one_device import OneDevice
+from partitioner.report.one_device import OneDevice, copies_sentence
 from partitioner.report.page.schema import VERSION, Point, Sweep
 from partitioner.report.text.tables import table
 from partitioner.search.find_plan import find_plan
@@ -267,7 +267,7 @@ def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
     figures = outcome.evaluation if outcome else None
     cert = outcome.plan.certificate if outcome else None
     count, rate = len(cluster), figures.throughput_per_s if figures else None
-    speedup = gain = None
+    speedup = gain = single = None
     if outcome is not None and figures is not None:
         run = (outcome.graph, outcome.plan.micro_batches)
         single = OneDevice.best(cluster, request.objective, run)
@@ -286,6 +286,8 @@ def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
         speedup=speedup,
         efficiency=speedup / count if speedup is not None and cluster.has_equal_devices else None,
         gain=gain,
+        copies=single.copies if single else 0,
+        copies_per_s=single.copies_per_s if single else None,
         pareto=False,
         why=why,
     )
@@ -326,6 +328,18 @@ def answer(points: Sequence[Point], objective: str, turn: str) -> str:
         objective: As of `compile`.
         turn: What a plan is run for: "request" or "step".
     """
+    text = _splitting(points, objective, turn)
+    copied = [point for point in points if point["copies"] > 1 and point["step_s"] is not None]
+    if objective != "throughput" or not copied:
+        return text
+    best = min(copied, key=lambda point: (_value(point, objective), point["devices"]))
+    figures = best["copies"], best["copies_per_s"], best["throughput_per_s"]
+    beside = copies_sentence(*figures)
+    return f"{text} On {_title(best)} {beside}." if beside else text
+
+
+def _splitting(points: Sequence[Point], objective: str, turn: str) -> str:
+    """Whether splitting pays at the best point; arguments as of `answer`."""
     planned = [point for point in points if point["latency_s"] is not None]
     if not planned:
         return "No point of the sweep has a plan: give more devices or more memory."

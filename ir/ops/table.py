@@ -172,6 +172,8 @@ class OpRow:
         uniform: The result has one number throughout, or repeats the operand's elements.
         scales: The first operand is multiplied by the other, or divided by it: a tensor or, as
             `node.attrs["other"]`, a number.
+        shifts: With a number as `node.attrs["other"]`, the result is the operand, or its negative,
+            plus a number.
         adds: The method of a running sum by which the operator's own kernel adds its result to the
             sum as it computes it; "" if a result is made first and then added.
     """
@@ -191,6 +193,7 @@ class OpRow:
     averages: bool = False
     uniform: bool = False
     scales: Literal["", "times", "over"] = ""
+    shifts: bool = False
     adds: str = ""
 
 

@@ -338,8 +338,9 @@ _MODULE: Mapping[str, Check] = {
     "loads": _list_of(_are_loads),
 }
 _ONE_DEVICE: Mapping[str, Check] = {
-    **dict.fromkeys(("device", "held_bytes", "limit_bytes"), _is_size),
+    **dict.fromkeys(("device", "held_bytes", "limit_bytes", "copies"), _is_size),
     **dict.fromkeys(("step_s", "latency_s"), _is_figure),
+    "copies_per_s": _is_rate,
 }
 _SUMMARY: Mapping[str, Check] = {
     "objective": _one_of(*OBJECTIVES),

@@ -168,8 +168,13 @@ def verdict(
     cluster: Cluster,
     objective: str,
 ) -> str:
-    """The plan in a line: "3.6x faster than one h100; limit: kernel launches on device 2"."""
+    """The plan in a line: "3.6x faster than one h100; limit: kernel launches on device 2".
+
+    Of a stream of requests it says what whole copies of the model would serve, too.
+    """
     gain = _gain(evaluation, single, cluster, objective)
+    copies = single.copies_sentence(units.finite(evaluation.throughput_per_s), objective)
+    gain = f"{gain}; {copies}" if copies else gain
     title, colon, _ = limit_sentence(limits, evaluation, objective).partition(":")
     if not evaluation.fits_exactly or not colon:
         return title.rstrip(".") if colon else gain

@@ -17,8 +17,10 @@ from typing import NamedTuple
 
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError, Sharding
+from partitioner.ir.local_node import local_op
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
+from partitioner.ir.plan import place
 from partitioner.ir.rule import PENDING, PENDING_SIZE, FactorKind, Rule
 
 #: The axis of the mesh whose devices are the micro-batches.
@@ -27,8 +29,10 @@ AXIS = "micro"
 _SIZES = frozenset(
     {"size", "end", "length", "split_size", "split_sizes", "stride", "memory_format"}
 )
+#: The reason that each sample has random numbers of its own, other ones in another call.
+_REDRAWN = "redrawn"
 #: Kinds of reasons, the weightiest first.
-_KINDS = ("combines", "sum", "size", "writes", "draws")
+_KINDS = ("combines", "sum", "size", "writes", "draws", _REDRAWN)
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,16 @@ class Difference:
 
     Attributes:
         reasons: Why results may differ, a clause each; empty if they are proven to be the same.
-        counts: Whether the same is proven only for micro-batches with equally many targets: a mean
-            over the targets that are not ignored weighs all micro-batches alike.
+        counted: Values that count targets, if the same is proven only for micro-batches in which
+            they are equal: a mean over the targets that are not ignored weighs all micro-batches
+            alike.
+        redrawn: Whether the only reason is that each sample has other random numbers, as in a
+            dropout: a step of the whole batch has others in each call, too.
     """
 
     reasons: tuple[str, ...]
-    counts: bool = False
+    counted: tuple[str, ...] = ()
+    redrawn: bool = False
 
 
 class _Value(NamedTuple):
@@ -95,7 +103,7 @@ class _Proof:
     part: Graph
     count: int
     seed: str
-    counts: bool = False
+    counted: dict[str, None] = field(default_factory=dict)
     values: dict[str, _Value | None] = field(default_factory=dict)  # None: not known
     reasons: dict[str, str] = field(default_factory=dict)  # the first of each kind
 
@@ -110,7 +118,7 @@ class _Proof:
         for name in results:
             self._check_result(name)
         ordered = tuple(self.reasons[kind] for kind in _KINDS if kind in self.reasons)
-        return Difference(ordered, self.counts)
+        return Difference(ordered, tuple(self.counted), self.reasons.keys() == {_REDRAWN})
 
     @cached_property
     def mesh(self) -> DeviceMesh:
@@ -131,9 +139,6 @@ class _Proof:
         if node.attrs.get("role") == "next":
             self._because("writes", f"{node.name} writes {node.inputs[1]!r} in each")
             return unknown
-        if self.seed in node.reads:
-            self._because("draws", f"{node.name} draws other random numbers")
-            return unknown
         if any(self.values[value] is None for value in node.reads):
             return unknown
         try:
@@ -145,10 +150,16 @@ class _Proof:
             result is None or self._has_size(name, result)
             for name, result in zip(node.outputs, results, strict=True)
         )
-        if not sizes or not self._reads_same_numbers(node):
+        if not sizes or not (self._reads_same_numbers(node) or self._is_local(node)):
             self._because("size", f"{node.name} depends on the size of the batch")
             return unknown
-        return results
+        if self.seed not in node.reads:
+            return results
+        if all(result is None or result.sharding.axes for result in results):
+            self._because(_REDRAWN, f"{node.name} draws other random numbers")
+            return results
+        self._because("draws", f"{node.name} draws other random numbers, which samples share")
+        return unknown
 
     def _has_size(self, name: str, value: _Value) -> bool:
         """Whether the result of a micro-batch has the size of a part of the whole one."""
@@ -164,6 +175,23 @@ class _Proof:
         return all(
             node.attrs[key] == value for key, value in other.attrs.items() if key not in free
         )
+
+    def _is_local(self, node: Node) -> bool:
+        """Whether the other graph's node is what a device of the micro-batches runs in place of it.
+
+        Arguments that repeat sizes of the operands are local then, as a group norm's are.
+        """
+        rule, other = self.rules.get(node.name), self.part.by_name.get(node.name)
+        if not isinstance(rule, Rule) or other is None:
+            return False
+        operands = [self.values[value] if value else None for value in node.inputs]
+        lie = [None if value is None else value.sharding for value in operands]
+        try:
+            placed = place(self.whole, node, self.mesh, cut_factors(rule, lie, self.mesh), rule)
+        except (LayoutError, CombinesError):
+            return False
+        local = local_op(self.whole, placed, {AXIS: 0}).nodes
+        return [(each.op, each.attrs) for each in local] == [(other.op, other.attrs)]
 
     def _laid_out(self, node: Node) -> Sequence[_Value | None]:
         """The results of a node that takes its operands as they lie.
@@ -220,7 +248,9 @@ class _Proof:
             dim for dim, (size, less) in enumerate(zip(shape, own, strict=False)) if size > less
         ]
         row = row_of(node)
-        if dims and row is not None and row.uniform and shape[dims[0]] % self.count == 0:
+        is_drawn = self.seed in node.reads  # anew for each sample, if there are more of them
+        like = row is not None and (row.uniform or (is_drawn and len(node.reads) == 1))
+        if dims and like and shape[dims[0]] % self.count == 0:
             return _Value(self._cut(shape, dims[0]))
         return _Value(Sharding.replicate(shape))
 
@@ -253,13 +283,15 @@ class _Proof:
         if not all(math.isclose(share, other) for other in shares):
             raise CombinesError
         if _scales(node) == "over" and len(pending) == 2 and self._is_count(node.inputs[1]):
-            self.counts = True
+            self.counted[node.inputs[1]] = None
             return [_Value(pending[0].sharding, 1 / self.count)]
+        is_mean = math.isclose(share * self.count, 1.0)
         if PENDING not in rule.factors:
+            if is_mean and _shifts(node):
+                return [_Value(pending[0].sharding, share)]
             raise CombinesError
         cut = DimLayout.even(PENDING_SIZE, (AXIS,), self.mesh)
         ins, outs = rule.shardings({PENDING: cut}, self.mesh)
-        is_mean = math.isclose(share * self.count, 1.0)
         for value, at in zip(operands, ins, strict=True):
             # What all micro-batches have alike is the mean of itself, and no part of a sum.
             is_alike = is_mean and value is not None and value.sharding.is_replicated
@@ -296,6 +328,12 @@ def _scales(node: Node) -> str:
     """The way in which a node scales its first operand by the other; "" if it does not."""
     row = row_of(node)
     return row.scales if row is not None else ""
+
+
+def _shifts(node: Node) -> bool:
+    """Whether a node adds a number to its only operand, or takes the operand from a number."""
+    row, inputs = row_of(node), list(filter(None, node.inputs))
+    return row is not None and row.shifts and len(inputs) == 1
 
 
 def _averages(node: Node) -> bool:

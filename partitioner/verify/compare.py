@@ -120,6 +120,8 @@ class Verification:
             output differs: the ranks compute what the graph does, but the graph is not the model.
         against: The reference that the ranks were compared with, in words.
         optimization: Level of ONNX Runtime's optimizations on both sides; "" of a module.
+        whole_batch: Of a program in micro-batches: every output of the ranks beside that of a call
+            with the whole batch. Empty if there is none to compare with.
     """
 
     ranks: int
@@ -128,6 +130,7 @@ class Verification:
     first: FirstDifference | None = None
     against: str = "the whole model"
     optimization: str = ""
+    whole_batch: tuple[Difference, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -155,6 +158,8 @@ class Verification:
             how = "bit-identical" if output.identical else output.words
             mark = "" if output.equal else " DIFFERS"
             lines.append(f"  {output.name}: {how} ({output.allowed}){mark}")
+        if self.whole_batch:
+            lines.append(f"  against the whole batch: {self._of_whole_batch}")
         if self.first is not None:
             lines.append(f"  first tensor that differs: {self.first}")
         elif not self.equal:
@@ -165,6 +170,15 @@ class Verification:
         if self.optimization:
             lines.append(level_line(self.optimization))
         return "\n".join(lines)
+
+    @property
+    def _of_whole_batch(self) -> str:
+        """The verdict on a call with the whole batch, as words."""
+        other = [output for output in self.whole_batch if not output.equal]
+        if not other:
+            return "equal"
+        more = f" and {len(other) - 1} more" if len(other) > 1 else ""
+        return f"differs because of micro-batches: {other[0].name} ({other[0].words}){more}"
 
 
 def compare(

@@ -1,10 +1,12 @@
 """Proof that the ranks of a module compute what the module does.
 
 All ranks run in this process, in lock-step, on random inputs like the example inputs, and are
-compared with the module itself: results, written buffers and, in training, every gradient. A module
-with dropout draws other masks than its program; the program's masks do not depend on how it is cut,
-so its ranks are compared with the program on one device. If a tensor differs, the first value of
-the graph that differs is searched for (`partitioner.verify.first_difference`).
+compared with the module itself: results, written buffers and, in training, every gradient. A
+program in micro-batches is compared with the module's in micro-batches, and with a call of the
+whole batch beside, which may differ. A module with dropout draws other masks than its program; the
+program's masks do not depend on how it is cut, so its ranks are compared with the program on one
+device. If a tensor differs, the first value of the graph that differs is searched for
+(`partitioner.verify.first_difference`).
 """
 
 from __future__ import annotations
@@ -98,6 +100,7 @@ def _verified(
     args, kwargs = random_arguments(module, seed) if given is None else given
     inputs = module.signature.feed(args, kwargs, seed)
     ours = _FedRanks(ranks, inputs, module.stored_values())
+    in_parts = module.micro is not None and module.micro.count > 1
     if module.signature.seed:
         against = (
             "the same program on one device (its dropout is drawn otherwise than the module's)"
@@ -106,6 +109,8 @@ def _verified(
         whole = _named(module, ours.alone(uncut).step())
     else:
         against = "the whole module"
+        if module.micro is not None and in_parts:
+            against = f"accumulation of {module.micro.count} micro-batches"
         whole = _eager(module, args, kwargs)
     values = _named(module, ours.step())
     floor = GRADIENT_FLOOR * _largest_gradient(whole)
@@ -128,7 +133,29 @@ def _verified(
             module.graph, ours.side, ours.alone(module.graph).side, floor, table
         )
     said = seed if given is None else None
-    return Verification(len(ranks.ranks), said, compared, first, against)
+    whole_batch: tuple[Difference, ...] = ()
+    if in_parts and not module.signature.seed:
+        whole_batch = _beside_whole_batch(module, values, args, kwargs)
+    return Verification(len(ranks.ranks), said, compared, first, against, whole_batch)
+
+
+def _beside_whole_batch(
+    module: TracedModule, values: Values, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Difference, ...]:
+    """The ranks' values in micro-batches beside those of a call with the whole batch."""
+    at_once = replace(module, micro=None)
+    whole = _eager(at_once, args, kwargs)
+    floor, rounding = GRADIENT_FLOOR * _largest_gradient(whole), dict[str, float]()
+
+    def compared() -> tuple[Difference, ...]:
+        allowed = _allowed(module, rounding, MEASURED)
+        return tuple(_compared(values, whole, floor, allowed, MEASURED))
+
+    found = compared()
+    if not all(output.equal for output in found):
+        rounding = _rounding_allowances(at_once, args, kwargs, floor)
+        found = compared()
+    return found
 
 
 def check_contents(module: TracedModule) -> None:

@@ -111,7 +111,7 @@ def test_what_does_not_fit_whole_is_said_of_blocks() -> None:
 
 @pytest.mark.slow
 def test_a_plan_without_a_summary_has_the_same_speed_up() -> None:
-    for name in ("placed", "one device does not hold it", "training in stages"):
+    for name in ("placed", "one device does not hold it"):
         result = PLANS[name]()
         assert replace(result, summary={}).speedup == pytest.approx(result.speedup)
 
@@ -160,3 +160,56 @@ def test_a_device_that_holds_the_model_by_exact_liveness_holds_it(
     assert (single.held_bytes, single.fits) == (90, True)
     assert single.speedup(result.evaluation) == 1.0
     assert single.gain(result.evaluation, "memory") == 90 / result.evaluation.cost("memory")
+
+
+@pytest.mark.parametrize("name", ["training in stages", "training in micro-batches"])
+def test_a_step_in_micro_batches_is_compared_with_one_device_and_the_whole_batch(
+    name: str,
+) -> None:
+    result = PLANS[name]()
+    x = torch.zeros(16, 64)
+    whole = partitioner.compile(_Loss(), x, 1, training=True, time_limit_s=5)
+    alone_s = whole.evaluation.step_s
+    in_parts = best_single(result.graph, result.cluster, "throughput", result.plan.micro_batches)
+    assert alone_s < in_parts[1].step_s
+    assert result.one_device.step_s == pytest.approx(alone_s)
+    assert result.summary["speedup"] == pytest.approx(alone_s / result.evaluation.step_s)
+
+
+def test_recomputation_is_compared_with_one_device_that_keeps_all() -> None:
+    options = {"training": True, "time_limit_s": 5, "recompute": True}
+    again = partitioner.compile(_Loss(), torch.zeros(16, 64), 2, **options)  # type: ignore[arg-type]
+    whole = partitioner.compile(_Loss(), torch.zeros(16, 64), 1, training=True, time_limit_s=5)
+    assert again.one_device.step_s <= whole.evaluation.step_s * 1.0001
+
+
+def test_a_plan_for_a_stream_says_what_whole_copies_would_serve() -> None:
+    result = PLANS["placed"]()
+    alone_per_s = 1 / result.one_device.step_s
+    served = units.per_second(2 * alone_per_s), units.per_second(result.evaluation.throughput_per_s)
+    said = "2 whole copies, one on each device, would serve {}, this plan {}".format(*served)
+    assert text(result.summary).splitlines()[1] == f"  copies      {said}"
+    assert f"; {said}; limit: " in headline(result)["verdict"]
+    assert explain(result).splitlines()[1] == f"  copies      {said}"
+    assert result.summary["one_device"]["copies"] == 2
+    assert result.summary["one_device"]["copies_per_s"] == pytest.approx(2 * alone_per_s)
+    model = examples.build("mlp", layers=4, hidden=64, batch=8)
+    swept = partitioner.sweep(model, devices=[1, 2], strategy="inter", time_limit_s=5)
+    assert swept.data["answer"].endswith(f" On 2 devices (h100) {said}.")
+
+
+@pytest.mark.parametrize("name", ["latency", "memory", "on one device", "training"])
+def test_copies_are_no_rival_of_other_plans(name: str) -> None:
+    result = PLANS[name]()
+    assert "whole copies" not in text(result.summary) + headline(result)["verdict"]
+
+
+def test_copies_are_of_devices_that_hold_the_model() -> None:
+    result = PLANS["on one device"]()
+    three = _mlp(devices=3, strategy="inter").cluster
+    spec = three.devices[0]
+    small = replace(spec, name="small", memory_bytes=10_000)
+    mixed = replace(three, devices=(spec, small, spec))
+    single = OneDevice.best(mixed, "throughput", (result.graph, None))
+    assert single.copies == 2
+    assert single.copies_per_s == pytest.approx(2 / single.step_s)

@@ -142,8 +142,8 @@ def test_one_sample_each_is_the_same_too() -> None:
 
 
 def test_a_mean_over_targets_counts_the_ignored() -> None:
-    assert of(crossed).counts
-    assert not of(SAME["mean"]).counts
+    assert of(crossed).counted
+    assert not of(SAME["mean"]).counted
 
 
 def test_a_mean_over_what_a_mask_marks_counts_it() -> None:
@@ -151,7 +151,7 @@ def test_a_mean_over_what_a_mask_marks_counts_it() -> None:
         marked = y[:, 0] > 3
         return (m.linear(x).square().mean(1) * marked).sum() / marked.count_nonzero()
 
-    assert of(masked) == Difference((), counts=True)
+    assert of(masked) == Difference((), counted=("count_nonzero",))
     assert differs(masked)  # the micro-batches' marks are not equally many
 
 

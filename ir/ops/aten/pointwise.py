@@ -67,7 +67,12 @@ GRADIENTS: Mapping[str, float] = {
 
 
 #: Products and quotients.
-SCALES: Mapping[str, Literal["times", "over"]] = {"mul.Tensor": "times", "div.Tensor": "over"}
+SCALES: Mapping[str, Literal["times", "over"]] = {
+    **dict.fromkeys(("mul.Scalar", "mul.Tensor"), "times"),
+    **dict.fromkeys(("div.Scalar", "div.Tensor"), "over"),
+}
+#: Sums and differences with a number.
+SHIFTS = frozenset(_overloads("Scalar", "add", "rsub", "sub"))
 
 
 def _sum(view: OpView) -> Rule:
@@ -97,19 +102,23 @@ def _glu(view: OpView, *, backward: bool = False) -> Rule:
 
 
 def _row(
-    flops: float, sums: tuple[int, ...] = (), scales: Literal["", "times", "over"] = ""
+    flops: float,
+    sums: tuple[int, ...] = (),
+    scales: Literal["", "times", "over"] = "",
+    *,
+    shifts: bool = False,
 ) -> OpRow:
-    return OpRow(partial(elementwise, flops=flops, sums=sums), scales=scales)
+    return OpRow(partial(elementwise, flops=flops, sums=sums), scales=scales, shifts=shifts)
 
 
 ROWS: Mapping[str, OpRow] = {
-    **{f"aten::{op}": _row(flops_of(op)) for op in FUNCTIONS},
+    **{f"aten::{op}": _row(flops_of(op), shifts=op in SHIFTS) for op in FUNCTIONS},
     **{
         f"aten::{op}": _row(flops_of(op), operands, SCALES.get(op, ""))
         for op, operands in LINEAR.items()
     },
     **{f"aten::{op}": _row(flops, (0,)) for op, flops in GRADIENTS.items()},
-    **{f"aten::{op}.Tensor": OpRow(_sum) for op in ("add", "rsub", "sub")},
+    **{f"aten::{op}.Tensor": OpRow(_sum, shifts=True) for op in ("add", "rsub", "sub")},
     **{f"aten::{op}.Tensor": _row(1.0) for op in ("clamp_max", "clamp_min")},
     "aten::glu": OpRow(_glu),
     "aten::glu_backward": OpRow(partial(_glu, backward=True)),

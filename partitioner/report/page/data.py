@@ -131,6 +131,7 @@ def headline(
         devices_used=figures.devices_used,
         limit=limit_sentence(limits, figures, objective),
         worth=worth_sentence(figures, one, cluster, objective, limits.turn),
+        copies=one.copies_sentence(units.finite(figures.throughput_per_s), objective),
         verdict=verdict(limits, figures, one, cluster, objective),
         spaces=space_rows(result.summary, objective),
         notes=[_sentence(note) for note in (*result.warnings, *result.summary.get("notes", ()))],

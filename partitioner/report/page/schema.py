@@ -43,6 +43,7 @@ class Head(TypedDict):
     devices_used: int
     limit: str  #: Sentence on what limits the plan.
     worth: str  #: Sentence on what splitting gains.
+    copies: str  #: Clause on what whole copies would serve; "" where they are no rival.
     verdict: str  #: "3.6x faster than one h100; limit: kernel launches on device 2".
     spaces: list[SpaceRow]  #: The searched spaces, the best first; without a plan last.
     notes: list[str]  #: Sentences.
@@ -491,6 +492,8 @@ class Point(TypedDict):
     speedup: float | None  #: As `Planned.speedup`, over one device of the same cluster.
     efficiency: float | None  #: speedup / devices, if all devices are equal.
     gain: float | None  #: Of the objective, over the best single device of the same cluster.
+    copies: int  #: Devices that hold the whole model each; 0 where copies are no rival.
+    copies_per_s: float | None  #: Requests a second of a copy on each; null if they take no time.
     pareto: bool  #: No other point is as good in devices, latency, throughput and peak at once.
     why: str  #: Why there is no plan, "" if there is one.
 

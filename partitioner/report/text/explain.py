@@ -68,6 +68,7 @@ def _verdict(head: Head) -> list[str]:
     speed = f", {units.digits(head['speedup'])} times one device" if head["speedup"] else ""
     certified = f"bound {bound}, gap {units.share(head['gap'])}, {head['status']}"
     rows = {
+        **({"copies": head["copies"]} if head["copies"] else {}),
         objective: f"{cost}, {certified if head['status'] else 'not certified'}",
         "step": f"{units.seconds(head['step_s'])}{speed}",
         **({"stages": head["step"]["sentence"]} if head["step"] else {}),

@@ -152,7 +152,8 @@ def _points(*rows: tuple[int, str, float | None, float | None]) -> list[Point]:
             devices=devices, cluster=cluster, memory_bytes=None, strategy="inter",
             latency_s=step, throughput_per_s=None, step_s=step, peak_bytes=100,
             devices_used=devices, gap=0.0, speedup=gain,
-            efficiency=None if gain is None else gain / devices, gain=gain, pareto=False, why="",
+            efficiency=None if gain is None else gain / devices, gain=gain, copies=0,
+            copies_per_s=None, pareto=False, why="",
         )
         for devices, cluster, step, gain in rows
     ]  # fmt: skip

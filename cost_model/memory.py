@@ -217,18 +217,30 @@ class _Uses:
                     arrived[local].add(task.target_phase)
         return cls(roots, by_root, arrived)
 
-    def of_life(self, life: Lifetime, made: int, read: int, own: Container[int]) -> tuple[int, int]:
+    def of_life(
+        self,
+        life: Lifetime,
+        made: int,
+        read: int,
+        own: Container[int],
+        place: Mapping[int, float] | None = None,
+    ) -> tuple[int, int]:
         """The phases in which a device makes or gets a tensor, and in which it uses it last.
 
         Args:
             life: The tensor.
             made, read: The phases of its first and its last task, of any device.
             own: The phases that the device runs.
+            place: The turns of these phases, if they run in another order than that of numbers.
         """
-        if not life.buffer and made in own and read in own:
+        if not life.buffer and made in own and read in own and place is None:
             return made, read
         local = life.local
         used = self.by_root.get(self.roots.get(local, local)) or {made}
+        if place is not None:
+            read = max({read, *used} & place.keys(), key=place.__getitem__, default=read)
+            if not life.buffer and made in own and read in own:
+                return made, read
         begun = made
         if life.buffer:
             arrived = self.arrived.get(local, used)
@@ -247,9 +259,9 @@ class StepLives:
         begun: Of the tensors below, from the task that writes each to the end of its phase.
         kept: Tensors that a later phase reads, with the phases that make them and that read them
             last: held once for each micro-batch in between.
-        always: Tensors that are made or read once a step, and gradients that are added up: held
-            throughout. In inference also the inputs of all micro-batches, one after the other as
-            one tensor.
+        always: Tensors that are made once a step, those of several micro-batches that are read
+            once, and gradients that are added up: held throughout. In inference also the
+            inputs of all micro-batches, one after the other as one tensor.
     """
 
     passing: Sequence[Lifetime]
@@ -296,7 +308,8 @@ class StepLives:
         own_of = {device: order.own(device) for device in {x.device for x in lifetimes}}
         for life in (x for x in lifetimes if x not in inputs) if inputs else lifetimes:
             local, phases = life.local, (phase_at[life.first], phase_at[life.last])
-            made, read = uses.of_life(life, *phases, own_of[life.device])
+            device = life.device
+            made, read = uses.of_life(life, *phases, own_of[device], order.places(device))
             begin, stop = max(life.first, start_of.get(made, 0)), end_of.get(made, 0)
             span = life._replace(first=begin, last=max(life.first, stop))
             is_given = bool(given) and local in given
@@ -307,7 +320,7 @@ class StepLives:
             if made == read and not is_given:
                 passing.append(span._replace(last=max(begin, min(life.last, span.last))))
                 continue
-            if made in once or (read in once and not is_given):
+            if made in once or (read in once and not is_given and count > 1):
                 always.append(life)
             else:
                 kept.append((life, (made, end if is_given else read)))

@@ -146,10 +146,19 @@ def schedule(
     cluster = cluster.beside(device for node in placed for device in node.mesh.devices)
     order = None if pipeline is None else step_order(graph, placed, pipeline, units)
     in_parts = stores_parts(placed)
-    builder = _Builder(graph, cluster, resharder, everywhere, observed, beside, order, in_parts)
     if order is not None:
         placed = sorted(placed, key=lambda node: order.numbers[node.node.name])
-    return builder.run(placed)
+    needed = dict[Key, _Needed]()
+    while True:
+        due = {key: by.phase for key, by in needed.items()}
+        builder = _Builder(
+            graph, cluster, resharder, everywhere, observed, beside, order, in_parts, due
+        )
+        tasks = builder.run(placed)
+        if not builder.early:
+            return tasks
+        for key, by in builder.early.items():  # each has a phase that was not known to read it
+            needed[key] = by if key not in needed else needed[key].and_by(by)
 
 
 def _in_messages(tasks: Sequence[Task], cluster: Cluster) -> list[Task]:
@@ -340,6 +349,57 @@ def _blocks(graph: Graph, tasks: Sequence[Task]) -> Mapping[tuple[int, int], tup
     return spans
 
 
+@dataclass(frozen=True)
+class _Needed:
+    """A part of a value that several phases of its devices read, in no order that data decide.
+
+    Attributes:
+        why: The node that reads it before it is there.
+        value: Name of the value.
+        order: The order of the phases.
+        device: A device that holds the part.
+        made: The phase that makes the value.
+        readers: Phases that read the part, or that were to fetch it. In split schedules a lane of
+            two stages may run the weight gradients of one before or behind the backward pass of
+            the other one, from micro-batch to micro-batch.
+    """
+
+    why: str
+    value: str
+    order: StepOrder
+    device: int
+    made: int
+    readers: frozenset[int]
+
+    def and_by(self, other: _Needed) -> _Needed:
+        """The same part with the readers of both."""
+        return replace(other, readers=self.readers | other.readers)
+
+    @property
+    def phase(self) -> int:
+        """The last phase in which the device may fetch the part for all its readers.
+
+        Raises:
+            PhaseError: There is none.
+        """
+        earlier = [phase for phase in self.order.own(self.device) if phase <= min(self.readers)]
+        before = [phase for phase in earlier if self._serves(phase)]
+        if not before:
+            shown = (" ".join(map(str, self.order.phases.of(p))) for p in sorted(self.readers))
+            raise PhaseError(
+                f"{self.why!r} reads {self.value!r}, which device {self.device} needs in "
+                f"{' and '.join(shown)}: it has no phase in which it could get it for both"
+            )
+        return max(before)
+
+    def _serves(self, phase: int) -> bool:
+        """Whether a phase runs behind the one that makes the value, and before all readers."""
+        is_before = self.order.is_before
+        return (phase == self.made or is_before(self.made, phase, self.device)) and all(
+            phase == reader or is_before(phase, reader, self.device) for reader in self.readers
+        )
+
+
 @dataclass
 class _Builder:
     """Grows a schedule node by node.
@@ -356,6 +416,10 @@ class _Builder:
     beside: frozenset[str]
     order: StepOrder | None
     in_parts: bool
+    #: The phases in which parts are fetched that a later phase than the first reader's is to have
+    #: earlier.
+    due: Mapping[Key, int] = field(default_factory=dict)
+    early: dict[Key, _Needed] = field(default_factory=dict)  # read before they are fetched
     tasks: list[tuple[int, int, Task]] = field(default_factory=list)  # (anchor, 0 for a node, _)
     feeds: dict[LocalKey, int] = field(default_factory=dict)
     residents: dict[LocalKey, int] = field(default_factory=dict)
@@ -554,11 +618,15 @@ class _Builder:
             before = (value, self.home[value])
             if self.order is not None and key not in self.origin and self._leaves(key):
                 before = self._original(value)
-            for hop in self.resharder.hops(dtype, before[1], at):
+            made, reads = self.origin[before][1], phase
+            hops = self.resharder.hops(dtype, before[1], at)
+            phase = self.due.get((before[0], at), phase)
+            for hop in hops:
                 after = (before[0], hop.after)
                 if after not in self.origin:
-                    self._hop(before, hop, index, why, self._phases(before, after, at, phase))
-                self._check_phase(after, why, phase)
+                    by = self.due.get(after, phase)
+                    self._hop(before, hop, index, why, self._phases(before, after, at, by))
+                self._check_phase(after, why, reads if hop is hops[-1] else phase, made)
                 before = after
             if before != key and key not in self.origin:
                 self._rename(before, key, index)
@@ -669,22 +737,23 @@ class _Builder:
         self._insert(min(anchor, index - 1), task)
         self.origin[new] = (min(anchor, index - 1), phase)
 
-    def _check_phase(self, key: Key, why: str, phase: int) -> None:
-        """Refuse a part that an earlier reader fetched in a phase that may run later.
+    def _check_phase(self, key: Key, why: str, phase: int, made: int) -> None:
+        """Note a part that is fetched in a phase that may run later than one that reads it.
 
-        Raises:
-            PhaseError: It may.
+        Args:
+            key: The part.
+            why: The node that reads it.
+            phase: The phase of the node.
+            made: The phase that makes the value.
         """
         if self.order is None:
             return
-        made = self.origin[key][1]
+        fetched = self.origin[key][1]
         device = min(key[1].mesh.devices)
-        if made != phase and not self.order.is_before(made, phase, device):
-            parts = [" ".join(map(str, self.order.phases.of(p))) for p in (phase, made)]
-            raise PhaseError(
-                f"{why!r} reads {key[0]!r} in {parts[0]}, another node fetches it in {parts[1]}, "
-                "and neither waits for the other"
-            )
+        if fetched != phase and not self.order.is_before(fetched, phase, device):
+            readers = frozenset((fetched, phase))
+            by = _Needed(why, key[0], self.order, device, made, readers)
+            self.early[key] = by if key not in self.early else self.early[key].and_by(by)
 
     def _check_order(self, anchor: int, comms: Sequence[PricedComm]) -> None:
         """Refuse if the communications of one step, observed or not, have different anchors.

@@ -123,6 +123,24 @@ class RunOrder:
         """The phases that a device runs."""
         return self._own.get(self._lane_of.get(device), self._own[None])
 
+    def places(self, device: int) -> Mapping[int, float] | None:
+        """The mean turn of each phase of a device with several stages; None for one with one.
+
+        A lane of one stage runs the phases of a micro-batch in the order of their numbers.
+        """
+        return self._places.get(self._lane_of.get(device))
+
+    @cached_property
+    def _places(self) -> Mapping[int | None, Mapping[int, float]]:
+        several = {lane for lane in self.table.lane_of if self.table.lane_of.count(lane) > 1}
+        places: dict[int | None, dict[int, float]] = {}
+        for lane in several:
+            turns: dict[int, list[int]] = {}
+            for turn, (phase, _) in enumerate(self._by_lane[lane]):
+                turns.setdefault(phase, []).append(turn)
+            places[lane] = {phase: sum(at) / len(at) for phase, at in turns.items()}
+        return places
+
     @cached_property
     def _own(self) -> Mapping[int | None, frozenset[int]]:
         return {lane: frozenset(p for p, _ in runs) for lane, runs in self._by_lane.items()}

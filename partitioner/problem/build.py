@@ -126,6 +126,7 @@ def build(
     prices: DeviceColumns,
     interchangeable: tuple[tuple[int, ...], ...] = (),
     check: Callable[[], None] = nothing,
+    layers: tuple[tuple[int, ...], ...] = (),
 ) -> Built:
     """The problem of choosing one candidate for every node.
 
@@ -134,6 +135,7 @@ def build(
         candidates: Strategies of each node; at least one each.
         interchangeable: Sets of group indices that are symmetric.
         check: Called before the edges of each node; it may raise to stop the work.
+        layers: As of `Problem`.
     """
 
     def edges(node: Node) -> Iterator[Edge]:
@@ -155,6 +157,7 @@ def build(
         edges=tuple(edge for node in graph.nodes for edge in edges(node)),
         items=tuple(builder.items),
         interchangeable=interchangeable,
+        layers=layers,
     )
     values = tuple(value for value, *_ in builder.keys)
     zeros, resident = frozenset(builder.zeros), frozenset(builder.stays) | builder.zeros
@@ -289,6 +292,8 @@ class _Builder:
         if self.graph.optional:
             offered = producer.name in self.graph.optional
             forbidden |= frozenset(_contradictions(homes, wants, offered=offered))
+        if consumer.name in self._names_of_stored and slot == 0:
+            forbidden |= _moves_apart(homes, wants)
         row = row_of(consumer)
         if row is not None and row.in_place == slot:
             items: dict[Pair, tuple[int, ...]] = {}
@@ -310,6 +315,24 @@ class _Builder:
                 items[i, j] = (*items.get((i, j), ()), *kept)
         u, v = (self.graph.order[node.name] for node in (producer, consumer))
         return Edge(u, v, out_class, in_class, items, forbidden)
+
+    @cached_property
+    def _names_of_stored(self) -> frozenset[str]:
+        """The nodes whose results are views or other names of stored values, such as a transpose.
+
+        They lie where the value does: they cost nothing there, and what reads them takes as much.
+        """
+        stored: set[str] = set()
+        names: set[str] = set()
+        for node in self.graph.nodes:
+            row = row_of(node)
+            if row is None:
+                continue
+            if (row.view or row.again) and not row.either and node.inputs[0] in stored:
+                names.add(node.name)
+            if row.stored or node.name in names:
+                stored.update(node.writes)
+        return frozenset(names)
 
     def _kept(
         self, value: str, taker: Node, home: Placement, copies: Sequence[_Copy]
@@ -461,6 +484,19 @@ def _reduced(at: Placement) -> Placement:
 @lru_cache(maxsize=65536)
 def _label(mesh: DeviceMesh, layouts: tuple[tuple[str, DimLayout], ...]) -> str:
     return f"{mesh} {' '.join(f'{name}:{layout}' for name, layout in layouts)}".strip()
+
+
+def _moves_apart(homes: Sequence[End], wants: Sequence[End]) -> frozenset[Pair]:
+    """Pairs of placements on different devices; none if no pair is on the same ones."""
+    pairs = [
+        (i, j, set(home.mesh.devices) == set(want.mesh.devices))
+        for i, home in enumerate(homes)
+        for j, want in enumerate(wants)
+        if not isinstance(home, bool) and not isinstance(want, bool)
+    ]
+    if not any(together for *_, together in pairs):
+        return frozenset()
+    return frozenset((i, j) for i, j, together in pairs if not together)
 
 
 def _contradictions(homes: Sequence[End], wants: Sequence[End], *, offered: bool) -> Iterator[Pair]:

@@ -32,6 +32,7 @@ from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.spaces import Family, families
 from partitioner.strategies.speeds import device_speeds
+from partitioner.strategies.staging import layers
 
 #: Steps of building and presolving a problem, for each choice and each item.
 CHOICE_STEPS, ITEM_STEPS = 150, 15
@@ -181,7 +182,9 @@ class JointSearch:
         symmetric = family.symmetric and not pinned and self.cluster.is_uniform
         interchangeable = (tuple(range(len(family.groups))),) if symmetric else ()
         prices = DeviceColumns(self.graph, self.resharder)
-        return build(self.graph, groups, options, prices, interchangeable, check)
+        several = len(family.groups) > 1 and bool(self.graph.backward)
+        parts = layers(self.graph) if several else ()
+        return build(self.graph, groups, options, prices, interchangeable, check, parts)
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,9 @@ class Problem:
     #: the problem. Group `a`'s i-th choice of a node stands for group `b`'s i-th. The solver leaves
     #: out groups whose choices differ (a pin, say).
     interchangeable: tuple[tuple[int, ...], ...] = ()
+    #: All nodes in parts that contiguous plans also keep whole, such as a layer's forward and
+    #: backward nodes, in an order in which neighbours share most. Empty if none are known.
+    layers: tuple[tuple[int, ...], ...] = ()
 
     @property
     def limited(self) -> bool:
@@ -110,6 +113,9 @@ def _faults(problem: Problem) -> Iterator[str]:
         yield f"{len(problem.limit_bytes)} memory limits for {problem.devices} devices"
     if len(problem.names) != len(problem.nodes):
         yield f"{len(problem.names)} names for {len(problem.nodes)} nodes"
+    in_layers = sorted(itertools.chain(*problem.layers))
+    if problem.layers and in_layers != list(range(len(problem.nodes))):
+        yield f"layers have {len(in_layers)} nodes: each of the {len(problem.nodes)} is in one"
     yield from _node_faults(problem)
     yield from _item_faults(problem)
     yield from _edge_faults(problem)

@@ -50,6 +50,16 @@ def stages_of_all(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
     return stages
 
 
+def layers(graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """The positions of all nodes, by the node of the forward pass that they go with, in order."""
+    numbers = {node.name: number for number, node in enumerate(changing_nodes(graph))}
+    of: dict[int, list[int]] = {}
+    stages = stages_of_all(graph, numbers)
+    for position, node in enumerate(graph.nodes):
+        of.setdefault(stages[node.name], []).append(position)
+    return tuple(tuple(of[number]) for number in sorted(of))
+
+
 def _forward_stages(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
     """Stages of the forward pass but its updates: of the first reader, else of the operands."""
     stages = dict(forward)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from partitioner.solver.joint.elimination import Eliminator
 from partitioner.solver.joint.greedy import along
@@ -177,11 +177,14 @@ def splits(search: Search, picks: Picks) -> list[Split]:
     orders = [tuple(range(len(search.problem.nodes)))]
     if len(picks) > 1 and search.effort > 1:
         orders = narrow_orders(search.problem)
+    in_parts: list[Sequence[Sequence[int]]] = [[(node,) for node in order] for order in orders]
+    if search.problem.layers:
+        in_parts.insert(0, search.problem.layers)
     plans: list[Split] = []
-    for order in orders:
+    for parts in in_parts:
         if plans and search.work.over:
             break
-        plans += contiguous_plans(search.problem, picks, order)
+        plans += contiguous_plans(search.problem, picks, parts)
     return plans
 
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from partitioner.solver.placement.intervals import Blocks, Floats, Picks, interval_loads
 from partitioner.solver.problem import Problem
+from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.symmetry import group_classes, group_devices
 
 Classes = tuple[tuple[int, ...], ...]  #: Interchangeable groups together, any other by itself.
@@ -43,23 +44,25 @@ class Split:
 
 
 def contiguous_plans(
-    problem: Problem, picks: Picks, order: Sequence[int] | None = None
+    problem: Problem, picks: Picks, parts: Sequence[Sequence[int]] | None = None
 ) -> list[Split]:
     """The best contiguous plan for each number of groups used, fewest first.
 
-    Only groups with picks are used. Without an order that of the problem is cut.
+    Only groups with picks are used. Parts are nodes that stay together, in the order that is cut;
+    without them the order of the problem is cut at any node.
     """
     if len(picks) < 2:
         return []
     classes = group_classes(problem, picks)
     if math.prod(len(members) + 1 for members in classes) > MAX_STATES:
         return []
-    blocks = _blocks(problem, range(len(problem.nodes)) if order is None else order)
+    blocks = _blocks(problem, [(n,) for n in range(len(problem.nodes))] if parts is None else parts)
+    positions = _fullest(problem, picks)
     loads = []
     for members in classes:
         # one group of each class that the rest may be on while the first one runs an interval
         others = [*members[1:2], *(rest[0] for rest in classes if rest is not members)]
-        loads.append(interval_loads(problem, members[0], picks, others, blocks))
+        loads.append(interval_loads(problem, members[0], picks, others, blocks, positions))
     table = _fill(classes, {group: group_devices(problem, group) for group in picks}, loads)
     by_count: dict[int, tuple[float, Used]] = {}
     for used, (best, _, _) in table.items():
@@ -70,6 +73,19 @@ def contiguous_plans(
         Split(_trace(table, classes, used, picks, blocks), value)
         for _, (value, used) in sorted(by_count.items())
     ]
+
+
+def _fullest(problem: Problem, picks: Picks) -> tuple[int, ...]:
+    """Positions at which intervals are held against the limits.
+
+    These are the last one and that at which the groups hold most, if each runs all nodes.
+    """
+    positions = {len(problem.nodes) - 1}
+    for chosen in picks.values():
+        outcome = evaluate_choices(problem, chosen)
+        fullest = max(range(problem.devices), key=outcome.peak_bytes.__getitem__)
+        positions.add(outcome.peak_position[fullest])
+    return tuple(sorted(positions))
 
 
 def _fill(
@@ -120,24 +136,26 @@ def _trace(
     return tuple(chosen)
 
 
-def _blocks(problem: Problem, order: Sequence[int]) -> Blocks:
-    """Every node a block; in a long order, blocks end where the fewest edges cross nearby."""
-    count = len(order)
-    position = {node: place for place, node in enumerate(order)}
+def _blocks(problem: Problem, parts: Sequence[Sequence[int]]) -> Blocks:
+    """Every part a block; of many, blocks end where the fewest edges cross nearby."""
+    order = tuple(itertools.chain(*parts))
+    count = len(parts)
+    part_of = {node: place for place, part in enumerate(parts) for node in part}
     opens = np.zeros(count + 1, dtype=int)
     for edge in problem.edges:
-        first, last = sorted((position[edge.u], position[edge.v]))
+        first, last = sorted((part_of[edge.u], part_of[edge.v]))
         opens[first] += 1
         opens[last] -= 1
     crossing = opens.cumsum()
     window = -(-count // MAX_CUTS)
-    ends = [
-        start + int(crossing[start : start + window].argmin()) + 1
-        for start in range(0, count, window)
+    last_parts = [
+        start + int(crossing[start : start + window].argmin()) for start in range(0, count, window)
     ]
-    ends[-1] = count
-    of = [0] * count
+    last_parts[-1] = count - 1
+    upto = list(itertools.accumulate(map(len, parts)))
+    ends = [upto[part] for part in last_parts]
+    of = [0] * len(order)
     for block, (start, end) in enumerate(itertools.pairwise((0, *ends))):
         for node in order[start:end]:
             of[node] = block
-    return Blocks(tuple(order), tuple(of), tuple(ends))
+    return Blocks(order, tuple(of), tuple(ends))

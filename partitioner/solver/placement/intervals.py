@@ -42,29 +42,40 @@ class Blocks:
 
 
 def interval_loads(
-    problem: Problem, group: int, picks: Picks, others: Sequence[int], blocks: Blocks
+    problem: Problem,
+    group: int,
+    picks: Picks,
+    others: Sequence[int],
+    blocks: Blocks,
+    positions: Sequence[int],
 ) -> Floats:
     """[i, j]: the largest load of the group's devices that run blocks i to j, infinite if i > j.
 
-    Intervals whose lasting bytes are over a limit are infinite too. The rest of the nodes may be on
-    `others`, one group of each interchangeable set.
+    Intervals whose bytes at one of the positions are over a limit are infinite too. The rest of the
+    nodes may be on `others`, one group of each interchangeable set.
     """
     devices = sorted(group_devices(problem, group)) or [0]
-    count, last = len(blocks.ends), len(problem.nodes) - 1
-    charges = Charges(count, 2 * len(devices))  # seconds, then lasting bytes, of each device
+    count = len(blocks.ends)
+    # seconds of each device, then its bytes at each position
+    charges = Charges(count, (1 + len(positions)) * len(devices))
     for node, choices in enumerate(problem.nodes):
         load_s = choices[picks[group][node]].load_s
         where = charges.some_in([blocks.of[node]])
-        charges.add([*(load_s[d] for d in devices), *(0.0 for _ in devices)], where)
+        nothing = [0.0] * (len(positions) * len(devices))
+        charges.add([*(load_s[d] for d in devices), *nothing], where)
     crossing = _crossing(problem, picks, group, others, devices)
     for index, where in _item_rectangles(charges, problem, picks[group], crossing, blocks.of):
         item = problem.items[index]
-        lasting = item.first == 0 and item.last == last
-        held = [item.bytes[d] if lasting else 0.0 for d in devices]
+        held = [
+            item.bytes[d] if item.first <= position <= item.last else 0.0
+            for position in positions
+            for d in devices
+        ]
         charges.add([*(item.load_s[d] for d in devices), *held], where)
     totals = summed(*charges.arrays(), count)
     loads: Floats = totals[: len(devices)].max(axis=0)
-    for device, bytes_held in zip(devices, totals[len(devices) :], strict=True):
+    of_each = [device for _ in positions for device in devices]
+    for device, bytes_held in zip(of_each, totals[len(devices) :], strict=True):
         loads[bytes_held > problem.limit_bytes[device] * (1 + ROUNDING)] = math.inf
     loads[np.tril_indices(count, -1)] = math.inf
     return loads

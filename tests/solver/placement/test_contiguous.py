@@ -119,7 +119,8 @@ def test_the_dp_is_exact_for_any_order_where_a_value_is_paid_once(seed: int) -> 
     problem = free_instance(seed)
     order = list(range(len(problem.nodes)))
     random.Random(seed).shuffle(order)
-    plans = contiguous_plans(problem, alone(problem, Eliminator(problem)), order)
+    parts = [(node,) for node in order]
+    plans = contiguous_plans(problem, alone(problem, Eliminator(problem)), parts)
     best = min(plans, key=lambda split: split.value)
     assert best.value == pytest.approx(best_split(problem, order))
     assert evaluate_choices(problem, best.chosen).step_s == pytest.approx(best.value)

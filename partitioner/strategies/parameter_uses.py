@@ -66,5 +66,6 @@ def is_read_whole(graph: Graph, value: str) -> bool:
 
 
 def can_cut(graph: Graph, value: str, parts: int) -> bool:
-    """Whether some dim of a value has so many equal parts."""
-    return any(size % parts == 0 for size in graph.types[value].shape)
+    """Whether a value has elements, and some dim of it so many equal parts."""
+    shape = graph.types[value].shape
+    return 0 not in shape and any(size % parts == 0 for size in shape)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import rule_of
-from partitioner.ir.rule import Rule
+from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.rule import Dims, FactorKind, Rule
 from partitioner.strategies.constraints import Constraints, Pin
 from partitioner.strategies.kind import Asked
 from partitioner.strategies.parameter_uses import can_cut, is_read_whole, parameter_uses
@@ -19,21 +19,53 @@ def tensor_constraints(asked: Asked) -> Constraints:
 
 def _pins(asked: Asked) -> Iterator[Pin]:
     graph, axis, size = asked.graph, asked.axis, asked.size
-    for value in (value for value in asked.batch.inputs if value not in graph.producers):
+    whole = tuple(value for value in asked.batch.inputs if value not in graph.producers)
+    for value in whole:
         yield Pin(f"parallel tp: batch of {value!r}", tensor=value, axis=axis, replicate=True)
     for value, uses in parameter_uses(graph).items():
         if graph.types[value].rank < 2 or not can_cut(graph, value, size):
             continue
-        if any(is_read_whole(graph, use) for use in uses):
+        if any(is_read_whole(graph, use) or not _is_cut(graph, use, whole, size) for use in uses):
             continue
         text = f"parallel tp: parameter {value!r}"
         yield Pin(text, tensor=value, axis=axis, side="made", cut=True)
         for name in uses:
             yield Pin(text, tensor=name, axis=axis, side="read", cut=True)
     for value, weight in _matrices(graph).items():
-        if max(graph.types[value].shape) >= size and not is_read_whole(graph, value):
+        if not is_read_whole(graph, value) and _is_cut(graph, value, whole, size):
             text = f"parallel tp: weight {weight!r}"
             yield Pin(text, tensor=value, axis=axis, side="read", cut=True)
+
+
+def _is_cut(graph: Graph, value: str, whole: Container[str], size: int) -> bool:
+    """Whether each reader of a value can be cut along a dim of it, beside inputs that are whole."""
+    return all(
+        any(_loops(rule, value, node, whole, size))
+        for node in graph.consumers[value]
+        if isinstance(rule := rule_of(graph, node), Rule) and not _is_written(node)
+    )
+
+
+def _loops(
+    rule: Rule, value: str, node: Node, whole: Container[str], size: int
+) -> Iterator[str]:
+    """Loops of a node that cut a value in so many parts, and no operand that is to be whole."""
+    operands = list(zip(node.inputs, rule.operands, strict=True))
+    kept = {name for other, dims in operands if other in whole for name in _names(dims)}
+    for name in (name for other, dims in operands if other == value for name in _names(dims)):
+        factor = rule.factors[name]
+        if factor.kind is not FactorKind.WHOLE and factor.size >= size and name not in kept:
+            yield name
+
+
+def _names(dims: Dims | None) -> Iterator[str]:
+    return (name for expr in dims or () for term in expr for name in term)
+
+
+def _is_written(node: Node) -> bool:
+    """Whether a node writes to where a value is stored."""
+    row = row_of(node)
+    return row is not None and row.in_place is not None
 
 
 def _matrices(graph: Graph) -> Mapping[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import io
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +20,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from partitioner.frontends.errors import FrontendError
@@ -28,7 +29,8 @@ from partitioner.frontends.torch.assigned_buffers import (
     written_early,
 )
 from partitioner.frontends.torch.backward_calls import keep_parameter_hooks, recording
-from partitioner.frontends.torch.forward_effects import refusing_effects
+from partitioner.frontends.torch.exporting import replaced
+from partitioner.frontends.torch.forward_effects import Assigned, refusing_effects
 from partitioner.frontends.torch.joint import Table, joint_trace, plain_trace
 from partitioner.frontends.torch.nodes import dtype_name
 from partitioner.frontends.torch.reasons import depends_at, raised_at, reason
@@ -149,15 +151,15 @@ def export_module(
     """
     with plain_trace(), _stderr_without_graphs() as graphs:
         try:
-            effects, backward = refusing_effects(module), recording(module, training=training)
-            buffers = writing_assigned_buffers(module)
-            with effects as assigned, backward as calls, buffers as assigned_buffers:
-                program = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
-            calls.repeated_in(program.graph_module)
-            written_early(program, assigned_buffers, training=training)
+            program, assigned = _exported(module, args, kwargs, training=training)
+            if numbers := assigned.lasting:
+                with replaced({(one.module, one.name): one.after for one in numbers}):
+                    again, later = _exported(module, args, kwargs, training=training)
+                if later.lasting or not _alike(program, again):
+                    raise numbers[0].error
             if training:
                 keep_parameter_hooks(module, program)
-            program.graph_module.meta[ASSIGNED] = frozenset(assigned)
+            program.graph_module.meta[ASSIGNED] = frozenset(assigned.names)
             return program
         except FrontendError as error:
             place = raised_at(error.__traceback__)
@@ -169,6 +171,34 @@ def export_module(
             raise FrontendError(
                 f"{place}: torch.export cannot trace it: {reason(error)}"
             ) from error
+
+
+def _exported(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool
+) -> tuple[ExportedProgram, Assigned]:
+    """A module's program and, with the calls of its backward code, what its forward pass assigns.
+
+    A SyncBatchNorm is a batch norm: the whole batch is one process's, whatever processes there are.
+    """
+    effects, backward = refusing_effects(module), recording(module, training=training)
+    buffers = writing_assigned_buffers(module)
+    one_process = replaced({(nn.SyncBatchNorm, "forward"): _BatchNorm.forward})
+    with effects as assigned, backward as calls, buffers as assigned_buffers, one_process:
+        program = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
+    calls.repeated_in(program.graph_module)
+    written_early(program, assigned_buffers, training=training)
+    return program, assigned
+
+
+def _alike(program: ExportedProgram, other: ExportedProgram) -> bool:
+    """Whether two programs of a module make the same calls with the same constants."""
+    texts = [
+        [str(part.graph) for part in graph_modules(one.graph_module)] for one in (program, other)
+    ]
+    pairs = zip(program.constants.values(), other.constants.values(), strict=False)
+    return texts[0] == texts[1] and all(
+        one is two or (torch.is_tensor(one) and torch.equal(one, two)) for one, two in pairs
+    )
 
 
 def _one_line(error: FrontendError) -> FrontendError:
@@ -248,7 +278,8 @@ def capture(
     placeholders = joint.graph.find_nodes(op="placeholder")
     inputs = tuple(_input_slot(node.meta["desc"]) for node in placeholders)
     descriptions = joint.graph.output_node().meta["desc"]
-    outputs = tuple(_output_slot(desc, training=training) for desc in descriptions)
+    frozen = {name for name, tensor in tensors.items() if not tensor.requires_grad}
+    outputs = tuple(_output_slot(desc, frozen, training=training) for desc in descriptions)
     if training and not any(slot.role is Role.TANGENT for slot in inputs):
         raise FrontendError("no parameter that requires a gradient gets one from the loss")
     in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
@@ -400,7 +431,7 @@ def _input_slot(desc: object) -> Slot:
     return Slot(_INPUT_ROLES[name], getattr(desc, "target", ""))
 
 
-def _output_slot(desc: Any, *, training: bool) -> Slot:
+def _output_slot(desc: Any, frozen: Container[str], *, training: bool) -> Slot:
     name = type(desc).__name__
     if desc is None or name in ("ForwardTokenAOTOutput", "BackwardTokenAOTOutput"):
         return Slot(Role.UNUSED)
@@ -413,7 +444,7 @@ def _output_slot(desc: Any, *, training: bool) -> Slot:
         target = getattr(desc.mutated_input, "target", "")
         if not target:
             raise FrontendError("the module writes into one of its inputs: return a new tensor")
-        if training and type(desc.mutated_input).__name__ == "ParamAOTInput":
+        if training and target not in frozen:
             raise FrontendError(
                 f"the module writes into its parameter {target}: in training optimizers do"
             )

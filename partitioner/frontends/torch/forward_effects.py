@@ -2,7 +2,7 @@
 
 A graph has what PyTorch computes. Numbers that Python or NumPy draw would be constants of it, a
 generator that is seeded in the forward pass would not be, and a number that a call counts up would
-stay as it is.
+stay as it is. A number that a call sets, and the next one leaves as it is, is none of these.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,29 +21,86 @@ from torch import Tensor, nn
 from partitioner.backends.torch.global_hooks import global_hooks
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.exporting import replaced, writing
+from partitioner.frontends.torch.reasons import called_at
+
+
+@dataclass
+class Number:
+    """A number that a forward pass changes, an attribute of a module.
+
+    Attributes:
+        module: The module.
+        name: The attribute.
+        before: The number before the pass.
+        after: The number behind it.
+        place: The user's line that first changes it, and ": "; or "".
+    """
+
+    module: nn.Module
+    name: str
+    before: object
+    after: object
+    place: str
+
+    @property
+    def error(self) -> FrontendError:
+        """The refusal of a number that every pass changes."""
+        return FrontendError(
+            f"{self.place}forward changes {type(self.module).__name__}.{self.name} from "
+            f"{self.before} to {self.after}: it would happen once, while it is traced; make it a "
+            "buffer"
+        )
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """The attributes that a forward pass assigns.
+
+    Attributes:
+        names: Each by the submodule's `id` and name.
+        numbers: The numbers among them that it changes.
+    """
+
+    names: set[tuple[int, str]] = field(default_factory=set)
+    numbers: dict[tuple[int, str], Number] = field(default_factory=dict)
+
+    @property
+    def lasting(self) -> list[Number]:
+        """The numbers that are others behind the pass."""
+        return [number for number in self.numbers.values() if number.before != number.after]
+
+    def add(self, module: nn.Module, name: str, value: object) -> None:
+        """Note that the pass assigns a value to an attribute."""
+        key, before = (id(module), name), vars(module).get(name)
+        self.names.add(key)
+        if key in self.numbers:
+            self.numbers[key].after = value
+        elif _is_number(before) and _is_number(value) and before != value:
+            place = called_at()
+            place = f"{place}: " if place else ""
+            self.numbers[key] = Number(module, name, before, value, place)
 
 
 @contextmanager
-def refusing_effects(module: nn.Module) -> Iterator[set[tuple[int, str]]]:
+def refusing_effects(module: nn.Module) -> Iterator[Assigned]:
     """Within, an export refuses effects of the module's forward pass.
 
     Yields:
-        The attributes that the forward pass assigns, by the submodule's `id` and name.
+        The attributes that the forward pass assigns.
 
     Raises:
         FrontendError: All modules have a hook; or the forward pass draws from Python's or NumPy's
-            random numbers, seeds PyTorch's, changes a number that is an attribute, or
-            differentiates.
+            random numbers, seeds PyTorch's, or differentiates.
     """
     for name in global_hooks():
         raise FrontendError(
             f"{name} is a hook of all modules, also of PyTorch's own: set it on parts of this one"
         )
-    assigned: set[tuple[int, str]] = set()
+    assigned = Assigned()
     replacements: Mapping[tuple[Any, str], Any] = {
         (torch, "manual_seed"): _refused_seed(),
         (torch.random, "manual_seed"): _refused_seed(),
-        (nn.Module, "__setattr__"): _refused_count(assigned),
+        (nn.Module, "__setattr__"): _noted(assigned),
         (Tensor, "data"): _detached(),
         (torch.autograd, "grad"): _refused_gradient("grad"),
         (torch.autograd, "backward"): _refused_gradient("backward"),
@@ -114,18 +172,12 @@ def _refused_gradient(name: str) -> Callable[..., Any]:
     return differentiate
 
 
-def _refused_count(assigned: set[tuple[int, str]]) -> Callable[..., None]:
+def _noted(assigned: Assigned) -> Callable[..., None]:
     original = nn.Module.__setattr__
 
     def set_attribute(module: nn.Module, name: str, value: Any) -> None:
-        before = vars(module).get(name)
-        if writing() is not None and _is_number(before) and _is_number(value) and before != value:
-            raise FrontendError(
-                f"forward changes {type(module).__name__}.{name} from {before} to {value}: it "
-                "would happen once, while it is traced; make it a buffer"
-            )
         if writing() is not None:
-            assigned.add((id(module), name))
+            assigned.add(module, name, value)
         original(module, name, value)
 
     return set_attribute

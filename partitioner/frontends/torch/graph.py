@@ -231,7 +231,7 @@ class _ModuleCalls(Calls):
         captured = self.captured
         first = captured.ties.get(slot.target, slot.target)
         if first in self.types:
-            self.values[node.name] = first
+            self.values[node.name] = self.rests.get(first, first)
             return
         tensor = captured.tensors[first]
         parameter = slot.role is Role.PARAMETER

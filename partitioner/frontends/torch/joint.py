@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import keyword
 import logging
 import operator
 import warnings
@@ -16,6 +17,7 @@ from torch._decomp import get_decompositions
 from torch.export import ExportedProgram
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
+from partitioner.frontends.torch.exporting import replaced
 from partitioner.frontends.torch.repeated_layers import repeated_layers
 from partitioner.frontends.torch.rewrite import graph_modules
 from partitioner.frontends.torch.unrolled_trace import unrolled
@@ -63,13 +65,25 @@ def plain_trace() -> Iterator[None]:
     for logger in loggers:
         logger.disabled = True
     try:
-        with warnings.catch_warnings(), _use_lazy_graph_module(True):
+        targets = replaced({(fx.graph, "_format_target"): _target_code})
+        with warnings.catch_warnings(), _use_lazy_graph_module(True), targets:
             warnings.simplefilter("ignore")
             yield
     finally:
         fx.config.do_not_emit_stack_traces = emitted
         for logger in loggers:
             logger.disabled = False
+
+
+def _target_code(base: str, target: str) -> str:
+    """The Python of an attribute by its path, whose names may be keywords: ``self.layers.in``.
+
+    PyTorch's own writes those as they are, which is no Python.
+    """
+    for name in target.split("."):
+        is_plain = name.isidentifier() and not keyword.iskeyword(name)
+        base = f"{base}.{name}" if is_plain else f"getattr({base}, {name!r})"
+    return base
 
 
 def joint_trace(program: ExportedProgram, table: Table, *, training: bool) -> Joint:

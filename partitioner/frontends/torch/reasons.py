@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import linecache
 import re
+import sys
 import warnings
 from contextlib import suppress
-from types import TracebackType
+from types import FrameType, TracebackType
 
 import torch
 from torch import nn
@@ -57,6 +58,14 @@ def raised_at(trace: TracebackType | None) -> str:
             place = _place(file, trace.tb_lineno)
         trace = trace.tb_next
     return place
+
+
+def called_at() -> str:
+    """The innermost line of the user's code that runs now, as `raised_at`."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_of_user(frame.f_code.co_filename):
+        frame = frame.f_back
+    return _place(frame.f_code.co_filename, frame.f_lineno) if frame is not None else ""
 
 
 def depends_at(module: nn.Module, program: ExportedProgram) -> str:

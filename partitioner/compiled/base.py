@@ -278,9 +278,7 @@ class Compiled(Planned):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def verify(
-        self, seed: int = 0, *, optimization: Optimization | None = None
-    ) -> Verification:
+    def verify(self, seed: int = 0, *, optimization: Optimization | None = None) -> Verification:
         """Compare all ranks with the whole model on random valid inputs.
 
         Results are compared, and of a module also written buffers and gradients. A module's inputs

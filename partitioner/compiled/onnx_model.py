@@ -272,9 +272,7 @@ class OnnxRanks(Ranks):
 
     def verify(self, seed: int) -> Verification:
         """See `Ranks.verify`."""
-        return verify(
-            self.traced, self.programs, self.folder, seed, self.part, self.optimization
-        )
+        return verify(self.traced, self.programs, self.folder, seed, self.part, self.optimization)
 
 
 def _state(folder: Path) -> _State:

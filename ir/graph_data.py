@@ -173,7 +173,7 @@ def _attr_data(value: Attr) -> Any:
         return {"opaque": [value.kind, _bytes_data(value.data)]}
     if isinstance(value, Graph):
         return {"graph": graph_data(value)}
-    if value is None or type(value) in (bool, int, float, str):
+    if type(value) in (type(None), bool, int, float, str):
         return value
     raise GraphDataError(f"an attribute of type {type(value).__name__} cannot be written")
 

@@ -195,6 +195,16 @@ def check_file(path: Path) -> None:
             raise FileError(f"cannot write {path}: the folder {folder} is not writable")
 
 
+def check_no_link(path: Path) -> None:
+    """Refuse a link in the place of a file of a saved folder: what is written would go elsewhere.
+
+    Raises:
+        FileError: It is a link.
+    """
+    if path.is_symlink():
+        raise FileError(f"cannot write {path}: it is a link; remove it, or name another file")
+
+
 def _final(path: Path) -> Path:
     """The path with all links followed; the file need not exist."""
     return Path(os.path.realpath(path))

@@ -1,5 +1,6 @@
 """Pictures on the command line: `partition MODEL --dot F`, `partition draw` and `check`."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,6 +69,8 @@ def check_pictures(args: SimpleNamespace, model: Path | None) -> None:
     if any(path.suffix.lower() in _IMAGES for _, path in targets):
         from partitioner.report.pictures.canvas import require_matplotlib
 
+        # matplotlib reads settings from the current folder, which may be a stranger's.
+        os.environ["MATPLOTLIBRC"] = os.devnull
         require_matplotlib()
 
 

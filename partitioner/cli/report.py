@@ -83,8 +83,11 @@ def report(
     """Write a plan's report, one HTML file that needs no network."""
     _check(output, ())
     from partitioner.compiled.reload import look
+    from partitioner.files import check_no_link
 
     target = output or folder / "report.html"
+    if output is None:
+        check_no_link(target)
     result = look(folder)
     warn(result.warnings)
     result.report(target)

@@ -28,9 +28,7 @@ Module = Annotated[
 ]
 ModelFile = Annotated[
     Path | None,
-    option(
-        None, "FILE", "The plan's model (.onnx, .pt2), if it is not where it was.", panel=MODEL
-    ),
+    option(None, "FILE", "The plan's model (.onnx, .pt2), if it is not where it was.", panel=MODEL),
 ]
 
 OptimizationLevel = Annotated[

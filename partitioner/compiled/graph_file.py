@@ -1,4 +1,4 @@
-"""`graph.json` of a saved compilation: the graph of its plan, which is looked at without a model."""
+"""`graph.json` of a saved compilation: its plan's graph, which is looked at without a model."""
 
 from __future__ import annotations
 

@@ -106,9 +106,7 @@ class OnnxFiles(RankFiles):
         """See `RankFiles.run`."""
         from partitioner.backends.onnx.local import run_local
 
-        return run_local(
-            self.folder, inputs, requests, steps=steps, optimization=self.optimization
-        )
+        return run_local(self.folder, inputs, requests, steps=steps, optimization=self.optimization)
 
 
 class ModuleFiles(RankFiles):

@@ -193,9 +193,7 @@ def _foreign_data(folder: Path) -> Iterator[None]:
     raise ResultError(f"{folder}: {GRAPH_FILE} is of no model: {type(why).__name__} {why}")
 
 
-def _load_onnx(
-    folder: Path, request: OnnxRequest, named: str | Path | None = None
-) -> OnnxModel:
+def _load_onnx(folder: Path, request: OnnxRequest, named: str | Path | None = None) -> OnnxModel:
     model = request.model
     if named is not None:
         model = Path(named)

@@ -77,11 +77,11 @@ class StoredModel(Model):
         """See `Model.write_request`."""
         self.request.write(folder, final)
 
-    def emit(self, programs: Programs, plan: Plan) -> NoReturn:
+    def emit(self, programs: Programs, plan: Plan) -> NoReturn:  # noqa: ARG002 - of `Model`
         """Refuse: weights are not kept."""
         self._refuse()
 
-    def read(self, programs: Programs, folder: Path) -> NoReturn:
+    def read(self, programs: Programs, folder: Path) -> NoReturn:  # noqa: ARG002 - of `Model`
         """Refuse: weights are not kept."""
         self._refuse()
 

@@ -19,7 +19,7 @@ from partitioner.compiled.folder import EXAMPLES, load_plan, load_summary
 from partitioner.compiled.rank_files import OnnxFiles, RankFiles, rank_files
 from partitioner.cost_model.cluster import Cluster
 from partitioner.drafts import draft_file
-from partitioner.files import ResultError, open_file, umask, write_file
+from partitioner.files import ResultError, check_no_link, open_file, umask, write_file
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.types import TensorType, numpy_dtype
 from partitioner.report.measured import FILE
@@ -82,6 +82,8 @@ def run_directory(
     """
     files = rank_files(directory)
     files.check(load_plan(directory))
+    for name in (FILE, "report.html") if steps else ():
+        check_no_link(directory / name)
     expected = prediction(directory)
     if optimization is not None:
         if not isinstance(files, OnnxFiles):

@@ -95,7 +95,11 @@ class Rank:
             if outputs is not None:
                 check_outputs(outputs, directory)
             types = header.whole_inputs
-            wholes = draw_inputs(directory, seed, types) if inputs is None else read_inputs(inputs, types)
+            wholes = (
+                draw_inputs(directory, seed, types)
+                if inputs is None
+                else read_inputs(inputs, types)
+            )
             check_inputs(header, wholes)
         model = load_rank(directory / f"rank{start.rank}.onnx")
         return cls(directory, file, model, wholes, outputs, requests)
@@ -127,9 +131,7 @@ class Rank:
             write_outputs(self.outputs, wholes)
         has_plan = (self.directory / "plan.json").exists()
         expected = prediction(self.directory) if has_plan else ""
-        return report(
-            seconds, self.requests, expected, wholes, optimization=config.optimization
-        )
+        return report(seconds, self.requests, expected, wholes, optimization=config.optimization)
 
 
 def _scattered(

@@ -17,8 +17,7 @@ from torch_jobs import free_port, rank_environment
 import partitioner
 from partitioner.cli.main import main
 from partitioner.compiled.module import ModuleProgram
-from partitioner.ir.errors import PartitionerError
-from partitioner.ir.errors import OptionError
+from partitioner.ir.errors import OptionError, PartitionerError
 
 QUIET = ["--cluster", "2xideal", "-q"]
 

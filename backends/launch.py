@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import resource
 import signal
 import site
 import subprocess
@@ -30,6 +31,9 @@ from partitioner.backends.header import Header
 from partitioner.backends.observed import RankLog
 from partitioner.backends.waiting import LOOK_S, lookout_of
 
+#: Files that a rank opens at most beside its connections, and connections to each other rank: one
+#: in each of its process groups.
+_FILES, _FILES_A_PEER = 40, 8
 #: Seconds between two looks at a job that is watched.
 _WATCH_S = 0.2
 
@@ -94,9 +98,21 @@ def run_job(
     Raises:
         BackendError: As `run_ranks`.
     """
+    _check_files(ranks)
     threads = threads_per_rank(ranks)
     (folder / "job.json").write_text(json.dumps({**job, "ranks": ranks, "threads": threads}))
     _run(folder, threads, timeout_s, watch)
+
+
+def _check_files(ranks: int) -> None:
+    """Refuse ranks that could not open their connections: some would wait for others for ever."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _FILES + _FILES_A_PEER * ranks
+    if allowed != resource.RLIM_INFINITY and allowed < needed:
+        raise BackendError(
+            f"{ranks} ranks need some {needed} open files each, and {allowed} are allowed: raise "
+            "the limit with `ulimit -n`"
+        )
 
 
 def threads_per_rank(ranks: int) -> int:

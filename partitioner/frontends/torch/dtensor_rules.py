@@ -117,7 +117,9 @@ class _Call:
             entries = strategies[self.op](self.op, args, kwargs)
         except Exception:  # noqa: BLE001 - whatever it is, DTensor has no answer for this call
             return
-        yield from (entry for entry in entries if len(entry) == len(self.tensors))
+        for entry in entries:  # None, from 2.14 on, is for a result of which DTensor says nothing
+            if len(entry) == len(self.tensors) and None not in entry:
+                yield entry
 
     def _factor(self, placements: Sequence[Any]) -> tuple[str, Dims]:
         """The letter of an entry's factor ("" if it has none), and its dims."""

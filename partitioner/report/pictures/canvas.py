@@ -49,10 +49,7 @@ def require_matplotlib() -> None:
         PictureError: matplotlib is not installed.
     """
     if find_spec("matplotlib") is None:
-        raise PictureError(
-            "drawing needs matplotlib: pip install 'graph-partitioner[report]' "
-            "(--dot needs nothing)"
-        )
+        raise PictureError("drawing needs matplotlib: pip install matplotlib (--dot needs nothing)")
 
 
 def draw_file(path: str | Path, make: Callable[[], Figure]) -> None:

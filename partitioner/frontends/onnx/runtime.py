@@ -51,6 +51,17 @@ def runtime_operators() -> Mapping[tuple[str, str], int]:
     return first
 
 
+@cache
+def runtime_domains() -> Mapping[str, int]:
+    """The newest version of each domain of ONNX Runtime, which a model without an import has."""
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+    newest: dict[str, int] = {}
+    for schema in get_all_operator_schema():
+        newest[schema.domain] = max(schema.since_version, newest.get(schema.domain, 1))
+    return newest
+
+
 def infer_by_runtime(node: onnx_ir.Node, opsets: Mapping[str, int]) -> Mapping[str, TypeProto]:
     """Types of a node's results as ONNX Runtime infers them; none where it cannot tell.
 

@@ -74,9 +74,7 @@ def quantised(path: Path, name: str, target: Path) -> Path:
             quantize_dynamic(path, target)
         elif name.startswith("int4"):
             symmetric = not name.endswith("asymmetric")
-            quantiser = MatMulNBitsQuantizer(
-                onnx.load(path), block_size=32, is_symmetric=symmetric
-            )
+            quantiser = MatMulNBitsQuantizer(onnx.load(path), block_size=32, is_symmetric=symmetric)
             quantiser.process()
             quantiser.model.save_model_to_file(str(target))
         else:
@@ -141,7 +139,8 @@ def convolutional(ir_version: int = 8) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(
-    ("level", "op"), [("extended", "com.microsoft::FusedConv"), ("all", "com.microsoft.nchwc::Conv")]
+    ("level", "op"),
+    [("extended", "com.microsoft::FusedConv"), ("all", "com.microsoft.nchwc::Conv")],
 )
 def test_a_convolutional_network_as_onnx_runtime_saves_it(
     level: str, op: str, tmp_path: Path
@@ -201,9 +200,7 @@ def test_transformers_as_onnx_runtime_saves_them(
     name: str, exported: Callable[[str], Path], tmp_path: Path
 ) -> None:
     source = exported(name)
-    files = [source]
-    for kind in ("QDQ", "QOperator", "dynamic", "int4", "int4 asymmetric"):
-        files.append(quantised(source, kind, tmp_path / f"{kind}.onnx"))
-    for file in files:
+    kinds = ("QDQ", "QOperator", "dynamic", "int4", "int4 asymmetric")
+    for file in (source, *(quantised(source, kind, tmp_path / f"{kind}.onnx") for kind in kinds)):
         for level in LEVELS:
             assert_right(saved(file, level, tmp_path / f"{file.stem}.{level}.onnx"), (2,))

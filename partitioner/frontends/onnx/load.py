@@ -123,9 +123,7 @@ def _load(
     if copy is not None:
         together, remark = keep_together(read.graph, bounded, copy.graph.outputs)
         remarks += remark
-    graph = build_graph(
-        read, source.name, declared, where, source.missing, source.output_names
-    )
+    graph = build_graph(read, source.name, declared, where, source.missing, source.output_names)
     made = {n for node in graph.nodes if node.name == together for n in node.outputs}
     graph = replace(graph, bounded=frozenset(made))
     check_rules(graph, where)

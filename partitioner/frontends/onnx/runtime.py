@@ -173,7 +173,7 @@ def _types(model: bytes, *, runs: bool) -> tuple[_Type | None, ...]:
                 for value in session.get_inputs()
             }
             types = [_computed(value) for value in session.run_with_ort_values(None, feeds)]
-    except Exception:  # not valid, or without a kernel on a CPU: others say so
+    except Exception:  # noqa: BLE001 - not valid, or no kernel on a CPU: others say so
         return ()
     return tuple(types)
 

@@ -33,7 +33,7 @@ def write_as_onnx(proto: ModelProto, name: str) -> bool:
     nodes = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
     for graph in (proto.graph, *nested_graphs(nodes)):
         changed = _forget_unknown_sizes(graph) or changed
-    if not proto.graph.name:
+    if proto.HasField("graph") and not proto.graph.name:
         proto.graph.name = name
         changed = True
     changed = _import_domains(proto) or changed

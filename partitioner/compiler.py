@@ -177,7 +177,8 @@ def compile(  # noqa: A001 - the public name
 
             dims: Sizes of an ONNX model's symbolic dims by symbol.
 
-            shapes: Shapes of an ONNX model's inputs by name.
+            shapes: Shapes of an ONNX model's inputs by name, and of tensors inside whose shapes
+                nothing tells; a bound where the size depends on data.
 
             constraints: `Constraints`; a mapping with named dims, a layout, pins and loads of
             experts, as in a file; a plan whose decisions are kept; or the path of such a file.

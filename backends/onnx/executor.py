@@ -150,10 +150,6 @@ class Executor:
             for name, type_ in constants_outside(model).items()
         }
         self._kept = frozenset((*(o.value for o in model.header.outputs), *model.keep))
-        #: Of values whose sizes depend on data: ONNX Runtime makes their memory.
-        self._bounded = frozenset(
-            o.value for o in model.header.outputs if o.whole in model.header.bounded
-        )
         batch = model.header.batch
         self._parts = 1 if batch is None else batch.parts.count
         #: Of values to return, how many of a request there are.
@@ -315,7 +311,7 @@ class Executor:
             self._bind(binding, binding.io.bind_input, name, types[name], values[name])
         device = self.config.device
         for name in segment.outputs:
-            if name in self._bounded:
+            if name in self.model.bounded:
                 binding.io.bind_output(name, device.type, device.index or 0)
             else:
                 self._bind(binding, binding.io.bind_output, name, types[name], values[name])
@@ -331,13 +327,13 @@ class Executor:
                 f"rank {self.model.rank}: ONNX Runtime: {one_line(error)}"
             ) from error
         for index, name in enumerate(segment.outputs):
-            if name in self._bounded:
+            if name in self.model.bounded:
                 array = binding.io.get_outputs()[index].numpy()
                 values[name] = from_numpy(array, types[name].dtype).to(device)
 
     def _sized(self, segment: Segment) -> Iterator[str]:
         """The outputs of a segment whose sizes are known."""
-        return (name for name in segment.outputs if name not in self._bounded)
+        return (name for name in segment.outputs if name not in self.model.bounded)
 
     def _bind(
         self,

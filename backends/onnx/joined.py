@@ -56,7 +56,7 @@ class Group:
             nodes = tuple(_renamed(segment.nodes, own))
             graph.node.extend(with_blocked_inputs(nodes, types, types, self.images))
             graph.input.extend(value_info(name, type_) for name, type_ in types.items())
-            graph.output.extend(value_info(n, self.model.types[n]) for n in segment.outputs)
+            graph.output.extend(map(self.model.output_info, segment.outputs))
             constants |= dict.fromkeys(segment.constants)
         graph.initializer.extend(self.model.constants[name] for name in constants)
         return self.model.around(graph)
@@ -224,7 +224,7 @@ class Optimized:
             names |= {inner: name, name: f"{DOMAIN}.plain.{name}"}
         graph = GraphProto(name=self.proto.graph.name, node=_renamed(nodes, names))
         graph.input.extend(value_info(name, types[name]) for name in segment.inputs)
-        graph.output.extend(value_info(name, types[name]) for name in segment.outputs)
+        graph.output.extend(map(self.group.model.output_info, segment.outputs))
         graph.initializer.extend(self._constants[name] for name in sorted(reached - ends))
         last = frozenset(name for name in images if self.group.is_last_reader(index, name))
         sums = tuple(_sums(graph, self.group.images, last))

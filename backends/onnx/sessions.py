@@ -154,7 +154,7 @@ def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> o
     else:
         graph.node.extend(segment.nodes)
     graph.input.extend(value_info(name, model.types[name]) for name in segment.inputs)
-    graph.output.extend(value_info(name, model.types[name]) for name in segment.outputs)
+    graph.output.extend(map(model.output_info, segment.outputs))
     graph.initializer.extend(model.constants[name] for name in segment.constants)
     options = session_options(config, model.folder)
     return _opened(model, model.around(graph), options, config, optimizers_off(segment.plain))

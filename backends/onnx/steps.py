@@ -8,10 +8,11 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
 from partitioner.backends.header import Header
 from partitioner.backends.onnx.header import DOMAIN
+from partitioner.backends.onnx.nodes import value_info
 from partitioner.backends.regions import is_whole
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import TensorType
@@ -153,6 +154,19 @@ class RankModel:
         """A model of a graph of this file's operators; communications are none of them."""
         opsets = [entry for entry in self.proto.opset_import if entry.domain != DOMAIN]
         return ModelProto(ir_version=self.proto.ir_version, graph=graph, opset_import=opsets)
+
+    @cached_property
+    def bounded(self) -> frozenset[str]:
+        """Local values whose sizes depend on data."""
+        header = self.header
+        return frozenset(o.value for o in header.outputs if o.whole in header.bounded)
+
+    def output_info(self, name: str) -> ValueInfoProto:
+        """An output of a session: with a bound for a size, ONNX Runtime would fold the size."""
+        info = value_info(name, self.types[name])
+        for dim in info.type.tensor_type.shape.dim if name in self.bounded else ():
+            dim.ClearField("dim_value")
+        return info
 
     def constant(self, name: str) -> np.ndarray:
         """Contents of an initializer."""

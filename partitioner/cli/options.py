@@ -191,7 +191,13 @@ Dims = Annotated[
 ]
 Shapes = Annotated[
     list[Any] | None,
-    option(shape, "NAME=D,D", "Shape of an input; may be repeated.", "--shape", panel=MODEL),
+    option(
+        shape,
+        "NAME=D,D",
+        "Shape of an input, or of a tensor inside; may be repeated.",
+        "--shape",
+        panel=MODEL,
+    ),
 ]
 
 Devices = Annotated[

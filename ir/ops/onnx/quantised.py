@@ -46,7 +46,7 @@ def _softmax(view: OpView) -> Rule:
 
 
 def _concat(view: OpView) -> Rule:
-    """The result's scale and zero point, then each operand with its own; the joined dim is whole."""
+    """The result's settings, then each operand with its own; the joined dim is whole."""
     rank = len(view.out_shape)
     axis, dims = view.dim("axis", 0, rank), names("d", rank)
     operands: list[Dims] = [None] * len(view.types)

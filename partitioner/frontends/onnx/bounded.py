@@ -70,10 +70,11 @@ def keep_together(
     graph.remove(nodes)
     results = []
     for index, value in inner.items():
-        results.append(
-            onnx_ir.Value(name=value.name, type=bounds[index].type, shape=bounds[index].shape)
-        )
-        value.name, value.type = fresh(f"{value.name}_inside", taken), bounds[index].type
+        type_, shape = bounds[index].type, bounds[index].shape
+        assert shape is not None
+        bound = onnx_ir.Shape(shape.numpy())
+        results.append(onnx_ir.Value(name=value.name, type=type_, shape=bound))
+        value.name, value.type = fresh(f"{value.name}_inside", taken), type_
         graph.outputs[index] = results[-1]
     then = onnx_ir.Graph([], list(inner.values()), nodes=nodes, name="behind_bounds")
     condition = _constant(fresh("behind_bounds_condition", taken), np.array(1, np.bool_))
@@ -106,6 +107,6 @@ def _constant(name: str, array: np.ndarray) -> onnx_ir.Value:
     return onnx_ir.Value(
         name=name,
         type=onnx_ir.TensorType(tensor.dtype),
-        shape=tensor.shape,
+        shape=onnx_ir.Shape(array.shape),
         const_value=tensor,
     )

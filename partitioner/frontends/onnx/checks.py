@@ -95,17 +95,21 @@ def node_lists(proto: ModelProto) -> Iterator[Sequence[NodeProto]]:
 
 
 def _run_checker(proto: ModelProto, file: Path | None) -> None:
-    """ONNX's own checker, less its demand that inputs and outputs declare at least a rank.
+    """ONNX's own checker, less its demands that inputs and outputs declare a rank, outputs a type.
 
     It also refuses what ONNX Runtime has in ONNX's own domain, as LayerNormalization before
     opset 17: the checker sees it in a domain that it passes over.
     """
     own = any(_runtime_nodes(proto))
-    if file is not None and not own and not any(_unranked(proto)):
+    untyped = any(value.type.WhichOneof("value") is None for value in proto.graph.output)
+    if file is not None and not own and not untyped and not any(_unranked(proto)):
         onnx.checker.check_model(file)
         return
     copy = ModelProto()
     copy.CopyFrom(proto)
+    for value in copy.graph.output:
+        if value.type.WhichOneof("value") is None:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
     for node in list(_runtime_nodes(copy)):
         node.domain = _UNCHECKED
     for holder in (copy, *copy.functions) if own else ():
@@ -124,9 +128,9 @@ def _runtime_nodes(proto: ModelProto) -> Iterator[NodeProto]:
     """Nodes of ONNX's own domain whose operators only ONNX Runtime has in this opset."""
     opset = max((entry.version for entry in proto.opset_import if not entry.domain), default=0)
     for node in (node for nodes in node_lists(proto) for node in nodes):
-        if not node.domain and not onnx.defs.has(node.op_type, opset):
-            if runtime_operators().get(("", node.op_type), opset + 1) <= opset:
-                yield node
+        first = runtime_operators().get(("", node.op_type), opset + 1)
+        if not node.domain and not onnx.defs.has(node.op_type, opset) and first <= opset:
+            yield node
 
 
 def _unranked(proto: ModelProto) -> Iterator[TypeProto.Tensor]:

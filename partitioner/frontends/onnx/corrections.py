@@ -4,7 +4,9 @@ ONNX Runtime itself is asked for the types of its own operators (com.microsoft):
 pools of quantised elements for elementwise operators, and the present keys of a
 GroupQueryAttention to be its past ones and new ones, which they are not in a shared buffer. Where
 ONNX Runtime cannot tell, as on an operator without a kernel for processors, the library does; some
-element types of it are corrected. It takes the operands of MelWeightMatrix for each other, and
+element types of it are corrected.
+
+It takes the operands of MelWeightMatrix for each other, and
 knows no aspect ratio in Resize: these shapes are left to ONNX's own inference. It counts other
 windows of some pools and transposed convolutions than ONNX Runtime does. It gives present keys and
 values of an Attention of 3-D
@@ -34,7 +36,9 @@ from partitioner.frontends.onnx.window_counts import (
 
 _DOMAIN = "com.microsoft"
 
-Infer = Callable[[ShapeInferenceContext, onnx_ir.Node], None]  #: The library's inference of an operator.
+Infer = Callable[
+    [ShapeInferenceContext, onnx_ir.Node], None
+]  #: The library's inference of an operator.
 
 
 def _zero_point(index: int) -> Callable[[onnx_ir.Node], DataType | None]:
@@ -95,14 +99,14 @@ def _ask(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> No
     if all(value is None or is_static(value) for value in node.inputs):
         types = infer_by_runtime(node, context.opset_imports)
         for value in node.outputs:
-            if value.name in types:
-                type_ = types[value.name]
+            type_ = types.get(value.name or "")
+            if type_ is not None:
                 shape = serde.deserialize_type_proto_for_shape(type_)
                 dtype = onnx_ir.DataType(type_.tensor_type.elem_type)
                 context.set_shape_and_dtype(value, shape, dtype)
-    if not all(is_static(value) for value in node.outputs if value.name):
-        if not shares_buffer(node):  # it takes each new key for one more
-            infer(context, node)
+    is_told = all(is_static(value) for value in node.outputs if value.name)
+    if not is_told and not shares_buffer(node):  # the library takes each new key for one more
+        infer(context, node)
 
 
 def _group_query(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:

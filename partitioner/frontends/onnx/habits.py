@@ -1,7 +1,8 @@
 """Habits of exporters that ONNX Runtime takes and ONNX's checker refuses, written as ONNX has them.
 
 Nodes stand in any order, a size that is not known is -1 (Paddle), initializers are no inputs though
-the IR version is 3 (ONNX Runtime saves old models so).
+the IR version is 3 (ONNX Runtime saves old models so), domains of operators are not imported, the
+graph has no name. That an output has no type at all, the checker is not told (`checks`).
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
-from onnx import GraphProto, ModelProto, NodeProto
+from onnx import GraphProto, ModelProto, NodeProto, helper
 
-from partitioner.frontends.onnx.checks import nested_graphs
+from partitioner.frontends.onnx.checks import nested_graphs, node_lists
+from partitioner.frontends.onnx.runtime import runtime_domains
 
 #: First IR version in which an initializer need not be an input.
 _INITIALIZERS_ALONE = 4
@@ -20,18 +22,38 @@ _INITIALIZERS_ALONE = 4
 _UNKNOWN = -1
 
 
-def write_as_onnx(proto: ModelProto) -> bool:
-    """Write a model without these habits, in place; True if it had one."""
+def write_as_onnx(proto: ModelProto, name: str) -> bool:
+    """Write a model without these habits, in place; True if it had one.
+
+    Args:
+        proto: The model.
+        name: The graph's name if it has none.
+    """
     changed = _put_in_order(proto.graph)
     nodes = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
     for graph in (proto.graph, *nested_graphs(nodes)):
         changed = _forget_unknown_sizes(graph) or changed
+    if proto.HasField("graph") and not proto.graph.name:
+        proto.graph.name = name
+        changed = True
+    changed = _import_domains(proto) or changed
     names = {value.name for value in proto.graph.input}
     alone = any(tensor.name not in names for tensor in proto.graph.initializer)
     if proto.ir_version < _INITIALIZERS_ALONE and alone:
         proto.ir_version = _INITIALIZERS_ALONE
         changed = True
     return changed
+
+
+def _import_domains(proto: ModelProto) -> bool:
+    """Import the domains of ONNX Runtime's operators, in the versions that it takes."""
+    imported = {entry.domain for entry in proto.opset_import}
+    used = {node.domain for nodes in node_lists(proto) for node in nodes if node.domain}
+    versions = runtime_domains()
+    missing = sorted((used - imported) & versions.keys())
+    for domain in missing:
+        proto.opset_import.append(helper.make_opsetid(domain, versions[domain]))
+    return bool(missing)
 
 
 def _forget_unknown_sizes(graph: GraphProto) -> bool:

@@ -29,6 +29,7 @@ from partitioner.frontends.onnx.runtime import runtime_operators
 from partitioner.frontends.onnx.shapes import make_static
 from partitioner.ir.graph import Graph, Opaque
 from partitioner.ir.keys import keys_in_parts
+from partitioner.ir.onnx_types import onnx_dtype
 
 _NO_DIMS: Mapping[str, int] = MappingProxyType({})
 _NO_SHAPES: Mapping[str, tuple[int, ...]] = MappingProxyType({})
@@ -122,15 +123,21 @@ def _load(
     if copy is not None:
         together, remark = keep_together(read.graph, bounded, copy.graph.outputs)
         remarks += remark
-    graph = build_graph(
-        read, source.name, declared, where, source.missing, source.output_names
-    )
+    graph = build_graph(read, source.name, declared, where, source.missing, source.output_names)
     made = {n for node in graph.nodes if node.name == together for n in node.outputs}
     graph = replace(graph, bounded=frozenset(made))
     check_rules(graph, where)
     graph = in_parts(graph, {**norms.WITHOUT_KERNELS, **reductions.WITHOUT_KERNELS})
+    _declare_outputs(source.proto, graph)
     notes = (*_notes(source, binding, graph), *remarks)
     return Traced(graph, source.proto, source.folder, notes)
+
+
+def _declare_outputs(whole: ModelProto, graph: Graph) -> None:
+    """Write the element types of outputs that declare none."""
+    for value, name in zip(whole.graph.output, graph.outputs, strict=True):
+        if value.type.WhichOneof("value") is None:
+            value.type.tensor_type.elem_type = onnx_dtype(graph.types[name].dtype)
 
 
 def _bind_inputs(

@@ -83,7 +83,7 @@ def read_source(model: str | Path | ModelProto, *, plan_only: bool = False) -> S
         proto = parse_file(path)
         folder = follow_links(proto, path)
     _write_default_domain(proto)
-    mended = write_as_onnx(proto)
+    mended = write_as_onnx(proto, "model" if path is None else path.stem)
     # Where links were followed, the file has other names of external files than the message.
     is_as_read = path is not None and folder == path.parent and not mended
     missing = check_model(proto, where, folder, path if is_as_read else None, plan_only=plan_only)
@@ -94,12 +94,11 @@ def read_source(model: str | Path | ModelProto, *, plan_only: bool = False) -> S
     name_results(proto)
     output_names, repeated = distinct_outputs(proto.graph)
     notes += repeated
-    name = proto.graph.name or ("model" if path is None else path.stem)
     for file in dict.fromkeys(missing.values()):
         count = sum(other == file for other in missing.values())
         weights = "1 weight is" if count == 1 else f"{count} weights are"
         notes += (f"{file} is missing: {weights} planned by size alone",)
-    return Source(proto, where, folder, name, notes, missing, output_names)
+    return Source(proto, where, folder, proto.graph.name, notes, missing, output_names)
 
 
 def name_of(model: str | Path | ModelProto) -> str:

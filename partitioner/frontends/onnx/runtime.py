@@ -1,9 +1,9 @@
 """What ONNX Runtime knows of its own operators: that it has them, and the types of their results.
 
 ONNX has no schema of these operators, and `onnx_shape_inference` is wrong on some. A session of one
-node with its operands as inputs says the types of its results; it computes nothing. Only
-operators of classical machine learning (``ai.onnx.ml``) are run, on zeros: there ONNX Runtime
-infers next to nothing, and no result's size depends on what the elements are.
+node with its operands as inputs says the types of its results; it computes nothing. Where ONNX
+Runtime does not infer them, as for most operators of classical machine learning, it computes the
+node on zeros, unless sizes may depend on what the elements are.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from onnx_ir import serde
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-#: Domain of classical machine learning.
-_ML = "ai.onnx.ml"
+#: Domains of classical machine learning, where no size depends on elements, and of ONNX Runtime,
+#: where sizes are in integers, except of these results.
+_CLASSICAL, _MICROSOFT = "ai.onnx.ml", "com.microsoft"
+_DEPEND_ON_DATA = frozenset({"RemovePadding", "Tokenizer", "Unique"})
 #: Most bytes of the operands of a node that is run.
 _MAX_BYTES = 2**26
 #: Largest constant operand that inference is told of, in elements: sizes, axes, scales.
@@ -51,6 +53,17 @@ def runtime_operators() -> Mapping[tuple[str, str], int]:
     return first
 
 
+@cache
+def runtime_domains() -> Mapping[str, int]:
+    """The newest version of each domain of ONNX Runtime, which a model without an import has."""
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+    newest: dict[str, int] = {}
+    for schema in get_all_operator_schema():
+        newest[schema.domain] = max(schema.since_version, newest.get(schema.domain, 1))
+    return newest
+
+
 def infer_by_runtime(node: onnx_ir.Node, opsets: Mapping[str, int]) -> Mapping[str, TypeProto]:
     """Types of a node's results as ONNX Runtime infers them; none where it cannot tell.
 
@@ -76,16 +89,26 @@ def shares_buffer(node: onnx_ir.Node) -> bool:
     They are as many as the longer of both: the buffer has room, or `total_sequence_length` is more.
     Where that is not constant, ONNX Runtime guesses.
     """
-    if node.domain != "com.microsoft" or node.op_type != "GroupQueryAttention":
+    if node.domain != _MICROSOFT or node.op_type != "GroupQueryAttention":
         return False
     past, total = (node.inputs[i] if i < len(node.inputs) else None for i in (3, 6))
     return past is not None and total is not None and total.const_value is None
 
 
 def _may_run(node: onnx_ir.Node) -> bool:
-    operands = [_type_of(value) for value in node.inputs if value is not None]
-    size = sum(8 * math.prod(shape) for _, shape in operands)
-    return node.domain == _ML and size <= _MAX_BYTES
+    """Whether a node can be computed on zeros, and the sizes of its results are then right."""
+    operands = [value for value in node.inputs if value is not None]
+    size = sum(8 * math.prod(_type_of(value)[1]) for value in operands)
+    if node.domain == _MICROSOFT and node.op_type not in _DEPEND_ON_DATA:
+        return size <= _MAX_BYTES and all(map(_has_no_sizes, operands))
+    return node.domain == _CLASSICAL and size <= _MAX_BYTES
+
+
+def _has_no_sizes(value: onnx_ir.Value) -> bool:
+    """Whether an operand is a constant that the session knows, or holds no integers."""
+    tensor = value.const_value
+    is_known = tensor is not None and tensor.size <= MAX_OPERAND
+    return is_known or (value.dtype is not None and value.dtype.is_floating_point())
 
 
 def _type_of(value: onnx_ir.Value) -> _Type:
@@ -150,7 +173,7 @@ def _types(model: bytes, *, runs: bool) -> tuple[_Type | None, ...]:
                 for value in session.get_inputs()
             }
             types = [_computed(value) for value in session.run_with_ort_values(None, feeds)]
-    except Exception:  # not valid, or without a kernel on a CPU: others say so
+    except Exception:  # noqa: BLE001 - not valid, or no kernel on a CPU: others say so
         return ()
     return tuple(types)
 

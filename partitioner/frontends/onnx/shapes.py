@@ -82,7 +82,8 @@ def make_static(
         changed = _infer_by_schema(model.graph)
         _check_given(model.graph, given, where)
         stale |= _stale(model.graph, declared)
-        stated = {name: dims for name, dims in declared.items() if name not in stale} | given
+        right = {name: dims for name, dims in declared.items() if name not in stale}
+        stated: Shapes = {**right, **given}
         changed = _apply_declared(model.graph, stated, symbols) or changed
         changed = _infer_operands(model.graph) or changed
         if not fold(model, growth) and not changed:
@@ -145,9 +146,7 @@ def _set_type(value: onnx_ir.Value, proto: TypeProto | None) -> bool:
     return True
 
 
-def _check_given(
-    graph: onnx_ir.Graph, given: Mapping[str, tuple[int, ...]], where: str
-) -> None:
+def _check_given(graph: onnx_ir.Graph, given: Mapping[str, tuple[int, ...]], where: str) -> None:
     """Refuse a shape that the user gives of a result which has another one."""
     for node, value, inferred in _inferred(graph, given):
         if not agree(inferred, given[value]):
@@ -174,7 +173,7 @@ def _inferred(
     for node in graph:
         for value in node.outputs:
             dims = declared_dims(value)
-            if value.name in names and dims is not None:
+            if value.name and value.name in names and dims is not None:
                 yield node, value.name, dims
 
 
@@ -227,12 +226,7 @@ def _infer_operands(graph: onnx_ir.Graph) -> bool:
     changed = False
     for node in reversed(graph):
         operand = node.inputs[0] if len(node.inputs) == 1 else None
-        if (
-            node.domain
-            or node.op_type not in _UNARY
-            or operand is None
-            or is_static(operand)
-        ):
+        if node.domain or node.op_type not in _UNARY or operand is None or is_static(operand):
             continue
         result, known = declared_dims(node.outputs[0]), declared_dims(operand)
         is_told = result is not None and all(isinstance(size, int) for size in result)

@@ -57,9 +57,8 @@ def test_a_size_of_minus_one_is_not_known() -> None:
 
 def test_initializers_of_ir_version_3_need_not_be_inputs() -> None:
     """ONNX Runtime saves an old model so: what it fuses is in no input."""
-    proto = om.model(
-        [node("MatMul", "x w", "y")], {"x": (F32, [4, 4])}, {"y": (F32, [4, 6])}, {"w": floats(4, 6)}
-    )
+    inputs, outputs = {"x": (F32, [4, 4])}, {"y": (F32, [4, 6])}
+    proto = om.model([node("MatMul", "x w", "y")], inputs, outputs, {"w": floats(4, 6)})
     proto.ir_version = 3
     assert_right(proto)
 
@@ -132,10 +131,11 @@ def test_a_stale_declaration_is_a_note(dims: om.Dims) -> None:
 
 def test_a_stale_output_is_a_note() -> None:
     proto = om.model([node("Relu", "x", "y")], {"x": (F32, [2, 3])}, {"y": (F32, [2, 4])})
-    assert load_onnx(proto).notes == (
+    note = (
         "tensor 'y' of node 'Relu_0' (Relu) is declared [2, 4] but works out as [2, 3], "
-        "which is taken",
+        "which is taken"
     )
+    assert load_onnx(proto).notes == (note,)
     assert partitioner.compile(proto, devices=2).verify().equal
 
 
@@ -362,7 +362,8 @@ def test_what_depends_on_data_stays_together_behind_a_bound() -> None:
     bound = {"chosen": (15, 3)}
     traced = assert_right(proto, bound)
     graph = traced.graph
-    assert [n.op for n in graph.nodes] == "MatMul Reshape MatMul Reshape Relu If".split()
+    cut = "MatMul Reshape MatMul Reshape Squeeze Relu"  # Squeeze is of all boxes
+    assert [n.op for n in graph.nodes] == [*cut.split(), "If"]
     assert graph.bounded == {"y", "count"}
     assert graph.types["y"].shape == (15, 4)
     assert "sizes behind 'chosen' depend on data" in " ".join(traced.notes)
@@ -395,9 +396,7 @@ def test_a_bound_goes_through_a_saved_plan(tmp_path: Path) -> None:
     """Rank files say which sizes depend on data, so that processes return what there is."""
     path, bound = tmp_path / "m.onnx", {"chosen": (15, 3)}
     onnx.save(selected(), path)
-    compiled = partitioner.compile(
-        path, devices=2, strategy="inter", cluster="ideal", shapes=bound
-    )
+    compiled = partitioner.compile(path, devices=2, strategy="inter", cluster="ideal", shapes=bound)
     compiled.save(tmp_path / "plan")
     feeds = random_inputs(compiled.graph, 0)
     results = partitioner.load(tmp_path / "plan").run(feeds)

@@ -31,7 +31,9 @@ def fused(*operands: Draw, min_cuts: int, **attrs: object) -> Case:
     return case(f"{MS}FusedConv", *operands, attrs=attrs, opset=1, min_cuts=min_cuts)
 
 
-def last(weight: tuple[int, ...], min_cuts: int, scale: Draw | object = STEP, **attrs: object) -> Case:
+def last(
+    weight: tuple[int, ...], min_cuts: int, scale: Draw | object = STEP, **attrs: object
+) -> Case:
     """A QLinearConv with channels last."""
     bias = ints(weight[0], dtype="int32")
     wide = weight[1] * int(attrs.get("group", 1))  # type: ignore[call-overload]

@@ -19,6 +19,7 @@ from onnx_ir import DataType
 from onnx_shape_inference import registry
 
 from partitioner.frontends.onnx.window_counts import (
+    POOLS,
     Size,
     Sizes,
     pool_counts,
@@ -50,7 +51,7 @@ _RESULTS: dict[str, Callable[[onnx_ir.Node], DataType | None]] = {
 #: The windows of an operator, by its node and the sizes of its operand and result.
 Counts = Callable[[onnx_ir.Node, Sizes, Sizes], list[Size]]
 _COUNTS: dict[str, Counts] = {
-    **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), pool_counts),
+    **dict.fromkeys(POOLS, pool_counts),
     "ConvTranspose": transposed_counts,
 }
 

@@ -93,12 +93,12 @@ class Graph:
         return draws.integers(low, high, shape).astype(dtype)
 
     def constant(self, array: Array | Sequence[int], dtype: str = "int64") -> str:
-        """The name of a new initializer; sometimes of one of the same contents that is there."""
+        """The name of a new initializer, or of one of the same shape that is there: floats only."""
         data = np.asarray(array, None if isinstance(array, np.ndarray | np.generic) else dtype)
         for name, known in self.constants.items():
-            if known.dtype == data.dtype and known.shape == data.shape and self.rng.random() < 0.3:
-                if data.dtype == np.float32:
-                    return name  # a shared weight
+            is_like = known.dtype == data.dtype == np.float32 and known.shape == data.shape
+            if is_like and data.size > 1 and self.rng.random() < 0.3:
+                return name  # a shared weight
         name = f"c{len(self.constants)}"
         self.constants[name] = data
         return name
@@ -263,8 +263,8 @@ def binary(g: Graph) -> None:
         g.add(op, [x, g.constant(np.float32(g.rng.choice((0.5, 2, 3))))])
     elif op == "Mod":
         g.add(op, [x, y], fmod=1)
-    elif op == "PRelu":
-        g.add(op, [x, y])
+    elif op == "PRelu":  # the slope broadcasts to the operand
+        g.add(op, [x, g.constant(g.random(g.shape(x)[g.rng.randint(0, len(g.shape(x))) :]))])
     else:
         g.add(op, [x, y] if g.rng.random() < 0.7 else [y, x])
 
@@ -449,10 +449,9 @@ def normalization(g: Graph) -> None:
     x = g.some(ranks=(2, 3, 4))
     shape = g.shape(x)
     channels = shape[1]
-    op = g.rng.choice(
-        ("BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization")
-        + ("LpNormalization", "LRN", "MeanVarianceNormalization", "skip")
-    )
+    ops = ["BatchNormalization", "InstanceNormalization", "LpNormalization", "LRN", "skip"]
+    ops += ["MeanVarianceNormalization", *(["LayerNormalization"] if g.opset >= 17 else [])]
+    op = g.rng.choice([*ops, *(["GroupNormalization"] if g.opset >= 21 else [])])
     one, two = (g.constant(g.random((channels,), 0.5, 1.5)) for _ in range(2))
     if op == "BatchNormalization":
         moments = [g.constant(g.random((channels,), 0.5, 1.5)) for _ in range(2)]
@@ -466,8 +465,6 @@ def normalization(g: Graph) -> None:
         g.add(op, [x, *scale], axis=g.rng.choice((axis, axis - len(shape))))
     elif op == "GroupNormalization":
         groups = g.rng.choice([d for d in range(1, channels + 1) if channels % d == 0])
-        if g.opset < 21:
-            one, two = (g.constant(g.random((groups,), 0.5, 1.5)) for _ in range(2))
         g.add(op, [x, one, two], num_groups=groups)
     elif op == "LpNormalization":
         g.add(op, [x], axis=g.rng.randrange(len(shape)), p=g.rng.randint(1, 2))

@@ -28,6 +28,7 @@ from partitioner.frontends.onnx.check_nodes import is_static
 from partitioner.frontends.onnx.runtime import infer_by_runtime, runtime_operators, shares_buffer
 
 from partitioner.frontends.onnx.window_counts import (
+    POOLS,
     Size,
     Sizes,
     pool_counts,
@@ -61,7 +62,7 @@ _RESULTS: dict[str, Callable[[onnx_ir.Node], DataType | None]] = {
 #: The windows of an operator, by its node and the sizes of its operand and result.
 Counts = Callable[[onnx_ir.Node, Sizes, Sizes], list[Size]]
 _COUNTS: dict[str, Counts] = {
-    **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), pool_counts),
+    **dict.fromkeys(POOLS, pool_counts),
     "ConvTranspose": transposed_counts,
 }
 

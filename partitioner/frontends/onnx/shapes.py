@@ -32,6 +32,7 @@ from partitioner.frontends.onnx.operand_checks import check_operands
 from partitioner.frontends.onnx.opset_forms import put_in_rows
 from partitioner.frontends.onnx.run_time_sizes import never_guess
 from partitioner.frontends.onnx.runtime import shares_buffer
+from partitioner.frontends.onnx.window_counts import state_pads
 from partitioner.ir.ops.onnx.elementwise import FUNCTIONS
 
 #: Turns of inference and folding; each must find something. Real exports take two or three.
@@ -97,6 +98,7 @@ def make_static(
     _check_loops(model.graph, where)
     dynamic = frozenset(behind(model.graph, bounded))
     for node in model.graph:
+        state_pads(node)
         opset = model.graph.opset_imports.get(node.domain)
         check_operands(node, opset, where)
         check_by_schema(node, model.graph.opset_imports, where)

@@ -14,6 +14,8 @@ from onnx_ir import SymbolicDim
 
 from partitioner.ir.ops.rules.sliding import Slide, same_pads
 
+POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
+
 Size = int | SymbolicDim
 Sizes = Sequence[Size]
 
@@ -77,6 +79,55 @@ def pool_counts(node: onnx_ir.Node, image: Sizes, inferred: Sizes) -> list[Size]
         count(slide, size) if isinstance(size, int) else kept
         for slide, size, kept in zip(slides, image, inferred, strict=True)
     ]
+
+
+def state_pads(node: onnx_ir.Node) -> None:
+    """Write automatic padding, in place, as the pads that it is where sizes are inferred wrongly.
+
+    ONNX Runtime itself infers another size for such a node than it computes, and then refuses an
+    output.
+    """
+    image = node.inputs[0] if node.inputs else None
+    if node.domain or image is None or image.shape is None or not image.shape.is_static():
+        return
+    if _Attributes(node).auto.startswith("SAME"):
+        sizes = [int(size) for size in image.shape.numpy()[2:]]
+        pads = _pool_pads(node, sizes) if node.op_type in POOLS else _back_pads(node, sizes)
+        if pads and min(pads) >= 0:
+            del node.attributes["auto_pad"]
+            node.attributes["pads"] = onnx_ir.AttrInt64s("pads", pads)
+
+
+def _pool_pads(node: onnx_ir.Node, sizes: Sequence[int]) -> list[int]:
+    """Pads of a pool with dilations; none for one without."""
+    attributes = _Attributes(node)
+    slides = attributes.slides(attributes.ints("kernel_shape", []))
+    if len(slides) != len(sizes) or all(slide.dilation == 1 for slide in slides):
+        return []
+    padded = [
+        same_pads(slide, size, attributes.auto, dilated=False)
+        for slide, size in zip(slides, sizes, strict=True)
+    ]
+    return [*(slide.before for slide in padded), *(slide.after for slide in padded)]
+
+
+def _back_pads(node: onnx_ir.Node, sizes: Sequence[int]) -> list[int]:
+    """Pads of a transposed convolution with a stride wider than its window; none for others."""
+    if node.op_type != "ConvTranspose" or "output_shape" in node.attributes:
+        return []
+    counts = transposed_counts(node, sizes, [2**62] * len(sizes))
+    strides = _Attributes(node).ints("strides", [1] * len(sizes))
+    totals = [
+        int(count) - size * stride
+        for count, size, stride in zip(counts, sizes, strides, strict=True)
+        if isinstance(count, int)
+    ]
+    if len(totals) != len(sizes) or min(totals) >= 0:
+        return []
+    totals = [max(total, 0) for total in totals]
+    is_upper = _Attributes(node).auto == "SAME_UPPER"
+    firsts = [total // 2 if is_upper else -(-total // 2) for total in totals]
+    return [*firsts, *(total - first for total, first in zip(totals, firsts, strict=True))]
 
 
 def transposed_counts(node: onnx_ir.Node, image: Sizes, inferred: Sizes) -> list[Size]:

@@ -161,7 +161,21 @@ def test_windows_are_as_many_as_onnx_runtime_computes(size: int) -> None:
         inputs, outputs = {"x": ("float32", [1, 1, size])}, {"y": ("float32", ["a", "b", "c"])}
         proto = om.model([node], inputs, outputs, weights, opset=22)
         proto.ir_version = 10
-        om.assert_same(load_onnx(proto), {"x": np.ones((1, 1, size), np.float32)})
+        traced = load_onnx(proto)
+        x = np.random.default_rng(size).standard_normal((1, 1, size)).astype(np.float32)
+        om.assert_same(traced, {"x": x})
+
+
+@pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])
+def test_a_transposed_convolution_with_gaps_runs_where_it_is_an_output(auto: str) -> None:
+    """ONNX Runtime infers size x stride for it, and computes less."""
+    strides = {"strides": [4, 1], "auto_pad": auto}
+    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], **strides)
+    weights = {"w": np.random.default_rng(0).standard_normal((1, 1, 3, 4)).astype(np.float32)}
+    ends = {"y": ("float32", ["n", "c", "h", "w"])}
+    proto = om.model([node], {"x": ("float32", [1, 1, 6, 7])}, ends, weights)
+    assert load_onnx(proto).graph.types["y"].shape == (1, 1, 23, 7)
+    assert partitioner.compile(proto, devices=2, strategy="inter").verify().equal
 
 
 @pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])
@@ -174,9 +188,11 @@ def test_a_dilated_pool_is_cut_and_kept_whole(auto: str) -> None:
     ]
     ends = {"y": ("float32", ["n", "c", "h", "w"])}
     proto = om.model(nodes, {"x": ("float32", [1, 1, 14, 8])}, ends, opset=17)
+    proto.graph.output.append(helper.make_tensor_value_info("b", 1, ["n", "c", "h", "w"]))
     for options in ({"strategy": "inter"}, {"parallel": "spatial", "cluster": "ideal"}):
         compiled = partitioner.compile(proto, devices=2, **options)  # type: ignore[call-overload]
         assert compiled.verify().equal
+        assert_rank_files_run(compiled.ranks.folder)
     assert compiled.plan.nodes["pool"].cuts
 
 

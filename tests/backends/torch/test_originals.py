@@ -61,7 +61,9 @@ def test_two_modules_over_one_network_do_not_train_apart() -> None:
     first(X).backward()
     second(X)  # nothing is trained yet
     stepped(first)
-    with pytest.raises(BackendError, match=r"one.weight was trained by another rank's module, made"):
+    with pytest.raises(
+        BackendError, match=r"one.weight was trained by another rank's module, made"
+    ):
         second(X)
     second.load_state_dict(first.full_state_dict())
     torch.testing.assert_close(second(X), -first(X))

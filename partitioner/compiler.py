@@ -147,7 +147,9 @@ def compile(  # noqa: A001 - the public name
 
             micro_batches: Run each batch in so many equal micro-batches, through stages or all on
             the same devices; gradients are added up. With `schedule` or "pp" alone several numbers
-            are tried. For a module, the default is the whole batch or, if no plan of that fits,
+            are tried, of a module those that are proven to compute what the whole batch does, but
+            for other random numbers; a note names what stands against the others, and what is not
+            proven of a number that is given. For a module, the default is the whole batch or, if no plan of that fits,
             the fewest micro-batches that fit, provided that they are proven to compute the same
             (no batch norms, no dropout); "auto" takes them without that proof and, in training on
             several nodes of more than 16 devices, stages if they are faster. For an ONNX model, the

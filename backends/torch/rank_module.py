@@ -45,6 +45,8 @@ from partitioner.backends.torch.faults import named, telling
 from partitioner.backends.torch.groups import torch_meshes
 from partitioner.backends.torch.host_memory import keep_freed_memory
 from partitioner.backends.torch.initialise import Initialiser
+from partitioner.backends.torch.originals import check_call, note_loaded
+from partitioner.backends.torch.own_state import KEY, OwnState, before_loading, check_saving
 from partitioner.backends.torch.parts_reset import RESETTING, VALUES, reset_part
 from partitioner.backends.torch.phase_passes import PhasePasses
 from partitioner.backends.torch.rank_passes import (
@@ -183,7 +185,9 @@ class RankModule(nn.Module):
                 _submodule(self, owner).add_module(leaf, shared)
             elif path:
                 *owner, leaf = path.split(".")
-                _submodule(self, owner).add_module(leaf, _Part.of(submodule))
+                part = _Part.of(submodule)
+                submodule.state.set_into(part, path)
+                _submodule(self, owner).add_module(leaf, part)
         with agreement.together("module()"):
             words = {entry.names[0]: self._hold(entry, source, meshes) for entry in whole.stored}
             constant_words = self._constant_words(source)
@@ -194,6 +198,8 @@ class RankModule(nn.Module):
         self._mark_parts_elsewhere(places)
         self._watch_optimizers()
         self.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
+        self.register_state_dict_pre_hook(_check_saving)  # type: ignore[no-untyped-call]
+        self.register_state_dict_post_hook(_add_extra_state)  # type: ignore[no-untyped-call]
         if not whole.training:
             self.register_load_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
             self.register_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
@@ -416,8 +422,10 @@ class RankModule(nn.Module):
             for name, constant in sorted(constants.items())
         }
 
-    def full_state_dict(self) -> dict[str, Tensor]:
+    def full_state_dict(self) -> dict[str, Any]:
         """The whole model's state on every rank, under its names; all ranks must call it.
+
+        Extra state (`get_extra_state`) is that of this process's module as it was compiled.
 
         Raises:
             BackendError: The program is for inference: its weights are constants.
@@ -426,13 +434,16 @@ class RankModule(nn.Module):
         if not self._whole.training:
             _refuse(self)
         self._agreement.check("full_state_dict()")
-        state: dict[str, Tensor] = {}
+        state: dict[str, Any] = {}
         for entry in self._whole.stored:
             first = entry.names[0]
             shard, holders = self._tensors.get(first), self._places[first].mesh.devices
             with telling(f"gathering {first}", self.rank, self._agreement.roll):
                 whole = gathered_value(shard, holders, entry.shape, entry.dtype, self._device)
             state |= {name: whole for name in entry.names if name not in entry.hidden}
+        for path, own in _own_states(self._whole).items():
+            if own.extra:
+                state[f"{path}.{KEY}".lstrip(".")] = own.extra[0]
         return state
 
     def clip_grad_norm_(
@@ -575,6 +586,7 @@ class RankModule(nn.Module):
         inputs: dict[str, Any] | None = None
         try:
             self._contents.check(self)
+            check_call(self)
             if training:
                 check_inputs(signature.plain(args, kwargs) or pytree.tree_leaves((args, kwargs)))
             if self._local_inputs:
@@ -1129,16 +1141,42 @@ def _refuse(*_: Any) -> None:
     )
 
 
+def _own_states(whole: Whole) -> Mapping[str, OwnState]:
+    """What the model's submodules save beside parameters and buffers, by each of their paths."""
+    of = whole.submodules
+    return {path: of[part.first].state if part.first else part.state for path, part in of.items()}
+
+
+def _check_saving(module: nn.Module, *_: Any) -> None:
+    """Refuse a state without what the model's submodules add to theirs."""
+    assert isinstance(module, RankModule)
+    check_saving(_own_states(module._whole))
+
+
+def _add_extra_state(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Add the extra state of the model itself; its submodules have theirs."""
+    assert isinstance(module, RankModule)
+    own = _own_states(module._whole).get("", OwnState())
+    if own.extra:
+        state[prefix + KEY] = own.extra[0]
+
+
 def _take_parts(
-    module: nn.Module, state: dict[str, Any], prefix: str, local: Mapping[str, Any], *_: Any
+    module: nn.Module,
+    state: dict[str, Any],
+    prefix: str,
+    local: Mapping[str, Any],
+    *lists: Any,
 ) -> None:
     """Whole tensors in a state that is loaded become this rank's shards.
 
     DTensors in the state become whole where the module has no shards: all ranks must load it.
     """
     assert isinstance(module, RankModule)
+    note_loaded(module)
     if local.get("assign_to_params_buffers"):
         raise BackendError("load_state_dict(assign=True): load it without assign, into the shards")
+    before_loading(_own_states(module._whole), state, prefix, *lists)
     for entry in module._whole.stored:
         for whole in (state.get(prefix + name) for name in entry.names):
             if isinstance(whole, Tensor) and not isinstance(whole, DTensor):

@@ -22,6 +22,7 @@ from partitioner.backends.torch.emit import PassGraph, emit_rank, rest_argument
 from partitioner.backends.torch.faults import Roll, explained
 from partitioner.backends.torch.groups import group_ranks, register_named
 from partitioner.backends.torch.micro_batches import MicroBatches
+from partitioner.backends.torch.own_state import OwnState
 from partitioner.backends.torch.phases import Rest
 from partitioner.backends.torch.shards import part_of, whole_of
 from partitioner.backends.torch.signature import Signature
@@ -76,6 +77,7 @@ class Submodule:
         training: Whether it was in training mode.
         first: The first path of a submodule that has several; "" at the first.
         values: Plain values of attributes, by name.
+        state: What it saves and loads beside parameters and buffers.
     """
 
     kind: type[nn.Module] = nn.Module
@@ -84,6 +86,7 @@ class Submodule:
     training: bool = True
     first: str = ""
     values: Mapping[str, object] = field(default_factory=dict)
+    state: OwnState = field(default_factory=OwnState)
 
 
 @dataclass(frozen=True)

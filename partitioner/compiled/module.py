@@ -510,8 +510,11 @@ class ModuleProgram(Compiled):
 
     def _step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Step:
         """A call of the module on all ranks, which writes its buffers."""
+        from partitioner.backends.torch.originals import check_weights
+
         module = self.model.module
         module.check_unchanged()
+        check_weights(self.whole, "the program")
         step = self.ranks.step(args, kwargs, seed)
         module.keep(step.results)
         return step
@@ -623,6 +626,7 @@ class ModuleProgram(Compiled):
         """
         from partitioner.backends.torch.agreement import Agreement
         from partitioner.backends.torch.groups import check_world
+        from partitioner.backends.torch.originals import check_weights, watch
         from partitioner.backends.torch.rank_module import RankModule
         from partitioner.compiled.ranks import adopted
         from partitioner.compiled.variants import Variants
@@ -632,13 +636,19 @@ class ModuleProgram(Compiled):
         with agreement.together("module()"):
             self.model.module.check_unchanged(modes=False)
             source = self._source(init_seed, init)
+            if init_seed is None and init is None:
+                check_weights(self.whole, "module()", self.traced.captured)
         module, plan = adopted(agreement, self.model.module, self.plan)
         program = self if plan is self.plan else self.over(module, plan)
         variants = Variants(program, source)
         whole = program.on_ranks(source)
-        return RankModule(
+        rank_module = RankModule(
             whole, source, _device(device), inputs, seed, check_inputs, variants, agreement
         )
+        tensors = self.traced.captured.tensors
+        parameters = {name: tensors[name] for name in self.traced.gradients}
+        watch(rank_module, self.traced.captured, self.whole, parameters)
+        return rank_module
 
     def on_ranks(self, source: Source) -> Whole:
         """The program as every rank needs it.
@@ -680,6 +690,7 @@ class ModuleProgram(Compiled):
     @property
     def _submodules(self) -> Mapping[str, Submodule]:
         """The submodules of the module by path, in its order, and the module itself."""
+        from partitioner.backends.torch.own_state import OwnState
         from partitioner.backends.torch.rank_passes import Submodule
 
         snapshot = self.model.module.snapshot
@@ -698,7 +709,10 @@ class ModuleProgram(Compiled):
             absent = frozenset(name for name, tensor in tensors.items() if tensor is None)
             names, mode = frozenset(constants.get(path, ())), modes.get(path, True)
             values = _plain_values(part, settings.get(path, {}))
-            submodules[path] = Submodule(type(part), names, absent, mode, values=values)
+            state = OwnState.of(part) if self.training else OwnState()
+            submodules[path] = Submodule(
+                type(part), names, absent, mode, values=values, state=state
+            )
         return submodules
 
     @cached_property

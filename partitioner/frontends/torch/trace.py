@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.torch.micro_batches import MicroBatches
+from partitioner.backends.torch.originals import tracing
 from partitioner.backends.torch.signature import Signature
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.attention import replace_attention
@@ -133,6 +134,7 @@ class TracedModule:
 
 
 @no_collection()
+@tracing()
 def trace_module(
     module: nn.Module,
     example: Example,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from partitioner.backends.torch.originals import refuse_old_weights
 from partitioner.frontends.errors import FrontendError
 
 #: Values that attributes of each submodule hold, by its name and by their path: "config.heads[0]".
@@ -259,7 +260,12 @@ _TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward
 
 def _hooks(module: nn.Module) -> dict[str, tuple[int, ...]]:
     hooks = {
-        path: tuple(number for table in _TABLES for number in getattr(part, table))
+        path: tuple(
+            number
+            for table in _TABLES
+            for number, hook in getattr(part, table).items()
+            if hook is not refuse_old_weights
+        )
         for path, part in module.named_modules()
     }
     for name, tensor in module.named_parameters():

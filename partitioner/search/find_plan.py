@@ -151,7 +151,8 @@ def _explicit(
             f"{_explicit_only(request)} on {len(cluster)} devices: this is planned for up to "
             f"{MOST_EXPLICIT} devices"
         )
-    joint = families(request.strategy, len(cluster), request.mesh)
+    pinned = request.constraints.groups
+    joint = families(request.strategy, len(cluster), request.mesh, pinned)
     if graph.backward:  # the plans of one group are found sooner, and rule out most others
         joint = tuple(sorted(joint, key=lambda family: len(family.groups) > 1))
     axes = {axis for family in joint for group in family.groups for axis in group.names}

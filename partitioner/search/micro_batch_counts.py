@@ -202,12 +202,15 @@ class CountSearch:
         return self.best
 
     def _none_fits(self, counts: Sequence[int]) -> bool:
-        """Whether memory refuses the first and the last that leaves each device two samples."""
+        """Whether memory refuses the first, the last with two samples a device, and the last.
+
+        Where the batch is not cut over the devices, a micro-batch of one sample holds least.
+        """
         samples = max(counts[0], counts[-1] // (2 * len(self.cluster)))
         most = max(count for count in counts if count <= samples)
         if self._plan(counts[0]) or self._plan(most) or most in self.impossible:
             return False
-        return self.refused[most].bytes_short > 0
+        return self.refused[most].bytes_short > 0 and not self._plan(counts[-1])
 
     @property
     def best(self) -> Outcome:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import combinations, pairwise
+from typing import TypeGuard
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh, numbers
 from partitioner.ir.ops import row_of
+from partitioner.ir.phases import PhaseError
 from partitioner.ir.pipeline import (
     SCHEDULES,
     PipelineSchedule,
@@ -538,11 +540,13 @@ class PipelineSearch:
                 continue
             try:
                 plans.append(self._improved(draft, self.budget.share(len(drafts) - index)))
-            except Infeasible as error:
+            except (Infeasible, PhaseError) as error:
                 failed.append((self._family(draft.name), error))
         if plans:
             return SpaceResult(tuple(plans), searched=str(self._family("")), failed=tuple(failed))
         refusals = [error for _, error in failed if isinstance(error, Infeasible)]
+        if not refusals and all(isinstance(error, PhaseError) for _, error in failed):
+            raise Infeasible(f"no stages were found that can run: {failed[0][1]}", proven=False)
         if drafts and not refusals:
             return self._without_plans(failed)
         raise min(refusals, key=lambda error: error.bytes_short, default=failed[0][1])
@@ -563,7 +567,7 @@ class PipelineSearch:
                     plans.append(self._as_pinned(name))
                 else:
                     drafts.append(self._draft(name))
-            except (PipelineScheduleError, Infeasible) as error:
+            except (PipelineScheduleError, PhaseError, Infeasible) as error:
                 failed.append((self._family(name), error))
         drafts.sort(key=lambda draft: (draft.rank, self.ways.schedules.index(draft.name)))
         return plans, drafts
@@ -616,23 +620,25 @@ class PipelineSearch:
 
         Raises:
             Infeasible: No cut was found that fits.
+            PhaseError: None of the draft's cuts can run.
         """
         limits = list(self._limits)
 
-        def simulated(ends: tuple[int, ...]) -> Candidate:
-            if self.again is None:
-                return self._simulated(draft, ends, self.figures.sharding, budget)
-            return self._within_memory(draft, ends, self.again, limits, budget)
+        def simulated(ends: tuple[int, ...]) -> Candidate | None:
+            with suppress(PhaseError):
+                return self._run(draft, ends, limits, budget)
+            return None
 
-        ends, best = draft.cuts[0], simulated(draft.cuts[0])
+        rivals = iter(draft.cuts)
+        ends, best = _first_that_runs(rivals, lambda cut: self._run(draft, cut, limits, budget))
         if self.again is not None:
             ends, best = self._drafted_again(draft, ends, best, limits, simulated, budget)
-        for rival in draft.cuts[1:]:
-            if not budget.work.over and _figure(candidate := simulated(rival)) < _figure(best):
+        for rival in rivals:
+            if not budget.work.over and _is_better(candidate := simulated(rival), best):
                 ends, best = rival, candidate
         for distance in LAST_MOVES:
             for moved in self._neighbours(ends, distance):
-                if not budget.work.over and _figure(candidate := simulated(moved)) < _figure(best):
+                if not budget.work.over and _is_better(candidate := simulated(moved), best):
                     ends, best = moved, candidate
         if not best.evaluation.fits_exactly:
             raise self._too_large(draft.name, best)
@@ -644,7 +650,7 @@ class PipelineSearch:
         ends: tuple[int, ...],
         best: Candidate,
         limits: Sequence[float],
-        simulated: Callable[[tuple[int, ...]], Candidate],
+        simulated: Callable[[tuple[int, ...]], Candidate | None],
         budget: Budget,
     ) -> tuple[tuple[int, ...], Candidate]:
         """The best cut of several drafts, each by the memory that lanes of the last one took.
@@ -654,7 +660,7 @@ class PipelineSearch:
             ends: Ends of its best cut.
             best: The plan of that cut.
             limits: Bytes that the devices of each lane count as having, which plans of cuts change.
-            simulated: Gives the plan of a cut.
+            simulated: Gives the plan of a cut; None if it cannot run.
             budget: Its work ends the drafts of a plan that fits, its clock all.
         """
         seen = {ends}
@@ -664,9 +670,21 @@ class PipelineSearch:
             if cut in seen:
                 break
             seen.add(cut)
-            if _figure(candidate := simulated(cut)) < _figure(best):
+            if _is_better(candidate := simulated(cut), best):
                 ends, best = cut, candidate
         return ends, best
+
+    def _run(
+        self, draft: _Draft, ends: tuple[int, ...], limits: list[float], budget: Budget
+    ) -> Candidate:
+        """The plan of a cut.
+
+        Raises:
+            PhaseError: Its stages cannot run.
+        """
+        if self.again is None:
+            return self._simulated(draft, ends, self.figures.sharding, budget)
+        return self._within_memory(draft, ends, self.again, limits, budget)
 
     def _simulated(
         self, draft: _Draft, ends: tuple[int, ...], sharding: Sharding, budget: Budget
@@ -696,13 +714,21 @@ class PipelineSearch:
             again: Chooses the offers.
             limits: Bytes that the devices of each lane count as having; changed.
             budget: Pays for the evaluations.
+
+        Raises:
+            PhaseError: The stages cannot run with what is computed again first.
         """
         seen: set[frozenset[str]] = set()
         best: _Packed | None = None
         for _ in range(CHOICES):
             if best is not None and best.candidate.evaluation.fits_exactly and budget.work.over:
                 break
-            one = self._packed(draft, ends, again, limits, seen, budget)
+            try:
+                one = self._packed(draft, ends, again, limits, seen, budget)
+            except PhaseError:
+                if best is None:
+                    raise
+                break
             if one is None:
                 break
             limits[:] = one.corrected
@@ -712,7 +738,10 @@ class PipelineSearch:
         for _ in range(MENDS):
             if not last.is_nearly_within(self._limits) or budget.work.late:
                 break
-            one = self._packed(draft, ends, again, last.tighter(self._limits), seen, budget)
+            try:
+                one = self._packed(draft, ends, again, last.tighter(self._limits), seen, budget)
+            except PhaseError:
+                break
             if one is None:
                 break
             limits[:] = one.corrected
@@ -979,6 +1008,29 @@ class _Packed:
             limit - (over + MARGIN * most) if over > 0 else limit
             for limit, over, most in zip(self.limits, self.over, memory, strict=True)
         )
+
+
+def _first_that_runs(
+    cuts: Iterator[tuple[int, ...]], run: Callable[[tuple[int, ...]], Candidate]
+) -> tuple[tuple[int, ...], Candidate]:
+    """The first of some cuts whose stages can run, and its plan.
+
+    Raises:
+        PhaseError: None can; of the first one.
+    """
+    cut = next(cuts)
+    try:
+        return cut, run(cut)
+    except PhaseError:
+        for cut in cuts:
+            with suppress(PhaseError):
+                return cut, run(cut)
+        raise
+
+
+def _is_better(candidate: Candidate | None, best: Candidate) -> TypeGuard[Candidate]:
+    """Whether a plan can run, and has a lower figure than the best one."""
+    return candidate is not None and _figure(candidate) < _figure(best)
 
 
 def _figure(candidate: Candidate) -> tuple[int, float]:

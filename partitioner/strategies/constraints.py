@@ -352,6 +352,11 @@ class Constraints:
         return any(pin.devices for pin in self.pins)
 
     @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The groups of devices that nodes are pinned to, each once, ascending."""
+        return tuple(sorted({tuple(sorted(pin.devices)) for pin in self.pins if pin.devices}))
+
+    @property
     def without_places(self) -> Constraints:
         """The constraints without the pins to devices."""
         return replace(self, pins=tuple(pin for pin in self.pins if not pin.devices))

@@ -7,7 +7,7 @@ sub-meshes. Each space is one problem of the same form; opaque nodes always stay
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -33,17 +33,26 @@ class Family:
     symmetric: bool  #: Whether a uniform cluster makes the groups interchangeable.
 
     def __str__(self) -> str:
+        sizes = sorted({group.size() for group in self.groups})
+        if len(sizes) > 1:
+            shown = " and ".join(map(str, sizes))
+            return f"{self.name} ({len(self.groups)} groups of {shown} devices)"
         shape = " ".join(f"{axis}={size}" for axis, size in self.groups[0].axes)
         count = f"{len(self.groups)} x " if len(self.groups) > 1 else ""
         return f"{self.name} ({count}{shape or 'one device'})"
 
 
 def families(
-    strategy: str, devices: int, mesh: Mapping[str, int] | None = None
+    strategy: str,
+    devices: int,
+    mesh: Mapping[str, int] | None = None,
+    pinned: Collection[tuple[int, ...]] = (),
 ) -> tuple[Family, ...]:
     """Search spaces of a strategy ("auto", "intra", "inter"), the cheapest to search first.
 
     `mesh` has the axis sizes that intra plans must use; None searches all 1-D and 2-D meshes.
+    `pinned` are the groups, ascending, that some nodes must run on: where no space has all of them,
+    one of these groups and of the devices that are left is searched, too.
 
     Raises:
         SearchError: There is no such strategy, or the mesh is malformed or has another size.
@@ -62,6 +71,8 @@ def families(
         spaces.insert(1, _groups("inter", devices, 1))
     if strategy == "auto" and mesh is None:
         spaces += [_groups("hybrid", devices // size, size) for size in sizes]
+        if not any(_has_all(family, pinned) for family in spaces):
+            spaces.append(_of_pinned(devices, pinned))
     return tuple(spaces)
 
 
@@ -96,6 +107,23 @@ def check_mesh(mesh: Mapping[str, int] | None) -> None:
             raise SearchError(f"mesh axis {axis!r}: axis names are letters, digits and _")
         if not is_whole(size) or size < 1:
             raise SearchError(f"mesh axis {axis!r} has size {size!r}, not a whole number above 0")
+
+
+def _has_all(family: Family, pinned: Collection[tuple[int, ...]]) -> bool:
+    """Whether each pinned group is one of a space."""
+    return set(pinned) <= {group.devices for group in family.groups}
+
+
+def _of_pinned(devices: int, pinned: Collection[tuple[int, ...]]) -> Family:
+    """The space of the pinned groups and, each alone, the devices in none of them."""
+    left = sorted(set(range(devices)).difference(*pinned))
+    groups_of = sorted({*pinned, *((device,) for device in left)})
+    groups = tuple(
+        DeviceMesh.of({"tp": len(own)}, own) if len(own) > 1 else DeviceMesh.single(*own)
+        for own in groups_of
+    )
+    homes = tuple(map(DeviceMesh.single, range(devices)))
+    return Family("hybrid", groups, homes, symmetric=False)
 
 
 def _groups(name: str, count: int, size: int) -> Family:

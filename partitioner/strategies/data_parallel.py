@@ -146,7 +146,8 @@ def stored_pins(asked: Asked, batch: Followed, data: DataParallel) -> Iterator[P
     for value, uses in parameter_uses(graph).items():
         if value in batch.inputs:  # a cache
             continue
-        cut = data.at_rest and can_cut(graph, value, size)
+        others = asked.others if graph.types[value].rank > 1 else ()
+        cut = data.at_rest and can_cut(graph, value, size, *others)
         text = f"parallel {word}: parameter {value!r}"
         shape = graph.types[value].shape
         dim = 0 if cut and asked.alone and shape[0] % size == 0 else None

@@ -25,11 +25,13 @@ class Asked:
         graph: The graph.
         axes: The mesh axes of the kind and their sizes; at least one.
         alone: Whether no other kind is asked for beside it.
+        others: Sizes of the axes of the others, as far as they are known.
     """
 
     graph: Graph
     axes: Mapping[str, int]
     alone: bool = True
+    others: tuple[int, ...] = ()
 
     @property
     def axis(self) -> str:

@@ -294,7 +294,10 @@ def _asked(text: str, graph: Graph, mesh: Mapping[str, int]) -> list[tuple[Kind,
     axes = _axes(asked, mesh)
     assert axes is not None
     alone = len(asked) == 1
-    return [(kind, Asked(graph, of_kind, alone)) for kind, of_kind in zip(asked, axes, strict=True)]
+    return [
+        (kind, Asked(graph, of_kind, alone, tuple(s for n, s in mesh.items() if n not in of_kind)))
+        for kind, of_kind in zip(asked, axes, strict=True)
+    ]
 
 
 def _axes(asked: tuple[Kind, ...], mesh: Mapping[str, int]) -> list[dict[str, int]] | None:

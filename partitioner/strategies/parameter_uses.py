@@ -65,7 +65,20 @@ def is_read_whole(graph: Graph, value: str) -> bool:
     return False
 
 
-def can_cut(graph: Graph, value: str, parts: int) -> bool:
-    """Whether a value has elements, and some dim of it so many equal parts."""
-    shape = graph.types[value].shape
-    return 0 not in shape and any(size % parts == 0 for size in shape)
+def can_cut(graph: Graph, value: str, *parts: int) -> bool:
+    """Whether a value has elements, and for each number a dim of so many equal parts.
+
+    A dim that is cut for one number has that many fewer elements for the next.
+    """
+    return 0 not in graph.types[value].shape and _divisible(graph.types[value].shape, parts)
+
+
+def _divisible(shape: tuple[int, ...], parts: tuple[int, ...]) -> bool:
+    if not parts:
+        return True
+    first, *others = parts
+    return any(
+        _divisible((*shape[:dim], size // first, *shape[dim + 1 :]), tuple(others))
+        for dim, size in enumerate(shape)
+        if size % first == 0
+    )

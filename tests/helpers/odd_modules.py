@@ -18,10 +18,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils import _pytree as pytree
 
 import partitioner
+from partitioner.frontends.torch.exporting import replaced
 from partitioner.ir.errors import PartitionerError
 
 #: A module and its arguments: a tuple, or a dict of keywords.
@@ -121,7 +123,7 @@ class Lazy(nn.Module):
 
 
 def randn(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
+    return torch.randn(shape, dtype=torch.float64)
 
 
 def odd(run: Callable[..., Any], *args: Any, **parts: Any) -> Callable[[], Made]:
@@ -268,6 +270,46 @@ def fields(m: Any, value: Fields) -> Fields:
 def ordered(m: Any, x: Tensor) -> Any:
     y = m.layer(x)
     return collections.OrderedDict(left=Pair(y, y.neg()), right=[y.abs()])
+
+
+def attribute_set(m: Any, x: Tensor) -> Tensor:
+    m.dims = x.dim()
+    m.last = 0
+    m.last = m.dims
+    y: Tensor = m.layer(x) * m.last
+    return y
+
+
+def frozen_written(m: Any, x: Tensor) -> Tensor:
+    y: Tensor = m.layer(x)
+    with torch.no_grad():
+        m.mean.mul_(0.9).add_(y.mean(0), alpha=0.1)
+    m.count.add_(1)
+    return (y - m.mean) * m.count
+
+
+def by_keywords(m: Any, x: Tensor) -> Tensor:
+    y = m.layers["class"](m.layers["in"](x)) * m.weights["lambda"]
+    return y + getattr(m, "if") + getattr(m, "None")[0]
+
+
+def marked(m: Any, x: Tensor, mask: Tensor) -> Tensor:
+    """Attention whose mask is indexed by counts, as libraries do."""
+    rows, keys = torch.arange(x.shape[0]), torch.arange(x.shape[1])
+    seen = mask.bool()[rows[:, None, None, None], keys[None, None, None, :]]
+    q, k, v = (one.unsqueeze(1) for one in m.layer(x).chunk(3, -1))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen.expand(-1, 1, 5, -1))
+
+
+def frozen(value: Tensor) -> nn.Parameter:
+    return nn.Parameter(value, requires_grad=False)
+
+
+def tied() -> Made:
+    words, scores = nn.Embedding(9, 8), nn.Linear(8, 9)
+    scores.weight = words.weight
+    module = Odd(lambda m, i: m.scores(m.words(i).relu()), words=words, scores=scores)
+    return module, (torch.randint(0, 9, (4, 3)),)
 
 
 def linear(out: int = 6) -> nn.Linear:
@@ -487,6 +529,31 @@ MODULES: Mapping[str, Callable[[], Made]] = {
         randn(4, 8),
         prelu=nn.PReLU(8),
     ),
+    "tied": tied,
+    "attribute set in forward": odd(attribute_set, randn(4, 8), layer=linear(), dims=0, last=0),
+    "frozen parameters written": odd(
+        frozen_written, randn(4, 8), layer=linear(), mean=frozen(randn(6)), count=frozen(randn())
+    ),
+    "keywords as names": odd(
+        by_keywords,
+        randn(4, 8),
+        layers=nn.ModuleDict({"in": nn.Linear(8, 8), "class": linear()}),
+        weights=nn.ParameterDict({"lambda": randn(6)}),
+        **{"if": randn(6), "None": nn.ParameterList([randn(6)])},
+    ),
+    "one output": layer(lambda: nn.Linear(8, 1), 4, 8),
+    "no elements": odd(
+        lambda m, x: torch.cat([m.layer(x), m.rows]) + m.none.sum(),
+        randn(4, 8),
+        layer=linear(),
+        rows=nn.Parameter(randn(0, 6)),
+        none=nn.Parameter(randn(0)),
+    ),
+    "mask indexed by counts": lambda: (
+        Odd(marked, layer=nn.Linear(8, 24)),
+        (randn(4, 5, 8), torch.arange(20).view(4, 5) % 6),
+    ),
+    "SyncBatchNorm": layer(lambda: nn.SyncBatchNorm(6), 4, 6, 5),
     "unregistered parameters": lambda: (
         Odd(
             lambda m, x: m.layer(x) @ m.hidden[0],
@@ -517,14 +584,19 @@ REFUSED = {
 }
 
 
-def outcome(name: str, devices: int) -> str:
+def outcome(name: str, devices: int, parallel: str | None = None) -> str:
     """ "equal", "refused: ...", or what differs."""
     (module, arguments), (plain, _) = made(name), made(name)
     kwargs = arguments if isinstance(arguments, dict) else {}
     args = () if kwargs else arguments
     try:
         program = partitioner.compile(
-            module, kwargs or args, devices=devices, cluster="ideal", training=True
+            module,
+            kwargs or args,
+            devices=devices,
+            cluster="ideal",
+            training=True,
+            parallel=parallel,
         )
         assert isinstance(program, partitioner.ModuleProgram)
         (loss, results), gradients = program.gradients(*args, **kwargs)
@@ -532,7 +604,8 @@ def outcome(name: str, devices: int) -> str:
         return f"refused: {error}"
     except Exception as error:  # noqa: BLE001 - it is shown
         return f"raised: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    expected = plain(*args, **kwargs)
+    with replaced({(nn.SyncBatchNorm, "forward"): _BatchNorm.forward}):
+        expected = plain(*args, **kwargs)
     expected[0].backward()
     right = {n: p.grad for n, p in plain.named_parameters() if p.grad is not None}
     pairs = {"the loss": (loss, expected[0])}

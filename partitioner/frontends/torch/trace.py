@@ -26,6 +26,7 @@ from partitioner.frontends.torch.capture import (
     materialised,
 )
 from partitioner.frontends.torch.composites import keep_composites
+from partitioner.frontends.torch.counted import replace_counted
 from partitioner.frontends.torch.decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch.dtypes import state_dtypes
 from partitioner.frontends.torch.experts import replace_experts
@@ -176,8 +177,8 @@ def trace_module(
     if options.training:
         _check_memory(module, program)
     replace_experts(program.graph_module, training=options.training)
-    rewrites = state_dtypes, replace_attention, replace_bags, replace_losses, keep_composites
-    for rewrite in (*rewrites, make_contiguous):
+    rewrites = state_dtypes, replace_counted, replace_attention, replace_bags, replace_losses
+    for rewrite in (*rewrites, keep_composites, make_contiguous):
         rewrite(program.graph_module)
     captured = capture(traceable, program, DECOMPOSITIONS, training=options.training)
     if options.training:

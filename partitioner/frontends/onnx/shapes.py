@@ -17,6 +17,7 @@ from onnx_shape_inference import infer_symbolic_shapes
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.border import reason
 from partitioner.frontends.onnx.check_nodes import check_by_schema, infer_by_schema, is_static
+from partitioner.frontends.onnx.contents import follow_contents
 from partitioner.frontends.onnx.corrections import correct_inference
 from partitioner.frontends.onnx.dims import Declared, agree, declared_dims, evaluate, text
 from partitioner.frontends.onnx.fold import (
@@ -28,6 +29,7 @@ from partitioner.frontends.onnx.fold import (
 )
 from partitioner.frontends.onnx.operand_checks import check_operands
 from partitioner.frontends.onnx.run_time_sizes import never_guess
+from partitioner.frontends.onnx.sizes import size_as_onnx_runtime
 from partitioner.ir.ops.onnx.elementwise import FUNCTIONS
 
 #: Turns of inference and folding; each must find something. Real exports take two or three.
@@ -38,7 +40,9 @@ _UNARY = frozenset(FUNCTIONS) - {"BitCast"}
 
 Shapes = Mapping[str, tuple[Declared, ...]]
 
+size_as_onnx_runtime()
 correct_inference()
+follow_contents()
 
 
 def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) -> None:

@@ -19,11 +19,14 @@ Values = Mapping[str, tuple[str, Dims]]
 _TYPES = {
     "float32": 1,
     "uint8": 2,
+    "int8": 3,
+    "int16": 5,
     "int32": 6,
     "int64": 7,
     "string": 8,
     "bool": 9,
     "float16": 10,
+    "float64": 11,
     "bfloat16": 16,
 }
 

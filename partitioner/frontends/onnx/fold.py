@@ -19,6 +19,7 @@ from onnx_ir.passes.common import (
 from onnxscript.optimizer import fold_constants_ir
 
 from partitioner.frontends.onnx.bodies import bodies
+from partitioner.frontends.onnx.evaluate import evaluate_constants
 from partitioner.frontends.onnx.names import fresh, last_present
 from partitioner.frontends.onnx.opset_forms import keep_casts, use_own_forms
 from partitioner.ir.errors import IRError
@@ -74,14 +75,9 @@ def fold(model: onnx_ir.Model, growth: Growth) -> bool:
     changed = _fold_known(model.graph)
     changed = _fold_views(model.graph, growth) or changed
     keep_casts(model)
-    try:
-        result = fold_constants_ir(
-            model,
-            onnx_shape_inference=False,
-            input_size_limit=MAX_OPERAND,
-            output_size_limit=MAX_COMPUTED,
-            should_fold=lambda node: _may_fold(node, growth),
-        )
+    changed = _fold_computed(model, growth) or changed
+    try:  # it simplifies; what it computes is not ONNX Runtime's
+        result = fold_constants_ir(model, onnx_shape_inference=False, should_fold=lambda _: False)
     except RuntimeError:
         _refuse_unknown_splits(model.graph)
         raise
@@ -158,20 +154,33 @@ def _is(node: onnx_ir.Node, op_type: str) -> bool:
     return node.op_type == op_type and node.domain == ""
 
 
-def _may_fold(node: onnx_ir.Node, growth: Growth) -> bool | None:
-    """False where folding is refused, None where the default limits decide."""
-    if node.domain or node.op_type in _RANDOM or node.outputs[0].is_graph_output():
+def _fold_computed(model: onnx_ir.Model, growth: Growth) -> bool:
+    changed = False
+    for node, results in evaluate_constants(model, lambda node: _may_grow(node, growth)):
+        graph = node.graph
+        assert isinstance(graph, onnx_ir.Graph)
+        constants = [(value, _constant(value, tensor)) for value, tensor in results.items()]
+        for value, constant in constants:
+            convenience.replace_all_uses_with(value, constant)
+        graph.remove(node, safe=True)
+        for _, constant in constants:
+            graph.register_initializer(constant)
+        changed = True
+    return changed
+
+
+def _may_grow(node: onnx_ir.Node, growth: Growth) -> bool:
+    """Whether the results of a node of constants, and its operands, are small enough."""
+    operands = [_numel(value) for value in node.inputs if value is not None]
+    if any(size is None or size > MAX_OPERAND for size in operands):
         return False
     if node.op_type in _BOUNDED:
-        return None
+        return True
     sizes = [_numel(value) for value in node.outputs]
     if any(size is None or size > MAX_COMPUTED for size in sizes):
         return False
-    operands = [value.const_value for value in node.inputs if value is not None]
-    if any(tensor is not None and tensor.size > MAX_OPERAND for tensor in operands):
-        return None
     grown = 8 * sum(size or 0 for size in sizes)  # of at most 8 bytes an element
-    return None if grown <= 8 * MAX_OPERAND or growth.takes(grown) else False
+    return grown <= 8 * MAX_OPERAND or growth.takes(grown)
 
 
 def _numel(value: onnx_ir.Value) -> int | None:
@@ -251,15 +260,20 @@ def _fill(node: onnx_ir.Node) -> onnx_ir.TensorProtocol:
 def _replace(graph: onnx_ir.Graph, node: onnx_ir.Node, tensor: onnx_ir.TensorProtocol) -> None:
     """Put an initializer of the same name in place of a node with one result."""
     old = node.outputs[0]
-    new = onnx_ir.Value(
+    new = _constant(old, tensor)
+    convenience.replace_all_uses_with(old, new)
+    graph.remove(node, safe=True)
+    graph.register_initializer(new)
+
+
+def _constant(old: onnx_ir.Value, tensor: onnx_ir.TensorProtocol) -> onnx_ir.Value:
+    """A constant of the name of a value."""
+    return onnx_ir.Value(
         name=old.name,
         type=onnx_ir.TensorType(tensor.dtype),
         shape=onnx_ir.Shape(tensor.shape.numpy()),
         const_value=tensor,
     )
-    convenience.replace_all_uses_with(old, new)
-    graph.remove(node, safe=True)
-    graph.register_initializer(new)
 
 
 def _is_off(node: onnx_ir.Node, opset: int) -> bool:

@@ -17,13 +17,12 @@ import onnx_ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
 from partitioner.frontends.onnx.check_nodes import MAX_RANK
+from partitioner.frontends.onnx.contents import MOST_FOLLOWED
 
 _Infer = Callable[[ShapeInferenceContext, onnx_ir.Node], None]
 
 #: Operators whose last operand is a shape (Tile's: repeats), and their first opset with it.
 _SHAPED = (("ConstantOfShape", 9), ("Expand", 8), ("Reshape", 5), ("Tile", 6))
-#: Longest vector whose elements are followed as sizes.
-_MAX_FOLLOWED = 256
 
 
 def never_guess() -> None:
@@ -70,7 +69,7 @@ class _Concat:
     def __call__(self, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
         lengths = [_length(value) for value in node.inputs]
         total = sum(length for length in lengths if length is not None)
-        if total <= _MAX_FOLLOWED or None in lengths:
+        if total <= MOST_FOLLOWED or None in lengths:
             self.known(context, node)
             return
         first = node.inputs[0]

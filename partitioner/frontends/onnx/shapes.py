@@ -19,6 +19,7 @@ from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.border import reason
 from partitioner.frontends.onnx.bounded import behind
 from partitioner.frontends.onnx.check_nodes import check_by_schema, infer_by_schema, is_static
+from partitioner.frontends.onnx.contents import follow_contents
 from partitioner.frontends.onnx.corrections import correct_inference
 from partitioner.frontends.onnx.dims import Declared, agree, declared_dims, evaluate, text
 from partitioner.frontends.onnx.fold import (
@@ -33,6 +34,7 @@ from partitioner.frontends.onnx.opset_forms import put_in_rows
 from partitioner.frontends.onnx.run_time_sizes import never_guess
 from partitioner.frontends.onnx.runtime import shares_buffer
 from partitioner.frontends.onnx.window_counts import state_pads
+from partitioner.frontends.onnx.sizes import size_as_onnx_runtime
 from partitioner.ir.ops.onnx.elementwise import FUNCTIONS
 
 #: Turns of inference and folding; each must find something. Real exports take two or three.
@@ -43,7 +45,9 @@ _UNARY = frozenset(FUNCTIONS) - {"BitCast"}
 
 Shapes = Mapping[str, tuple[Declared, ...]]
 
+size_as_onnx_runtime()
 correct_inference()
+follow_contents()
 
 
 def make_static(

@@ -122,6 +122,10 @@ def run(
 
 def verify(
     folder: Written,
+    inputs: Annotated[
+        Path | None,
+        option(None, "in.npz", "Whole inputs by name (default: random valid inputs).", panel=MODEL),
+    ] = None,
     module: Module = None,
     model: ModelFile = None,
     optimization: OptimizationLevel = None,
@@ -131,9 +135,11 @@ def verify(
     from partitioner.compiled.folder import load_plan
     from partitioner.compiled.rank_files import rank_files
     from partitioner.compiled.reload import load_named
+    from partitioner.run.local import read_inputs
 
     rank_files(folder).check(load_plan(folder))  # before the model, which takes longer
     result = load_named(folder, module, model)
-    verification = result.verify_written(folder, seed=seed, optimization=optimization)
+    given = None if inputs is None else read_inputs(inputs, result.model.input_types)
+    verification = result.verify_written(folder, seed=seed, inputs=given, optimization=optimization)
     print(safe(str(verification)))
     return 0 if verification.equal else 1

@@ -41,6 +41,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import have_equal_fixed_nodes
 from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.program import Programs
+from partitioner.ir.types import TensorType
 from partitioner.lowering import lower
 from partitioner.no_gc import only_new_objects_collected
 from partitioner.report.measured import Measured
@@ -105,6 +106,12 @@ class ModuleModel(Model):
             name: to_numpy(tensor.detach().cpu(), types[name].dtype)
             for name, tensor in signature.feed(args, kwargs, 0).items()
         }
+
+    @property
+    def input_types(self) -> Mapping[str, TensorType]:
+        """See `Model.input_types`: of the module's tensors."""
+        signature = self.module.signature
+        return {name: signature.types[name] for name in signature.inputs if name}
 
     def write_request(self, folder: Path, final: Path) -> None:
         """See `Model.write_request`."""
@@ -244,11 +251,12 @@ class ModuleRanks(Ranks):
             )
         return signature.call(tensors)
 
-    def verify(self, seed: int) -> Verification:
-        """See `Ranks.verify`."""
+    def verify(self, seed: int, inputs: Mapping[str, np.ndarray] | None = None) -> Verification:
+        """See `Ranks.verify`; inputs have the names of the graph's values."""
         check_contents(self.module)
         check_memory(self.module.graph)
-        return verify_module(self.module, self.all_ranks, seed)
+        given = None if inputs is None else self._call(inputs)
+        return verify_module(self.module, self.all_ranks, seed, given)
 
     def at(self, optimization: Optimization) -> NoReturn:
         """See `Ranks.at`."""

@@ -28,6 +28,7 @@ from partitioner.ir.errors import OptionError, typed
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
+from partitioner.ir.types import TensorType
 from partitioner.strategies.block_graph import block_graph
 from partitioner.strategies.micro_batch_graph import MicroBatch, micro_batch_graph
 from partitioner.verify.compare import Verification
@@ -159,6 +160,11 @@ class OnnxModel(Model):
         """See `Model.ranges`: of the whole batch."""
         return input_ranges(self.traced.graph)
 
+    @property
+    def input_types(self) -> Mapping[str, TensorType]:
+        """See `Model.input_types`: of the whole batch."""
+        return {name: self.traced.graph.types[name] for name in self.traced.graph.inputs}
+
 
 @dataclass(frozen=True, eq=False)
 class OnnxRanks(Ranks):
@@ -270,9 +276,17 @@ class OnnxRanks(Ranks):
             while self._temporary:
                 self._temporary.pop()()
 
-    def verify(self, seed: int) -> Verification:
+    def verify(self, seed: int, inputs: Mapping[str, np.ndarray] | None = None) -> Verification:
         """See `Ranks.verify`."""
-        return verify(self.traced, self.programs, self.folder, seed, self.part, self.optimization)
+        return verify(
+            self.traced,
+            self.programs,
+            self.folder,
+            seed,
+            self.part,
+            self.optimization,
+            inputs,
+        )
 
 
 def _state(folder: Path) -> _State:

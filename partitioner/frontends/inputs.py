@@ -171,6 +171,9 @@ _INT_ENDS = {
     dtype: 1 << (DTYPE_BITS[dtype] - (dtype[0] == "i")) for dtype in DTYPE_BITS if "int" in dtype
 }
 
+#: Most elements of a constant that lists the classes of a one-hot vector.
+_MOST_CLASSES = 1 << 20
+
 #: Ops whose first result holds the elements of operand 0 (or of any operand), moved or cast.
 _MOVES_FIRST = frozenset((
     "Cast", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape",
@@ -219,10 +222,11 @@ def random_inputs(graph: Graph, seed: int) -> dict[str, np.ndarray]:
     """Values for every graph input.
 
     Floats are drawn from N(0, 1). Integers that reach an index operand lie within what is
-    indexed; integers that become angles (rotary embeddings) are places in a sequence as long as
-    the input; other integers that are compared or cast, and booleans, are masks of mostly ones;
-    all others lie in 1 .. 7. What divides is not zero. An input's values depend on `seed` and its
-    position only. `seed` is at least 0.
+    indexed, and those that become one-hot vectors within their classes; integers that become
+    angles (rotary embeddings) are places in a sequence as long as the input; other integers that
+    are compared or cast, and booleans, are masks of mostly ones; all others lie in 1 .. 7. What
+    divides is not zero. An input's values depend on `seed` and its position only. `seed` is at
+    least 0.
     """
     return drawn_inputs(input_ranges(graph), seed)
 
@@ -266,12 +270,27 @@ def _range(graph: Graph, name: str) -> tuple[int, int] | None:
 
 def _limit_of(graph: Graph, use: _Use) -> tuple[int, int] | None:
     """Integers [low, high) that an index operand allows the input."""
+    if use.node.op in ("Equal", "OneHot"):
+        return _one_hot(graph, use)
     limit = INDEX_OPERANDS.get((use.node.op, use.index))
     if limit is None:
         return None
     types = (graph.types.get(name) for name in use.node.inputs)
     count = limit(use.node, tuple(() if type_ is None else type_.shape for type_ in types))
     return -use.shift, count - use.shift
+
+
+def _one_hot(graph: Graph, use: _Use) -> tuple[int, int] | None:
+    """Integers [low, high) that one-hot vectors are made of: a depth, or what is compared with."""
+    other = graph.constants.get(use.node.inputs[1 - use.index]) if use.index < 2 else None
+    if other is None or "int" not in other.type.dtype or other.type.numel > _MOST_CLASSES:
+        return None
+    if use.node.op == "OneHot":
+        return (-use.shift, int(other.load().max()) - use.shift) if use.index == 0 else None
+    classes = np.unique(other.load())
+    if classes.size < 2:
+        return None
+    return int(classes[0]) - use.shift, int(classes[-1]) + 1 - use.shift
 
 
 def _reads_truth(graph: Graph, use: _Use) -> bool:

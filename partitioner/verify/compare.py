@@ -48,6 +48,10 @@ class Difference:
         tolerance: Largest error that is allowed (0: exact).
         identical: Whether every bit is the same.
         counts: Whether the error is a number of elements.
+        step: Then the largest difference of an element.
+        mean: Mean difference of floats, relative as `error` is.
+        rounding: Error of the whole model's own rounding, which the tolerance is taken from; 0
+            where it is that of the element type.
     """
 
     name: str
@@ -55,6 +59,9 @@ class Difference:
     tolerance: float
     identical: bool
     counts: bool = False
+    step: float = 0.0
+    mean: float = 0.0
+    rounding: float = 0.0
 
     @property
     def equal(self) -> bool:
@@ -67,6 +74,14 @@ class Difference:
         if self.counts:
             return f"{self.error:.0f} element{'s differ' if self.error != 1 else ' differs'}"
         return f"relative error {self.error:.2g}"
+
+    @property
+    def allowed(self) -> str:
+        """The tolerance in words."""
+        if not self.rounding:
+            return f"allowed {self.tolerance:g}"
+        own = f"{self.rounding:.0f} elements" if self.counts else f"{self.rounding:.2g}"
+        return f"allowed {self.tolerance:.4g}, for the model's own rounding of {own}"
 
 
 @dataclass(frozen=True)
@@ -99,7 +114,7 @@ class Verification:
 
     Attributes:
         ranks: Number of ranks run.
-        seed: Seed of the random inputs.
+        seed: Seed of the random inputs; None if the inputs were given.
         outputs: Every output, compared.
         first: The first tensor in graph order that differs, if an output does. None although an
             output differs: the ranks compute what the graph does, but the graph is not the model.
@@ -108,7 +123,7 @@ class Verification:
     """
 
     ranks: int
-    seed: int
+    seed: int | None
     outputs: tuple[Difference, ...]
     first: FirstDifference | None = None
     against: str = "the whole model"
@@ -122,13 +137,24 @@ class Verification:
     def __bool__(self) -> bool:
         return self.equal
 
+    @property
+    def verdict(self) -> str:
+        """The result in a word or two."""
+        if not self.equal:
+            return "DIFFERENT"
+        rounding = max((output.rounding for output in self.outputs if not output.counts), default=0)
+        if rounding:
+            return f"equal within the model's own rounding ({rounding:.2g})"
+        is_rounded = any(output.rounding for output in self.outputs)
+        return "equal within the model's own rounding" if is_rounded else "equal"
+
     def __str__(self) -> str:
-        verdict = "equal" if self.equal else "DIFFERENT"
-        lines = [f"{verdict}: {self.ranks} ranks against {self.against}, seed {self.seed}"]
+        inputs = "given inputs" if self.seed is None else f"seed {self.seed}"
+        lines = [f"{self.verdict}: {self.ranks} ranks against {self.against}, {inputs}"]
         for output in self.outputs:
             how = "bit-identical" if output.identical else output.words
             mark = "" if output.equal else " DIFFERS"
-            lines.append(f"  {output.name}: {how} (allowed {output.tolerance:g}){mark}")
+            lines.append(f"  {output.name}: {how} ({output.allowed}){mark}")
         if self.first is not None:
             lines.append(f"  first tensor that differs: {self.first}")
         elif not self.equal:
@@ -168,13 +194,14 @@ def compare(
         return Difference(name, 0.0, tolerance, identical=True)
     if allowed is None:  # exact, also where float64 cannot tell integers apart
         gap = float(np.count_nonzero(ours != whole))
-        return Difference(name, gap, 0.0, identical=False, counts=True)
+        step = float(np.abs(ours.astype(np.float64) - whole.astype(np.float64)).max(initial=0))
+        return Difference(name, gap, 0.0, identical=False, counts=True, step=step)
     a, b = ours.astype(np.float64), whole.astype(np.float64)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
-    gap = np.where(same, 0.0, np.abs(a - b)).max(initial=0.0)
-    scale = max(floor, largest(b))
-    error = float(gap / scale) if scale > 0 else float(gap)
-    return Difference(name, error, tolerance, identical=False)
+    gaps = np.where(same, 0.0, np.abs(a - b))
+    scale = max(floor, largest(b)) or 1.0
+    error, mean = float(gaps.max(initial=0.0) / scale), float(gaps.sum() / scale / max(b.size, 1))
+    return Difference(name, error, tolerance, identical=False, mean=mean)
 
 
 def largest(array: np.ndarray) -> float:

@@ -68,25 +68,34 @@ _PARAMETER_HOOKS = {
 }
 
 Values = dict[str, torch.Tensor]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def verify_module(module: TracedModule, ranks: AllRanks | AllPhases, seed: int) -> Verification:
+def verify_module(
+    module: TracedModule,
+    ranks: AllRanks | AllPhases,
+    seed: int,
+    given: Arguments | None = None,
+) -> Verification:
     """Compare all ranks with the module.
 
     Args:
         module: The module and its trace.
         ranks: Its ranks.
         seed: Seed of the random inputs and of dropout.
+        given: Arguments in place of random ones.
 
     Raises:
         BackendError: A rank fails.
     """
     with module.traced.captured.autocast.region():
-        return _verified(module, ranks, seed)
+        return _verified(module, ranks, seed, given)
 
 
-def _verified(module: TracedModule, ranks: AllRanks | AllPhases, seed: int) -> Verification:
-    args, kwargs = random_arguments(module, seed)
+def _verified(
+    module: TracedModule, ranks: AllRanks | AllPhases, seed: int, given: Arguments | None
+) -> Verification:
+    args, kwargs = random_arguments(module, seed) if given is None else given
     inputs = module.signature.feed(args, kwargs, seed)
     ours = _FedRanks(ranks, inputs, module.stored_values())
     if module.signature.seed:
@@ -105,13 +114,21 @@ def _verified(module: TracedModule, ranks: AllRanks | AllPhases, seed: int) -> V
     if not all(output.equal for output in compared):
         rounding = _rounding_allowances(module, args, kwargs, floor)
         table = MEASURED if rounding else TOLERANCE
-        compared = tuple(_compared(values, whole, floor, _allowed(module, rounding, table), table))
+        compared = tuple(
+            replace(difference, rounding=rounding.get(difference.name, 0.0) / ROUNDING)
+            if difference.tolerance == rounding.get(difference.name)
+            else difference
+            for difference in _compared(
+                values, whole, floor, _allowed(module, rounding, table), table
+            )
+        )
     first = None
     if not all(output.equal for output in compared) and isinstance(ranks, AllRanks):
         first = first_difference(
             module.graph, ours.side, ours.alone(module.graph).side, floor, table
         )
-    return Verification(len(ranks.ranks), seed, compared, first, against)
+    said = seed if given is None else None
+    return Verification(len(ranks.ranks), said, compared, first, against)
 
 
 def check_contents(module: TracedModule) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from partitioner.backends.optimization import DEFAULT, Optimization
 from partitioner.frontends.inputs import random_inputs
+from partitioner.frontends.onnx.fold import draws
 from partitioner.frontends.onnx.load import Traced
 from partitioner.ir.program import Programs
 from partitioner.strategies.micro_batch_graph import MicroBatch
@@ -22,6 +23,7 @@ from partitioner.verify.compare import (
     TOLERANCE,
     FirstDifference,
     Verification,
+    VerificationError,
     check_memory,
     compare,
 )
@@ -32,6 +34,7 @@ from partitioner.verify.first_difference import (
     tolerances,
     uncut_programs,
 )
+from partitioner.verify.rounding import own_differences, within_rounding
 
 if TYPE_CHECKING:
     import onnx
@@ -44,11 +47,14 @@ def verify(
     seed: int = 0,
     part: MicroBatch | None = None,
     optimization: Optimization = DEFAULT,
+    given: Mapping[str, np.ndarray] | None = None,
 ) -> Verification:
     """Compare all ranks with the whole model.
 
     Both run at one level of ONNX Runtime's optimizations. A cut between two nodes may prevent their
-    fusion (BatchNormalization into Conv) on one side, and change the last bits.
+    fusion (BatchNormalization into Conv) on one side, and change the last bits. An output that
+    differs by more than its element type explains is compared with what the whole model differs
+    from itself by (`partitioner.verify.rounding`).
 
     Args:
         traced: The whole model.
@@ -57,17 +63,20 @@ def verify(
         seed: Seed of the random inputs, which are valid (indices within their tables).
         part: The part of a request that the programs run, if it is in micro-batches.
         optimization: The level.
+        given: Whole inputs by name, in place of random ones.
 
     Raises:
-        VerificationError: Both sides together would not fit this machine's free memory.
+        VerificationError: Both sides together would not fit this machine's free memory, or the
+            model draws random numbers without a seed.
         BackendError: A rank fails.
     """
     from partitioner.backends.onnx.emit import emit_models
     from partitioner.backends.onnx.simulator import run_lockstep
     from partitioner.backends.onnx.whole import run_whole
 
+    _check_draws(traced)
     check_memory(traced.graph)
-    inputs = random_inputs(traced.graph, seed)
+    inputs = random_inputs(traced.graph, seed) if given is None else given
     whole = run_whole(traced.whole, traced.folder, inputs, optimization=optimization)
     ranks = run_lockstep(directory, inputs, optimization=optimization)
     allowed = tolerances(traced.graph, TOLERANCE)
@@ -75,8 +84,15 @@ def verify(
         compare(name, ranks[ours], whole[name], least=allowed.get(ours, 0.0))
         for name, ours in zip(whole, traced.graph.outputs, strict=True)
     )
+    said = seed if given is None else None
+    if not all(output.equal for output in outputs):
+        own = own_differences(traced, inputs, whole, optimization)
+        outputs = tuple(
+            within_rounding(output, own.get(name), result.size)
+            for output, (name, result) in zip(outputs, whole.items(), strict=True)
+        )
     if all(output.equal for output in outputs):
-        return Verification(len(programs.ranks), seed, outputs, optimization=optimization)
+        return Verification(len(programs.ranks), said, outputs, optimization=optimization)
     if part is None:
         alone = uncut_programs(traced.graph)
         one = _run(emit_models(alone, traced.graph), inputs, optimization)
@@ -84,7 +100,21 @@ def verify(
         first = first_difference(traced.graph, Side(programs, ours), Side(alone, one))
     else:
         first = _first_of_parts(part, programs, directory, inputs, optimization)
-    return Verification(len(programs.ranks), seed, outputs, first, optimization=optimization)
+    return Verification(len(programs.ranks), said, outputs, first, optimization=optimization)
+
+
+def _check_draws(traced: Traced) -> None:
+    """Refuse a model whose results are others at each run.
+
+    Raises:
+        VerificationError: Names the first node that draws numbers without a seed.
+    """
+    for node in traced.graph.nodes:
+        if draws(node.op) and "seed" not in node.attrs:
+            raise VerificationError(
+                f"{node.name!r} ({node.op}) draws random numbers without a seed: the ranks and the "
+                "whole model draw others, and nothing can be compared; give the node a seed"
+            )
 
 
 def _first_of_parts(

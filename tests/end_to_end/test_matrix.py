@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from rank_files import assert_rank_files_load
+from rank_files import assert_rank_files_run
 
 import partitioner
 from partitioner.compiled.base import Compiled
@@ -34,7 +34,7 @@ def check(path: Path, devices: int, **options: object) -> Compiled:
     """Compile and verify; inter plans cut nothing, so they must be bit-identical."""
     result = partitioner.compile(path, devices=devices, time_limit_s=5, **options)  # type: ignore[arg-type]
     assert isinstance(result.ranks, OnnxRanks)
-    assert_rank_files_load(result.ranks.folder)
+    assert_rank_files_run(result.ranks.folder)
     found = result.verify(seed=1)
     assert found.equal, str(found)
     assert result.plan.certificate is not None

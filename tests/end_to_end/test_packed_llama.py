@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from rank_files import assert_rank_files_load
+from rank_files import assert_rank_files_run
 
 import partitioner
 from partitioner import examples
@@ -53,7 +53,7 @@ def test_it_is_cut_and_computes_the_same(strategy: str, devices: int) -> None:
     assert compiled.summary["sharded_flops_share"] > 0.9
     assert compiled.summary["kept_whole"] == {}
     assert isinstance(compiled.ranks, OnnxRanks)
-    assert_rank_files_load(compiled.ranks.folder)
+    assert_rank_files_run(compiled.ranks.folder)
     found = compiled.verify()
     assert found.equal, str(found)
 

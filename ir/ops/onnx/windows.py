@@ -40,17 +40,20 @@ def _conv_dims(view: OpView, weights: int = 1, *, transposed: bool = False) -> C
     return ConvDims.of(view.shape(weights), view.positive("group", 1), transposed=transposed)
 
 
-def _slides(view: OpView, kernel: Sequence[int]) -> list[Slide]:
-    """The windows of a convolution or a pool."""
+def _slides(view: OpView, kernel: Sequence[int], *, dilated: bool = True) -> list[Slide]:
+    """The windows of a convolution or a pool; see `sliding.same_pads`."""
     slides, auto = _stated_slides(view, kernel), str(view.attr("auto_pad", "NOTSET"))
     if not auto.startswith("SAME"):
         return slides
-    sizes = list(zip(slides, view.shape()[2:], view.out_shape[2:], strict=True))
-    for slide, size, count in sizes:
-        if size - (count - 1) * slide.stride - slide.extent > 1:  # padding is negative, in halves
-            raise OpaqueError(f"auto_pad {auto} leaves out elements, each runtime others")
-    upper = auto == "SAME_UPPER"
-    return [sliding.same_pads(slide, size, count, more_after=upper) for slide, size, count in sizes]
+    padded = [
+        sliding.same_pads(slide, size, auto, dilated=dilated)
+        for slide, size in zip(slides, view.shape()[2:], strict=True)
+    ]
+    # One element may be left out at the end, unless a window of another extent reaches it.
+    least = [-1 if dilated or slide.dilation == 1 else 0 for slide in padded]
+    if any(slide.before + slide.after < few for slide, few in zip(padded, least, strict=True)):
+        raise OpaqueError(f"auto_pad {auto} leaves out elements, each runtime others")
+    return [replace(slide, after=max(slide.after, 0)) for slide in padded]
 
 
 def _stated_slides(view: OpView, kernel: Sequence[int]) -> list[Slide]:
@@ -182,13 +185,23 @@ def _pool(view: OpView) -> Rule:
     if len(view.node.writes) > 1:
         raise OpaqueError("result Indices counts through the whole tensor")
     kernel, dims = view.ints("kernel_shape") or (), names("s", view.rank() - 2)
-    slid = sliding.windows(_slides(view, kernel), view.shape(), view.out_shape, dims)
+    slides = _pool_slides(view)
+    ceil = bool(view.int_attr("ceil_mode", 0))
+    sizes = zip(slides, view.shape()[2:], strict=True)
+    counts = tuple(slide.positions(size, ceil=ceil) for slide, size in sizes)
+    if counts != view.out_shape[2:]:
+        raise OpaqueError(f"ONNX Runtime pools to {counts}, and not to {view.out_shape[2:]}")
+    slid = sliding.windows(slides, view.shape(), view.out_shape, dims)
     return view.rule("n c s..", "n c s..", windows=slid, flops=float(math.prod(kernel)))
 
 
 def _local_pool(view: OpView, local: LocalView) -> LocalOp:
-    slides = _slides(view, view.ints("kernel_shape") or ())
-    return same_node(view, **_local_pads(view, local, slides)) if local.regions else same_node(view)
+    pads = _local_pads(view, local, _pool_slides(view)) if local.regions else {}
+    return same_node(view, **pads)
+
+
+def _pool_slides(view: OpView) -> list[Slide]:
+    return _slides(view, view.ints("kernel_shape") or (), dilated=False)
 
 
 def _global_pool(view: OpView, how: str = "") -> Rule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partitioner.ir.layout import Interval
 from partitioner.ir.ops.signature import OpaqueError, Shape
@@ -41,6 +41,17 @@ class Slide:
     def window(self, size: int) -> Window:
         """The window over a dim of `size` elements."""
         return Window(size, self.stride, self.before, self.extent)
+
+    def positions(self, size: int, *, ceil: bool = False) -> int:
+        """The positions over a dim of `size` elements, as ONNX Runtime counts them.
+
+        It divides towards zero, so that a window wider than its dim has a position. With `ceil`
+        the last window may reach beyond the padding, but does not begin in that after the dim.
+        """
+        room = size + self.before + self.after - self.extent
+        steps = -(-room // self.stride) if ceil or room < 0 else room // self.stride
+        is_outside = ceil and steps * self.stride >= size + self.before
+        return steps if is_outside else steps + 1
 
     def transposed(self, size: int) -> Window:
         """The window of a transposed convolution, by positions of its result.
@@ -144,8 +155,14 @@ def windows(
     }
 
 
-def same_pads(slide: Slide, size: int, count: int, *, more_after: bool) -> Slide:
-    """The window with the least padding for `count` positions over `size` elements, in halves."""
-    total = max((count - 1) * slide.stride + slide.extent - size, 0)
-    before = total // 2 if more_after else total - total // 2
-    return Slide(slide.kernel, slide.stride, slide.dilation, before, total - before)
+def same_pads(slide: Slide, size: int, auto: str, *, dilated: bool = True) -> Slide:
+    """The window with the padding that ONNX Runtime derives from `auto_pad`, SAME_UPPER or _LOWER.
+
+    It is the least for ``ceil(size / stride)`` positions, in halves towards zero. It is negative
+    where the stride leaves out elements. Unless `dilated`, it is that of the window without
+    dilation, as pools have it.
+    """
+    extent = slide.extent if dilated else slide.kernel
+    total = (-(-size // slide.stride) - 1) * slide.stride + extent - size
+    before = int((total if auto == "SAME_UPPER" else total + 1) / 2)
+    return replace(slide, before=before, after=total - before)

@@ -2,7 +2,8 @@
 
 It gives other element types than ONNX Runtime's schemas to some operators of com.microsoft. It
 takes the operands of MelWeightMatrix for each other, and knows no aspect ratio in Resize: these
-shapes are left to ONNX's own inference. It gives present keys and values of an Attention of 3-D
+shapes are left to ONNX's own inference. It counts other windows of some pools and transposed
+convolutions than ONNX Runtime does. It gives present keys and values of an Attention of 3-D
 operands without past ones the shape of the operand. A comparison with all those schemas, and with
 the results of ONNX's own node cases, finds these (tests/frontends/onnx/test_corrections.py). It
 refuses a Loop without a condition.
@@ -16,6 +17,14 @@ from functools import partial
 import onnx_ir
 from onnx_ir import DataType
 from onnx_shape_inference import registry
+
+from partitioner.frontends.onnx.window_counts import (
+    POOLS,
+    Size,
+    Sizes,
+    pool_counts,
+    transposed_counts,
+)
 
 _DOMAIN = "com.microsoft"
 
@@ -39,6 +48,13 @@ _RESULTS: dict[str, Callable[[onnx_ir.Node], DataType | None]] = {
     "QLinearConcat": _zero_point(1),
 }
 
+#: The windows of an operator, by its node and the sizes of its operand and result.
+Counts = Callable[[onnx_ir.Node, Sizes, Sizes], list[Size]]
+_COUNTS: dict[str, Counts] = {
+    **dict.fromkeys(POOLS, pool_counts),
+    "ConvTranspose": transposed_counts,
+}
+
 
 def correct_inference() -> None:
     """Put the corrections before the library's own inference, which keeps a type that it finds."""
@@ -49,6 +65,10 @@ def correct_inference() -> None:
     resize = registry.get("", "Resize", 18)
     assert resize is not None
     registry.register("", "Resize", 18)(partial(_resize, resize))
+    for op, counts in _COUNTS.items():
+        windows = registry.get("", op, 1)
+        assert windows is not None
+        registry.register("", op, 1)(partial(_windows, counts, windows))
     attention = registry.get("", "Attention", 23)
     assert attention is not None
     registry.register("", "Attention", 23)(partial(_attention, attention))
@@ -65,6 +85,20 @@ def _resize(infer: Infer, context: object, node: onnx_ir.Node) -> None:
     policy = node.attributes.get("keep_aspect_ratio_policy")
     if policy is None or policy.as_string() == "stretch":
         infer(context, node)
+
+
+def _windows(counts: Counts, infer: Infer, context: object, node: onnx_ir.Node) -> None:
+    """The spatial dims of the result have as many elements as ONNX Runtime counts windows."""
+    for value in node.outputs:
+        value.shape = None  # of an earlier turn
+    infer(context, node)
+    image, result = node.inputs[0], node.outputs[0].shape
+    if image is None or image.shape is None or result is None:
+        return
+    dims = list(result)
+    sizes = counts(node, list(image.shape)[2:], dims[2:])
+    for value in node.outputs:
+        value.shape = onnx_ir.Shape([*dims[:2], *sizes])
 
 
 def _loop(infer: Infer, context: object, node: onnx_ir.Node) -> None:

@@ -28,6 +28,7 @@ from partitioner.frontends.onnx.fold import (
 )
 from partitioner.frontends.onnx.operand_checks import check_operands
 from partitioner.frontends.onnx.run_time_sizes import never_guess
+from partitioner.frontends.onnx.window_counts import state_pads
 from partitioner.ir.ops.onnx.elementwise import FUNCTIONS
 
 #: Turns of inference and folding; each must find something. Real exports take two or three.
@@ -70,6 +71,7 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
     merge_equal(model)
     _check_loops(model.graph, where)
     for node in model.graph:
+        state_pads(node)
         opset = model.graph.opset_imports.get(node.domain)
         check_operands(node, opset, where)
         check_by_schema(node, opset, where)

@@ -12,7 +12,7 @@ from onnx import helper
 from onnx_ir import DataType
 from onnx_shape_inference import infer_symbolic_shapes
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
-from rank_files import assert_rank_files_load
+from rank_files import assert_rank_files_run
 
 import partitioner
 from partitioner.compiled.onnx_model import OnnxRanks
@@ -102,7 +102,7 @@ def test_a_qgemm_has_the_type_of_its_zero_point(quantised: bool) -> None:
     compiled = partitioner.compile(proto, devices=2, strategy="inter")
     assert compiled.verify().equal
     assert isinstance(compiled.ranks, OnnxRanks)
-    assert_rank_files_load(compiled.ranks.folder)
+    assert_rank_files_run(compiled.ranks.folder)
 
 
 def test_a_pad_with_axes_of_run_time_has_its_declared_shape() -> None:
@@ -132,6 +132,68 @@ def test_a_reduction_over_axes_of_run_time_has_the_shape_of_its_declared_result(
     assert traced.graph.types["h"].shape == (3, 1)
     om.assert_same(traced, {"x": np.ones((3, 4), np.float32), "axes": np.array([1])})
     assert partitioner.compile(proto, devices=2).graph.types["h"].shape == (3, 1)
+
+
+WINDOWS = [
+    (op, {"kernel_shape": [kernel], "strides": [stride], "dilations": [dilation], **pads})
+    for op in ("AveragePool", "LpPool", "MaxPool")
+    for kernel, stride, dilation in ((2, 1, 2), (3, 2, 3), (3, 3, 1))
+    for pads in (
+        {"auto_pad": "SAME_UPPER"},
+        {"auto_pad": "SAME_LOWER", "ceil_mode": 1},
+        {"auto_pad": "VALID", "ceil_mode": 1},
+        {"pads": [1, 1], "ceil_mode": 1},
+        {"pads": [1, 0]},
+    )
+] + [
+    ("ConvTranspose", {"strides": [stride], "dilations": [dilation], "auto_pad": auto})
+    for stride, dilation in ((2, 2), (4, 1), (7, 2))
+    for auto in ("SAME_UPPER", "SAME_LOWER")
+]
+
+
+@pytest.mark.parametrize("size", [5, 6, 9])
+def test_windows_are_as_many_as_onnx_runtime_computes(size: int) -> None:
+    """Some windows begin in the padding, some are wider than the image."""
+    for op, attributes in WINDOWS:
+        weights = {"w": np.ones((1, 1, 3), np.float32)} if op == "ConvTranspose" else {}
+        node = helper.make_node(op, ["x", *weights], ["y"], **attributes)
+        inputs, outputs = {"x": ("float32", [1, 1, size])}, {"y": ("float32", ["a", "b", "c"])}
+        proto = om.model([node], inputs, outputs, weights, opset=22)
+        proto.ir_version = 10
+        traced = load_onnx(proto)
+        x = np.random.default_rng(size).standard_normal((1, 1, size)).astype(np.float32)
+        om.assert_same(traced, {"x": x})
+
+
+@pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])
+def test_a_transposed_convolution_with_gaps_runs_where_it_is_an_output(auto: str) -> None:
+    """ONNX Runtime infers size x stride for it, and computes less."""
+    strides = {"strides": [4, 1], "auto_pad": auto}
+    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], **strides)
+    weights = {"w": np.random.default_rng(0).standard_normal((1, 1, 3, 4)).astype(np.float32)}
+    ends = {"y": ("float32", ["n", "c", "h", "w"])}
+    proto = om.model([node], {"x": ("float32", [1, 1, 6, 7])}, ends, weights)
+    assert load_onnx(proto).graph.types["y"].shape == (1, 1, 23, 7)
+    assert partitioner.compile(proto, devices=2, strategy="inter").verify().equal
+
+
+@pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])
+def test_a_dilated_pool_is_cut_and_kept_whole(auto: str) -> None:
+    pool = {"kernel_shape": [2, 2], "dilations": [3, 1], "strides": [2, 1], "auto_pad": auto}
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("MaxPool", ["a"], ["b"], name="pool", **pool),
+        helper.make_node("Relu", ["b"], ["y"]),
+    ]
+    ends = {"y": ("float32", ["n", "c", "h", "w"])}
+    proto = om.model(nodes, {"x": ("float32", [1, 1, 14, 8])}, ends, opset=17)
+    proto.graph.output.append(helper.make_tensor_value_info("b", 1, ["n", "c", "h", "w"]))
+    for options in ({"strategy": "inter"}, {"parallel": "spatial", "cluster": "ideal"}):
+        compiled = partitioner.compile(proto, devices=2, **options)  # type: ignore[call-overload]
+        assert compiled.verify().equal
+        assert_rank_files_run(compiled.ranks.folder)
+    assert compiled.plan.nodes["pool"].cuts
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,17 @@
 """Rows of convolutions, pools and sampling."""
 
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from rows import Case, Draw, case, check_opaque, check_row, f32, ints, scalar, vec
+from rows import Case, Draw, case, check_opaque, check_row, f32, ints, make_trial, scalar, vec
+from whole_plans import build
 
+from partitioner.ir.graph import Node
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import rule_of
+from partitioner.ir.rule import Rule
 
 
 def u8(*shape: int) -> Draw:
@@ -192,6 +197,12 @@ SLID = (
         for size, kernel, stride in ((12, 1, 2), (15, 2, 4))
         for auto in ("SAME_UPPER", "SAME_LOWER")
     ),
+    *(  # as padded for windows without dilation
+        line(op, size, kernel, strides=(stride,), dilations=(dilation,), auto_pad=auto)
+        for op in ("MaxPool", "AveragePool", "LpPool")
+        for size, kernel, stride, dilation in ((13, 3, 1, 2), (12, 2, 2, 3), (14, 4, 2, 2))
+        for auto in ("SAME_UPPER", "SAME_LOWER")
+    ),
     line("ConvTranspose", 12, 3, strides=(2,), output_shape=(24,)),
     line("ConvTranspose", 12, 4, strides=(3,), output_padding=(1,), pads=(2, 0)),
     line("LpPool", 13, 3, strides=(2,), pads=(1, 1)),
@@ -215,6 +226,69 @@ def test_automatic_padding_of_fewer_elements_than_none_is_opaque(
     """ONNX Runtime and ONNX's reference leave out different elements; so each is asked whole."""
     node = line(op, size, kernel, strides=(stride,), auto_pad=auto)
     assert f"auto_pad {auto} leaves out elements" in check_opaque(node)
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
+def test_a_dilated_pool_that_reaches_what_automatic_padding_leaves_out_is_opaque(op: str) -> None:
+    attrs = {"strides": (3,), "dilations": (2,), "ceil_mode": 1, "auto_pad": "SAME_UPPER"}
+    assert "auto_pad SAME_UPPER leaves out elements" in check_opaque(line(op, 9, 2, **attrs))
+
+
+def test_a_pool_of_another_size_than_onnx_runtime_computes_is_opaque() -> None:
+    node = Node("y", "MaxPool", ("x",), ("y",), {"kernel_shape": (2,), "strides": (2,)})
+    graph = build([node], {"x": (1, 1, 5), "y": (1, 1, 3)}, ["x"], ["y"])
+    reason = rule_of(graph, node)
+    assert isinstance(reason, str)
+    assert "ONNX Runtime pools to (2,), and not to (3,)" in reason
+
+
+def drawn_window(rng: random.Random) -> Case:
+    """A window with any attributes that its operator has in some operator set."""
+    op = rng.choice(("MaxPool", "AveragePool", "LpPool", "Conv", "ConvTranspose"))
+    opset = rng.choice(OPSETS[op])
+    size, kernel = rng.choice((5, 8, 9, 12, 13)), rng.randint(1, 4)
+    attrs: dict[str, object] = {"strides": (rng.randint(1, 4),)}
+    if "Conv" in op or opset >= DILATED[op]:
+        attrs["dilations"] = (rng.randint(1, 3),)
+    if "Pool" in op:
+        attrs["kernel_shape"] = (kernel,)
+        if opset >= CEIL[op] and rng.random() < 0.5:
+            attrs["ceil_mode"] = 1
+    if op == "AveragePool":
+        attrs["count_include_pad"] = rng.randint(0, 1)
+    if rng.random() < 0.5:
+        attrs["auto_pad"] = rng.choice(("SAME_UPPER", "SAME_LOWER", "VALID"))
+    else:
+        attrs["pads"] = (rng.randint(0, 3), rng.randint(0, 3))
+    weights = () if "Pool" in op else (f32(1, 1, kernel),)
+    return case(op, f32(1, 1, size), *weights, attrs=attrs, opset=opset, min_cuts=0)
+
+
+OPSETS = {
+    "MaxPool": (8, 12, 22),
+    "AveragePool": (7, 11, 19, 22),
+    "LpPool": (11, 18, 22),
+    "Conv": (11, 22),
+    "ConvTranspose": (11, 22),
+}
+#: First operator sets with dilations, and with ceil_mode.
+DILATED = {"MaxPool": 10, "AveragePool": 19, "LpPool": 18}
+CEIL = {"MaxPool": 10, "AveragePool": 10, "LpPool": 18}
+
+
+@pytest.mark.slow
+def test_drawn_windows_are_cut_as_the_whole() -> None:
+    rng, cut = random.Random(0), 0
+    for _ in range(1500):
+        case = drawn_window(rng)
+        try:
+            trial = make_trial(case)
+        except Exception:  # noqa: BLE001 - ONNX Runtime refuses the window
+            continue
+        if isinstance(rule_of(trial.graph, trial.node), Rule):
+            check_row(case, WIDE[:4])
+            cut += 1
+    assert cut > 750
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])

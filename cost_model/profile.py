@@ -449,6 +449,15 @@ def _check(database: sqlite3.Connection, file: Path) -> None:
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if mark != _APPLICATION_ID:
         raise CostError(f"profile {file}: it is a database of another program; name another file")
+    views = database.execute("SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index')")
+    columns = [
+        column
+        for table in ("entries", "links")
+        for column in database.execute(f"PRAGMA table_xinfo({table})")
+    ]
+    # A view or a computed column runs for as long as its writer likes, whenever it is read.
+    if views.fetchone() is not None or any(hidden for *_, hidden in columns):
+        raise CostError(f"profile {file}: it holds more than tables of numbers; name another file")
     if version != _SCHEMA_VERSION:
         raise CostError(
             f"profile {file}: it has version {version}, this is version {_SCHEMA_VERSION}; "

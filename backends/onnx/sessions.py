@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
@@ -13,12 +13,12 @@ from tempfile import TemporaryDirectory, gettempdir
 import onnx
 import onnxruntime as ort
 import torch
-from onnx import GraphProto, ModelProto
+from onnx import GraphProto, ModelProto, NodeProto
 
 from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.onnx.joined import Group, Optimized, Sums, groups_of
 from partitioner.backends.onnx.layouts import with_blocked_inputs
-from partitioner.backends.onnx.nodes import value_info
+from partitioner.backends.onnx.nodes import attribute_graphs, value_info
 from partitioner.backends.onnx.steps import RankModel, Segment
 
 _LEVELS = {
@@ -197,7 +197,7 @@ def _opened(
     message = proto.SerializeToString()
     try:
         session = ort.InferenceSession(
-            message, options, providers=providers, disabled_optimizers=list(without)
+            message, options, providers=providers, disabled_optimizers=[*without, *keeping(proto)]
         )
     except Exception as error:
         raise BackendError(f"rank {model.rank}: ONNX Runtime: {one_line(error)}") from error
@@ -209,6 +209,24 @@ def _opened(
 def optimizers_off(plain: bool) -> list[str]:
     """Names of the optimizers that a session does without: that of blocked layouts, if `plain`."""
     return ["NchwcTransformer"] if plain else []
+
+
+def keeping(model: ModelProto) -> list[str]:
+    """Names of the optimizers that a session does without to compute what the model says.
+
+    `EliminateDropout` drops a Dropout in training mode as well, where its probability is constant.
+    """
+    drops = any(node.op_type == "Dropout" and len(node.input) > 2 for node in _nodes(model.graph))
+    return ["EliminateDropout"] if drops else []
+
+
+def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    """Nodes at any depth."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for body in attribute_graphs(attribute):
+                yield from _nodes(body)
 
 
 def session_options(config: SessionConfig, folder: Path | None) -> ort.SessionOptions:

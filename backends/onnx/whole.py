@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from partitioner.backends.arrays import check_dtype
 from partitioner.backends.errors import BackendError, one_line
-from partitioner.backends.onnx.sessions import SessionConfig, session_options
+from partitioner.backends.onnx.sessions import SessionConfig, keeping, session_options
 from partitioner.ir.onnx_types import from_onnx_dtype
 from partitioner.ir.types import numpy_dtype
 
@@ -91,7 +91,10 @@ def open_whole(
     config = SessionConfig(optimization=optimization, threads=count)
     options = session_options(config, folder)
     return ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        model.SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=keeping(model),
     )
 
 

@@ -140,8 +140,6 @@ def verify(
     rank_files(folder).check(load_plan(folder))  # before the model, which takes longer
     result = load_named(folder, module, model)
     given = None if inputs is None else read_inputs(inputs, result.model.input_types)
-    verification = result.verify_written(
-        folder, seed=seed, inputs=given, optimization=optimization
-    )
+    verification = result.verify_written(folder, seed=seed, inputs=given, optimization=optimization)
     print(safe(str(verification)))
     return 0 if verification.equal else 1

@@ -49,6 +49,11 @@ if TYPE_CHECKING:
 COST_TOLERANCE = 1e-9
 
 
+#: Errors of calculations with values that no model has.
+_NO_SENSE = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError),
+    *(TypeError, ValueError),
+)
 #: How a module is named: ``package.module:function``.
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -184,13 +189,10 @@ def _foreign_data(folder: Path) -> Iterator[None]:
         yield
     except PartitionerError:
         raise
-    except (ArithmeticError, AssertionError, AttributeError, LookupError) as error:
-        why = error
-    except (RecursionError, TypeError, ValueError) as error:
-        why = error
-    else:
-        return
-    raise ResultError(f"{folder}: {GRAPH_FILE} is of no model: {type(why).__name__} {why}")
+    except _NO_SENSE as error:
+        raise ResultError(
+            f"{folder}: {GRAPH_FILE} is of no model: {type(error).__name__} {error}"
+        ) from error
 
 
 def _load_onnx(folder: Path, request: OnnxRequest, named: str | Path | None = None) -> OnnxModel:

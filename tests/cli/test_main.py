@@ -379,7 +379,7 @@ def test_an_interrupt_is_said(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("partitioner.compiled.reload.load", interrupted)
+    monkeypatch.setattr("partitioner.compiled.reload.look", interrupted)
     assert main(["show", "m.partition"]) == 130
     assert capsys.readouterr().err == "partition: interrupted\n"
 

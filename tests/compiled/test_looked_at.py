@@ -71,13 +71,11 @@ def test_the_stored_graph_tells_what_the_model_tells(
 
 
 def test_a_plan_that_was_moved(moved: Path, onnx_plan: Path) -> None:
-    with pytest.raises(
-        ResultError, match=r"m\.onnx is gone; move it back, name it \(partition ver"
-    ):
+    with pytest.raises(ResultError, match=r"m\.onnx is gone; move it back, name it \(part"):
         partitioner.load(moved)
     named = partitioner.load(moved, model=onnx_plan.parent / "m.onnx")
     assert named.verify_written(moved)
-    with pytest.raises(ResultError, match="was read without its model: partitioner.load reads"):
+    with pytest.raises(ResultError, match=r"was read without its model: partitioner\.load"):
         look(moved).run({})
 
 
@@ -110,9 +108,7 @@ def test_a_folder_of_an_earlier_version(
     assert look(moved).graph.digest == partitioner.load(onnx_plan).graph.digest
     old = Path(shutil.copytree(from_factory, tmp_path / "old"))
     (old / "graph.json").unlink()
-    with pytest.raises(
-        ResultError, match=r"saved by an earlier version, without graph\.json: part"
-    ):
+    with pytest.raises(ResultError, match=r"saved by an earlier version, without graph\.json: "):
         look(old)
 
 
@@ -139,8 +135,8 @@ def test_a_graph_that_was_changed(moved: Path) -> None:
     [
         (lambda file: os.truncate(file, 100), r"rank0\.weights has 100 bytes, not \d+: it is not"),
         (lambda file: os.truncate(file, 2**30), r"rank0\.weights has more than \d+ bytes"),
-        (lambda file: flip(file, 77), r"rank0\.onnx or rank0\.weights is not as it was written: cop"),
-        (lambda file: flip(file.with_suffix(".onnx"), 40), r"not as it was written|rank0\.onnx"),
+        (lambda file: flip(file, 77), r"rank0\.onnx or rank0\.weights is not as it was written"),
+        (lambda file: flip(file.with_suffix(".onnx"), 40), r"rank ?0"),
         (lambda file: file.unlink(), r"rank0\.weights: No such file"),
         (lambda file: (file.unlink(), os.mkfifo(file)), r"rank0\.weights: not a regular file"),
     ],
@@ -222,14 +218,12 @@ def test_files_that_are_no_files_are_refused(
         (["--cluster", str(tmp_path / "c.toml")], "c.toml: not a regular file"),
         (["--constraints", str(tmp_path / "c.toml")], "c.toml: not a regular file"),
         (["--constraints", str(tmp_path / "c.json")], "c.json: not a regular file"),
-        (
-            ["--schedule", str(tmp_path / "s.csv")],
-            "s.csv: 1099511627776 bytes, more than 268435456",
-        ),
     ):
         assert main([*plan, "--devices", "2", *option]) == 1, option
         assert message in capsys.readouterr().err
     assert not (tmp_path / "p").exists()
+    assert main(["schedule", str(tmp_path / "s.csv")]) == 1
+    assert "s.csv: 1099511627776 bytes, more than 268435456" in capsys.readouterr().err
 
 
 def test_a_link_is_no_place_for_a_file(tmp_path: Path) -> None:

@@ -116,6 +116,26 @@ def _of_the_future(file: Path) -> None:
     database.close()
 
 
+def _with_a_view(file: Path) -> None:
+    """A profile whose links are computed, without end, when they are read."""
+    write_entries(file, DEVICE, THREADS, [])
+    database = sqlite3.connect(file)
+    columns = "device, threads, kind, ranks, nbytes, seconds, spread, repeats, backend, measured_at"
+    database.execute("DROP TABLE links")
+    database.execute(
+        f"CREATE VIEW links AS WITH RECURSIVE c(device) AS (SELECT 'x' UNION ALL SELECT 'x' FROM c)"
+        f" SELECT {columns.replace('device', 'c.device', 1).replace(', ', ', 1 AS ')} FROM c"
+    )
+    database.close()
+
+
+def _with_a_computed_column(file: Path) -> None:
+    write_entries(file, DEVICE, THREADS, [])
+    database = sqlite3.connect(file)
+    database.execute("ALTER TABLE entries ADD COLUMN more AS (zeroblob(1000000000))")
+    database.close()
+
+
 def _damaged(file: Path) -> None:
     write_entries(file, DEVICE, THREADS, [entry(f"form {i}", 1.0) for i in range(2000)])
     data = bytearray(file.read_bytes())
@@ -130,6 +150,8 @@ def _damaged(file: Path) -> None:
         (_foreign, "a database of another program"),
         (_of_the_future, "has version 99, this is version 2"),
         (_damaged, "malformed"),
+        (_with_a_view, "it holds more than tables of numbers"),
+        (_with_a_computed_column, "it holds more than tables of numbers"),
         (lambda file: file.mkdir(), "it is not a file"),
     ],
 )

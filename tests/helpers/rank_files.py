@@ -3,7 +3,10 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
+
+from partitioner.backends.onnx.weights import DIGEST_KEY
 
 #: NumPy's element types by ONNX Runtime's names where they are not the same.
 _DTYPES = {"float": "float32", "double": "float64"}
@@ -29,3 +32,11 @@ def assert_rank_files_run(folder: Path) -> None:
 def _zeros(value: ort.NodeArg) -> np.ndarray:
     dtype = value.type.removeprefix("tensor(").removesuffix(")")
     return np.zeros(value.shape, _DTYPES.get(dtype, dtype))
+
+
+def save_edited(model: onnx.ModelProto, path: Path) -> None:
+    """Save a rank file that was changed on purpose: without its digest it is not refused."""
+    kept = [entry for entry in model.metadata_props if entry.key != DIGEST_KEY]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+    onnx.save(model, path)

@@ -56,6 +56,7 @@ COMMANDS = {
     "profile": [*("profile", "m.onnx", "--devices", "1", "--time-limit", "1"), *PROFILE],
 }
 QUICK = ("version", "schedule")
+SILENT = ("plan", "draw")
 
 
 def names(quick: tuple[str, ...], mark: pytest.MarkDecorator) -> list[object]:
@@ -163,8 +164,6 @@ def test_ignored_interrupts_stay_ignored() -> None:
 @pytest.mark.parametrize("name", names(QUICK, pytest.mark.slow))
 @pytest.mark.parametrize("kind", ["closed", "full"])
 def test_a_stdout_that_cannot_be_written_is_one_line(home: Path, name: str, kind: str) -> None:
-    if COMMANDS[name][-1] == "--force":
-        pytest.skip("it prints nothing")
     run = 'exec "$@" >&-' if kind == "closed" else 'exec "$@" >/dev/full'
     done = subprocess.run(
         ["sh", "-c", run, "sh", sys.executable, "-m", "partitioner", *COMMANDS[name]],
@@ -175,8 +174,9 @@ def test_a_stdout_that_cannot_be_written_is_one_line(home: Path, name: str, kind
     )
     reason = os.strerror(errno.EBADF if kind == "closed" else errno.ENOSPC)
     lines = [line for line in done.stderr.splitlines() if not line.endswith(" ...")]
-    assert lines == [f"partition: standard output: {reason}"]
-    assert done.returncode == 1
+    prints = name not in SILENT
+    assert lines == [f"partition: standard output: {reason}"] * prints
+    assert done.returncode == int(prints)
 
 
 def test_files_are_not_taken_for_streams_that_are_closed(home: Path) -> None:
@@ -186,7 +186,7 @@ def test_files_are_not_taken_for_streams_that_are_closed(home: Path) -> None:
         cwd=home,
         check=False,
     )
-    assert done.returncode == 1  # it cannot say where it wrote
+    assert done.returncode == 0  # it prints nothing
     text = (home / "g.dot").read_text()
     assert text.startswith("digraph")
     assert text.endswith("}\n")

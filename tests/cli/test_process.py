@@ -175,7 +175,7 @@ def test_a_stdout_that_cannot_be_written_is_one_line(home: Path, name: str, kind
     reason = os.strerror(errno.EBADF if kind == "closed" else errno.ENOSPC)
     lines = [line for line in done.stderr.splitlines() if not line.endswith(" ...")]
     prints = name not in SILENT
-    assert lines == [f"partition: standard output: {reason}"] * prints
+    assert lines == [f"partition: the output cannot be written: {reason}"] * prints
     assert done.returncode == int(prints)
 
 

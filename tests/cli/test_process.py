@@ -21,11 +21,17 @@ from partitioner.backends.launch import run_job
 from partitioner.cli.main import main
 from partitioner.cli.process import noting_interrupts, with_streams
 
-#: Says on the first argument's descriptor that it is ready, then runs the command.
-READY = (
-    "import os, sys; from partitioner.cli.main import main; "
-    "ready = int(sys.argv.pop(1)); os.write(ready, b'.'); os.close(ready); sys.exit(main())"
-)
+#: Runs a command that says on the descriptor of the first argument when it begins to import.
+READY = """
+import os, sys
+from partitioner.cli import main as command
+run, ready = command._run, int(sys.argv.pop(1))
+def begin(args):
+    os.close(ready)
+    return run(args)
+command._run = begin
+sys.exit(command.main())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +85,7 @@ def interrupted_at(home: Path, name: str, moment_s: float) -> tuple[int, str]:
     )
     os.close(ready)
     try:
-        os.read(read, 1)
+        assert os.read(read, 1) == b""  # it was closed
         time.sleep(moment_s)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)

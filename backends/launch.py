@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import resource
 import signal
 import site
 import subprocess
@@ -106,6 +105,8 @@ def run_job(
 
 def _check_files(ranks: int) -> None:
     """Refuse ranks that could not open their connections: some would wait for others for ever."""
+    import resource  # Windows has none
+
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _FILES + _FILES_A_PEER * ranks
     if allowed != resource.RLIM_INFINITY and allowed < needed:

@@ -50,11 +50,9 @@ def naming_untried(*foreseen: type[Exception]) -> Iterator[None]:
     """
     try:
         yield
-    except (PartitionerError, *foreseen):
-        raise
     except Exception as error:
         line = untried()
-        if not line:
+        if not line or isinstance(error, (PartitionerError, *foreseen)):
             raise
         text = " ".join(str(error).split())
         raise UntriedError(f"{line} ({type(error).__name__}: {text})") from error

@@ -129,15 +129,17 @@ def with_streams(run: Callable[[], int]) -> int:
 def _stopped_by(error: BaseException) -> str:
     """A line on an error that comes from a stream or a limit of the system; else ""."""
     if isinstance(error, OSError) and error.filename is None and error.errno in _OF_STREAMS:
-        return f"standard output: {error.strerror}"
+        return f"the output cannot be written: {error.strerror}"
     if isinstance(error, MemoryError):
         return "out of memory"
-    while error is not None:
-        text, limited = str(error), isinstance(error, OSError) and error.errno in _OF_LIMITS
-        if limited or os.strerror(errno.EMFILE) in text:
-            what = getattr(error, "strerror", None) or os.strerror(errno.EMFILE)
-            return f"{what}{_limit_of_files() if what == os.strerror(errno.EMFILE) else ''}"
-        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    too_many = os.strerror(errno.EMFILE)
+    cause: BaseException | None = error
+    while cause is not None:
+        if too_many in str(cause):
+            return f"{too_many}{_limit_of_files()}"
+        if isinstance(cause, OSError) and cause.errno in _OF_LIMITS:
+            return str(cause.strerror)
+        cause = cause.__cause__ or cause.__context__
     return ""
 
 

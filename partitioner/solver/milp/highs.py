@@ -33,7 +33,7 @@ def new_highs() -> Any:
     class Silent(highspy.Highs):
         def enableCallbacks(self) -> None:  # noqa: N802 - HiGHS calls it as it is made
             self.setOptionValue("output_flag", False)
-            super().enableCallbacks()
+            super().enableCallbacks()  # type: ignore[no-untyped-call]
 
     solver = Silent()  # type: ignore[no-untyped-call]
     solver.setOptionValue("output_flag", False)

@@ -14,6 +14,7 @@ from aten_rows import run_torch
 from operator_samples import operator_samples
 from rows import Case, check_opaque, check_row
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,6 +30,20 @@ aten = torch.ops.aten
 
 #: Calls of each operator that are checked, and samples of each of PyTorch's operators that are run.
 CALLS, SAMPLES = 2, 24
+
+
+def test_a_result_of_which_dtensor_says_nothing_has_no_rule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = DTensor._op_dispatcher.sharding_propagator.op_single_dim_strategy_funcs
+
+    def entries(*_: object) -> list[list[object]]:
+        return [[Shard(0), None, Shard(0)], [Partial(), None, Shard(0)]]
+
+    call = aten.aminmax.default  # it has two results
+    monkeypatch.setitem(known, call, entries)
+    x = torch.ones(4, 3)
+    assert derived_rule(call, (x,), {}, (x.amin(), x.amax())) is None
 
 
 @dataclass(frozen=True)

@@ -436,3 +436,18 @@ def test_the_other_branch_is_an_error() -> None:
     np.testing.assert_allclose(compiled.run({"x": x, "c": np.array(1)})["y"], right, rtol=1e-6)
     with pytest.raises(BackendError, match=r"has shape \{4,6\} but the computed .* is \{4,8\}"):
         compiled.run({"x": x, "c": np.array(0)})
+
+
+@pytest.mark.parametrize(("pads", "shape"), [([1, 0, 1, 2], (6, 7)), ([2**40, 0, 0, 0], None)])
+def test_a_node_that_onnx_runtime_does_not_infer_is_computed_if_it_is_small(
+    pads: list[int], shape: tuple[int, ...] | None
+) -> None:
+    nodes = [node("Pad", "x p v", "h", MICROSOFT), node("Neg", "h", "y")]
+    weights = {"p": np.array(pads), "v": np.array([0], np.float32)}
+    inputs, outputs = {"x": (F32, [4, 5])}, {"y": (F32, None)}
+    proto = om.model(nodes, inputs, outputs, weights, domains=[MICROSOFT])
+    if shape is None:
+        with pytest.raises(FrontendError, match=r"'h' of node 'Pad_0' \(Pad\) has no known"):
+            load_onnx(proto)
+    else:
+        assert assert_right(proto).graph.types["h"].shape == shape

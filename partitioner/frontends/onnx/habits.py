@@ -1,8 +1,8 @@
 """Habits of exporters that ONNX Runtime takes and ONNX's checker refuses, written as ONNX has them.
 
-Nodes stand in any order, a size that is not known is -1 (Paddle), initializers are no inputs though
-the IR version is 3 (ONNX Runtime saves old models so), domains of operators are not imported, the
-graph has no name. That an output has no type at all, the checker is not told (`checks`).
+Nodes stand in any order, a size that is not known is -1 or "?" (Paddle), initializers are no inputs
+though the IR version is 3 (ONNX Runtime saves old models so), domains of operators are not
+imported, the graph has no name. That an output has no type, the checker is not told (`checks`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from partitioner.frontends.onnx.runtime import runtime_domains
 
 #: First IR version in which an initializer need not be an input.
 _INITIALIZERS_ALONE = 4
-#: What old exports of Paddle have for a size that is not known.
-_UNKNOWN = -1
+#: What exports of Paddle have for a size that is not known, and for its name.
+_UNKNOWN, _NAMELESS = -1, frozenset({"?", "-1", "None"})
 
 
 def write_as_onnx(proto: ModelProto, name: str) -> bool:
@@ -60,8 +60,9 @@ def _forget_unknown_sizes(graph: GraphProto) -> bool:
     changed = False
     for value in (*graph.input, *graph.output, *graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_value == _UNKNOWN:
+            if dim.dim_value == _UNKNOWN or dim.dim_param in _NAMELESS:
                 dim.ClearField("dim_value")
+                dim.ClearField("dim_param")
                 changed = True
     return changed
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: where sizes are in integers, except of these results.
 _CLASSICAL, _MICROSOFT = "ai.onnx.ml", "com.microsoft"
 _DEPEND_ON_DATA = frozenset({"RemovePadding", "Tokenizer", "Unique"})
-#: Most bytes of the operands of a node that is run.
+#: Most bytes of the operands, or the result if that may be larger, of a node that is run.
 _MAX_BYTES = 2**26
 #: Largest constant operand that inference is told of, in elements: sizes, axes, scales.
 MAX_OPERAND = 1024
@@ -100,15 +100,19 @@ def _may_run(node: onnx_ir.Node) -> bool:
     operands = [value for value in node.inputs if value is not None]
     size = sum(8 * math.prod(_type_of(value)[1]) for value in operands)
     if node.domain == _MICROSOFT and node.op_type not in _DEPEND_ON_DATA:
-        return size <= _MAX_BYTES and all(map(_has_no_sizes, operands))
+        return size * math.prod(map(_growth, operands)) <= _MAX_BYTES
     return node.domain == _CLASSICAL and size <= _MAX_BYTES
 
 
-def _has_no_sizes(value: onnx_ir.Value) -> bool:
-    """Whether an operand is a constant that the session knows, or holds no integers."""
+def _growth(value: onnx_ir.Value) -> int:
+    """The most times by which the integers of an operand may make a result larger: pads, sizes."""
+    most = _MAX_BYTES + 1  # what is not known, and all that is as large
     tensor = value.const_value
-    is_known = tensor is not None and tensor.size <= MAX_OPERAND
-    return is_known or (value.dtype is not None and value.dtype.is_floating_point())
+    if value.dtype is not None and value.dtype.is_floating_point():
+        return 1
+    if tensor is None or tensor.size > MAX_OPERAND:
+        return most
+    return min(most, math.prod(1 + abs(int(number)) for number in tensor.numpy().reshape(-1)))
 
 
 def _type_of(value: onnx_ir.Value) -> _Type:

@@ -9,6 +9,7 @@ import pytest
 from onnx import helper
 
 import partitioner
+from partitioner.backends.errors import BackendError
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import Traced, load_onnx
@@ -407,3 +408,46 @@ def test_micro_batches_have_no_place_in_a_bounded_output() -> None:
     bound = {"chosen": (15, 3)}
     with pytest.raises(OptionError, match=r"micro_batches=2: the size of output 'count' depends"):
         partitioner.compile(selected(), devices=2, cluster="ideal", shapes=bound, micro_batches=2)
+
+
+@pytest.mark.parametrize("unknown", ["?", "-1", "None"])
+def test_unknown_sizes_of_one_name_are_not_one_size(unknown: str) -> None:
+    inputs = {"x": (F32, [unknown, 4, unknown])}
+    proto = om.model([node("Relu", "x", "y")], inputs, {"y": (F32, [unknown, 4, unknown])})
+    with pytest.raises(FrontendError, match=r"x\[\?, 4, \?\]; pass --shape x=N,4,N"):
+        load_onnx(proto)
+    assert assert_right(proto, {"x": (2, 4, 8)}).graph.types["y"].shape == (2, 4, 8)
+
+
+def test_a_model_without_a_name_an_import_or_a_type_of_its_output() -> None:
+    nodes = [node("MatMul", "x w", "h"), node("Gelu", "h", "y", MICROSOFT)]
+    proto = om.model(nodes, {"x": (F32, [4, 4])}, {"y": (F32, None)}, {"w": floats(4, 6)})
+    proto.graph.name = ""
+    proto.graph.output[0].ClearField("type")
+    assert assert_right(proto).graph.types["y"].shape == (4, 6)
+
+
+def test_the_other_branch_is_an_error() -> None:
+    compiled = partitioner.compile(
+        branches(), devices=2, cluster="ideal", shapes={"h": (4, 6)}, strategy="inter"
+    )
+    x = floats(4, 4)
+    right = om.run(branches(), {"x": x, "c": np.array(1)})[0]
+    np.testing.assert_allclose(compiled.run({"x": x, "c": np.array(1)})["y"], right, rtol=1e-6)
+    with pytest.raises(BackendError, match=r"has shape \{4,6\} but the computed .* is \{4,8\}"):
+        compiled.run({"x": x, "c": np.array(0)})
+
+
+@pytest.mark.parametrize(("pads", "shape"), [([1, 0, 1, 2], (6, 7)), ([2**40, 0, 0, 0], None)])
+def test_a_node_that_onnx_runtime_does_not_infer_is_computed_if_it_is_small(
+    pads: list[int], shape: tuple[int, ...] | None
+) -> None:
+    nodes = [node("Pad", "x p v", "h", MICROSOFT), node("Neg", "h", "y")]
+    weights = {"p": np.array(pads), "v": np.array([0], np.float32)}
+    inputs, outputs = {"x": (F32, [4, 5])}, {"y": (F32, None)}
+    proto = om.model(nodes, inputs, outputs, weights, domains=[MICROSOFT])
+    if shape is None:
+        with pytest.raises(FrontendError, match=r"'h' of node 'Pad_0' \(Pad\) has no known"):
+            load_onnx(proto)
+    else:
+        assert assert_right(proto).graph.types["h"].shape == shape

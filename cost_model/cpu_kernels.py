@@ -24,22 +24,29 @@ from partitioner.ir.types import dense_bytes
 #: Channels of a block: 16 with AVX-512 and with NEON (MLAS, `NchwcBlockSize`). With AVX2 it is 8,
 #: which fills up less.
 CHANNEL_BLOCK = 16
+#: The block with AVX2: images that fill such blocks are copied where they enter a session, also
+#: where they do not fill larger ones (`backends/onnx/layouts.py`).
+LEAST_BLOCK = 8
 #: Input channels of a blocked convolution, from one block on, are a multiple of this.
 CHANNEL_STEP = 4
 
 #: Operators that a convolution computes with its own result.
 _ACTIVATIONS = frozenset({"Relu", "Sigmoid", "Tanh", "LeakyRelu", "Clip", "HardSigmoid"})
 #: Activations that stay blocked by themselves.
-_ELEMENTWISE = frozenset({"Relu", "Sigmoid", "Tanh"})
+_ELEMENTWISE = frozenset({"Relu", "Sigmoid", "Tanh", "com.microsoft::QuickGelu"})
 _POOLS = frozenset({"MaxPool", "AveragePool"})
 _GLOBAL_POOLS = frozenset({"GlobalMaxPool", "GlobalAveragePool"})
 _SUMS = frozenset({"Add", "Sum"})
 _IMAGE_RANK = 4  # batch, channels, rows, columns
-#: Operators whose kernels may write into an operand that nothing else reads.
+#: Operators whose kernels may write into an operand that nothing else reads: measured, as sums and
+#: products of two tensors do not (tests/cost_model/test_sessions.py).
 _IN_PLACE = _ACTIVATIONS | {
-    *("Abs", "Add", "Ceil", "Div", "Dropout", "Elu", "Exp", "Floor", "Log", "Mul", "Neg"),
-    *("Reciprocal", "Selu", "Softmax", "Sqrt", "Sub", "Sum"),
+    *("Celu", "Elu", "LogSoftmax", "Selu", "Softmax", "Softplus", "Softsign", "ThresholdedRelu"),
 }
+#: Operators without a kernel, which are computed by several: these hold one more result.
+_IN_STEPS = frozenset({"HardSwish", "Mish"})
+#: The kernel of ``x * Sigmoid(x)``.
+_SILU = "com.microsoft::QuickGelu"
 
 Name = Hashable  #: Of a tensor.
 
@@ -155,17 +162,53 @@ class Session:
                 blocked += math.prod(made.blocked.shape) * window
         return plain, blocked
 
+    @property
+    def may_be_blocked(self) -> bool:
+        """Whether a convolution or a pool of it may have a blocked layout."""
+        return any(
+            _may_be_blocked(node, self.tensors)
+            if node.op == "Conv"
+            else node.op in _POOLS and self._fills_blocks(node)
+            for node in self.nodes
+        )
+
+    def _fills_blocks(self, node: LocalNode) -> bool:
+        return all(self.tensors[name].fills_blocks for name in node.operands)
+
     def kernels(self, *, blocked: bool) -> tuple[Sequence[Kernel], Mapping[Name, Tensor]]:
         """The kernels, in order, and all tensors; `blocked` allows blocked layouts."""
         nodes = _fused(self)
-        if blocked and any(node.op == "Conv" for node in nodes):
+        if blocked and self.may_be_blocked:
             return _Blocking(self, nodes).run()
         return [_plain(node, self.tensors) for node in nodes], self.tensors
 
 
+def _with_silu(session: Session) -> Iterator[LocalNode]:
+    """The nodes, with one kernel for each ``x * Sigmoid(x)``."""
+    readers = Counter(name for node in session.nodes for name in node.operands)
+    gates = {
+        node.result: node
+        for node in session.nodes
+        if node.op == "Sigmoid" and readers[node.result] == 1 and node.result not in session.given
+    }
+    silu: dict[Name, LocalNode] = {}  # by the result of the Sigmoid
+    for node in session.nodes:
+        for one, other in (node.reads, node.reads[::-1]) if node.op == "Mul" else ():
+            gate = gates.get(other)
+            if gate is not None and one is not None and gate.reads == (one,):
+                sizes = node.sizes[:1]
+                silu[other] = replace(node, op=_SILU, reads=(one,), sizes=sizes)
+                break
+    products = {node.result: node for node in silu.values()}
+    for node in session.nodes:
+        if node.op != "Sigmoid" or node.result not in silu:
+            yield products.get(node.result, node)
+
+
 def _fused(session: Session) -> Sequence[LocalNode]:
     """The nodes, each convolution with those that its kernel computes too."""
-    readers = Counter(name for node in session.nodes for name in node.operands)
+    nodes = tuple(_with_silu(session))
+    readers = Counter(name for node in nodes for name in node.operands)
     fused: dict[int, LocalNode] = {}
     made: dict[Name, tuple[int, str]] = {}  # result of a convolution: its index, what it did last
 
@@ -174,7 +217,7 @@ def _fused(session: Session) -> Sequence[LocalNode]:
         is_inner = name is not None and readers[name] == 1 and name not in session.given
         return made.get(name, (-1, "")) if is_inner else (-1, "")
 
-    for index, node in enumerate(session.nodes):
+    for index, node in enumerate(nodes):
         of, did = before(node.reads[0] if node.reads else None)
         added = _added(node, before)
         if node.op == "Conv":
@@ -222,7 +265,9 @@ def _plain(node: LocalNode, tensors: Mapping[Name, Tensor]) -> Kernel:
 
 
 def _scratch_bytes(node: LocalNode, tensors: Mapping[Name, Tensor]) -> int:
-    """Bytes of the columns that a plain convolution makes of an image."""
+    """Bytes of the columns that a plain convolution makes of an image, or of a step's result."""
+    if node.op in _IN_STEPS and node.result is not None:
+        return tensors[node.result].nbytes
     if node.op not in ("Conv", "ConvTranspose") or node.result is None or node.reads[0] is None:
         return 0
     dtype, weights = tensors[node.result].dtype, node.sizes[1]
@@ -251,6 +296,13 @@ def _may_be_blocked(node: LocalNode, tensors: Mapping[Name, Tensor]) -> bool:
 @dataclass(frozen=True)
 class _Form:
     """The blocked form of a tensor."""
+
+    of: Name
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """The copy of a tensor that enters a session, in the layout that it has."""
 
     of: Name
 
@@ -284,7 +336,30 @@ class _Blocking:
             into = reads if node.op in _IN_PLACE else ()
             self._write(node.result, Kernel(node.at, reads, (), into))
         else:
+            copies = tuple(self._copies(node))
+            self.kernels += [Kernel(node.at, (copy.of,), (copy,)) for copy in copies]
+            self.forms |= {copy: tensors[copy.of] for copy in copies}
             self.kernels.append(_plain(node, tensors))
+            if copies:  # which are held up to here
+                plain = self.kernels[-1]
+                self.kernels[-1] = replace(plain, reads=(*plain.reads, *copies))
+
+    def _copies(self, node: LocalNode) -> Iterator[_Copy]:
+        """Copies of what a join reads from outside, made to be blocked where blocks are smaller."""
+        tensors = self.session.tensors
+        if node.op not in {*_SUMS, "Concat"} or not any(n.op == "Conv" for n in self.nodes):
+            return
+        images = [name for name in node.operands if tensors[name].is_image]
+        if len(images) < len(node.reads) or any(
+            tensors[name].shape[1] % LEAST_BLOCK for name in images
+        ):
+            return
+        for name in dict.fromkeys(images):
+            if self._is_outside(name):
+                yield _Copy(name)
+
+    def _is_outside(self, name: Name) -> bool:
+        return not any(name in node.writes for node in self.session.nodes)
 
     def _conv(self, node: LocalNode) -> None:
         image, added, result = node.reads[0], node.added, node.result
@@ -303,8 +378,7 @@ class _Blocking:
         self._write(result, Kernel(node.at, (*reads, *into), (), into))
         if result is not node.result:  # the sum has a kernel of its own
             assert added is not None
-            both = (node.inner, added)
-            self.kernels.append(Kernel(node.at, both, (node.result,), both))
+            self.kernels.append(Kernel(node.at, (node.inner, added), (node.result,)))
 
     def _stays_blocked(self, node: LocalNode) -> bool:
         tensors = self.session.tensors
@@ -338,8 +412,8 @@ class _Blocking:
 
     def _is_joined(self, name: Name) -> bool:
         """Whether an operand of a sum is blocked, or made so where it enters the session."""
-        is_outside = not any(name in node.writes for node in self.session.nodes)
-        return name in self.blocked or (is_outside and self.session.tensors[name].fills_blocks)
+        fills_blocks = self.session.tensors[name].fills_blocks
+        return name in self.blocked or (fills_blocks and self._is_outside(name))
 
     def _reorder(self, name: Name, at: int) -> None:
         """See that there is a blocked form of a tensor."""

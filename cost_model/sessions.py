@@ -47,8 +47,8 @@ class Run:
 
     @cached_property
     def may_be_blocked(self) -> bool:
-        """Whether a convolution of it may have a blocked layout."""
-        return any(self.session.products())
+        """Whether a kernel of it may have a blocked layout."""
+        return self.session.may_be_blocked
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import detectors
 import numpy as np
 import onnx
 import pytest
@@ -100,6 +101,74 @@ def test_sessions_hold_what_is_predicted(channels: int, tmp_path: Path) -> None:
         assert predicted <= 1.02 * held
     assert compiled.summary["peak_bytes"][0] >= held
     assert compiled.verify(seed=1).equal
+
+
+def fits(model: onnx.ModelProto, folder: Path, **options: Any) -> bool:
+    """Whether no rank of a plan holds more than predicted, or than its limit."""
+    folder.mkdir()
+    onnx.save(model, folder / "net.onnx")
+    compiled = compiled_for(folder / "net.onnx", **options)
+    return all(
+        measured(compiled, folder / "out", rank) <= peak.activation_bytes
+        for rank, peak in compiled.evaluation.executor_peak.items()
+    )
+
+
+@pytest.mark.parametrize("activation", ["silu", "Relu", "HardSwish"])
+@pytest.mark.parametrize("width", [4, 16])
+def test_a_detector_holds_no_more_than_predicted(
+    activation: str, width: int, tmp_path: Path
+) -> None:
+    """Sums and products of tensors that later nodes read are not written into them."""
+    assert fits(detectors.detector(32, width, activation), tmp_path / "net")
+
+
+def test_a_pool_in_a_session_without_convolutions_is_blocked(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["a"]),
+        helper.make_node("MaxPool", ["a"], ["b"], kernel_shape=[3, 3], pads=[1] * 4),
+        helper.make_node("Tanh", ["b"], ["y"]),
+    ]
+    ends = [[helper.make_tensor_value_info(name, 1, (1, 32, 24, 24))] for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "pool", *ends)
+    imports = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    assert fits(model, tmp_path / "net")
+
+
+#: Operators whose kernels write into their operand, and some that do not.
+WRITTEN_INTO = ("Celu", "Elu", "LogSoftmax", "Relu", "Selu", "Sigmoid", "Softmax", "Softsign")
+WRITTEN_ANEW = ("Abs", "Exp", "Neg", "Sqrt", "Reciprocal", "Floor", "Mish", "HardSwish")
+
+
+@pytest.mark.parametrize("op", [*WRITTEN_INTO, *WRITTEN_ANEW, "Add", "Mul", "Sub", "Max"])
+def test_what_kernels_write_into_their_operands_is_counted_so(op: str, tmp_path: Path) -> None:
+    reads = ["a", "a"] if op in ("Add", "Mul", "Sub", "Max") else ["a"]
+    nodes = [
+        helper.make_node("Sin", ["x"], ["a"]),
+        helper.make_node(op, reads, ["b"]),
+        helper.make_node("MatMul", ["b", "w"], ["y"]),
+    ]
+    weight = numpy_helper.from_array(np.ones((64, 2), np.float32), "w")
+    shapes = {"x": (64, 64), "y": (64, 2)}
+    ends = [[helper.make_tensor_value_info(*of)] for of in ((n, 1, s) for n, s in shapes.items())]
+    graph = helper.make_graph(nodes, "pair", *ends, [weight])
+    imports = [helper.make_opsetid("", 18)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    onnx.save(model, tmp_path / "net.onnx")
+    compiled = compiled_for(tmp_path / "net.onnx")
+    predicted = compiled.evaluation.executor_peak[0].activation_bytes
+    assert measured(compiled, tmp_path / "out") == predicted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_drawn_nets_hold_no_more_than_predicted(first: int, tmp_path: Path) -> None:
+    two: dict[str, Any] = {"devices": 2, "cluster": "ideal", "time_limit_s": 5}
+    ways: list[dict[str, Any]] = [{}, {**two, "strategy": "intra"}, {**two, "strategy": "inter"}]
+    for seed in range(first, first + 20):
+        folder = tmp_path / str(seed)
+        assert fits(detectors.drawn_net(seed), folder, **ways[seed % 3]), seed
 
 
 def test_channels_that_blocks_fill_up_count_in_whole_blocks(tmp_path: Path) -> None:

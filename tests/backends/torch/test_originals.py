@@ -209,7 +209,7 @@ def test_hooks_that_would_be_left_out_are_refused_by_name() -> None:
 
 def test_methods_that_would_be_left_out_are_refused_by_name() -> None:
     class Light(nn.Linear):
-        def state_dict(self, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+        def state_dict(self, *_: Any, **__: Any) -> Any:
             return {}
 
         def _load_from_state_dict(self, *_: Any) -> None: ...

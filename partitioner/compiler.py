@@ -149,10 +149,10 @@ def compile(  # noqa: A001 - the public name
             the same devices; gradients are added up. With `schedule` or "pp" alone several numbers
             are tried, of a module those that are proven to compute what the whole batch does, but
             for other random numbers; a note names what stands against the others, and what is not
-            proven of a number that is given. For a module, the default is the whole batch or, if no plan of that fits,
-            the fewest micro-batches that fit, provided that they are proven to compute the same
-            (no batch norms, no dropout); "auto" takes them without that proof and, in training on
-            several nodes of more than 16 devices, stages if they are faster. For an ONNX model, the
+            proven of a number that is given. For a module, the default is the whole batch or, if
+            no plan of that fits, the fewest micro-batches that fit, provided that they are proven
+            to compute the same (no batch norms, no dropout); "auto" takes them without that proof
+            and, in training on several nodes of more than 16 devices, stages if they are faster. For an ONNX model, the
             default is the whole batch; "auto" takes the whole batch or several numbers of
             micro-batches, whichever costs least. Its batch is dim 0 of the first input and of all
             inputs as long as that; a model whose outputs are not proven to be the same is refused.

@@ -91,7 +91,8 @@ def test_five_samples_under_a_batch_norm_are_no_error() -> None:
             self.net = net
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.net(x).square().mean()
+            y: Tensor = self.net(x)
+            return y.square().mean()
 
     module, x = Mean(), torch.randn(5, 6)
     program = planned(module, (x,), parallel="pp", schedule="gpipe")
@@ -181,12 +182,12 @@ def test_no_proof_is_wrong(part: int) -> None:
         results = tuple(filter(None, whole.traced.results))
         for count in COUNTS:
             try:
-                part = trace_micro_batch(module, example, ModuleOptions(training=True), count)
+                cut = trace_micro_batch(module, example, ModuleOptions(training=True), count)
             except PartitionerError:  # there are no such micro-batches
                 continue
-            assert part.micro is not None
-            split = part.micro.split
-            found = difference(whole.graph, part.graph, split, results, count, SEED)
+            assert cut.micro is not None
+            split = cut.micro.split
+            found = difference(whole.graph, cut.graph, split, results, count, SEED)
             if found.reasons or found.counted:
                 continue
             proven += 1

@@ -66,7 +66,7 @@ def accumulated(name: str, count: int) -> dict[str, Tensor]:
         result = result if isinstance(result, tuple) else (result,)
         loss = loss + result[0] / count
         results.append(result[1:])
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     named = whole.named_parameters()
     values = {"loss": loss.detach(), **{n: p.grad for n, p in named if p.grad is not None}}
     for index, parts in enumerate(zip(*results, strict=True)):
@@ -107,13 +107,15 @@ def _redundancy(m: Any, x: Tensor, y: Tensor, _: Tensor) -> Tensor:
     """Barlow twins."""
     a, b = m.a(x), m.b(y)
     cross = (a - a.mean(0)).T @ (b - b.mean(0)) / len(x)
-    return (cross - torch.eye(8)).square().sum()
+    loss: Tensor = (cross - torch.eye(8)).square().sum()
+    return loss
 
 
 def _balance(m: Any, x: Tensor, _: Tensor, __: Tensor) -> Tensor:
     """The auxiliary loss of experts."""
     chances = m.a(x).softmax(-1)
-    return chances.mean(0) @ F.one_hot(chances.argmax(-1), 8).float().mean(0) * 8
+    loss: Tensor = chances.mean(0) @ F.one_hot(chances.argmax(-1), 8).float().mean(0) * 8
+    return loss
 
 
 def _overlap(a: Tensor, b: Tensor, dim: tuple[int, ...]) -> Tensor:

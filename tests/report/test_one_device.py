@@ -177,8 +177,7 @@ def test_a_step_in_micro_batches_is_compared_with_one_device_and_the_whole_batch
 
 
 def test_recomputation_is_compared_with_one_device_that_keeps_all() -> None:
-    options = {"training": True, "time_limit_s": 5, "recompute": True}
-    again = partitioner.compile(_Loss(), torch.zeros(16, 64), 2, **options)  # type: ignore[arg-type]
+    again = _trained(recompute=True)
     whole = partitioner.compile(_Loss(), torch.zeros(16, 64), 1, training=True, time_limit_s=5)
     assert again.one_device.step_s <= whole.evaluation.step_s * 1.0001
 

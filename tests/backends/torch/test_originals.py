@@ -35,7 +35,8 @@ class Game(nn.Module):
         self.one, self.other, self.factor = one, other, factor
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.other(self.one(x)).square().mean() * self.factor
+        y: Tensor = self.other(self.one(x))
+        return y.square().mean() * self.factor
 
 
 def networks() -> tuple[nn.Linear, nn.Linear]:
@@ -192,7 +193,7 @@ def test_hooks_that_would_be_left_out_are_refused_by_name() -> None:
 
     whole = Game(*networks())
     whole.one.register_state_dict_post_hook(rename)  # type: ignore[no-untyped-call]
-    whole.other.register_load_state_dict_post_hook(loaded)
+    whole.other.register_load_state_dict_post_hook(loaded)  # type: ignore[no-untyped-call]
     module = planned(whole).module()
     with pytest.raises(
         BackendError, match=r"^state_dict\(\) of a rank's module leaves out .*rename of one: load"
@@ -208,7 +209,7 @@ def test_hooks_that_would_be_left_out_are_refused_by_name() -> None:
 
 def test_methods_that_would_be_left_out_are_refused_by_name() -> None:
     class Light(nn.Linear):
-        def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
+        def state_dict(self, *_: Any, **__: Any) -> Any:
             return {}
 
         def _load_from_state_dict(self, *_: Any) -> None: ...

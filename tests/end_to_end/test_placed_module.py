@@ -53,6 +53,42 @@ def test_gradients_are_those_of_the_module(program: ModuleProgram) -> None:
         torch.testing.assert_close(gradients[name], parameter.grad)
 
 
+#: Groups that are no neighbours, of unlike sizes, and that share a device.
+GROUPS: tuple[dict[str, int | list[int]], ...] = (
+    {"first": [0, 2], "second": [1, 3]},
+    {"first": [3, 0], "second": [1, 2], "last": [0, 3]},
+    {"first": [0, 2], "second": 1},
+    {"first": [0, 3, 2], "second": [1, 2]},
+)
+
+
+@pytest.mark.parametrize(
+    ("groups", "training"),
+    [
+        (GROUPS[0], True),
+        (GROUPS[0], False),
+        *(pytest.param(groups, True, marks=pytest.mark.slow) for groups in GROUPS[1:]),
+    ],
+    ids=str,
+)
+def test_layers_lie_on_the_groups_that_they_are_pinned_to(
+    groups: dict[str, int | list[int]], training: bool
+) -> None:
+    program = partitioner.compile(
+        Layers(),
+        (torch.randn(4, 6), torch.randn(4, 1)),
+        devices=4,
+        training=training,
+        constraints=partitioner.Constraints.placed(groups),
+    )
+    pinned = {name: {*at} if isinstance(at, list) else {at} for name, at in groups.items()}
+    for name, node in program.plan.nodes.items():
+        layer = name.split("/")[1]
+        if layer in pinned:
+            assert set(program.plan.groups[node.group].devices) == pinned[layer]
+    assert program.verify()
+
+
 @pytest.mark.parametrize("which", ["forward", "backward"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_collective_is_waited_for(program: ModuleProgram, rank: int, which: str) -> None:

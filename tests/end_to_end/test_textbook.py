@@ -91,12 +91,14 @@ def test_one_operator_too_big_is_split_inside() -> None:
         _plan(graph, 1)
 
 
-def test_two_operators_are_placed_apart() -> None:
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_two_operators_are_placed_apart(count: int) -> None:
     graph = _chain("custom::Whole", (int(9.9 * GB) // 4,))
-    devices = [placed.mesh.devices for placed in resolve(graph, _plan(graph, 2))]
-    assert sorted(devices) == [(0,), (1,)]
+    for strategy in ("auto", "inter"):
+        plan = _plan(graph, count, strategy)
+        assert sorted(placed.mesh.devices for placed in resolve(graph, plan)) == [(0,), (1,)]
     with pytest.raises(Infeasible):
-        _plan(graph, 2, "intra")
+        _plan(graph, count, "intra")
 
 
 class _Lookups(nn.Module):
@@ -104,13 +106,14 @@ class _Lookups(nn.Module):
 
     In training without an optimizer's state a row takes 9.6 GB: weights, and with head-room
     gradients and the zeros that they are added to. Of several micro-batches a sum of gradients is
-    held too, for which there is no room.
+    held too, for which there is no room. Smaller ones, that are to run, have weights.
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, scale: int = 1) -> None:
         super().__init__()
-        width = int(2.4 * GB) // 4
-        tables = (torch.empty(rows, width, device="meta") for _ in range(2))
+        width, device = int(2.4 * GB) // 4 // scale, "meta" if scale == 1 else "cpu"
+        torch.manual_seed(0)
+        tables = (torch.randn(rows, width, device=device) for _ in range(2))
         self.tables = nn.ParameterList(map(nn.Parameter, tables))
 
     def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -119,19 +122,51 @@ class _Lookups(nn.Module):
         return x.square().mean()
 
 
-def _trained(rows: int, devices: int, **options: Any) -> ModuleProgram:
+def _trained(rows: int, devices: int, scale: int = 1, **options: Any) -> ModuleProgram:
     batch = torch.randn(4, rows), torch.zeros(4, dtype=torch.long)
-    program = partitioner.compile(
-        _Lookups(rows), batch, devices, training=True, optimizer="sgd", memory=LIMIT, **options
-    )
+    options |= {"optimizer": "sgd", "memory": LIMIT // scale}
+    program = partitioner.compile(_Lookups(rows, scale), batch, devices, training=True, **options)
     assert isinstance(program, ModuleProgram)
     assert program.evaluation.fits
     return program
 
 
+#: By so many times a model that is run is smaller than one that is planned.
+SCALE = 10**5
+
+
 @pytest.mark.slow
-def test_two_operators_are_trained_apart() -> None:
-    assert {group.devices for group in _trained(1, 2).plan.groups} == {(0,), (1,)}
+def test_one_operator_too_big_is_trained_in_parts() -> None:
+    """Weights of 6.4 GB, and gradients with head-room: 16 GB."""
+    big = nn.Sequential(nn.Linear(40_000, 40_000, bias=False, device="meta"), _Loss())
+    batch, options = (torch.randn(4, 40_000, device="meta"),), {"optimizer": "sgd", "memory": LIMIT}
+    program = partitioner.compile(big, batch, 2, training=True, **options)
+    assert program.evaluation.fits
+    assert 15 * GB < sum(program.evaluation.held_bytes.values()) < 20 * GB
+    for refused in ({"devices": 2, "strategy": "inter"}, {"devices": 1}):
+        with pytest.raises(Infeasible):
+            partitioner.compile(big, batch, training=True, **options, **refused)
+
+
+class _Loss(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.square().mean()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["auto", "inter"])
+@pytest.mark.parametrize("devices", [2, 3, 4])
+def test_two_operators_are_trained_apart(devices: int, strategy: str) -> None:
+    for scale in (1, SCALE):
+        program = _trained(1, devices, scale, strategy=strategy)
+        groups = program.plan.groups
+        stored = {
+            groups[program.plan.nodes[node.name].group].devices
+            for node in program.graph.nodes
+            if node.op == "partitioner::state"
+        }
+        assert stored == {(0,), (1,)}
+        assert scale == 1 or program.verify()
 
 
 @pytest.mark.slow
@@ -158,6 +193,13 @@ def test_doubled_batch_on_four_devices_is_trained_in_two_stages_of_two(
             assert placed.layouts, "the operator is cut"
     if not options:
         assert "it runs through 2 stages" in program.summary["notes"][0]
+
+
+@pytest.mark.slow
+def test_two_stages_of_two_train_as_the_whole_model_does() -> None:
+    program = _trained(2, 4, SCALE)
+    assert [group.devices for group in program.plan.groups] == [(0, 1), (2, 3)]
+    assert program.verify()
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from staged import on_trace, staged_plan, traced
+from staged import on_trace, staged, staged_plan, traced
 from tight_models import ACTIVATIONS, Tight, tight
 from torch import Tensor, nn
 
@@ -13,10 +13,12 @@ import partitioner
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model.memory import StepLives, exact_lifetimes
 from partitioner.cost_model.schedule import Schedule, schedule
+from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.offers import chosen
+from partitioner.ir.ops import row_of
 from partitioner.ir.phases import PhaseError
 from partitioner.ir.pipeline import PipelineScheduleError
 from partitioner.ir.plan import Plan, resolve
@@ -40,10 +42,12 @@ class Two(nn.Module):
         return self.b(self.activation(self.a(x))).square().mean()
 
 
-def planned(module: nn.Module, rows: int, width: int, **options: Any) -> ModuleProgram:
+def planned(
+    module: nn.Module, rows: int, width: int, devices: int = 2, **options: Any
+) -> ModuleProgram:
     torch.manual_seed(0)
     program = partitioner.compile(
-        module, (torch.randn(rows, width),), devices=2, training=True, cluster="ideal", **options
+        module, (torch.randn(rows, width),), devices, training=True, cluster="ideal", **options
     )
     assert isinstance(program, ModuleProgram)
     return program
@@ -84,43 +88,38 @@ def test_a_value_is_fetched_for_the_first_phase_that_reads_it(count: int, activa
 
 
 def scheduled(trace: TracedModule, plan: Plan) -> Schedule:
-    program = on_trace(trace, plan)
-    return schedule(
-        trace.graph, resolve(trace.graph, plan), program.cluster, pipeline=plan.pipeline
-    )
+    placed, cluster = resolve(trace.graph, plan), on_trace(trace, plan).cluster
+    return schedule(trace.graph, placed, cluster, pipeline=plan.pipeline)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_a_value_is_held_until_the_last_phase_in_the_order_of_the_device(count: int) -> None:
     tasks = scheduled(*in_a_v(count, "relu"))
     assert tasks.order is not None
-    runs = tasks.order.runs(1)
-    readers = {
-        t.phase for t in tasks.tasks for d, (v, _) in t.reads if (d, v) == (1, "relu.backward")
-    }
+    runs = [phase for phase, _ in tasks.order.runs(1)]
+    wanted = 1, "relu.backward"
+    reads = ((task.phase, device, key[0]) for task in tasks.tasks for device, key in task.reads)
+    readers = {phase for phase, *local in reads if tuple(local) == wanted}
     assert len(readers) == 2
     lives = StepLives.of(tasks, tasks.order, exact_lifetimes(tasks))
-    (held,) = {
-        phases for life, phases in lives.kept if (life.device, life.value) == (1, "relu.backward")
-    }
-    turns = {
-        phase: [i for i, run in enumerate(runs) if run[0] == phase] for phase in {*held, *readers}
-    }
+    ((made, last),) = {phases for life, phases in lives.kept if (life.device, life.value) == wanted}
+    turns = {p: [turn for turn, run in enumerate(runs) if run == p] for p in (made, *readers)}
     for phase in readers:
-        assert all(a <= b for a, b in zip(turns[held[0]], turns[phase], strict=True))
-    assert sum(turns[held[1]]) == max(sum(turns[phase]) for phase in readers)
+        assert all(a <= b for a, b in zip(turns[made], turns[phase], strict=True))
+    assert sum(turns[last]) == max(sum(turns[phase]) for phase in readers)
 
 
+@pytest.mark.slow
 def test_a_tight_training_is_refused_in_words() -> None:
-    with pytest.raises(Infeasible, match="no plan fits: .* bytes are short on device"):
+    with pytest.raises(Infeasible, match=r"no plan fits: .* bytes are short on device"):
         planned(Two(256), 64, 256, memory=1_200_000, time_limit_s=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("limit", "needed"), [(7_000, 7_000), (9_000, 9_000), (12_000, 12_000)])
-def test_a_tight_pipeline_fits_and_is_right(limit: int, needed: int) -> None:
+@pytest.mark.parametrize("limit", [7_000, 9_000, 12_000])
+def test_a_tight_pipeline_fits_and_is_right(limit: int) -> None:
     program = planned(Two(), 64, WIDTH, memory=limit, parallel="pp", recompute=True)
-    assert max(program.evaluation.needed_bytes.values()) <= needed
+    assert max(program.evaluation.needed_bytes.values()) <= limit
     assert program.verify()
 
 
@@ -137,22 +136,81 @@ def test_stages_that_cannot_run_are_no_candidates(monkeypatch: pytest.MonkeyPatc
     program = planned(Two(), 8, WIDTH, parallel="pp", micro_batches=2)
     assert program.plan.pipeline is not None
     assert len(set(program.plan.pipeline.stages)) == 2
-    with pytest.raises(Infeasible, match="no stages .* that can run: neither waits for the other"):
+    with pytest.raises(Infeasible, match=r"no stages .* that can run: neither waits for the other"):
         planned(Two(), 8, WIDTH, schedule="zbv", micro_batches=2)
 
 
+def test_gradients_of_one_micro_batch_are_held_once() -> None:
+    width, batch = 128, torch.randn(8, 128)
+    peaks = [
+        max(
+            staged(Two(width), (batch,), [(0,), (1,)], "1f1b", count).evaluation.held_bytes.values()
+        )
+        for count in (1, 2)
+    ]
+    layer = 4 * width * width  # its optimizer has two states, gradients have head-room
+    assert 4.5 * layer < peaks[0] < 5 * layer
+    assert peaks[1] > 6 * layer
+
+
+class Equal(nn.Module):
+    """Layers of equal size without biases."""
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(count)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square().mean()
+
+
+def placed_whole(count: int, devices: int, optimizer: str, room: float, **options: Any) -> None:
+    """Equal layers are placed, and so are names and views of their weights: beside them.
+
+    Args:
+        count: Layers.
+        devices: Devices.
+        optimizer: The optimizer.
+        room: Bytes of a device, over those of its share of the layers.
+        options: More options.
+    """
+    width, share = 64, -(-count // devices)
+    layer = (2.5 + (2 if optimizer == "adamw" else 0)) * 4 * width * width
+    program = planned(
+        Equal(count, width),
+        4,
+        width,
+        devices=devices,
+        strategy="inter",
+        optimizer=optimizer,
+        memory=int(room * share * layer) + 8 * 1024,
+        **options,
+    )
+    at = {name: program.plan.groups[node.group] for name, node in program.plan.nodes.items()}
+    stored: dict[str, str] = {}  # the weight whose memory a value is
+    for node in program.graph.nodes:
+        row = row_of(node)
+        assert row is not None
+        if row.stored:
+            stored[node.outputs[0]] = node.name
+        elif (row.view or row.again) and node.inputs[0] in stored:
+            stored[node.outputs[0]] = stored[node.inputs[0]]
+            assert at[node.name] == at[stored[node.inputs[0]]], node.name
+        elif node.attrs.get("role") == "gradient":
+            assert at[node.name] == at[stored[node.inputs[1]]]
+    assert program.verify()
+
+
+def test_three_layers_are_placed_on_four_devices() -> None:
+    placed_whole(3, 4, "sgd", 1.1)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_gradients_of_one_micro_batch_are_held_once(optimizer: str) -> None:
-    width = 128
-    program = planned(Two(width), 8, width, parallel="pp", micro_batches=1, optimizer=optimizer)
-    apart = planned(Two(width), 8, width, strategy="inter", optimizer=optimizer, memory=450_000)
-    layer = 4 * width * width
-    state = 2 if optimizer == "adamw" else 0
-    for evaluation in (program.evaluation, apart.evaluation):
-        held = max(evaluation.held_bytes.values())  # weights, state, and gradients with head-room
-        assert (2.5 + state) * layer < held < (2.7 + state) * layer
-    sums = planned(Two(width), 8, width, parallel="pp", micro_batches=2, optimizer=optimizer)
-    assert max(sums.evaluation.held_bytes.values()) > (3.9 + state) * layer
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_layers_are_placed_on_any_number_of_devices(count: int, optimizer: str) -> None:
+    for devices, room in ((2, 1.5), (count + 1, 1.1), (count + 2, 2.5)):
+        placed_whole(count, devices, optimizer, room)
 
 
 def check(seed: int) -> bool:
@@ -163,7 +221,7 @@ def check(seed: int) -> bool:
     options = {**case.options, **case.way, "memory": limit, "time_limit_s": 5}
     try:
         program = partitioner.compile(case.module, case.example, case.devices, **options)
-    except (ConstraintError, Infeasible, OptionError, PipelineScheduleError):
+    except (ConstraintError, FrontendError, Infeasible, OptionError, PipelineScheduleError):
         return False
     needed = program.evaluation.needed_bytes
     assert max(needed.values()) <= limit, f"seed {seed}: {needed} above {limit}"

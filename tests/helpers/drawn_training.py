@@ -302,12 +302,13 @@ class Net(nn.Module):
     """Steps one after the other, some with a value before the last, then a loss.
 
     Attributes:
-        read: For each step, the values that it reads beside the last.
+        chain: The steps, by odd names.
+        joined: The earlier value that is added to a step's result, by the step's name.
     """
 
     def __init__(self, draw: random.Random, inputs: Sequence[Tensor]) -> None:
         super().__init__()
-        self.steps = nn.ModuleDict()
+        self.chain = nn.ModuleDict()
         self.kind = draw.choice(("mse", "class", "huber", "bce", "kl", "l1", "square"))
         self.shows = draw.choice(("loss", "tuple", "dict"))
         self.words = nn.Embedding(7, draw.choice((4, 6))) if not inputs[0].is_floating_point() else None
@@ -316,7 +317,7 @@ class Net(nn.Module):
         names = draw.sample(NAMES, len(NAMES))
         with torch.no_grad():
             values = [self._begin(inputs[0])]
-            while len(self.steps) < 6 and len(self.steps) < 2 + draw.randint(0, 4):
+            while len(self.chain) < 6 and len(self.chain) < 2 + draw.randint(0, 4):
                 x = values[-1]
                 families = [activation, arithmetic, weights, linear, linear, BY_RANK[x.dim()], BY_RANK[x.dim()]]
                 step = draw.choice(families)(draw, x).double()
@@ -325,8 +326,8 @@ class Net(nn.Module):
                 step.load_state_dict(state)
                 if y.dim() not in BY_RANK or y.shape[0] != x.shape[0] or not 0 < y.numel() < 4000:
                     continue
-                name = names[len(self.steps)]
-                self.steps[name] = step
+                name = names[len(self.chain)]
+                self.chain[name] = step
                 alike = [i for i, one in enumerate(values) if one.shape == y.shape]
                 if alike and draw.random() < 0.4:
                     self.joined[name] = draw.choice(alike)
@@ -336,7 +337,7 @@ class Net(nn.Module):
         if self.words is not None and draw.random() < 0.7:
             self.tied = nn.Linear(self.words.embedding_dim, 7, bias=draw.random() < 0.5)
             self.tied.weight = self.words.weight
-        chosen = [p for p in self.steps.parameters() if draw.random() < 0.1]
+        chosen = [p for p in self.chain.parameters() if draw.random() < 0.1]
         for one in chosen:
             one.requires_grad_(False)
 
@@ -345,7 +346,7 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor, target: Tensor, extra: Tensor | None = None) -> Any:
         values = [x if self.words is None else self.words(x)]
-        for name, step in self.steps.items():
+        for name, step in self.chain.items():
             y = step(values[-1])
             values.append(y + values[self.joined[name]] if name in self.joined else y)
         y = self.head(values[-1])
@@ -388,6 +389,28 @@ class Case:
         mesh = f" {dict(self.mesh)}" if self.mesh else ""
         return f"{self.parallel or 'auto'} on {self.devices}{mesh}, {self.optimizer}: {parts}"
 
+    def compiled(self) -> ModuleProgram:
+        """The program.
+
+        Raises:
+            PartitionerError: It is refused.
+        """
+        options: dict[str, Any] = {"micro_batches": 1} if self.parallel == "pp" else {}
+        program = partitioner.compile(
+            self.module,
+            self.batches[0],
+            devices=self.devices,
+            mesh=self.mesh,
+            parallel=self.parallel,
+            training=True,
+            cluster="ideal",
+            optimizer=self.optimizer,
+            time_limit_s=5,
+            **options,
+        )
+        assert isinstance(program, ModuleProgram)
+        return program
+
 
 WAYS: tuple[tuple[str | None, int, Mapping[str, int] | None], ...] = (
     *(("dp", n, None) for n in (2, 3)),
@@ -402,6 +425,24 @@ WAYS: tuple[tuple[str | None, int, Mapping[str, int] | None], ...] = (
     ("zero3+tp", 4, {"dp": 2, "tp": 2}),
     ("zero1+tp", 6, {"dp": 3, "tp": 2}),
 )
+
+
+#: How modules are refused: the sentences that say so.
+REFUSALS = (
+    "no input has a batch that can be cut",
+    "fewer than",
+    "no parameter that requires a gradient gets one",
+)
+
+
+def refused(text: str) -> bool:
+    """Whether a refusal is one of those known."""
+    return "\n" not in text and any(sentence in text for sentence in REFUSALS)
+
+
+def way_of(seed: int) -> tuple[str | None, int, Mapping[str, int] | None]:
+    """The kind of parallelism, devices and mesh of a drawn module."""
+    return random.Random(-1 - seed).choice(WAYS)
 
 
 def drawn(seed: int) -> Case:
@@ -434,7 +475,7 @@ def drawn(seed: int) -> Case:
         for _ in range(3)
     )
     module = Net(draw, batches[0]).double()
-    parallel, devices, mesh = draw.choice(WAYS)
+    parallel, devices, mesh = way_of(seed)
     return Case(module, batches, parallel, devices, mesh, draw.choice(("adamw", "sgd")))
 
 
@@ -453,23 +494,10 @@ def loss_of(results: Any) -> Tensor:
 def outcome(seed: int) -> str:
     """ "equal", "refused: ...", or what differs."""
     case, plain = drawn(seed), drawn(seed).module
-    options: dict[str, Any] = {"micro_batches": 1} if case.parallel == "pp" else {}
     try:
-        program = partitioner.compile(
-            case.module,
-            case.batches[0],
-            devices=case.devices,
-            mesh=case.mesh,
-            parallel=case.parallel,
-            training=True,
-            cluster="ideal",
-            optimizer=case.optimizer,
-            time_limit_s=5,
-            **options,
-        )
+        program = case.compiled()
     except PartitionerError as error:
         return f"refused: {error}"
-    assert isinstance(program, ModuleProgram)
     ours, theirs = optimizer(case.optimizer, case.module), optimizer(case.optimizer, plain)
     for step, batch in enumerate(case.batches):
         results, gradients = program.gradients(*batch)

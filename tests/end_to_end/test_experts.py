@@ -325,7 +325,10 @@ class Biased(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weights, ids = self.router(x).softmax(-1).topk(2, -1)
-        rows, flat = x.repeat_interleave(2, 0).unsqueeze(-1), ids.reshape(-1) - self.router.out_features
+        rows, flat = (
+            x.repeat_interleave(2, 0).unsqueeze(-1),
+            ids.reshape(-1) - self.router.out_features,
+        )
         hidden = torch.bmm(self.up[flat], rows).squeeze(-1) + self.up_bias[flat]
         gated = (hidden.clamp(-2, 2) + 1) * hidden.sigmoid()
         out = torch.bmm(self.down[flat], gated.unsqueeze(-1)).squeeze(-1) + self.down_bias[flat]

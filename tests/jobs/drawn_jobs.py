@@ -99,7 +99,8 @@ def prepared(seeds: tuple[int, ...]) -> list[tuple[int, Case, ModuleProgram]]:
         try:
             programs.append((seed, case, case.compiled()))
         except PartitionerError as error:
-            assert refused(str(error)), (seed, str(error))
+            if not refused(str(error)):
+                raise
     return programs
 
 
@@ -115,10 +116,10 @@ def random_modules(seeds: tuple[int, ...], ranks: int, rank: int) -> None:
         for batch in (*batches, fewer) if len(fewer[0]) >= 2 * ranks else batches:
             try:
                 result = module(*batch)
-            except PartitionerError as error:
-                assert batch is fewer, (seed, str(error))
-                assert "\n" not in str(error), seed
-                break
+            except PartitionerError:
+                if batch is not fewer:
+                    raise
+                break  # its graph has other nodes
             expected = plain(*batch)
             torch.testing.assert_close(
                 *(loss_of(result), loss_of(expected)),
@@ -159,11 +160,15 @@ RARE = {
 }
 JOBS = {
     **{
-        key: Job(case[2], partial(rare, *case), [partial(compiled, *case)], slow=key != "zero1_tied")
+        key: Job(
+            case[2], partial(rare, *case), [partial(compiled, *case)], slow=key != "zero1_tied"
+        )
         for key, case in RARE.items()
     },
     **{
-        f"encoder_{kind}": Job(2, partial(encoder, kind), [partial(_encoder, kind)], slow=kind != "dp")
+        f"encoder_{kind}": Job(
+            2, partial(encoder, kind), [partial(_encoder, kind)], slow=kind != "dp"
+        )
         for kind in ("dp", "zero3", "auto")
     },
 }

@@ -113,8 +113,7 @@ def _multinomial(
     if generator is not None or (replacement and count > 1):
         return NotImplemented
     raced = x / _exponential(x)
-    drawn = raced.argmax(-1, keepdim=True) if count == 1 else raced.topk(count, -1).indices
-    return drawn
+    return raced.argmax(-1, keepdim=True) if count == 1 else raced.topk(count, -1).indices
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -111,8 +111,8 @@ def expert_values(graph: Graph) -> Mapping[str, str]:
             if value and graph.types[value].rank and _chosen(graph, node, rule, index, choices):
                 chain = list(origins(graph, value))
                 if _is_stored(graph, chain[-1]):
-                    ids = (v for v in node.reads if "int" in graph.types[v].dtype)
-                    found.append((chain, frozenset(ids)))
+                    numbers = (v for v in node.reads if "int" in graph.types[v].dtype)
+                    found.append((chain, frozenset(numbers)))
     ids_of = {n for chain, ids in found if graph.types[chain[-1]].rank >= 3 for n in ids}
     values: dict[str, str] = {}
     for chain, ids in found:

@@ -189,9 +189,8 @@ def _followed(
 ) -> dict[str, Cut]:
     """The cuts of a node in another graph, where each follows from a neighbour's; else none."""
     placed, mesh = old[name], old[name].mesh
-    rules = rule_of(graph, placed.node), rule_of(other, other.by_name[name])
-    assert isinstance(rules[0], Rule)
-    assert isinstance(rules[1], Rule)
+    both = rule_of(graph, placed.node), rule_of(other, other.by_name[name])
+    rules = [rule for rule in both if isinstance(rule, Rule)]
     found: dict[str, DimLayout] = {}
     for value, tensor, dim in _dims_of(placed.node, rules[0]):
         touching = [*graph.consumers[value]]

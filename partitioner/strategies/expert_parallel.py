@@ -3,7 +3,7 @@
 Weights of experts are known by what reads them, not by names: stored tensors of three or more dims,
 of whose first dim a token meets what was chosen for it at run time. Either a node looks them up by
 integers (a layer of experts, a gather by row), or it multiplies each with rows of its own, and some
-node chooses among as many.
+node chooses among as many. Their biases, of two dims, are looked up by the same integers.
 """
 
 from __future__ import annotations
@@ -102,20 +102,23 @@ def expert_values(graph: Graph) -> Mapping[str, str]:
     """Weights of experts, and views and casts of them, each with the name of the weight."""
     rules = rules_of(graph)
     choices = frozenset(_choices(graph, rules))
-    values: dict[str, str] = {}
+    found: list[tuple[list[str], frozenset[str]]] = []
     for node in graph.nodes:
         rule = rules[node.name]
         if not isinstance(rule, Rule):
             continue
         for index, value in enumerate(node.inputs):
-            if (
-                value
-                and graph.types[value].rank >= 3
-                and _chosen(graph, node, rule, index, choices)
-            ):
+            if value and graph.types[value].rank and _chosen(graph, node, rule, index, choices):
                 chain = list(origins(graph, value))
                 if _is_stored(graph, chain[-1]):
-                    values.update(dict.fromkeys(chain, chain[-1]))
+                    numbers = (v for v in node.reads if "int" in graph.types[v].dtype)
+                    found.append((chain, frozenset(numbers)))
+    ids_of = {n for chain, ids in found if graph.types[chain[-1]].rank >= 3 for n in ids}
+    values: dict[str, str] = {}
+    for chain, ids in found:
+        rank = graph.types[chain[-1]].rank
+        if rank >= 3 or (rank == 2 and ids & ids_of):
+            values.update(dict.fromkeys(chain, chain[-1]))
     return values
 
 

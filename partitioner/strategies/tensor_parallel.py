@@ -46,9 +46,7 @@ def _is_cut(graph: Graph, value: str, whole: Container[str], size: int) -> bool:
     )
 
 
-def _loops(
-    rule: Rule, value: str, node: Node, whole: Container[str], size: int
-) -> Iterator[str]:
+def _loops(rule: Rule, value: str, node: Node, whole: Container[str], size: int) -> Iterator[str]:
     """Loops of a node that cut a value in so many parts, and no operand that is to be whole."""
     operands = list(zip(node.inputs, rule.operands, strict=True))
     kept = {name for other, dims in operands if other in whole for name in _names(dims)}

@@ -312,3 +312,54 @@ def test_models_with_experts(name: str, at: str) -> None:
 def test_ten_steps_on_processes(run_job: RunJob, job: str) -> None:
     """Losses and all final weights are those of one process."""
     run_job("expert_jobs.py", job)
+
+
+class Biased(nn.Module):
+    """Experts with biases, whose weights are gathered by row, as those of gpt-oss."""
+
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(8, experts)
+        self.up, self.down = (nn.Parameter(torch.randn(experts, 8, 8) / 3) for _ in range(2))
+        self.up_bias, self.down_bias = (nn.Parameter(torch.randn(experts, 8)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, ids = self.router(x).softmax(-1).topk(2, -1)
+        rows, flat = (
+            x.repeat_interleave(2, 0).unsqueeze(-1),
+            ids.reshape(-1) - self.router.out_features,
+        )
+        hidden = torch.bmm(self.up[flat], rows).squeeze(-1) + self.up_bias[flat]
+        gated = (hidden.clamp(-2, 2) + 1) * hidden.sigmoid()
+        out = torch.bmm(self.down[flat], gated.unsqueeze(-1)).squeeze(-1) + self.down_bias[flat]
+        mixed = (out * weights.reshape(-1, 1)).view(len(x), 2, 8).sum(1)
+        return (mixed - x).square().mean()
+
+
+@pytest.mark.parametrize(("experts", "devices"), [(4, 2), (6, 3)])
+def test_experts_with_biases_are_experts(experts: int, devices: int) -> None:
+    torch.manual_seed(0)
+    program = partitioner.compile(
+        Biased(experts), torch.randn(6, 8), devices, training=True, parallel="ep"
+    )
+    assert isinstance(program, ModuleProgram)
+    assert program.verify()
+    homes, stored = program.programs.homes, program.traced.stored
+    for name in ("up", "down", "up_bias", "down_bias"):
+        assert homes[stored[name]].placement.sharding.dims[0].axes == ("ep",)
+    assert homes[stored["router.weight"]].placement.sharding.is_replicated
+
+
+def test_an_expert_that_does_not_exist_is_refused() -> None:
+    class Looked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(4, 2, 3))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.table[ids].square().mean()
+
+    program = partitioner.compile(Looked(), torch.tensor([3, -4]), 2, training=True)
+    assert program.verify()
+    with pytest.raises((IndexError, RuntimeError), match="out of range"):
+        program(torch.tensor([4, 0]))

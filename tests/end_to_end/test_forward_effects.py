@@ -168,3 +168,34 @@ def test_cumulative_statistics_are_refused_by_name(training: bool) -> None:
         partitioner.compile(model, torch.randn(6, 4), 2, training=training)
     model.eval()
     assert partitioner.compile(model, torch.randn(6, 4), 2).verify()
+
+
+def sets(m: Counting, x: Tensor) -> Tensor:
+    """A window that is set by the sizes of the input, as Swin sets its own."""
+    m.calls = 1
+    m.calls = x.shape[1]
+    return loss(m.a(x)) * m.calls
+
+
+def sets_late(m: Counting, x: Tensor) -> Tensor:
+    scale = m.calls + 1
+    m.calls = 5
+    return loss(m.a(x)) * scale
+
+
+def test_a_number_that_the_next_call_leaves_as_it_is() -> None:
+    torch.manual_seed(0)
+    module, x = Counting(sets), torch.randn(4, 8)
+    program = partitioner.compile(module, x, cluster="2xideal", training=True)
+    assert module.calls == 0
+    assert program.verify()
+    torch.testing.assert_close(program(x), module(x))
+    torch.testing.assert_close(program(x), module(x))
+    assert module.calls == 8
+
+
+def test_a_number_that_the_next_call_reads_is_refused() -> None:
+    module = Counting(sets_late)
+    with pytest.raises(FrontendError, match=r"\(m\.calls = 5\): forward changes Counting\.calls f"):
+        partitioner.compile(module, torch.randn(4, 8), cluster="2xideal", training=True)
+    assert module.calls == 0

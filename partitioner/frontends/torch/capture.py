@@ -152,12 +152,7 @@ def export_module(
     """
     with plain_trace(), _stderr_without_graphs() as graphs:
         try:
-            program, assigned = _exported(module, args, kwargs, training=training)
-            if numbers := assigned.lasting:
-                with replaced({(one.module, one.name): one.after for one in numbers}):
-                    again, later = _exported(module, args, kwargs, training=training)
-                if later.lasting or not _alike(program, again):
-                    raise numbers[0].error
+            program, assigned = _settled(module, args, kwargs, training=training)
             if training:
                 keep_parameter_hooks(module, program)
             program.graph_module.meta[ASSIGNED] = frozenset(assigned.names)
@@ -172,6 +167,25 @@ def export_module(
             raise FrontendError(
                 f"{place}: torch.export cannot trace it: {reason(error)}"
             ) from error
+
+
+def _settled(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool
+) -> tuple[ExportedProgram, Assigned]:
+    """The same as `_exported`, of a module whose numbers each forward pass leaves as they are.
+
+    Raises:
+        FrontendError: Each pass changes a number that is an attribute, or the pass behind the one
+            that has set it is another program.
+    """
+    program, assigned = _exported(module, args, kwargs, training=training)
+    if numbers := assigned.lasting:
+        with replaced({(one.module, one.name): one.after for one in numbers}):
+            again, later = _exported(module, args, kwargs, training=training)
+        if later.lasting or not _alike(program, again):
+            raise numbers[0].error
+        return again, later
+    return program, assigned
 
 
 def _exported(

@@ -7,7 +7,8 @@ router chose, and sum up what these give, each times a weight:
     grouped    rows are sorted by expert: ``grouped_mm(rows[order], up, offsets)``, and back again
 
 Between the two products stands an activation, which may be gated. Weights of choices may have a
-type of their own. Layers with biases, or with other types that differ, stay as they are.
+type of their own. Layers with biases, or with other types that differ, stay as they are, but for
+weights and biases that are gathered by row: they are embedding tables, whose rows may be cut.
 """
 
 from __future__ import annotations
@@ -67,6 +68,62 @@ def replace_experts(module: fx.GraphModule, *, training: bool) -> int:
             part.recompile()
         total += count
     return total
+
+
+def replace_lookups(module: fx.GraphModule) -> int:
+    """Replace rows that are gathered of weights of experts by embeddings of them, in place.
+
+    Weights are parameters of three or more dims; biases, with two, are gathered by the same ids.
+
+    Returns:
+        How many were replaced.
+    """
+    total = 0
+    for part in graph_modules(module):
+        found = [node for node in part.graph.nodes if _looks_up(node)]
+        chosen = {_indices(node)[0] for node in found if value(_args(node)[0]).dim() > 2}
+        found = [node for node in found if _indices(node)[0] in chosen]
+        counted: dict[tuple[fx.Node, int], fx.Node] = {}
+        for node in found:
+            _embed(node, counted)
+        if found:
+            part.recompile()
+        total += len(found)
+    return total
+
+
+def _looks_up(node: fx.Node) -> bool:
+    """Whether a node gathers rows of a parameter by ids that are computed."""
+    if not _calls(node, _aten.index.Tensor) or len(_args(node)[1]) != 1 or not _is_tensor(node):
+        return False
+    table, (ids,) = _args(node)[0], _indices(node)
+    return (
+        _through(table, casts=True).name.startswith("p_")
+        and _through(table, casts=True).op == "placeholder"
+        and value(table).dim() > 1
+        and value(table).is_floating_point()
+        and 0 not in value(table).shape
+        and ids is not None
+        and value(ids).dtype == torch.int64
+    )
+
+
+def _embed(node: fx.Node, counted: dict[tuple[fx.Node, int], fx.Node]) -> None:
+    """Replace a lookup by one of a matrix, with ids that count from the begin, made once."""
+    write, (table, (ids,)) = Rewriter(node), _args(node)
+    size, shape = value(table).shape[0], list(value(node).shape)
+    matrix = table
+    if value(table).dim() > 2:
+        matrix = write.call(_aten.reshape.default, table, [size, -1])
+    if (ids, size) not in counted:
+        from_end = write.call(_aten.lt.Scalar, ids, 0)
+        moved = write.call(_aten.add.Tensor, ids, size)
+        counted[ids, size] = write.call(_aten.where.self, from_end, moved, ids)
+    found = write.call(_aten.embedding.default, matrix, counted[ids, size])
+    call = write.call(_aten.reshape.default, found, shape)
+    node.target, node.args, node.kwargs = call.target, call.args, call.kwargs
+    node.meta["val"] = call.meta["val"]
+    node.graph.erase_node(call)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def _bernoulli_p(
     x: Tensor, p: Tensor | float = 0.5, *, generator: torch.Generator | None = None
 ) -> Tensor:
     if generator is not None:
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]
     return (_rand(x.shape, _wide(x.dtype), x.device) < p).to(x.dtype)
 
 
@@ -40,7 +40,7 @@ def _uniform(
     x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None
 ) -> Tensor:
     if generator is not None:
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]
     drawn = low + (high - low) * _rand(x.shape, _wide(x.dtype), x.device)
     return drawn.to(x.dtype)
 
@@ -50,7 +50,7 @@ def _exponential(
 ) -> Tensor:
     """Invert the distribution; no number is 0, as users divide by them and take logarithms."""
     if generator is not None:
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]
     wide = _wide(x.dtype)
     drawn = -torch.log1p(-_rand(x.shape, wide, x.device))
     return (drawn.clamp(min=torch.finfo(wide).eps / 2) / rate).to(x.dtype)
@@ -60,7 +60,7 @@ def _normal_of(
     x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None
 ) -> Tensor:
     if generator is not None:
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]
     return _normal(x.shape, x.dtype, x.device) * std + mean
 
 
@@ -72,9 +72,10 @@ def _normal_around(
 ) -> Tensor:
     """Draw a number for each pair of elements; one of the operands is a tensor."""
     if generator is not None:
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]
     tensors = [one for one in (mean, std) if isinstance(one, Tensor)]
-    shape = torch.broadcast_shapes(*(one.shape for one in tensors))
+    shapes = (one.shape for one in tensors)
+    shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
     return _normal(shape, tensors[0].dtype, tensors[0].device) * std + mean
 
 
@@ -87,7 +88,7 @@ def _normal_sized(
     **options: Any,
 ) -> Tensor:
     if generator is not None:
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]
     return _randn(size, **options) * std + mean
 
 
@@ -111,10 +112,9 @@ def _multinomial(
 ) -> Tensor:
     """Let the weights race: the first by exponential times is drawn first."""
     if generator is not None or (replacement and count > 1):
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]
     raced = x / _exponential(x)
-    drawn = raced.argmax(-1, keepdim=True) if count == 1 else raced.topk(count, -1).indices
-    return drawn
+    return raced.argmax(-1, keepdim=True) if count == 1 else raced.topk(count, -1).indices
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -29,7 +29,7 @@ from partitioner.frontends.torch.composites import keep_composites
 from partitioner.frontends.torch.counted import replace_counted
 from partitioner.frontends.torch.decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch.dtypes import state_dtypes
-from partitioner.frontends.torch.experts import replace_experts
+from partitioner.frontends.torch.experts import replace_experts, replace_lookups
 from partitioner.frontends.torch.graph import ModuleGraph, module_graph
 from partitioner.frontends.torch.losses import replace_losses
 from partitioner.frontends.torch.options import ModuleOptions
@@ -177,6 +177,7 @@ def trace_module(
     if options.training:
         _check_memory(module, program)
     replace_experts(program.graph_module, training=options.training)
+    replace_lookups(program.graph_module)
     rewrites = state_dtypes, replace_counted, replace_attention, replace_bags, replace_losses
     for rewrite in (*rewrites, keep_composites, make_contiguous):
         rewrite(program.graph_module)

@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import partitioner
+from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.capture import capture, export_module
 from partitioner.frontends.torch.decompositions import DECOMPOSITIONS as ALL
 from partitioner.frontends.torch.graph import module_graph
@@ -36,8 +37,25 @@ def traced(function: Callable[[Tensor], Tensor], x: Tensor) -> torch.fx.GraphMod
         (torch.bernoulli, 0.3, 0.21),
         (lambda x: torch.bernoulli(x, 0.6), 0.6, 0.24),
         (lambda x: torch.bernoulli(x, 0.5), 0.5, 0.25),  # the default of p, which traces leave out
+        (lambda x: torch.ops.aten.bernoulli.Tensor(x, x), 0.3, 0.21),
+        (lambda x: torch.ops.aten.uniform(x, -1, 2), 0.5, 0.75),
+        (lambda x: torch.ops.aten.exponential(x, 2), 0.5, 0.25),
+        (lambda x: torch.ops.aten.normal_functional(x, 3, 0.5), 3, 0.25),
+        (lambda x: torch.normal(x, 0.5), 0.3, 0.25),
+        (lambda x: torch.normal(0.5, x), 0.5, 0.09),
+        (lambda x: torch.normal(x, x), 0.3, 0.09),
+        (lambda x: torch.normal(1, 0.5, x.shape, dtype=x.dtype), 1, 0.25),
+        (lambda x: torch.randint(3, x.shape, dtype=x.dtype), 1, 2 / 3),
+        (lambda x: torch.randint(2, 5, x.shape, dtype=x.dtype), 3, 2 / 3),
+        (lambda x: torch.randint_like(x, 2, 5), 3, 2 / 3),
+        (lambda x: torch.multinomial(x[:, :2], 1).to(x.dtype), 0.5, 0.25),
     ],
-    ids=["rand_like", "randn_like", "randn", "bernoulli", "bernoulli of p", "bernoulli of 0.5"],
+    ids=[
+        *("rand_like", "randn_like", "randn", "bernoulli", "bernoulli of p", "bernoulli of 0.5"),
+        *("bernoulli of tensors", "uniform", "exponential", "normal", "normal around tensors"),
+        *("normal with deviations", "normal of tensors", "normal of a size", "integers"),
+        *("integers from", "integers like", "multinomial"),
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_distribution(
@@ -46,9 +64,9 @@ def test_distribution(
     x = torch.full(SIZE, 0.3, dtype=dtype)
     torch.manual_seed(2)
     drawn = traced(function, x)(x)
-    assert drawn.shape == x.shape
+    assert drawn.shape == function(x).shape
     assert drawn.dtype == function(x).dtype
-    assert abs(drawn.mean().item() - mean) < 5 * (variance / x.numel()) ** 0.5
+    assert abs(drawn.mean().item() - mean) < 5 * (variance / drawn.numel()) ** 0.5
     assert abs(drawn.var().item() - variance) < 0.02
 
 
@@ -57,6 +75,27 @@ def test_normal_numbers_have_the_right_tails() -> None:
     drawn = traced(torch.randn_like, torch.zeros(SIZE))(torch.zeros(SIZE))
     for bound, share in ((1, 0.3173), (2, 0.0455), (3, 0.0027)):
         assert abs((drawn.abs() > bound).double().mean().item() - share) < 0.005
+
+
+def test_exponential_numbers_are_above_zero() -> None:
+    x = torch.zeros(1)
+    trace = traced(torch.ops.aten.exponential, x)
+    for node in trace.graph.find_nodes(op="call_function", target=torch.ops.aten.rand.default):
+        node.target, node.args, node.kwargs = torch.ops.aten.zeros.default, ([1],), {}
+    trace.recompile()
+    assert 0 < trace(x).item() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["bernoulli_", "exponential_", "uniform_", "normal_"])
+def test_a_generator_of_its_own_is_refused(name: str) -> None:
+    class Drawn(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            drawn = getattr(torch.empty_like(y), name)(generator=torch.Generator())
+            return (y * drawn.detach()).sum()
+
+    with pytest.raises(FrontendError, match="is not supported"):
+        partitioner.compile(Drawn(8, 6), torch.randn(4, 8), 2, training=True)
 
 
 def test_half_precision_draws_in_single() -> None:

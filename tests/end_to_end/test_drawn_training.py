@@ -1,0 +1,33 @@
+"""Rare and random modules trained for some steps: as in one process, or refused by a known line."""
+
+import pytest
+from drawn_jobs import JOBS, add_random
+from drawn_training import outcome, refused
+from torch_jobs import RunJob, job_parameters
+
+for devices in (2, 3):
+    add_random(devices, 0, 60)
+
+
+@pytest.mark.parametrize("job", job_parameters(JOBS))
+def test_ranks_train_as_one_process(run_job: RunJob, job: str) -> None:
+    run_job("drawn_jobs.py", job)
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "least"),
+    [
+        pytest.param(0, 8, 8, marks=pytest.mark.slow),
+        pytest.param(8, 96, 90, marks=pytest.mark.sweep),
+        pytest.param(104, 96, 90, marks=pytest.mark.sweep),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_random_modules_in_training(first: int, count: int, least: int) -> None:
+    equal = 0
+    for seed in range(first, first + count):
+        said = outcome(seed)
+        kind, _, text = said.partition(": ")
+        assert said == "equal" or (kind == "refused" and refused(text)), (seed, said)
+        equal += said == "equal"
+    assert equal >= least

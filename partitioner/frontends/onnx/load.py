@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from onnx_ir.passes.common import InlinePass
 
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx import norms, reductions
+from partitioner.frontends.onnx.bodies import lift_weights
 from partitioner.frontends.onnx.border import border
 from partitioner.frontends.onnx.build import build_graph
 from partitioner.frontends.onnx.check_nodes import check_rules
@@ -97,8 +98,9 @@ def _load(
     read = onnx_ir.from_proto(source.proto)
     if source.folder is not None:
         onnx_ir.external_data.set_base_dir(read.graph, source.folder)
+    lift_weights(read.graph)
     declared, binding = _bind_inputs(read, dims, shapes, where)
-    _without_values(read.graph, source.missing)
+    missing = _without_values(read.graph, frozenset(source.missing.values()))
     _inline(read, where)
     try:
         make_static(read, binding.symbols, where)
@@ -111,7 +113,8 @@ def _load(
         ) from error
     settle_outputs(read.graph, tuple(value.name for value in source.proto.graph.output))
     lift_constants(read)
-    graph = build_graph(read, source.name, declared, where, source.missing)
+    lift_weights(read.graph)
+    graph = build_graph(read, source.name, declared, where, missing)
     check_rules(graph, where)
     graph = in_parts(graph, {**norms.WITHOUT_KERNELS, **reductions.WITHOUT_KERNELS})
     return Traced(graph, source.proto, source.folder, tuple(_notes(source, binding, graph)))
@@ -141,8 +144,18 @@ def _bind_inputs(
     return {name: shape for name, shape in declared.items() if shape is not None}, binding
 
 
-def _without_values(graph: onnx_ir.Graph, missing: Iterable[str]) -> None:
-    """Make weights whose files are missing inputs of the graph, in place: nobody reads them."""
+def _without_values(graph: onnx_ir.Graph, files: Container[Path]) -> Mapping[str, Path]:
+    """Make the weights in these files inputs of the graph, in place: nobody reads them.
+
+    Returns:
+        The file of each, by name.
+    """
+    missing = {
+        name: Path(value.const_value.path)
+        for name, value in graph.initializers.items()
+        if isinstance(value.const_value, onnx_ir.ExternalTensor)
+        and Path(value.const_value.path) in files
+    }
     for name in missing:
         value = graph.initializers.pop(name)
         assert value.const_value is not None
@@ -150,6 +163,7 @@ def _without_values(graph: onnx_ir.Graph, missing: Iterable[str]) -> None:
         value.shape = onnx_ir.Shape(value.const_value.shape.numpy())
         value.const_value = None
         graph.inputs.append(value)
+    return missing
 
 
 def _inline(model: onnx_ir.Model, where: str) -> None:

@@ -2,6 +2,7 @@
 
 A product of weights, by the family that the op's name tells, multiplies each weight once for every
 position of its first operand; anything else computes once for each element that it reads or writes.
+A node with bodies runs the dearest of them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 
-from partitioner.ir.graph import Graph, Node
+from partitioner.ir.graph import Graph, Node, Opaque
 from partitioner.ir.types import TensorType
 
 #: Ops that multiply weights: projections inside attention, recurrent and expert layers too.
@@ -29,6 +30,9 @@ def estimated_flops(graph: Graph, node: Node) -> float:
     operands = [graph.types[name] for name in (*node.inputs, *node.captures) if name]
     results = [graph.types[name] for name in node.outputs if name]
     touched = float(sum(math.prod(type_.shape) for type_ in (*operands, *results)))
+    bodies = [attr.flops for attr in node.attrs.values() if isinstance(attr, Opaque)]
+    if any(bodies):
+        return max(bodies)
     if not _PRODUCTS.search(node.op) or not operands or not results:
         return touched
     return max(touched, 2.0 * _positions(node, results[0]) * _weights(graph, node))

@@ -136,9 +136,7 @@ def _verified(
     whole_batch: tuple[Difference, ...] = ()
     if in_parts and not module.signature.seed:
         whole_batch = _beside_whole_batch(module, values, args, kwargs)
-    return Verification(
-        len(ranks.ranks), said, compared, first, against, whole_batch=whole_batch
-    )
+    return Verification(len(ranks.ranks), said, compared, first, against, whole_batch=whole_batch)
 
 
 def _beside_whole_batch(

@@ -12,6 +12,7 @@ import onnx_ir
 
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.onnx.bodies import captured
+from partitioner.frontends.onnx.body_flops import flops_of_body, runs_of_bodies
 from partitioner.frontends.onnx.dims import Declared
 from partitioner.frontends.onnx.names import fresh
 from partitioner.ir.errors import IRError
@@ -47,6 +48,7 @@ def build_graph(
         FrontendError: An element type or a value that the IR does not hold.
     """
     graph = model.graph
+    opsets = dict(sorted(graph.opset_imports.items()))
     types = {
         _name(value): _with_symbols(_type(value, where), symbols.get(_name(value), ()))
         for value in graph.inputs
@@ -70,16 +72,7 @@ def build_graph(
         node_name = fresh(node.name or f"{node.op_type}_0", node_names)
         if module := _module(node):
             modules[node_name] = module
-        nodes.append(
-            Node(
-                name=node_name,
-                op=f"{node.domain}::{node.op_type}" if node.domain else node.op_type,
-                inputs=tuple(map(_name, node.inputs)),
-                outputs=tuple(map(_name, node.outputs)),
-                attrs={key: _attr(value) for key, value in node.attributes.items()},
-                captures=tuple(map(_name, outer)),
-            )
-        )
+        nodes.append(_node(node, node_name, opsets, where))
     return Graph(
         name=name,
         inputs=tuple(name for name in map(_name, graph.inputs) if name not in missing),
@@ -87,10 +80,39 @@ def build_graph(
         nodes=tuple(nodes),
         types=types,
         constants=constants,
-        opsets=dict(sorted(graph.opset_imports.items())),
+        opsets=opsets,
         modules=modules,
         output_names=output_names,
     )
+
+
+def _node(node: onnx_ir.Node, name: str, opsets: Mapping[str, int], where: str) -> Node:
+    return Node(
+        name=name,
+        op=f"{node.domain}::{node.op_type}" if node.domain else node.op_type,
+        inputs=tuple(map(_name, node.inputs)),
+        outputs=tuple(map(_name, node.outputs)),
+        attrs={
+            key: _body(node, value.as_graph(), opsets, where)
+            if value.type == onnx_ir.AttributeType.GRAPH
+            else _attr(value)
+            for key, value in node.attributes.items()
+        },
+        captures=tuple(map(_name, captured(node))),
+    )
+
+
+def _body(node: onnx_ir.Node, body: onnx_ir.Graph, opsets: Mapping[str, int], where: str) -> Opaque:
+    """A body of a node, with the FLOPs of all its runs."""
+    data = onnx_ir.serde.serialize_graph(body).SerializeToString(deterministic=True)
+    once = flops_of_body(
+        body,
+        convert=lambda inner: _node(inner, inner.name or inner.op_type, opsets, where),
+        types=lambda value: _type(value, where),
+        constants=lambda value: _constant(value, where),
+        opsets=opsets,
+    )
+    return Opaque("GraphProto", data, runs_of_bodies(node) * once)
 
 
 def _module(node: onnx_ir.Node) -> str:
@@ -171,8 +193,5 @@ def _attr(attribute: onnx_ir.Attr) -> Attr:
             tensor = attribute.as_tensor()
             if tensor.dtype != onnx_ir.DataType.STRING:  # NumPy's strings are not ONNX's
                 return tensor.numpy()
-        case "GRAPH":
-            body = onnx_ir.serde.serialize_graph(attribute.as_graph())
-            return Opaque("GraphProto", body.SerializeToString(deterministic=True))
     proto = onnx_ir.serde.serialize_attribute(attribute)
     return Opaque("AttributeProto", proto.SerializeToString(deterministic=True))

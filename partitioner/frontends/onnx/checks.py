@@ -49,7 +49,7 @@ def check_model(
         where: The model's name in error messages.
         folder: Folder of the external data; None in memory.
         file: A file with the same message; None without one.
-        plan_only: Whether files of the graph's own initializers may be missing.
+        plan_only: Whether files of initializers may be missing.
 
     Returns:
         The file of each initializer whose file is missing.
@@ -60,11 +60,13 @@ def check_model(
     if not proto.HasField("graph"):
         raise FrontendError(f"{where}: not an ONNX model (it holds no graph)")
     _check_opset(proto, where)
-    if proto.graph.sparse_initializer:
-        name = proto.graph.sparse_initializer[0].values.name
+    graphs = (proto.graph, *nested_graphs(node for nodes in node_lists(proto) for node in nodes))
+    for sparse in (tensor for graph in graphs for tensor in graph.sparse_initializer):
+        name = sparse.values.name
         raise FrontendError(f"{where}: initializer {name!r} is sparse; store it as a dense tensor")
     _check_values(proto, where)
-    weights = [tensor.name for tensor in proto.graph.initializer] if plan_only else []
+    initializers = (tensor.name for graph in graphs for tensor in graph.initializer)
+    weights = initializers if plan_only else ()
     missing = _check_external_data(proto, where, folder, frozenset(weights))
     _check_contents(proto, where)
     _check_calls(proto, where)

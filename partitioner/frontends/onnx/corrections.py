@@ -26,7 +26,6 @@ from onnx_shape_inference import ShapeInferenceContext, registry
 
 from partitioner.frontends.onnx.check_nodes import is_static
 from partitioner.frontends.onnx.runtime import infer_by_runtime, runtime_operators, shares_buffer
-
 from partitioner.frontends.onnx.window_counts import (
     POOLS,
     Size,
@@ -132,7 +131,9 @@ def _resize(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) ->
         infer(context, node)
 
 
-def _windows(counts: Counts, infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
+def _windows(
+    counts: Counts, infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node
+) -> None:
     """The spatial dims of the result have as many elements as ONNX Runtime counts windows."""
     for value in node.outputs:
         value.shape = None  # of an earlier turn

@@ -21,7 +21,12 @@ from onnxscript.optimizer import fold_constants_ir
 from partitioner.frontends.onnx.bodies import bodies
 from partitioner.frontends.onnx.evaluate import evaluate_constants
 from partitioner.frontends.onnx.names import fresh, last_present
-from partitioner.frontends.onnx.opset_forms import keep_casts, use_own_forms
+from partitioner.frontends.onnx.opset_forms import (
+    keep_casts,
+    keep_part_dims,
+    matrices_unseen,
+    use_own_forms,
+)
 from partitioner.ir.errors import IRError
 
 #: Most bytes by which folding may make the constants of a model larger, all together. ONNX's light
@@ -75,9 +80,13 @@ def fold(model: onnx_ir.Model, growth: Growth) -> bool:
     changed = _fold_known(model.graph)
     changed = _fold_views(model.graph, growth) or changed
     keep_casts(model)
+    keep_part_dims(model)
     changed = _fold_computed(model, growth) or changed
     try:  # it simplifies; what it computes is not ONNX Runtime's
-        result = fold_constants_ir(model, onnx_shape_inference=False, should_fold=lambda _: False)
+        with matrices_unseen(model):
+            result = fold_constants_ir(
+                model, onnx_shape_inference=False, should_fold=lambda _: False
+            )
     except RuntimeError:
         _refuse_unknown_splits(model.graph)
         raise

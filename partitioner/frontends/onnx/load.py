@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from onnx_ir.passes.common import InlinePass
 
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx import norms, reductions
+from partitioner.frontends.onnx.bodies import lift_weights
 from partitioner.frontends.onnx.border import border
 from partitioner.frontends.onnx.bounded import bounded_values, keep_together
 from partitioner.frontends.onnx.build import build_graph
@@ -99,8 +100,9 @@ def _load(
     read = onnx_ir.from_proto(source.proto)
     if source.folder is not None:
         onnx_ir.external_data.set_base_dir(read.graph, source.folder)
+    lift_weights(read.graph)
     declared, binding = _bind_inputs(read, dims, shapes, where)
-    _without_values(read.graph, source.missing)
+    missing = _without_values(read.graph, frozenset(source.missing.values()))
     _inline(read, where)
     bounded = bounded_values(read.graph, binding.given)
     copy = read.clone() if bounded else None
@@ -119,11 +121,12 @@ def _load(
         ) from error
     settle_outputs(read.graph, tuple(value.name for value in source.proto.graph.output))
     lift_constants(read)
+    lift_weights(read.graph)
     together = ""
     if copy is not None:
         together, remark = keep_together(read.graph, bounded, copy.graph.outputs)
         remarks += remark
-    graph = build_graph(read, source.name, declared, where, source.missing, source.output_names)
+    graph = build_graph(read, source.name, declared, where, missing, source.output_names)
     made = {n for node in graph.nodes if node.name == together for n in node.outputs}
     graph = replace(graph, bounded=frozenset(made))
     check_rules(graph, where)
@@ -165,8 +168,18 @@ def _bind_inputs(
     return {name: shape for name, shape in declared.items() if shape is not None}, binding
 
 
-def _without_values(graph: onnx_ir.Graph, missing: Iterable[str]) -> None:
-    """Make weights whose files are missing inputs of the graph, in place: nobody reads them."""
+def _without_values(graph: onnx_ir.Graph, files: Container[Path]) -> Mapping[str, Path]:
+    """Make the weights in these files inputs of the graph, in place: nobody reads them.
+
+    Returns:
+        The file of each, by name.
+    """
+    missing = {
+        name: Path(value.const_value.path)
+        for name, value in graph.initializers.items()
+        if isinstance(value.const_value, onnx_ir.ExternalTensor)
+        and Path(value.const_value.path) in files
+    }
     for name in missing:
         value = graph.initializers.pop(name)
         assert value.const_value is not None
@@ -174,6 +187,7 @@ def _without_values(graph: onnx_ir.Graph, missing: Iterable[str]) -> None:
         value.shape = onnx_ir.Shape(value.const_value.shape.numpy())
         value.const_value = None
         graph.inputs.append(value)
+    return missing
 
 
 def _inline(model: onnx_ir.Model, where: str) -> None:

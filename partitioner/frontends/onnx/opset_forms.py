@@ -5,10 +5,14 @@ them flat, which cannot be cut along the blocks of a row: a row would be a piece
 
 Its folding writes CastLike as Cast without the attributes that say how to round. It writes Squeeze,
 Unsqueeze, Split and Constant as the newest opsets have them, in a model of any opset, and names
-their results after operands, so that two may have one name.
+their results after operands, so that two may have one name. It follows sizes through a Reshape to a
+matrix as if that were a vector, and drops dims of parts of one element whose sizes are a vector.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import onnx_ir
 from onnx_ir.traversal import RecursiveGraphIterator
@@ -21,6 +25,8 @@ _OPERANDS = {"Split": (13, "split"), "Squeeze": (13, "axes"), "Unsqueeze": (13, 
 _NUM_OUTPUTS = 18
 #: First opset of Constant's `value_int` and its likes.
 _PLAIN_CONSTANTS = 12
+#: An operator that folding does not know.
+_HIDDEN = "ReshapeToMatrix"
 _PLAIN = {"value_int", "value_ints", "value_float", "value_floats"}
 
 
@@ -65,6 +71,36 @@ def _in_shape(tensor: onnx_ir.TensorProtocol, shape: onnx_ir.Shape) -> onnx_ir.L
         dtype=tensor.dtype,
         shape=shape,
     )
+
+
+def keep_part_dims(model: onnx_ir.Model) -> None:
+    """Take `keepdims` from each SplitToSequence, in place, whose vector of sizes overrules it."""
+    for node in RecursiveGraphIterator(model.graph):
+        sizes = node.inputs[1] if node.op_type == "SplitToSequence" and node.inputs[1:] else None
+        if sizes is not None and sizes.shape is not None and len(sizes.shape) == 1:
+            node.attributes.pop("keepdims", None)
+
+
+@contextmanager
+def matrices_unseen(model: onnx_ir.Model) -> Iterator[None]:
+    """Let folding take the Reshapes of integers to other than vectors for an unknown operator."""
+    hidden = []
+    for node in RecursiveGraphIterator(model.graph):
+        if node.op_type == "Reshape" and not node.domain:
+            result = node.outputs[0]
+            if result.dtype == onnx_ir.DataType.INT64 and not _is_vector(result):
+                hidden.append(node)
+    for node in hidden:
+        node.op_type = _HIDDEN
+    try:
+        yield
+    finally:
+        for node in hidden:
+            node.op_type = "Reshape"
+
+
+def _is_vector(value: onnx_ir.Value) -> bool:
+    return value.shape is not None and len(value.shape) == 1
 
 
 def use_own_forms(model: onnx_ir.Model) -> None:

@@ -33,8 +33,8 @@ from partitioner.frontends.onnx.operand_checks import check_operands
 from partitioner.frontends.onnx.opset_forms import put_in_rows
 from partitioner.frontends.onnx.run_time_sizes import never_guess
 from partitioner.frontends.onnx.runtime import shares_buffer
-from partitioner.frontends.onnx.window_counts import state_pads
 from partitioner.frontends.onnx.sizes import size_as_onnx_runtime
+from partitioner.frontends.onnx.window_counts import state_pads
 from partitioner.ir.ops.onnx.elementwise import FUNCTIONS
 
 #: Turns of inference and folding; each must find something. Real exports take two or three.

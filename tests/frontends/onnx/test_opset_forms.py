@@ -98,3 +98,36 @@ def test_a_cast_keeps_how_it_rounds() -> None:
     feeds = {"x": np.array([1, 1000], np.float32), "z": np.zeros(2, np.float32)}
     (y,) = om.assert_same(traced, feeds)
     np.testing.assert_array_equal(y, np.array([1, np.nan], np.float32))
+
+
+def test_a_row_of_a_matrix_of_sizes_is_no_size() -> None:
+    """Of an unknown size, so that the matrix is no constant: a row of it is two elements."""
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["places"]),
+        helper.make_node("Unsqueeze", ["places", "axes"], ["deep"]),
+        helper.make_node("Shape", ["deep"], ["sizes"]),
+        helper.make_node("Reshape", ["sizes", "two"], ["matrix"]),
+        helper.make_node("Gather", ["matrix", "first"], ["row"], axis=0),
+        helper.make_node("Cast", ["row"], ["y"], to=1),
+    ]
+    weights = {"axes": np.array([0, 1]), "two": np.array([2, 2]), "first": np.array([0])}
+    proto = om.model(nodes, {"x": ("float32", [3])}, {"y": ("float32", [1, 2])}, weights)
+    shapes = {"places": ("int64", [1, 2]), "deep": ("int64", [1, 1, 1, 2])}
+    proto.graph.value_info.extend(om.infos(shapes))
+    om.assert_same(load_onnx(proto), {"x": np.array([1, 0, 2], np.float32)})
+
+
+@pytest.mark.parametrize(("sizes", "shape"), [(np.array([1, 1, 1]), (1, 2)), (np.array(1), (2,))])
+def test_sizes_of_parts_as_a_vector_overrule_keepdims(
+    sizes: om.Array, shape: tuple[int, ...]
+) -> None:
+    nodes = [
+        helper.make_node("SplitToSequence", ["x", "sizes"], ["parts"], axis=0, keepdims=0),
+        helper.make_node("SequenceAt", ["parts", "one"], ["part"]),
+        helper.make_node("Relu", ["part"], ["y"]),
+    ]
+    weights = {"sizes": sizes, "one": np.array(1)}
+    proto = om.model(nodes, {"x": ("float32", [3, 2])}, {"y": ("float32", None)}, weights)
+    traced = load_onnx(proto)
+    assert traced.graph.types["y"].shape == shape
+    om.assert_same(traced, {"x": np.ones((3, 2), np.float32)})

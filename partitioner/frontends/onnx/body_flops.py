@@ -1,0 +1,105 @@
+"""FLOPs of the bodies of control-flow nodes, as often as they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+
+import onnx_ir
+from onnx_ir import convenience
+
+from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.onnx.bodies import captured
+from partitioner.frontends.onnx.border import border
+from partitioner.frontends.onnx.check_nodes import is_static
+from partitioner.ir.graph import Constant, Graph, Node
+from partitioner.ir.ops import rule_of
+from partitioner.ir.ops.estimate import estimated_flops
+from partitioner.ir.rule import Rule
+from partitioner.ir.types import TensorType
+
+#: A Loop of so many iterations or more runs as often as its condition says.
+_ENDLESS = 2**31 - 1
+
+
+def runs_of_bodies(node: onnx_ir.Node) -> int:
+    """How often a node runs a body of its own; once where that depends on data."""
+    if node.domain or node.op_type not in ("Loop", "Scan"):
+        return 1
+    body = node.attributes["body"].as_graph()
+    if node.op_type == "Scan":
+        count = node.attributes["num_scan_inputs"].as_int()
+        first, axes = node.inputs[len(node.inputs) - count], node.attributes.get("scan_input_axes")
+        return _size(first, 0 if axes is None else axes.as_ints()[0])
+    count_operand = node.inputs[0] if node.inputs else None
+    tensor = None if count_operand is None else convenience.get_const_tensor(count_operand)
+    if tensor is not None and tensor.size == 1 and int(tensor.numpy().item()) < _ENDLESS:
+        return max(int(tensor.numpy().item()), 0)
+    stacked = node.outputs[max(len(body.inputs) - 2, 0) :]
+    return max((_size(value, 0) for value in stacked), default=1)
+
+
+def _size(value: onnx_ir.Value | None, axis: int) -> int:
+    """The size of a dim; 1 where it is not known."""
+    if value is None or value.shape is None or not -len(value.shape) <= axis < len(value.shape):
+        return 1
+    size = value.shape[axis]
+    return size if isinstance(size, int) else 1
+
+
+def flops_of_body(
+    body: onnx_ir.Graph,
+    convert: Callable[[onnx_ir.Node], Node],
+    types: Callable[[onnx_ir.Value], TensorType],
+    constants: Callable[[onnx_ir.Value], Constant],
+    opsets: Mapping[str, int],
+) -> float:
+    """FLOPs of one run of a body; those of a node without static types are not known.
+
+    Args:
+        body: The body.
+        convert: A node of the body as one of the IR.
+        types: The type of a value with static types.
+        constants: A constant.
+        opsets: Versions of the operator sets by domain.
+    """
+    total = 0.0
+    for node in body:
+        operands = [*filter(None, node.inputs), *captured(node)]
+        results = [value for value in node.outputs if value.name]
+        if not all(map(_is_typed, (*operands, *results))):
+            continue
+        with suppress(FrontendError), border("a body"):
+            total += _flops(convert(node), operands, results, types, constants, opsets)
+    return total
+
+
+def _is_typed(value: onnx_ir.Value) -> bool:
+    return is_static(value) or value.const_value is not None
+
+
+def _flops(
+    node: Node,
+    operands: Iterable[onnx_ir.Value],
+    results: Iterable[onnx_ir.Value],
+    types: Callable[[onnx_ir.Value], TensorType],
+    constants: Callable[[onnx_ir.Value], Constant],
+    opsets: Mapping[str, int],
+) -> float:
+    """FLOPs of a node, as the only one of a graph."""
+    held = {
+        value.name or "": constants(value) for value in operands if value.const_value is not None
+    }
+    typed = {value.name or "": types(value) for value in (*operands, *results) if is_static(value)}
+    typed |= {name: constant.type for name, constant in held.items()}
+    graph = Graph(
+        name="body",
+        inputs=tuple(name for name in node.reads if name not in held),
+        outputs=node.writes,
+        nodes=(node,),
+        types=typed,
+        constants=held,
+        opsets=opsets,
+    )
+    rule = rule_of(graph, node)
+    return rule.flops if isinstance(rule, Rule) else estimated_flops(graph, node)

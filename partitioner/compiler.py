@@ -152,10 +152,11 @@ def compile(  # noqa: A001 - the public name
             proven of a number that is given. For a module, the default is the whole batch or, if
             no plan of that fits, the fewest micro-batches that fit, provided that they are proven
             to compute the same (no batch norms, no dropout); "auto" takes them without that proof
-            and, in training on several nodes of more than 16 devices, stages if they are faster. For an ONNX model, the
-            default is the whole batch; "auto" takes the whole batch or several numbers of
-            micro-batches, whichever costs least. Its batch is dim 0 of the first input and of all
-            inputs as long as that; a model whose outputs are not proven to be the same is refused.
+            and, in training on several nodes of more than 16 devices, stages if they are faster.
+            For an ONNX model, the default is the whole batch; "auto" takes the whole batch or
+            several numbers of micro-batches, whichever costs least. Its batch is dim 0 of the first
+            input and of all inputs as long as that; a model whose outputs are not proven to be the
+            same is refused.
 
             recompute: For training: whether the plan may recompute values of the forward pass in
             the backward pass instead of keeping them (activation checkpointing). "auto" allows it

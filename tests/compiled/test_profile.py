@@ -309,7 +309,7 @@ def test_ranks_of_modules_are_recorded_on_the_devices_of_the_plan(
 
     monkeypatch.setattr(base, "device_type", lambda _: here)
     monkeypatch.setattr(torch_local, "run_steps", run_steps)
-    monkeypatch.setattr(local, "_program", lambda _: program)
+    monkeypatch.setattr(local, "_program", lambda *_: program)
     for steps in (2, 0):
         with pytest.raises(BackendError, match="not run"):
             local.run_directory(folder, None, None, steps=steps)

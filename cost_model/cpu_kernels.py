@@ -27,13 +27,14 @@ CHANNEL_BLOCK = 16
 #: The block with AVX2: images that fill such blocks are copied where they enter a session, also
 #: where they do not fill larger ones (`backends/onnx/layouts.py`).
 LEAST_BLOCK = 8
-#: Input channels of a blocked convolution, from one block on, are a multiple of this.
+#: Input channels of a blocked convolution, from one block on, and output channels of one in groups
+#: are a multiple of this.
 CHANNEL_STEP = 4
 
 #: Operators that a convolution computes with its own result.
 _ACTIVATIONS = frozenset({"Relu", "Sigmoid", "Tanh", "LeakyRelu", "Clip", "HardSigmoid"})
 #: Activations that stay blocked by themselves.
-_ELEMENTWISE = frozenset({"Relu", "Sigmoid", "Tanh", "com.microsoft::QuickGelu"})
+_ELEMENTWISE = frozenset({"HardSigmoid", "Relu", "Sigmoid", "Tanh", "com.microsoft::QuickGelu"})
 _POOLS = frozenset({"MaxPool", "AveragePool"})
 _GLOBAL_POOLS = frozenset({"GlobalMaxPool", "GlobalAveragePool"})
 _SUMS = frozenset({"Add", "Sum"})
@@ -43,8 +44,11 @@ _IMAGE_RANK = 4  # batch, channels, rows, columns
 _IN_PLACE = _ACTIVATIONS | {
     *("Celu", "Elu", "LogSoftmax", "Selu", "Softmax", "Softplus", "Softsign", "ThresholdedRelu"),
 }
-#: Operators without a kernel, which are computed by several: these hold one more result.
-_IN_STEPS = frozenset({"HardSwish", "Mish"})
+#: Operators without a kernel: the operand is multiplied with what these make of it.
+_STEPS: Mapping[str, tuple[str, ...]] = {
+    "HardSwish": ("HardSigmoid",),
+    "Mish": ("Softplus", "Tanh"),
+}
 #: The kernel of ``x * Sigmoid(x)``.
 _SILU = "com.microsoft::QuickGelu"
 
@@ -139,6 +143,14 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class _Step:
+    """What a step of an operator without a kernel makes."""
+
+    of: Name
+    op: str
+
+
+@dataclass(frozen=True)
 class Session:
     """The nodes that a device runs between two communications.
 
@@ -177,10 +189,29 @@ class Session:
 
     def kernels(self, *, blocked: bool) -> tuple[Sequence[Kernel], Mapping[Name, Tensor]]:
         """The kernels, in order, and all tensors; `blocked` allows blocked layouts."""
-        nodes = _fused(self)
+        session = self.in_steps()
+        nodes = _fused(session)
         if blocked and self.may_be_blocked:
-            return _Blocking(self, nodes).run()
-        return [_plain(node, self.tensors) for node in nodes], self.tensors
+            return _Blocking(session, nodes).run()
+        return [_plain(node, session.tensors) for node in nodes], session.tensors
+
+    def in_steps(self) -> Session:
+        """The session with the nodes that each operator without a kernel is computed by."""
+        nodes, tensors = list[LocalNode](), dict(self.tensors)
+        for node in self.nodes:
+            data = node.reads[0] if node.op in _STEPS else None
+            if data is None or node.result is None:
+                nodes.append(node)
+                continue
+            gate: Name = data
+            for op in _STEPS[node.op]:
+                step = _Step(node.result, op)
+                tensors[step] = tensors[node.result]
+                nodes.append(replace(node, op=op, attrs={}, reads=(gate,), writes=(step,)))
+                gate = step
+            sizes = (*node.sizes, *node.sizes)
+            nodes.append(replace(node, op="Mul", attrs={}, reads=(data, gate), sizes=sizes))
+        return Session(nodes, tensors, self.given)
 
 
 def _with_silu(session: Session) -> Iterator[LocalNode]:
@@ -265,9 +296,7 @@ def _plain(node: LocalNode, tensors: Mapping[Name, Tensor]) -> Kernel:
 
 
 def _scratch_bytes(node: LocalNode, tensors: Mapping[Name, Tensor]) -> int:
-    """Bytes of the columns that a plain convolution makes of an image, or of a step's result."""
-    if node.op in _IN_STEPS and node.result is not None:
-        return tensors[node.result].nbytes
+    """Bytes of the columns that a plain convolution makes of an image."""
     if node.op not in ("Conv", "ConvTranspose") or node.result is None or node.reads[0] is None:
         return 0
     dtype, weights = tensors[node.result].dtype, node.sizes[1]
@@ -284,13 +313,13 @@ def _may_be_blocked(node: LocalNode, tensors: Mapping[Name, Tensor]) -> bool:
     is_constant = all(name is None for name in node.reads[1:])
     if node.result is None or not is_constant or not tensors[node.result].is_image:
         return False
-    outs, ins, groups = node.sizes[1][0], node.sizes[1][1], node.attrs.get("group", 1)
-    assert isinstance(groups, int)
+    outs, ins = node.sizes[1][:2]
+    groups = node.sizes[0][1] // max(ins, 1)  # the attribute counts those of all devices
     if groups == 1:
         return ins < CHANNEL_BLOCK or ins % CHANNEL_STEP == 0
     by_channel = ins == 1 and outs == groups
     in_blocks = ins % CHANNEL_BLOCK == 0 and outs // groups % CHANNEL_BLOCK == 0
-    return outs % CHANNEL_BLOCK == 0 and (by_channel or in_blocks)
+    return outs % CHANNEL_STEP == 0 and (by_channel or in_blocks)
 
 
 @dataclass(frozen=True)
@@ -363,7 +392,7 @@ class _Blocking:
 
     def _conv(self, node: LocalNode) -> None:
         image, added, result = node.reads[0], node.added, node.result
-        groups = node.attrs.get("group", 1)
+        groups = node.sizes[0][1] // max(node.sizes[1][1], 1)
         if added is not None and added not in self.blocked:
             result = node.inner
         reads: list[Name] = []

@@ -162,7 +162,7 @@ def test_what_kernels_write_into_their_operands_is_counted_so(op: str, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 60, 20))
+@pytest.mark.parametrize("first", [0, 20, 40])
 def test_drawn_nets_hold_no_more_than_predicted(first: int, tmp_path: Path) -> None:
     two: dict[str, Any] = {"devices": 2, "cluster": "ideal", "time_limit_s": 5}
     ways: list[dict[str, Any]] = [{}, {**two, "strategy": "intra"}, {**two, "strategy": "inter"}]

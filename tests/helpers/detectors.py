@@ -1,4 +1,4 @@
-"""Detectors of the kind of YOLOv8: SiLU, split and joined channels, pools of stride 1, upsampling."""
+"""Detectors of the kind of YOLOv8: SiLU, split and joined channels, pools, upsampling."""
 
 from __future__ import annotations
 
@@ -170,57 +170,51 @@ def drawn_net(seed: int) -> onnx.ModelProto:
     rng = random.Random(seed)
     net = Net(rng)
     net.channels["x"] = 3
-    size = rng.choice((32, 48, 64))
-    width = rng.choice((4, 8, 16, 16, 20, 24, 32))
+    size, width = rng.choice((32, 48, 64)), rng.choice((4, 8, 16, 16, 20, 24, 32))
     acts = rng.choice((["silu"], ["Relu"], ["silu", "Relu"], ["silu", "Sigmoid", "HardSwish"]))
-    levels = {0: [net.conv("x", width, rng.choice((1, 3)), activation=rng.choice(acts))]}
-    level = 0
+    values = [net.conv("x", width, rng.choice((1, 3)), activation=rng.choice(acts))]
+    side = size
     for _ in range(rng.randint(3, 9)):
-        x, act = rng.choice(levels[level][-2:]), rng.choice(acts)
-        channels = net.channels[x]
-        kind = rng.choice(
-            ("conv", "depthwise", "c2f", "sppf", "down", "up", "join", "add", "pool", "global")
-        )
-        if kind == "conv":
-            made = net.conv(x, rng.choice((width, 2 * width)), rng.choice((1, 3)), activation=act)
-        elif kind == "depthwise":
-            made = net.conv(x, channels, 3, group=channels, activation=act)
-        elif kind == "c2f":
-            made = net.bottlenecks(
-                x, 2 * width, rng.randint(1, 2), adds=rng.random() < 0.5, activation=act
-            )
-        elif kind == "sppf" and channels % 2 == 0:
-            made = net.pooled(x, act)
-        elif kind in ("down", "pool") and level < 2:
-            level += 1
-            made = (
-                net.conv(x, 2 * width, stride=2, activation=act)
-                if kind == "down"
-                else net.node(
-                    "AveragePool", x, channels=channels, kernel_shape=[2, 2], strides=[2, 2]
-                )
-            )
-        elif kind == "up" and level > 0:
-            level -= 1
-            made = net.upsampled(x)
-        elif kind == "join" and len(levels[level]) > 1:
-            made = net.joined(*rng.sample(levels[level], 2))
-        elif kind == "add":
-            fit = [y for y in levels[level] if net.channels[y] == channels and y != x]
-            if not fit:
-                continue
-            made = net.node(rng.choice(("Add", "Mul")), x, rng.choice(fit), channels=channels)
-        elif kind == "global":
-            mean = net.node("GlobalAveragePool", x, channels=channels)
-            gate = net.conv(mean, channels, 1, activation="Sigmoid")
-            made = net.node("Mul", x, gate, channels=channels)
-        else:
-            continue
-        levels.setdefault(level, []).append(made)
-    end = levels[level][-1]
-    side = size // 2**level
-    last = net.conv(end, 6, 1, activation="none")
+        x, act = rng.choice(values[-2:]), rng.choice(acts)
+        kind = rng.choice((*_KEEPING, *_KEEPING, "down", "pool", "up"))
+        if kind in _KEEPING:
+            values.append(_kept(net, kind, x, values, width, act))
+        elif kind == "up" and side < size:
+            side, values = 2 * side, [net.upsampled(x)]
+        elif kind == "down" and side > size // 4:
+            side, values = side // 2, [net.conv(x, 2 * width, stride=2, activation=act)]
+        elif kind == "pool" and side > size // 4:
+            window: dict[str, Any] = {"kernel_shape": [2, 2], "strides": [2, 2]}
+            made = net.node("AveragePool", x, channels=net.channels[x], **window)
+            side, values = side // 2, [made]
+    last = net.conv(values[-1], 6, 1, activation="none")
     flat = net.node("Reshape", last, net.constant(np.array([1, 6, side * side])), channels=6)
     moved = net.node("Transpose", flat, channels=side * side, perm=[0, 2, 1])
     out = net.node("Softmax", moved, channels=side * side, axis=2)
     return net.model(size, {out: [1, side * side, 6]}, 1)
+
+
+#: Parts that keep the size of the image.
+_KEEPING = ("conv", "depthwise", "c2f", "sppf", "join", "add", "global")
+
+
+def _kept(net: Net, kind: str, x: str, values: list[str], width: int, act: str) -> str:
+    rng, channels = net.rng, net.channels[x]
+    alike = [y for y in values if net.channels[y] == channels and y != x]
+    if kind == "depthwise":
+        return net.conv(x, channels, 3, group=channels, activation=act)
+    if kind == "c2f":
+        count, adds = rng.randint(1, 2), rng.random() < 0.5
+        return net.bottlenecks(x, 2 * width, count, adds=adds, activation=act)
+    if kind == "sppf" and channels % 2 == 0:
+        return net.pooled(x, act)
+    if kind == "join" and len(values) > 1:
+        return net.joined(*rng.sample(values, 2))
+    if kind == "add" and alike:
+        return net.node(rng.choice(("Add", "Mul")), x, rng.choice(alike), channels=channels)
+    if kind == "global":
+        mean = net.node("GlobalAveragePool", x, channels=channels)
+        return net.node(
+            "Mul", x, net.conv(mean, channels, 1, activation="Sigmoid"), channels=channels
+        )
+    return net.conv(x, rng.choice((width, 2 * width)), rng.choice((1, 3)), activation=act)

@@ -6,8 +6,10 @@ have, and kept if ONNX Runtime runs it to finite values, so that every drawn gra
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -783,8 +785,20 @@ SHAPES: Sequence[Callable[[random.Random], tuple[int, ...]]] = (
 
 
 def drawn_graph(seed: int) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    """A model of 3 to 12 draws, and inputs for it."""
-    rng = random.Random(seed)
+    """A model of 3 to 12 draws that ONNX Runtime runs, and inputs for it."""
+    for turn in itertools.count():
+        g = _grown(random.Random(f"graph {seed} {turn}"))
+        model = g.model()
+        feeds = {name: g.values[name] for name in g.inputs if name in g.used}
+        try:  # as a whole: sizes that nodes infer from each other may not be those that they have
+            run_whole(model, feeds)
+        except _REFUSED:
+            continue
+        return model, feeds
+    raise AssertionError("a count does not end")
+
+
+def _grown(rng: random.Random) -> Graph:
     g = Graph(rng, rng.choice(OPSETS))
     for index in range(rng.randint(1, 3)):
         name = f"x{index}"
@@ -799,7 +813,7 @@ def drawn_graph(seed: int) -> tuple[onnx.ModelProto, dict[str, Array]]:
         left -= 1
         if not left:
             break
-    return g.model(), {name: g.values[name] for name in g.inputs if name in g.used}
+    return g
 
 
 @dataclass(frozen=True)
@@ -930,3 +944,39 @@ def _at_random(
 
 def _is_line(error: Exception) -> bool:
     return "\n" not in str(error)
+
+
+@dataclass
+class Counts:
+    """How the plans of many graphs ended.
+
+    Attributes:
+        graphs: Number of graphs.
+        ends: Number of plans by end: equal, refused, wrong, fails.
+        cut: Nodes that the plans cut.
+        faults: A line for each plan that is wrong or fails.
+    """
+
+    graphs: int = 0
+    ends: Counter[str] = field(default_factory=Counter)
+    cut: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    def add(self, seed: int, ran: Sequence[Ran]) -> None:
+        """Count the plans of a graph."""
+        self.graphs += 1
+        for plan in ran:
+            self.cut += plan.cut
+            end = "fails" if plan.fault.startswith("fails") else "wrong" if plan.fault else "equal"
+            self.ends["refused" if plan.refused and not plan.fault else end] += 1
+            if plan.fault:
+                self.faults.append(f"{seed}: {plan.how}, {plan.cut} nodes cut: {plan.fault}")
+
+    def __str__(self) -> str:
+        plans = self.ends.total() - self.ends["refused"]
+        ends = ", ".join(f"{self.ends[end]:,} {end}" for end in ("equal", "wrong", "fails"))
+        refused = self.ends["refused"]
+        return (
+            f"{self.graphs:,} graphs, {plans:,} plans with {self.cut:,} cut nodes: {ends}; "
+            f"{refused:,} requests refused in a line"
+        )

@@ -1,12 +1,9 @@
 """Rare and random modules trained for some steps: as in one process, or refused by a known line."""
 
 import pytest
-from drawn_jobs import JOBS, add_random
+from drawn_jobs import JOBS
 from drawn_training import outcome, refused
 from torch_jobs import RunJob, job_parameters
-
-for devices in (2, 3):
-    add_random(devices, 0, 60)
 
 
 @pytest.mark.parametrize("job", job_parameters(JOBS))

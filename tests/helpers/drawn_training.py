@@ -640,5 +640,4 @@ if __name__ == "__main__":
             said = outcome(seed)
         except Exception as error:  # noqa: BLE001 - it is shown
             said = f"raised: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        if said != "equal":
-            print(f"{seed:5} {said[:500]}  [{drawn(seed)}]", flush=True)
+        print(f"{seed:5} {said[:500]}", "" if said == "equal" else f"[{drawn(seed)}]", flush=True)

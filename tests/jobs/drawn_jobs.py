@@ -171,18 +171,18 @@ JOBS = {
         )
         for kind in ("dp", "zero3", "auto")
     },
+    **{
+        f"random_{ranks}_{first}": Job(
+            *(ranks, partial(random_modules, seeds, ranks), [partial(prepared, seeds)]),
+            limit_s=300,
+            slow=first == 0,
+            sweep=first > 0,
+        )
+        for ranks in (2, 3)
+        for first, count in ((0, 10), (10, 30))
+        for seeds in [_of_devices(ranks, first, count)]
+    },
 }
-
-
-def add_random(devices: int, first: int, count: int, **marks: bool) -> None:
-    seeds = _of_devices(devices, first, count)
-    JOBS[f"random_{devices}_{first}"] = Job(
-        devices,
-        partial(random_modules, seeds, devices),
-        [partial(prepared, seeds)],
-        limit_s=300,
-        **marks,
-    )
 
 
 if __name__ == "__main__":

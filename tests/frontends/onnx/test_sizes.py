@@ -98,10 +98,9 @@ def test_slices(constant: bool) -> None:
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("dtype", [np.int64, np.float32])
 def test_all_slices(dtype: type, constant: bool) -> None:
-    for size in (1, 5):
-        grid = grid_of_slices(dtype, [size], constant=constant, far=True)
-        assert len(grid.types) == 2166
-        assert not grid.differences()
+    grid = grid_of_slices(dtype, [5], constant=constant, far=True)
+    assert len(grid.types) == 2166
+    assert not grid.differences()
 
 
 def resizes() -> Iterator[tuple[Mapping[str, Any], Sequence[om.Array | None]]]:
@@ -161,7 +160,7 @@ def test_ranges(dtype: type) -> None:
     assert grid.folded == len(grid.types)
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [12, pytest.param(60, marks=pytest.mark.slow)])
 def test_drawn_models_that_compute_with_sizes(count: int) -> None:
     folded = 0
     for model in drawn(count):

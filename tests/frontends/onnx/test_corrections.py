@@ -166,6 +166,19 @@ def test_windows_are_as_many_as_onnx_runtime_computes(size: int) -> None:
         om.assert_same(traced, {"x": x})
 
 
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
+def test_a_last_window_that_begins_in_the_padding_is_none_where_it_is_an_output(op: str) -> None:
+    """ONNX Runtime infers a position for it, and computes none."""
+    pool = {"kernel_shape": [2, 2], "strides": [3, 3], "auto_pad": "VALID", "ceil_mode": 1}
+    node = helper.make_node(op, ["x"], ["y"], **pool)
+    ends = {"y": ("float32", ["n", "c", "h", "w"])}
+    proto = om.model([node], {"x": ("float32", [1, 1, 6, 6])}, ends, opset=18)
+    assert load_onnx(proto).graph.types["y"].shape == (1, 1, 2, 2)
+    compiled = partitioner.compile(proto, devices=2, strategy="inter")
+    assert compiled.verify().equal
+    assert_rank_files_run(compiled.ranks.folder)
+
+
 @pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])
 def test_a_transposed_convolution_with_gaps_runs_where_it_is_an_output(auto: str) -> None:
     """ONNX Runtime infers size x stride for it, and computes less."""

@@ -258,7 +258,8 @@ def test_every_derived_rule_holds_on_pytorchs_samples() -> None:
                 wrong[name] = f"{rule}: {str(error)[:300]}"
     assert not wrong, "\n".join(f"{name} {why}" for name, why in wrong.items())
     # rules that no call shows to be right are not used
-    assert {name for name, calls in calls_by_name.items() if not calls} == set(REFUSED)
+    unshown = {name for name, calls in calls_by_name.items() if not calls}
+    assert unshown == REFUSED & calls_by_name.keys()  # each release of PyTorch has its own
 
 
 def _operators_of_dtensor() -> Iterator[torch._ops.OpOverload]:

@@ -123,6 +123,7 @@ def test_a_tight_pipeline_fits_and_is_right(limit: int) -> None:
     assert program.verify()
 
 
+@pytest.mark.slow
 def test_stages_that_cannot_run_are_no_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate = pipelines.evaluate
 

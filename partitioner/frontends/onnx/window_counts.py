@@ -91,12 +91,13 @@ def state_pads(node: onnx_ir.Node) -> None:
     if node.domain or image is None or image.shape is None or not image.shape.is_static():
         return
     sizes = [int(size) for size in image.shape.numpy()[2:]]
-    if _Attributes(node).ceil and node.op_type in POOLS:
+    is_same = _Attributes(node).auto.startswith("SAME")
+    if _Attributes(node).ceil and node.op_type in POOLS and not is_same:
         floors = onnx_ir.Node("", node.op_type, node.inputs, node.attributes.values())
         del floors.attributes["ceil_mode"]
         if pool_counts(node, sizes, sizes) == pool_counts(floors, sizes, sizes):
             del node.attributes["ceil_mode"]  # the last window would begin in the padding
-    if _Attributes(node).auto.startswith("SAME"):
+    if is_same:
         pads = _pool_pads(node, sizes) if node.op_type in POOLS else _back_pads(node, sizes)
         if pads and min(pads) >= 0:
             del node.attributes["auto_pad"]

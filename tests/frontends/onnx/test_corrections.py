@@ -179,6 +179,15 @@ def test_a_last_window_that_begins_in_the_padding_is_none_where_it_is_an_output(
     assert_rank_files_run(compiled.ranks.folder)
 
 
+def test_ceil_mode_is_kept_where_onnx_runtime_needs_it() -> None:
+    """Without it, ONNX Runtime refuses the negative padding of a stride wider than the window."""
+    pool = {"kernel_shape": [1, 2], "strides": [3, 2], "auto_pad": "SAME_LOWER", "ceil_mode": 1}
+    node = helper.make_node("AveragePool", ["x"], ["y"], count_include_pad=1, **pool)
+    ends = {"y": ("float32", ["n", "c", "h", "w"])}
+    proto = om.model([node], {"x": ("float32", [2, 4, 3, 6])}, ends, opset=18)
+    assert partitioner.compile(proto, devices=2, strategy="intra", cluster="ideal").verify().equal
+
+
 @pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])
 def test_a_transposed_convolution_with_gaps_runs_where_it_is_an_output(auto: str) -> None:
     """ONNX Runtime infers size x stride for it, and computes less."""

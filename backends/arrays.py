@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -118,6 +120,14 @@ def assemble(
 def save_arrays(path: Path, arrays: Iterable[np.ndarray]) -> None:
     """Write arrays to an .npz file, in order."""
     np.savez(path, *arrays)
+
+
+def save_named_arrays(file: Path | BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays to an .npz file by name; `numpy.savez` takes some names for arguments."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
 
 
 def load_arrays(path: Path, dtypes: Iterable[str]) -> list[np.ndarray]:

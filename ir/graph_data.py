@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -37,6 +38,8 @@ def graph_data(graph: Graph) -> dict[str, Any]:
         "twins": dict(graph.twins),
         "modules": dict(graph.modules),
         "blocks": dict(graph.blocks),
+        "output_names": dict(graph.output_names),
+        "bounded": sorted(graph.bounded),
     }
 
 
@@ -70,6 +73,8 @@ def _graph(data: Any, depth: int) -> Graph:
         _table(data["twins"], _text),
         _table(data["modules"], _text),
         _table(data["blocks"], _whole),
+        _table(data["output_names"], _text),
+        frozenset(_texts(data["bounded"])),
     )
 
 
@@ -170,7 +175,7 @@ def _attr_data(value: Attr) -> Any:
         name = Constant.of(value).type.dtype
         return {"array": [name, list(value.shape), _bytes_data(_elements(value))]}
     if isinstance(value, Opaque):
-        return {"opaque": [value.kind, _bytes_data(value.data)]}
+        return {"opaque": [value.kind, _bytes_data(value.data), value.flops]}
     if isinstance(value, Graph):
         return {"graph": graph_data(value)}
     if type(value) in (type(None), bool, int, float, str):
@@ -190,7 +195,8 @@ def _attr(data: Any, depth: int) -> Any:
         dtype, shape, elements = value
         return _array(_text(dtype), tuple(map(_whole, shape)), elements)
     if kind == "opaque":
-        return Opaque(_text(value[0]), _bytes(value[1]))
+        name, content, flops = value
+        return Opaque(_text(name), _bytes(content), _flops(flops))
     if kind == "graph":
         return _graph(value, depth + 1)
     raise ValueError(f"an attribute of kind {kind!r}")
@@ -206,6 +212,12 @@ def _whole(data: Any) -> int:
     if type(data) is not int or not 0 <= data < 2**63:
         raise ValueError(f"{_shown(data)} is not a whole number of at least 0")
     return data
+
+
+def _flops(data: Any) -> float:
+    if type(data) not in (int, float) or not 0 <= data < math.inf:
+        raise ValueError(f"{_shown(data)} is not a number of FLOPs")
+    return float(data)
 
 
 def _list(data: Any) -> list[Any]:

@@ -2,15 +2,15 @@
 
 Its own weights stay as they were when a rank's module was made. What takes them for trained ones is
 refused, at its first step: a call of it, its state, another module made from it, and an optimizer
-over its parameters. So are two ranks' modules over the same parameters that both train, since each
-has copies of its own.
+over its parameters. So is a call of a rank's module that has copies of parameters which another
+one, made from the same network, has trained since.
 """
 
 from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -37,22 +37,25 @@ class Copies:
         steps: Optimizers' steps over the copies so far.
     """
 
-    def __init__(self, program: object, originals: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, program: object, originals: Mapping[str, Tensor], trained: Container[str]
+    ) -> None:
         self.program = program
         self.steps = 0
-        self._originals = {id(x): (name, weakref.ref(x)) for name, x in originals.items()}
+        self._all = {id(x): (name, weakref.ref(x)) for name, x in originals.items()}
+        ours = {name: x for name, x in originals.items() if name in trained}
+        self._originals = {id(x): (name, weakref.ref(x)) for name, x in ours.items()}
         self._written = self._version()
         self._others: dict[Copies, int] = {}
 
     def name_of(self, tensor: Tensor) -> str:
-        """The name of a parameter of the module that was compiled; "" of any other tensor."""
-        name, known = self._originals.get(id(tensor), ("", None))
-        return name if known is not None and known() is tensor else ""
+        """The name of a parameter that is trained; "" of any other tensor."""
+        return _name_in(self._originals, tensor)
 
-    def shared_with(self, other: Copies) -> str:
-        """The name of the first parameter that another rank's module has a copy of, too."""
-        tensors = (known() for _, known in self._originals.values())
-        return next((n for x in tensors if x is not None and (n := other.name_of(x))), "")
+    def trained_by(self, other: Copies) -> str:
+        """The name of the first parameter that another rank's module trains; "" for none."""
+        tensors = (known() for _, known in other._originals.values())
+        return next((n for x in tensors if x is not None and (n := _name_in(self._all, x))), "")
 
     @property
     def are_ahead(self) -> bool:
@@ -80,8 +83,14 @@ class Copies:
         """
         for other, steps in self._others.items():
             if other.steps > steps:
+                if not self._originals:
+                    raise BackendError(
+                        f"{self.trained_by(other)} was trained by another rank's module, made from "
+                        "the same network: this one, for inference, has it as it was. Call the "
+                        f"other one, after eval(), or {LOAD} and compile it again"
+                    )
                 raise BackendError(
-                    f"{self.shared_with(other)} was trained by another rank's module, made from "
+                    f"{self.trained_by(other)} was trained by another rank's module, made from "
                     "the same network: each has copies of its own. Compile one module whose loss "
                     "is the sum of both, with an optimizer for each part of the parameters, or "
                     "load what the other trains from its full_state_dict() into this one, with "
@@ -116,7 +125,11 @@ _COPIES: WeakKeyDictionary[nn.Module, Copies] = WeakKeyDictionary()
 
 
 def watch(
-    rank_module: nn.Module, program: object, original: nn.Module, parameters: Mapping[str, Tensor]
+    rank_module: nn.Module,
+    program: object,
+    original: nn.Module,
+    parameters: Mapping[str, Tensor],
+    trained: Container[str],
 ) -> None:
     """Watch a rank's module, and the module that was compiled, while the first lives.
 
@@ -124,12 +137,14 @@ def watch(
         rank_module: The rank's module.
         program: What both modules of one program have alike.
         original: The module that was compiled.
-        parameters: Its trained parameters by name.
+        parameters: Its parameters by name.
+        trained: Names of those that are trained.
     """
-    copies = Copies(program, parameters)
+    copies = Copies(program, parameters, trained)
     for other in list(_COPIES.values()):
-        if other.program is not program and copies.shared_with(other):
+        if other.program is not program and copies.trained_by(other):
             copies.note_other(other)
+        if other.program is not program and other.trained_by(copies):
             other.note_other(copies)
     ours = frozenset(map(id, rank_module.parameters()))
     _COPIES[rank_module] = copies
@@ -209,6 +224,11 @@ def _ahead(module: nn.Module, program: object) -> Iterator[str]:
         name = next((n for x in module.parameters() if (n := copies.name_of(x))), "")
         if name:
             yield name
+
+
+def _name_in(known: Mapping[int, tuple[str, weakref.ref[Tensor]]], tensor: Tensor) -> str:
+    name, of = known.get(id(tensor), ("", None))
+    return name if of is not None and of() is tensor else ""
 
 
 def _parameters(optimizer: Optimizer) -> Iterable[Tensor]:

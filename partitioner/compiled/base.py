@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from partitioner.backends.arrays import save_named_arrays
 from partitioner.backends.header import Origin
 from partitioner.backends.observed import STEPS
 from partitioner.backends.optimization import Optimization
@@ -380,7 +381,7 @@ class Compiled(Planned):
             if not plan_only and len(self.cluster) <= MOST_EXPLICIT:
                 self.ranks.write(folder)
                 if examples := self.model.example_inputs():
-                    np.savez(folder / EXAMPLES, **examples)  # type: ignore[arg-type]
+                    save_named_arrays(folder / EXAMPLES, examples)
 
         replace_directory(target, write, force=force, ours=is_written)
         return target

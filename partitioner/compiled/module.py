@@ -646,8 +646,9 @@ class ModuleProgram(Compiled):
             whole, source, _device(device), inputs, seed, check_inputs, variants, agreement
         )
         tensors = self.traced.captured.tensors
-        parameters = {name: tensors[name] for name in self.traced.gradients}
-        watch(rank_module, self.traced.captured, self.whole, parameters)
+        parameters = {name: x for name, x in tensors.items() if isinstance(x, nn.Parameter)}
+        trained = self.traced.gradients
+        watch(rank_module, self.traced.captured, self.whole, parameters, trained)
         return rank_module
 
     def on_ranks(self, source: Source) -> Whole:

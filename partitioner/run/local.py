@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from partitioner import units
+from partitioner.backends.arrays import save_named_arrays
 from partitioner.backends.errors import one_line
 from partitioner.backends.optimization import Optimization, level_line
 from partitioner.compiled.folder import EXAMPLES, load_plan, load_summary
@@ -332,7 +333,7 @@ def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     try:
         with draft_file(path) as draft:
             with draft.open("wb") as file:
-                np.savez(file, **stored)  # type: ignore[arg-type]
+                save_named_arrays(file, stored)
             draft.chmod(0o666 & ~umask())
             draft.replace(path)
     except OSError as error:

@@ -122,6 +122,7 @@ class Verification:
         optimization: Level of ONNX Runtime's optimizations on both sides; "" of a module.
         whole_batch: Of a program in micro-batches: every output of the ranks beside that of a call
             with the whole batch. Empty if there is none to compare with.
+        no_whole_batch: Why there is none, if a call with the whole batch fails.
     """
 
     ranks: int
@@ -131,6 +132,7 @@ class Verification:
     against: str = "the whole model"
     optimization: str = ""
     whole_batch: tuple[Difference, ...] = ()
+    no_whole_batch: str = ""
 
     @property
     def equal(self) -> bool:
@@ -160,6 +162,8 @@ class Verification:
             lines.append(f"  {output.name}: {how} ({output.allowed}){mark}")
         if self.whole_batch:
             lines.append(f"  against the whole batch: {self._of_whole_batch}")
+        elif self.no_whole_batch:
+            lines.append(f"  not compared with the whole batch: {self.no_whole_batch}")
         if self.first is not None:
             lines.append(f"  first tensor that differs: {self.first}")
         elif not self.equal:

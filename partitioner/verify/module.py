@@ -24,6 +24,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from partitioner.backends.errors import one_line
 from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.all_phases import AllPhases
 from partitioner.backends.torch.all_ranks import AllRanks, Step
@@ -133,10 +134,14 @@ def _verified(
             module.graph, ours.side, ours.alone(module.graph).side, floor, table
         )
     said = seed if given is None else None
-    whole_batch: tuple[Difference, ...] = ()
-    if in_parts and not module.signature.seed:
+    verification = Verification(len(ranks.ranks), said, compared, first, against)
+    if not in_parts or module.signature.seed:
+        return verification
+    try:
         whole_batch = _beside_whole_batch(module, values, args, kwargs)
-    return Verification(len(ranks.ranks), said, compared, first, against, whole_batch=whole_batch)
+    except Exception as error:  # noqa: BLE001 - the module's own code may refuse so many samples
+        return replace(verification, no_whole_batch=f"the module refuses it ({one_line(error)})")
+    return replace(verification, whole_batch=whole_batch)
 
 
 def _beside_whole_batch(

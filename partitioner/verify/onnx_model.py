@@ -7,7 +7,7 @@ for (`partitioner.verify.first_difference`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,10 @@ import numpy as np
 
 from partitioner.backends.optimization import DEFAULT, Optimization
 from partitioner.frontends.inputs import random_inputs
+from partitioner.frontends.onnx.checks import nested_graphs
 from partitioner.frontends.onnx.fold import draws
 from partitioner.frontends.onnx.load import Traced
+from partitioner.ir.graph import Node, Opaque
 from partitioner.ir.program import Programs
 from partitioner.strategies.micro_batch_graph import MicroBatch
 from partitioner.verify.compare import (
@@ -111,11 +113,29 @@ def _check_draws(traced: Traced) -> None:
         VerificationError: Names the first node that draws numbers without a seed.
     """
     for node in traced.graph.nodes:
-        if draws(node.op) and "seed" not in node.attrs:
+        op = next(_unseeded(node), "")
+        if op:
             raise VerificationError(
-                f"{node.name!r} ({node.op}) draws random numbers without a seed: the ranks and the "
+                f"{node.name!r} ({op}) draws random numbers without a seed: the ranks and the "
                 "whole model draw others, and nothing can be compared; give the node a seed"
             )
+
+
+def _unseeded(node: Node) -> Iterator[str]:
+    """The operators of a node, and of its bodies, that draw numbers without a seed."""
+    from onnx import GraphProto
+
+    if draws(node.op) and "seed" not in node.attrs:
+        yield node.op
+    for attribute in node.attrs.values():
+        if isinstance(attribute, Opaque) and attribute.kind == "GraphProto":
+            body = GraphProto.FromString(attribute.data)
+            for graph in (body, *nested_graphs(body.node)):
+                for inner in graph.node:
+                    is_seeded = any(each.name == "seed" for each in inner.attribute)
+                    is_off = inner.op_type == "Dropout" and len(inner.input) < 3
+                    if draws(inner.op_type) and not inner.domain and not is_seeded and not is_off:
+                        yield f"{node.op} with {inner.op_type}"
 
 
 def _first_of_parts(

@@ -109,7 +109,7 @@ def _moved(
 
     def run(graph: Graph, inputs: Arrays) -> list[np.ndarray]:
         outputs = run_lockstep(emit_models(alone, graph), inputs, optimization=optimization)
-        return [outputs[name] for name in graph.outputs]
+        return [outputs[graph.output_names.get(name, name)] for name in graph.outputs]
 
     expected = run(graph, inputs)
     for seed in range(MOVES):

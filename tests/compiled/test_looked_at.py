@@ -7,8 +7,10 @@ from pathlib import Path
 
 import modules
 import numpy as np
+import onnx_models as om
 import pytest
 import torch
+from onnx.helper import make_node as node
 
 import partitioner
 from partitioner import examples
@@ -19,6 +21,7 @@ from partitioner.compiled.base import Compiled
 from partitioner.compiled.reload import look
 from partitioner.files import FileError, ResultError
 from partitioner.ir.errors import OptionError
+from partitioner.run.local import read_inputs, write_outputs
 from partitioner.verify.compare import Verification
 
 
@@ -68,6 +71,71 @@ def test_the_stored_graph_tells_what_the_model_tells(
         drawn = looked.model.random_inputs(seed)
         for name, array in partitioner.load(onnx_plan).model.random_inputs(seed).items():
             np.testing.assert_array_equal(array, drawn[name])
+
+
+def test_bodies_and_names_of_outputs_are_kept(tmp_path: Path) -> None:
+    """FLOPs of bodies are no part of the graph's digest, but of the plan's cost."""
+    rng = np.random.default_rng(0)
+    weights = {f"w{i}": rng.standard_normal((64, 64)).astype(np.float32) for i in range(2)}
+    result = {"o": ("float32", [8, 64])}
+    branches = {
+        f"{name}_branch": om.body([node("MatMul", ["x", f"w{i}"], ["o"])], {}, result)
+        for i, name in enumerate(("then", "else"))
+    }
+    nodes = [
+        node("ReduceSum", ["x"], ["s"], keepdims=0),
+        node("Greater", ["s", "zero"], ["c"]),
+        node("If", ["c"], ["i"], **branches),
+        node("MatMul", ["i", "w0"], ["y"]),
+        node("NonZero", ["y"], ["n"]),
+    ]
+    outputs = {name: ("float32", [8, 64]) for name in "xy"} | {"n": ("int64", [2, None])}
+    model = om.model(
+        *(nodes, {"x": ("float32", [8, 64])}, outputs),
+        {**weights, "zero": np.array(0, np.float32)},
+    )
+    result = partitioner.compile(model, devices=2, cluster="ideal", shapes={"n": (2, 512)})
+    folder = result.save(tmp_path / "p")
+    looked = look(folder)
+    assert looked.warnings == ()
+    assert looked.evaluation == result.evaluation
+    assert looked.graph.output_names == result.graph.output_names == {"x_output": "x"}
+    assert looked.graph.bounded == result.graph.bounded == {"n"}
+    data = json.loads((folder / "graph.json").read_text())
+    for each in data["graph"]["nodes"]:
+        for attribute in each.get("attrs", {}).values():
+            if isinstance(attribute, dict) and "opaque" in attribute:
+                attribute["opaque"][2] = float("nan")
+    (folder / "graph.json").write_text(json.dumps(data))
+    with pytest.raises(ResultError, match="NaN is not a number of FLOPs"):
+        look(folder)
+
+
+class OddNames(torch.nn.Module):
+    """Inputs whose names are those of arguments of `numpy.savez`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, file: torch.Tensor, allow_pickle: torch.Tensor) -> torch.Tensor:
+        return self.layer(file) * allow_pickle
+
+
+def test_example_inputs_of_any_name_are_kept(tmp_path: Path) -> None:
+    inputs = torch.randn(2, 4), torch.randn(2, 4).bfloat16()
+    result = partitioner.compile(OddNames(), inputs, devices=2, cluster="ideal")
+    folder = result.save(tmp_path / "p")
+    types = result.model.input_types
+    kept = read_inputs(folder / "inputs.npz", types)
+    assert {name: array.dtype.name for name, array in kept.items()} == {
+        "file": "float32",
+        "allow_pickle": "bfloat16",
+    }
+    np.testing.assert_array_equal(kept["file"], inputs[0].numpy())
+    write_outputs(tmp_path / "out.npz", kept)
+    with np.load(tmp_path / "out.npz") as written:
+        np.testing.assert_array_equal(written["file"], kept["file"])
 
 
 def test_a_plan_that_was_moved(moved: Path, onnx_plan: Path) -> None:

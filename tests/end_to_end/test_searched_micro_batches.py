@@ -159,6 +159,28 @@ def test_verify_names_the_whole_batch_that_is_equal() -> None:
     assert text.endswith("  against the whole batch: equal")
 
 
+class TwoAtMost(nn.Module):
+    """Refuses more than two samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] > 2:
+            raise ValueError("at most two samples")
+        return self.layer(x).pow(2).mean()
+
+
+def test_a_module_that_refuses_the_whole_batch_is_verified() -> None:
+    program = planned(TwoAtMost(), (torch.randn(4, 4),), micro_batches=2)
+    verification = program.verify()
+    assert verification.equal
+    assert str(verification).endswith(
+        "not compared with the whole batch: the module refuses it (at most two samples)"
+    )
+
+
 @pytest.mark.slow
 def test_a_refusal_for_memory_names_what_was_left_out() -> None:
     with pytest.raises(Infeasible, match=r"; not in 2, .* micro-batches, which are not proven"):

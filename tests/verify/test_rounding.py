@@ -185,6 +185,36 @@ def test_a_model_that_draws_without_a_seed_is_named(op: str) -> None:
     assert partitioner.compile(model, devices=2).verify()
 
 
+def test_a_body_that_draws_without_a_seed_is_named() -> None:
+    def branch(name: str, **seed: float) -> onnx.GraphProto:
+        drawn = node("RandomNormal", [], [f"{name}_r"], shape=[4, 6], **seed)
+        return om.body([drawn], {}, {f"{name}_r": (F32, [4, 6])})
+
+    def compiled(**seed: float) -> Compiled:
+        branches = {f"{name}_branch": branch(name, **seed) for name in ("then", "else")}
+        nodes = [
+            node("ReduceMax", ["x"], ["m"], "m", keepdims=0),
+            node("Greater", ["m", "one"], ["c"], "c"),
+            node("If", ["c"], ["i"], "choice", **branches),
+            node("Add", ["i", "x"], ["y"], "y"),
+        ]
+        weights = {"one": np.array(1, np.float32)}
+        model = om.model(nodes, {"x": (F32, [4, 6])}, {"y": (F32, [4, 6])}, weights)
+        return partitioner.compile(model, devices=2)
+
+    with pytest.raises(VerificationError, match=r"'choice' \(If with RandomNormal\) draws random"):
+        compiled().verify()
+    assert compiled(seed=3.0).verify()
+
+
+def test_an_output_that_is_an_input_has_no_rounding() -> None:
+    model = behind_a_sigmoid()
+    model.graph.output.insert(0, model.graph.input[0])
+    verification = summed(model).verify()
+    assert "equal within the model's own rounding" in str(verification)
+    assert [output.name for output in verification.outputs] == ["x", "y"]
+
+
 def test_inputs_of_a_file_are_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(drawn_plans.mlp(), tmp_path / "m.onnx")
     compiled = partitioner.compile(tmp_path / "m.onnx", devices=2, cluster="ideal")

@@ -73,6 +73,38 @@ def test_two_modules_over_one_network_do_not_train_apart() -> None:
         first(X)
 
 
+def test_parameters_that_one_module_trains_and_another_reads() -> None:
+    """A generator and a discriminator, each frozen in the other's step."""
+    one, other = networks()
+    other.requires_grad_(False)
+    first = planned(Game(one, other)).module()
+    other.requires_grad_()
+    one.requires_grad_(False)
+    second = planned(Game(one, other, -1.0)).module()
+    stepped(first)
+    with pytest.raises(BackendError, match=r"one.weight was trained by another rank's module"):
+        second(X)
+    second.load_state_dict(first.full_state_dict(), strict=False)
+    torch.testing.assert_close(second(X), -first(X))
+    stepped(second)
+    with pytest.raises(BackendError, match=r"other.weight was trained by another rank's module"):
+        first(X)
+
+
+def test_a_module_for_inference_beside_one_that_trains() -> None:
+    whole = Game(*networks())
+    program = partitioner.compile(whole, X, devices=1, cluster="ideal")
+    assert isinstance(program, ModuleProgram)
+    inference, module = program.module(), planned(whole).module()
+    torch.testing.assert_close(inference(X), module(X).detach())
+    stepped(module)
+    with pytest.raises(
+        BackendError, match=r"one.weight was trained .* this one, for inference, has it as it was"
+    ):
+        inference(X)
+    assert module.eval()(X).isfinite()
+
+
 def test_modules_of_one_program_and_of_other_networks_are_apart() -> None:
     program, other = planned(Game(*networks())), planned(Game(*networks())).module()
     stepped(program.module())

@@ -111,14 +111,12 @@ def test_the_halo_is_all_that_is_exchanged(
 @pytest.mark.parametrize(
     ("size", "kernel", "stride"), [*itertools.product((5, 6, 7), (2, 3), (1, 2))]
 )
-@pytest.mark.parametrize("more_after", [True, False])
-def test_same_padding_gives_all_positions(
-    size: int, kernel: int, stride: int, more_after: bool
-) -> None:
-    count = -(-size // stride)
-    slide = same_pads(Slide(kernel, stride), size, count, more_after=more_after)
-    assert (size + slide.before + slide.after - kernel) // stride + 1 == count
-    assert slide.after - slide.before in ((0, 1) if more_after else (0, -1))
+@pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])
+def test_same_padding_gives_all_positions(size: int, kernel: int, stride: int, auto: str) -> None:
+    slide = same_pads(Slide(kernel, stride), size, auto)
+    positions = (size + slide.before + slide.after - kernel) // stride + 1
+    assert positions == -(-size // stride)
+    assert slide.after - slide.before in ((0, 1) if auto == "SAME_UPPER" else (0, -1))
 
 
 @budget

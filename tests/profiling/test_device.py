@@ -255,7 +255,7 @@ def test_a_saved_run_is_recorded_on_devices_that_are_there(
     saved = program.save(tmp_path / "linear.partition")
     gpus(monkeypatch, 1)
     monkeypatch.setattr(Compiled, "measuring_device", "cuda")
-    monkeypatch.setattr(local, "_program", lambda _: program)
+    monkeypatch.setattr(local, "_program", lambda *_: program)
     (name,) = program.graph.inputs[:1]
     monkeypatch.setattr(local, "draw_inputs", lambda *_: {name: batch[0].numpy()})
     with pytest.raises(BackendError, match="the plan has 2 ranks, one GPU each; this machine has"):

@@ -9,7 +9,7 @@ import onnx_models as om
 import pytest
 from drawn_bodies import drawn_bodies
 from onnx import helper, numpy_helper
-from rank_files import assert_rank_files_load
+from rank_files import assert_rank_files_run
 
 import partitioner
 from partitioner.frontends.errors import FrontendError
@@ -138,7 +138,7 @@ def test_weights_of_bodies_in_files(tmp_path: Path, attributes: bool) -> None:
     compiled = partitioner.compile(path, devices=2, strategy="inter")
     assert compiled.verify().equal
     compiled.save(tmp_path / "plan")
-    assert_rank_files_load(tmp_path / "plan")
+    assert_rank_files_run(tmp_path / "plan")
     loaded = partitioner.load(tmp_path / "plan")
     for flag, whole in zip((True, False), right, strict=True):
         np.testing.assert_array_equal(loaded.run(feeds(flag))["y"], whole)
@@ -241,5 +241,5 @@ def test_drawn_bodies(tmp_path: Path, count: int) -> None:
         compiled = partitioner.compile(path, devices=2, strategy=("inter", "auto")[seed % 2])
         assert compiled.verify().equal
         compiled.save(tmp_path / f"plan{seed}")
-        assert_rank_files_load(tmp_path / f"plan{seed}")
+        assert_rank_files_run(tmp_path / f"plan{seed}")
     assert lifted > count

@@ -351,7 +351,7 @@ def _plan_in_blocks(
         quickly = Budget.of(quick, clock.say)
         limit = least_limit(graph, cluster, request, quickly, prices, outcome)
         whole = OneDevice.best(cluster, request.objective, (graph, None)).held_bytes
-        why = f"none in blocks was found to fit: {outcome.searched}"
+        why = f"within the limit given, none in blocks was found (searched: {outcome.searched})"
         if limit is None or limit >= whole:
             return _NotInBlocks(why)
         return _NotInBlocks(why, (f"in blocks with --memory {limit} ({units.size(limit)})",))

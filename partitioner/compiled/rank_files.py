@@ -85,8 +85,8 @@ class RankFiles(ABC):
             check_plan(self.folder, header, name, plan)
             if graph is not None and header.origin.weights != graph.weights_digest:
                 raise DirectoryError(
-                    f"{self.folder}: {name} holds other weights than its model, which has "
-                    "changed since; partition it again"
+                    f"{self.folder}: {name} holds other weights than the model; give the model "
+                    "with the weights that were partitioned, or partition it again"
                 )
 
 

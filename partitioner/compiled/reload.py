@@ -200,7 +200,9 @@ def _load_onnx(folder: Path, request: OnnxRequest, named: str | Path | None = No
     if named is not None:
         model = Path(named)
         model = model.parent.resolve() / model.name
-    if not model.is_file():
+        if not model.is_file():
+            raise ResultError(f"{named}: no such file")
+    elif not model.is_file():
         raise ResultError(_gone(folder, model))
     traced = load_onnx(model, request.dims, request.shapes, plan_only=True)
     onnx_model = OnnxModel(traced, model, None, request.dims, request.shapes)
@@ -297,7 +299,7 @@ def _source(
             raise OptionError(f"{what} is {str(named or module)!r}; give {kind}")
         source = given
     if source.file is not None and not source.file.is_file():
-        raise ResultError(_gone(folder, source.file))
+        raise ResultError(f"{named}: no such file" if named else _gone(folder, source.file))
     return source
 
 
@@ -319,7 +321,7 @@ def _not_named(folder: Path, factory: str) -> str:
 
 def _gone(folder: Path, model: Path) -> str:
     return (
-        f"{folder}: its model {model} is gone; move it back, name it (partition verify "
+        f"{folder}: its model is not at {model}; put it there, name it (partition verify "
         f"{shlex.quote(str(folder))} --model FILE) or partition again"
     )
 

@@ -50,6 +50,9 @@ STAGE_MARGINS = (*MARGINS, 0.75)
 MOST_BORDERS = 96
 #: Most positions at which a stage may begin: of as many equal runs of nodes, where least lives.
 MOST_STARTS = 16
+#: Most paths to a position that are followed: where constants of many sizes may stay or be loaded,
+#: the paths of which none is both cheaper and lighter grow with the number of subsets.
+MOST_PATHS = 64
 #: Most devices over which blocks are searched.
 MOST_DEVICES = 8
 
@@ -569,7 +572,7 @@ def _cheapest(
     paths: dict[int, list[_Path]] = {begin: [_Path(0.0, 0, ())]}
     found = {}
     for at in range(begin, count + 1):
-        here = list(_best(paths.pop(at, ())))
+        here = _best(paths.pop(at, ()))
         if here and at in stops:
             found[at] = here[0]
         if at == count or not here:
@@ -598,10 +601,15 @@ def _fits(option: Option, room: int, ahead: int, streams: bool) -> bool:
     return held + option.constant_bytes + ahead <= room and option.constant_bytes <= ahead
 
 
-def _best(paths: Sequence[_Path]) -> Iterator[_Path]:
-    """The paths than which none is both cheaper and holds less, the cheapest first."""
-    least: int | None = None
+def _best(paths: Sequence[_Path]) -> Sequence[_Path]:
+    """The paths than which none is both cheaper and holds less, the cheapest first.
+
+    Of more than `MOST_PATHS` it keeps so many, the cheapest and the lightest among them.
+    """
+    front: list[_Path] = []
     for path in sorted(paths, key=lambda p: (p.seconds, p.staying_bytes, len(p.options))):
-        if least is None or path.staying_bytes < least:
-            least = path.staying_bytes
-            yield path
+        if not front or path.staying_bytes < front[-1].staying_bytes:
+            front.append(path)
+    if len(front) <= MOST_PATHS:
+        return front
+    return [front[i * (len(front) - 1) // (MOST_PATHS - 1)] for i in range(MOST_PATHS)]

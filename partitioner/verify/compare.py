@@ -155,7 +155,8 @@ class Verification:
 
     def __str__(self) -> str:
         inputs = "given inputs" if self.seed is None else f"seed {self.seed}"
-        lines = [f"{self.verdict}: {self.ranks} ranks against {self.against}, {inputs}"]
+        ranks = units.count(self.ranks, "rank")
+        lines = [f"{self.verdict}: {ranks} against {self.against}, {inputs}"]
         for output in self.outputs:
             how = "bit-identical" if output.identical else output.words
             mark = "" if output.equal else " DIFFERS"

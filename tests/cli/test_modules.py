@@ -228,7 +228,9 @@ def test_a_model_that_is_gone_or_has_changed(
         assert main([command, moved]) == 0, command
     capsys.readouterr()
     assert main(["verify", moved]) == 1
-    assert "m.pt2 is gone; move it back, name it" in one_line(capsys.readouterr().err)
+    assert "m.pt2; put it there, name it" in one_line(capsys.readouterr().err)
+    assert main(["verify", moved, "--model", "other.pt2"]) == 1
+    assert one_line(capsys.readouterr().err) == "partition: other.pt2: no such file\n"
     assert main(["verify", moved, "--model", str(here / "m.pt2")]) == 0
     assert capsys.readouterr().out.startswith("equal: 2 ranks against the whole module")
     other = torch.export.export(torch.nn.Linear(3, 3), (torch.ones(2, 3),), strict=False)

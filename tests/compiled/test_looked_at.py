@@ -139,8 +139,10 @@ def test_example_inputs_of_any_name_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_was_moved(moved: Path, onnx_plan: Path) -> None:
-    with pytest.raises(ResultError, match=r"m\.onnx is gone; move it back, name it \(part"):
+    with pytest.raises(ResultError, match=r"not at .*m\.onnx; put it there, name it \(part"):
         partitioner.load(moved)
+    with pytest.raises(ResultError, match=r"^other\.onnx: no such file$"):
+        partitioner.load(moved, model="other.onnx")
     named = partitioner.load(moved, model=onnx_plan.parent / "m.onnx")
     assert named.verify_written(moved)
     with pytest.raises(ResultError, match=r"was read without its model: partitioner\.load"):

@@ -74,7 +74,8 @@ def _turn(result: Planned) -> str:
 
 def _head(result: Planned) -> list[str]:
     graph, plan, cluster = result.graph, result.plan, result.cluster
-    lines = [f"{graph.name}: {len(graph.nodes)} nodes on {cluster.name}, {len(cluster)} devices"]
+    devices = units.count(len(cluster), "device")
+    lines = [f"{graph.name}: {len(graph.nodes)} nodes on {cluster.name}, {devices}"]
     if plan.certificate is not None:
         lines.append(certificate_line(plan.certificate, result.search_s))
         lines += trial_lines(plan.certificate.trials)

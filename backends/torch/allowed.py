@@ -143,7 +143,17 @@ _EXPORTED = frozenset((
     "_unique", "_unique2", "_unsafe_index", "_unsafe_masked_index", "_unsafe_view",
     "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "_upsample_nearest_exact1d",
     "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "_weight_norm",
-    "_weight_norm_interface",
+    "_weight_norm_interface", "adaptive_avg_pool1d", "avg_pool1d", "histogram", "histogramdd",
+    "kthvalue", "numpy_T", "sum_to_size", "_int_mm", "_lu_with_info",
+))  # fmt: skip
+#: Operators that traces keep whole and that have no row, and those of their backward passes.
+_TRACED = frozenset((
+    "fractional_max_pool2d_backward", "fractional_max_pool3d_backward",
+    "grid_sampler_3d_backward", "reflection_pad1d", "reflection_pad1d_backward",
+    "reflection_pad2d", "reflection_pad2d_backward", "reflection_pad3d",
+    "reflection_pad3d_backward", "replication_pad1d_backward", "replication_pad2d",
+    "replication_pad2d_backward", "replication_pad3d", "replication_pad3d_backward",
+    "_cdist_backward", "_pdist_backward", "_weight_norm_interface_backward",
 ))  # fmt: skip
 #: Communications that rank files call.
 _COMMUNICATIONS = frozenset((
@@ -159,4 +169,4 @@ def may_call(namespace: str, name: str, overload: str) -> bool:
     if namespace == "partitioner":  # those are ours
         return True
     key = f"{namespace}::{name}" if overload == "default" else f"{namespace}::{name}.{overload}"
-    return key in ROWS or (namespace == "aten" and name in _EXPORTED)
+    return key in ROWS or (namespace == "aten" and name in _EXPORTED | _TRACED)

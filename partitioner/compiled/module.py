@@ -220,8 +220,12 @@ class ModuleRanks(Ranks):
         """The step of one call of the module on all ranks, in training with its backward pass.
 
         Raises:
-            BackendError: The arguments are not like the example inputs.
+            BackendError: The arguments are not like the example inputs, or a rank's module has
+                trained copies of the weights.
         """
+        from partitioner.backends.torch.originals import check_weights
+
+        check_weights(self.module.module, "the program")
         inputs = self.module.signature.feed(args, kwargs, seed)
         return self.all_ranks.step(inputs, self.module.stored_values())
 
@@ -270,9 +274,12 @@ class ModuleRanks(Ranks):
 
     def write(self, folder: Path) -> None:
         """See `Ranks.write`; ranks are made one at a time, as each has its part of the weights."""
+        from partitioner.backends.torch.originals import check_weights
         from partitioner.backends.torch.rank_files import write_phases, write_rank
 
         assert self.plan is not None
+        if not self.module.options.training:  # else no weights are written
+            check_weights(self.module.module, "save()")
         graph, cpu = self.module.graph, torch.device("cpu")
         mark = origin(self.plan, graph)
         with only_new_objects_collected():
@@ -510,11 +517,8 @@ class ModuleProgram(Compiled):
 
     def _step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Step:
         """A call of the module on all ranks, which writes its buffers."""
-        from partitioner.backends.torch.originals import check_weights
-
         module = self.model.module
         module.check_unchanged()
-        check_weights(self.whole, "the program")
         step = self.ranks.step(args, kwargs, seed)
         module.keep(step.results)
         return step

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import modules
 import numpy as np
@@ -310,10 +311,39 @@ def test_operators_of_an_exported_program() -> None:
     assert may_call("aten", "linear", "default")
     assert may_call("aten", "add", "Tensor")
     assert may_call("partitioner", "experts", "default")
+    for kept in ("numpy_T", "avg_pool1d", "kthvalue", "reflection_pad2d", "_cdist_backward"):
+        assert may_call("aten", kept, "default"), kept
     for refused in ("from_file", "save", "set_", "fbgemm_linear_fp16_weight", "resize_"):
         assert not may_call("aten", refused, "default")
     assert not may_call("_c10d_functional", "broadcast", "default")
     assert not may_call("prims", "device_put", "default")
+
+
+class Kept(torch.nn.Module):
+    """Operators that export keeps, and that traces of training keep whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        plain = torch.nn.Linear(6, 6)
+        self.layer = torch.nn.utils.parametrizations.weight_norm(plain)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        padded = torch.nn.functional.pad(y[None, None], (1, 1, 1, 1), mode="reflect")
+        pooled = torch.nn.functional.avg_pool1d(y[None], 2)
+        least = torch.kthvalue(y.T, 2).values
+        far = torch.cdist(y, y + 1)
+        return padded.square().mean() + pooled.sum() + least.sum() + far.sum()
+
+
+@pytest.mark.slow
+def test_operators_that_export_and_traces_keep_are_loaded(tmp_path: Path) -> None:
+    module, example = Kept(), (torch.rand(4, 6),)
+    torch.export.save(torch.export.export(module, example, strict=False), tmp_path / "m.pt2")
+    options: Any = {"devices": 2, "cluster": "ideal"}
+    assert partitioner.compile(tmp_path / "m.pt2", **options).verify()
+    program = partitioner.compile(module, example, training=True, **options)
+    assert program.verify_written(program.save(tmp_path / "p"))
 
 
 def test_no_operator_of_the_list_takes_memory_as_it_is() -> None:

@@ -91,7 +91,7 @@ def test_parameters_that_one_module_trains_and_another_reads() -> None:
         first(X)
 
 
-def test_a_module_for_inference_beside_one_that_trains() -> None:
+def test_a_module_for_inference_beside_one_that_trains(tmp_path: Path) -> None:
     whole = Game(*networks())
     program = partitioner.compile(whole, X, devices=1, cluster="ideal")
     assert isinstance(program, ModuleProgram)
@@ -102,7 +102,14 @@ def test_a_module_for_inference_beside_one_that_trains() -> None:
         BackendError, match=r"one.weight was trained .* this one, for inference, has it as it was"
     ):
         inference(X)
-    assert module.eval()(X).isfinite()
+    with pytest.raises(BackendError, match=r"the program would take one.weight as it was before"):
+        program.run({"x": X.numpy()})
+    with pytest.raises(BackendError, match=r"save\(\) would take one.weight as it was before"):
+        program.save(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+    whole.load_state_dict(module.full_state_dict())
+    (result,) = program.run({"x": X.numpy()}).values()
+    torch.testing.assert_close(torch.from_numpy(result), module.eval()(X))
 
 
 def test_modules_of_one_program_and_of_other_networks_are_apart() -> None:

@@ -65,7 +65,7 @@ def _whole(graph: Graph, axes: Mapping[str, int], plan: Plan) -> Iterator[str]:
             more = f" and {len(whole) - 3} more" if len(whole) > 3 else ""
             yield (
                 f"parallel spatial: {', '.join(whole[:3])}{more} cannot be cut along "
-                f"{_WORDS[dim]} over axis {axis}"
+                f"{_word(dim)} over axis {axis}"
             )
 
 
@@ -138,7 +138,7 @@ def _dims_of(graph: Graph, axes: Mapping[str, int]) -> Mapping[str, int]:
             dim = next((dim for dim in free if _largest(graph, dim) >= size), free[0])
             free.remove(dim)
         if dim is None or dim not in known:
-            words = ", ".join(_WORDS[dim] for dim in known if dim in _WORDS)
+            words = ", ".join(map(_word, known))
             raise ConstraintError(
                 f"parallel spatial: axis {axis!r} has no dim to cut; windows of the model slide "
                 f"over {words or 'no dims'}"
@@ -152,8 +152,13 @@ def _check(graph: Graph, axis: str, size: int, dim: int) -> None:
     if (largest := _largest(graph, dim)) < size:
         raise ConstraintError(
             f"parallel spatial: axis {axis!r} has {size} devices, and no convolution, pool or "
-            f"resize has a {_WORDS[dim]} of more than {largest}"
+            f"resize has a {_word(dim)} of more than {largest}"
         )
+
+
+def _word(dim: int) -> str:
+    """A dim of an image for people; windows over channels of a volume slide over its dim -4."""
+    return _WORDS.get(dim, f"dim {dim}")
 
 
 def _largest(graph: Graph, dim: int) -> int:

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import numpy as np
+import onnx_models as om
 import pytest
 import torch
+from onnx import helper
 from torch import Tensor, nn
 
 import partitioner
@@ -86,6 +89,16 @@ def test_what_cannot_be_cut_is_refused(
 def compiled(module: nn.Module, *shape: int, **options: Any) -> partitioner.Compiled:
     example = (torch.randn(shape),)
     return partitioner.compile(module.eval(), example_inputs=example, time_limit_s=5, **options)
+
+
+def test_a_dim_without_a_word_is_named_by_its_number() -> None:
+    """A resize may slide over channels of a volume: the fourth dim from the end."""
+    resize = helper.make_node("Resize", ["x", "", "s"], ["y"], mode="nearest")
+    scales = {"s": np.array([1, 2, 1, 1, 1], np.float32)}
+    ends = {"y": ("float32", [1, 4, 2, 2, 2])}
+    proto = om.model([resize], {"x": ("float32", [1, 2, 2, 2, 2])}, ends, scales)
+    with pytest.raises(ConstraintError, match="has a dim -4 of more than 4"):
+        partitioner.compile(proto, devices=5, parallel="spatial", cluster="ideal")
 
 
 def test_an_axis_of_another_kind_is_refused() -> None:

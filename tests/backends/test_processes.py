@@ -16,6 +16,7 @@ import onnx
 import pytest
 import rank_programs as hand
 from rank_cases import CASES, check
+from rank_files import save_edited
 from torch_jobs import RunJob, free_port, rank_environment
 
 from partitioner.backends import launch, process_group
@@ -111,7 +112,7 @@ def test_a_rank_that_raises_stops_all_and_is_named(folder: Path) -> None:
     path = folder / "rank1.onnx"
     model = onnx.load(path, load_external_data=False)
     model.graph.node[0].op_type = "NoSuchOperator"
-    path.write_bytes(model.SerializeToString())
+    save_edited(model, path)
     start = time.monotonic()
     with pytest.raises(BackendError, match=r"^rank 1: ONNX Runtime: .*NoSuchOperator"):
         run_local(folder, case.inputs)

@@ -216,7 +216,7 @@ def test_no_proof_is_wrong(part: int) -> None:
             some, others = (batch_losses.accumulated(name, n) for n in (1, count))
             wrong += [] if batch_losses.alike(some, others) else [(name, count)]
     assert wrong == []
-    assert proven > 15
+    assert proven >= 10
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class _Step:
-    """What a step of an operator without a kernel makes."""
+    """Result of a step of an operator without a kernel."""
 
     of: Name
     op: str
@@ -176,7 +176,7 @@ class Session:
 
     @property
     def may_be_blocked(self) -> bool:
-        """Whether a convolution or a pool of it may have a blocked layout."""
+        """Tell whether a convolution or a pool of it may have a blocked layout."""
         return any(
             _may_be_blocked(node, self.tensors)
             if node.op == "Conv"

@@ -393,7 +393,7 @@ class _Needed:
         return max(before)
 
     def _serves(self, phase: int) -> bool:
-        """Whether a phase runs behind the one that makes the value, and before all readers."""
+        """Tell whether a phase runs behind the one that makes the value, and before all readers."""
         is_before = self.order.is_before
         return (phase == self.made or is_before(self.made, phase, self.device)) and all(
             phase == reader or is_before(phase, reader, self.device) for reader in self.readers

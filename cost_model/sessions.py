@@ -47,7 +47,7 @@ class Run:
 
     @cached_property
     def may_be_blocked(self) -> bool:
-        """Whether a kernel of it may have a blocked layout."""
+        """Tell whether a kernel of it may have a blocked layout."""
         return self.session.may_be_blocked
 
 

@@ -629,7 +629,7 @@ class _Parts:
         return None if isinstance(whole, str) else whole.graph
 
     def changes(self, count: int) -> Difference:
-        """What a step in so many micro-batches computes otherwise than the whole batch.
+        """Compare a step in so many micro-batches with the whole batch.
 
         Means over targets are compared with the numbers of targets in the example inputs.
         """
@@ -700,7 +700,7 @@ class _Parts:
         )
 
     def notes(self, plan: Plan) -> tuple[str, ...]:
-        """What a plan in micro-batches computes otherwise, and the numbers that were left out."""
+        """Say what a plan in micro-batches computes otherwise, and which numbers were left out."""
         count = plan.micro_batches
         assert count is not None
         left_out = (self.left_out,) if self.left_out else ()

@@ -339,7 +339,7 @@ def answer(points: Sequence[Point], objective: str, turn: str) -> str:
 
 
 def _splitting(points: Sequence[Point], objective: str, turn: str) -> str:
-    """Whether splitting pays at the best point; arguments as of `answer`."""
+    """Tell whether splitting pays at the best point; arguments as of `answer`."""
     planned = [point for point in points if point["latency_s"] is not None]
     if not planned:
         return "No point of the sweep has a plan: give more devices or more memory."

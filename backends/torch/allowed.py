@@ -1,7 +1,7 @@
 """The operators of PyTorch that a ``.pt2`` file may call: all others are refused.
 
-They compute results from tensors and settings, and check both. What is left out reads or writes
-files, takes memory as it is (packed weights, storages, sparse parts that are not validated), or is
+They compute results from tensors and settings. PyTorch checks these, though not all of them: the
+backward pass of a weight norm takes the size of `g` as it is. What is left out reads or writes files, takes memory as it is (packed weights, storages, sparse parts that are not validated), or is
 of devices and back ends that nothing here writes.
 """
 
@@ -163,7 +163,7 @@ _COMMUNICATIONS = frozenset((
 
 
 def may_call(namespace: str, name: str, overload: str) -> bool:
-    """Whether a graph may call an operator, such as "aten", "add", "Tensor"."""
+    """Tell whether a graph may call an operator, such as "aten", "add", "Tensor"."""
     if namespace == "_c10d_functional":
         return name in _COMMUNICATIONS
     if namespace == "partitioner":  # those are ours

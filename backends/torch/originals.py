@@ -59,7 +59,7 @@ class Copies:
 
     @property
     def are_ahead(self) -> bool:
-        """Whether they were trained since the originals were last written to."""
+        """Tell whether they were trained since the originals were last written to."""
         return self.steps > 0 and self._version() == self._written
 
     def note_step(self) -> None:

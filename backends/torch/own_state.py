@@ -21,7 +21,7 @@ _KNOWN = ("torch.", "partitioner.")
 
 @dataclass(frozen=True)
 class OwnState:
-    """What a submodule of the whole model saves and loads beside parameters and buffers.
+    """State that a submodule of the whole model saves and loads beside parameters and buffers.
 
     Attributes:
         extra: Its extra state (`get_extra_state`) as it was compiled; empty without any.
@@ -37,7 +37,7 @@ class OwnState:
 
     @classmethod
     def of(cls, part: nn.Module) -> OwnState:
-        """That of a submodule as it is."""
+        """Read the state of a submodule as it is."""
         kind = type(part)
         has_extra = kind.get_extra_state is not nn.Module.get_extra_state
         saves = (*part._state_dict_hooks.values(), *part._state_dict_pre_hooks.values())

@@ -1142,7 +1142,7 @@ def _refuse(*_: Any) -> None:
 
 
 def _own_states(whole: Whole) -> Mapping[str, OwnState]:
-    """What the model's submodules save beside parameters and buffers, by each of their paths."""
+    """List what submodules save beside parameters and buffers, by each of their paths."""
     of = whole.submodules
     return {path: of[part.first].state if part.first else part.state for path, part in of.items()}
 

@@ -369,7 +369,8 @@ class Compiled(Planned):
                 json.dumps(summary, indent=1, allow_nan=False) + "\n"
             )
             self.model.write_request(folder, target)
-            GraphFile.of(self.model).write(folder)
+            model = self.model
+            GraphFile(model.name, model.graph, model.delivered, model.ranges).write(folder)
             if self.measured is not None:
                 (folder / FILE).write_text(self.measured.to_json(), encoding="utf-8")
             timeline = simulate(self.schedule)

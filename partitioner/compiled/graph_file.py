@@ -6,16 +6,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partitioner.compiled.folder import read_object
 from partitioner.files import ResultError
 from partitioner.frontends.inputs import InputRange
 from partitioner.ir.graph import Graph
 from partitioner.ir.graph_data import GraphDataError, graph_data, graph_of, type_data, type_of
-
-if TYPE_CHECKING:
-    from partitioner.compiled.base import Model
 
 #: Name of the file.
 FILE = "graph.json"
@@ -37,11 +34,6 @@ class GraphFile:
     graph: Graph
     delivered: frozenset[str]
     ranges: Mapping[str, InputRange]
-
-    @classmethod
-    def of(cls, model: Model) -> GraphFile:
-        """What is kept of a model."""
-        return cls(model.name, model.graph, model.delivered, model.ranges)
 
     def write(self, folder: Path) -> None:
         """Write `graph.json`."""

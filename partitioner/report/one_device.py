@@ -75,7 +75,7 @@ class OneDevice:
         return asdict(self)
 
     def copies_sentence(self, plan_per_s: float | None, objective: str) -> str:
-        """What whole copies would serve beside a plan for a stream, as a clause; "" without them.
+        """Say what whole copies would serve beside a plan, as a clause; "" without them.
 
         Args:
             plan_per_s: Requests a second of the plan; None if they take no time.
@@ -114,7 +114,7 @@ class OneDevice:
 
 
 def copies_sentence(copies: int, copies_per_s: float | None, plan_per_s: float | None) -> str:
-    """What whole copies serve beside a plan, as a clause; "" where they are no rival.
+    """Say what whole copies serve beside a plan, as a clause; "" where they are no rival.
 
     Args:
         copies: Devices that hold the whole model each.

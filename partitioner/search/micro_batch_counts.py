@@ -202,7 +202,7 @@ class CountSearch:
         return self.best
 
     def _none_fits(self, counts: Sequence[int]) -> bool:
-        """Whether memory refuses the first, the last with two samples a device, and the last.
+        """Tell whether memory refuses the first, the last with two samples a device, and the last.
 
         Where the batch is not cut over the devices, a micro-batch of one sample holds least.
         """

@@ -1029,7 +1029,7 @@ def _first_that_runs(
 
 
 def _is_better(candidate: Candidate | None, best: Candidate) -> TypeGuard[Candidate]:
-    """Whether a plan can run, and has a lower figure than the best one."""
+    """Tell whether a plan can run, and has a lower figure than the best one."""
     return candidate is not None and _figure(candidate) < _figure(best)
 
 

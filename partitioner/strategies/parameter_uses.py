@@ -66,7 +66,7 @@ def is_read_whole(graph: Graph, value: str) -> bool:
 
 
 def can_cut(graph: Graph, value: str, *parts: int) -> bool:
-    """Whether a value has elements, and for each number a dim of so many equal parts.
+    """Tell whether a value has elements, and for each number a dim of so many equal parts.
 
     A dim that is cut for one number has that many fewer elements for the next.
     """

@@ -177,7 +177,7 @@ class _Proof:
         )
 
     def _is_local(self, node: Node) -> bool:
-        """Whether the other graph's node is what a device of the micro-batches runs in place of it.
+        """Tell whether the other graph's node is what a micro-batch runs in place of it.
 
         Arguments that repeat sizes of the operands are local then, as a group norm's are.
         """
@@ -331,7 +331,7 @@ def _scales(node: Node) -> str:
 
 
 def _shifts(node: Node) -> bool:
-    """Whether a node adds a number to its only operand, or takes the operand from a number."""
+    """Tell whether a node adds a number to its only operand, or takes the operand from a number."""
     row, inputs = row_of(node), list(filter(None, node.inputs))
     return row is not None and row.shifts and len(inputs) == 1
 

@@ -110,7 +110,7 @@ def check_mesh(mesh: Mapping[str, int] | None) -> None:
 
 
 def _has_all(family: Family, pinned: Collection[tuple[int, ...]]) -> bool:
-    """Whether each pinned group is one of a space."""
+    """Tell whether each pinned group is one of a space."""
     return set(pinned) <= {group.devices for group in family.groups}
 
 

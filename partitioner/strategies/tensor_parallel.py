@@ -38,7 +38,7 @@ def _pins(asked: Asked) -> Iterator[Pin]:
 
 
 def _is_cut(graph: Graph, value: str, whole: Container[str], size: int) -> bool:
-    """Whether each reader of a value can be cut along a dim of it, beside inputs that are whole."""
+    """Tell whether each reader of a value can be cut along its dim beside whole inputs."""
     return all(
         any(_loops(rule, value, node, whole, size))
         for node in graph.consumers[value]
@@ -61,7 +61,7 @@ def _names(dims: Dims | None) -> Iterator[str]:
 
 
 def _is_written(node: Node) -> bool:
-    """Whether a node writes to where a value is stored."""
+    """Tell whether a node writes to where a value is stored."""
     row = row_of(node)
     return row is not None and row.in_place is not None
 

@@ -176,7 +176,7 @@ def check_contents(module: TracedModule) -> None:
 
 
 def has_no_contents(module: TracedModule) -> bool:
-    """Whether a weight or an example input is fake."""
+    """Tell whether a weight or an example input is fake."""
     captured = module.traced.captured
     return any(
         isinstance(tensor, FakeTensor) or getattr(tensor, "is_meta", False)

@@ -134,7 +134,7 @@ def _followed_shape(value: onnx_ir.Value) -> tuple[int, ...] | None:
 def _contents(
     context: ShapeInferenceContext, value: onnx_ir.Value | None, most: int | None = MOST_FOLLOWED
 ) -> Elements | None:
-    """What is known of an operand of integers or truth values."""
+    """Return the known elements of an operand of integers or truth values."""
     if value is None or value.dtype not in _LIMITS:
         return None
     tensor = convenience.get_const_tensor(value)
@@ -264,7 +264,7 @@ def _extreme(choose: Callable[[int, int], int]) -> Contents:
 
 
 def _same(a: object, b: object) -> bool:
-    """Whether two elements are surely equal."""
+    """Tell whether two elements are surely equal."""
     if isinstance(a, onnx_ir.SymbolicDim) and isinstance(b, onnx_ir.SymbolicDim):
         return a.value is not None and a.value == b.value
     return _is_known(a) and _is_known(b) and a == b

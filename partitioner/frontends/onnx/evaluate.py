@@ -93,12 +93,12 @@ def _is_evaluated(node: onnx_ir.Node) -> bool:
 
 
 def _has_bytes(value: onnx_ir.Value) -> bool:
-    """Whether it is a tensor whose elements are whole bytes."""
+    """Tell whether it is a tensor whose elements are whole bytes."""
     return value.dtype not in (None, DataType.STRING) and value.dtype.bitwidth >= 8
 
 
 def _is_constant(node: onnx_ir.Node, made: set[onnx_ir.Value]) -> bool:
-    """Whether all operands are constant, or results of nodes that will be computed."""
+    """Tell whether all operands are constant, or results of nodes that will be computed."""
     return all(
         value is None or value in made or _tensor(value) is not None for value in node.inputs
     )
@@ -110,7 +110,7 @@ def _tensor(value: onnx_ir.Value) -> onnx_ir.TensorProtocol | None:
 
 
 def _may_end(node: onnx_ir.Node, made: set[onnx_ir.Value]) -> bool:
-    """Whether ONNX Runtime may end the process: at the least integer divided by -1.
+    """Tell whether ONNX Runtime may end the process: at the least integer divided by -1.
 
     Of operands that are not known yet it is asked again when they are.
     """

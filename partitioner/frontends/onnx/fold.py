@@ -179,7 +179,7 @@ def _fold_computed(model: onnx_ir.Model, growth: Growth) -> bool:
 
 
 def _may_grow(node: onnx_ir.Node, growth: Growth) -> bool:
-    """Whether the results of a node of constants, and its operands, are small enough."""
+    """Tell whether the results of a node of constants, and its operands, are small enough."""
     operands = [_numel(value) for value in node.inputs if value is not None]
     if any(size is None or size > MAX_OPERAND for size in operands):
         return False

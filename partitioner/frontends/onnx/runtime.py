@@ -84,7 +84,7 @@ def infer_by_runtime(node: onnx_ir.Node, opsets: Mapping[str, int]) -> Mapping[s
 
 
 def shares_buffer(node: onnx_ir.Node) -> bool:
-    """Whether the present keys of a GroupQueryAttention may lie in the buffer of its past ones.
+    """Tell whether present keys of a GroupQueryAttention may lie in the buffer of past ones.
 
     They are as many as the longer of both: the buffer has room, or `total_sequence_length` is more.
     Where that is not constant, ONNX Runtime guesses.
@@ -96,7 +96,7 @@ def shares_buffer(node: onnx_ir.Node) -> bool:
 
 
 def _may_run(node: onnx_ir.Node) -> bool:
-    """Whether a node can be computed on zeros, and the sizes of its results are then right."""
+    """Tell whether a node can be computed on zeros, and the sizes of its results are then right."""
     operands = [value for value in node.inputs if value is not None]
     size = sum(8 * math.prod(_type_of(value)[1]) for value in operands)
     if node.domain == _MICROSOFT and node.op_type not in _DEPEND_ON_DATA:

@@ -39,7 +39,7 @@ class _Attributes:
 
     @property
     def ceil(self) -> bool:
-        """Whether a last window may reach beyond the padding."""
+        """Tell whether a last window may reach beyond the padding."""
         attribute = self.node.attributes.get("ceil_mode")
         return attribute is not None and attribute.as_int() != 0
 

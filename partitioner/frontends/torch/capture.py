@@ -206,7 +206,7 @@ def _exported(
 
 
 def _alike(program: ExportedProgram, other: ExportedProgram) -> bool:
-    """Whether two programs of a module make the same calls with the same constants."""
+    """Tell whether two programs of a module make the same calls with the same constants."""
     texts = [
         [str(part.graph) for part in graph_modules(one.graph_module)] for one in (program, other)
     ]

@@ -76,7 +76,7 @@ def _computed(node: fx.Node, depth: int = 0) -> Tensor | None:
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Whether a call computes always the same, and nothing writes to its result."""
+    """Tell whether a call computes always the same, and nothing writes to its result."""
     calls: Sequence[Any] = [node.target, *(user.target for user in node.users)]
     overloads = [one for one in calls if isinstance(one, torch._ops.OpOverload)]
     return (

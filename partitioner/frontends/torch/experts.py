@@ -93,7 +93,7 @@ def replace_lookups(module: fx.GraphModule) -> int:
 
 
 def _looks_up(node: fx.Node) -> bool:
-    """Whether a node gathers rows of a parameter by ids that are computed."""
+    """Tell whether a node gathers rows of a parameter by ids that are computed."""
     if not _calls(node, _aten.index.Tensor) or len(_args(node)[1]) != 1 or not _is_tensor(node):
         return False
     table, (ids,) = _args(node)[0], _indices(node)

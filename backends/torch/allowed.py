@@ -1,7 +1,8 @@
 """The operators of PyTorch that a ``.pt2`` file may call: all others are refused.
 
 They compute results from tensors and settings. PyTorch checks these, though not all of them: the
-backward pass of a weight norm takes the size of `g` as it is. What is left out reads or writes files, takes memory as it is (packed weights, storages, sparse parts that are not validated), or is
+backward pass of a weight norm takes the size of `g` as it is. What is left out reads or writes
+files, takes memory as it is (packed weights, storages, sparse parts that are not validated), or is
 of devices and back ends that nothing here writes.
 """
 

@@ -98,7 +98,13 @@ def read_source(model: str | Path | ModelProto, *, plan_only: bool = False) -> S
         count = sum(other == file for other in missing.values())
         weights = "1 weight is" if count == 1 else f"{count} weights are"
         notes += (f"{file} is missing: {weights} planned by size alone",)
-    return Source(proto, where, folder, proto.graph.name, notes, missing, output_names)
+    name = _readable(proto.graph.name)
+    return Source(proto, where, folder, name, notes, missing, output_names)
+
+
+def _readable(name: str | bytes) -> str:
+    """Decode a name that protobuf hands over as bytes because it is no UTF-8."""
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else name
 
 
 def name_of(model: str | Path | ModelProto) -> str:

@@ -451,3 +451,15 @@ def test_a_node_that_onnx_runtime_does_not_infer_is_computed_if_it_is_small(
             load_onnx(proto)
     else:
         assert assert_right(proto).graph.types["h"].shape == shape
+
+
+def test_a_graph_whose_name_is_no_text_is_saved(tmp_path: Path) -> None:
+    """Protobuf hands over such a name as bytes."""
+    node = helper.make_node("Relu", ["x"], ["y"])
+    proto = om.model([node], {"x": ("float32", [4])}, {"y": ("float32", [4])})
+    proto.graph.name = "~name~"
+    broken = onnx.ModelProto.FromString(
+        proto.SerializeToString().replace(b"~name~", b"\xe5name\xe5")
+    )
+    partitioner.compile(broken, devices=2).save(tmp_path / "plan")
+    assert (tmp_path / "plan" / "graph.json").is_file()

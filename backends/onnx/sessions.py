@@ -36,7 +36,7 @@ class SessionConfig:
     """Options of segments' sessions.
 
     Attributes:
-        optimization: "disable", "basic" (cutting changes no bit), "extended" or "all".
+        optimization: "disable" (cutting changes no bit), "basic", "extended" or "all".
         threads: Of one operator.
         device: Where values live; "cuda" needs ONNX Runtime's CUDA provider.
         shared_arena: Whether the CPU sessions of this process share one allocator, so that their

@@ -70,7 +70,7 @@ class Simulator:
     Args:
         source: A folder of rank files, or their messages in order of rank.
         keep: Local values to return beside the outputs, by rank.
-        optimization: See `SessionConfig`; at "basic" cutting a model changes no bit.
+        optimization: See `SessionConfig`; at "disable" cutting between operators changes no bit.
         configs: Per rank, in place of `optimization`.
         observers: Per rank, see `Executor`.
     """

@@ -36,8 +36,8 @@ OptimizationLevel = Annotated[
     option(
         None,
         None,
-        "Of an ONNX model: ONNX Runtime's optimizations (default: all; basic: cutting the model "
-        "changes no bit).",
+        "Of an ONNX model: ONNX Runtime's optimizations (default: all; disable: cutting between "
+        "operators changes no bit).",
         panel=MODEL,
     ),
 ]

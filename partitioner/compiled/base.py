@@ -257,8 +257,9 @@ class Compiled(Planned):
         Args:
             inputs: Whole inputs by name of the graph's inputs; bfloat16 and float8 as arrays of
                 ml_dtypes' types.
-            optimization: Level of ONNX Runtime's optimizations of an ONNX model: "disable", "basic"
-                (cutting it changes no bit), "extended" or "all"; default: "all".
+            optimization: Level of ONNX Runtime's optimizations of an ONNX model: "disable"
+                (cutting between operators changes no bit), "basic", "extended" or, by default,
+                "all".
 
         Returns:
             Whole outputs by name of the graph's outputs.

@@ -292,7 +292,7 @@ def test_resnet_50(mesh: Mapping[str, int], zoo: Callable[[str], Path]) -> None:
     )
     cut = [name for name, node in compiled.plan.nodes.items() if node.cuts]
     assert len(cut) > 0.9 * len(compiled.plan.nodes)
-    found = compiled.verify(seed=0, optimization="basic")  # "all" fuses norms into convolutions
+    found = compiled.verify(seed=0, optimization="disable")  # others fold norms into convolutions
     assert found.equal, str(found)
     assert max(output.error for output in found.outputs) <= 1e-5
 

@@ -15,6 +15,7 @@ def test_ranks_train_as_one_process(run_job: RunJob, job: str) -> None:
     ("first", "count", "least"),
     [
         pytest.param(0, 8, 8, marks=pytest.mark.slow),
+        pytest.param(60, 1, 1, marks=pytest.mark.slow),  # a weight norm of a gradient by columns
         pytest.param(8, 96, 90, marks=pytest.mark.sweep),
         pytest.param(104, 96, 90, marks=pytest.mark.sweep),
     ],

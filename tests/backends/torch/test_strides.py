@@ -58,6 +58,19 @@ def is_suspect(case: Case) -> bool:
     return case.op.startswith("partitioner::") or case.op in DENSE | COPIED
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_weight_norms_take_any_strides(backward: bool) -> None:
+    """PyTorch's kernels read other elements of operands that are not contiguous."""
+    direction, length = torch.randn(4, 3, dtype=torch.float64), torch.rand(4, 1).double() + 1
+    dense = {"v": direction, "g": length}
+    op = "aten::_weight_norm_interface"
+    if backward:
+        norm = direction.norm(dim=1, keepdim=True)
+        dense = {"grad": torch.randn(4, 3, dtype=torch.float64), **dense, "norm": norm}
+        op = f"{op}_backward"
+    check_layouts(Node("n", op, tuple(dense), ("a", "b"), {"dim": 0}), dense, 1e-12)
+
+
 def check_layouts(node: Node, dense: Mapping[str, Tensor], tolerance: float) -> None:
     """Compare the results of a node for operands in every layout with those for dense ones."""
     together = [(name,) for name in dense] + ([tuple(dense)] if len(dense) > 1 else [])

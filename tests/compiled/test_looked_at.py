@@ -173,7 +173,7 @@ def test_a_folder_of_an_earlier_version(
     moved: Path, onnx_plan: Path, from_factory: Path, tmp_path: Path
 ) -> None:
     (moved / "graph.json").unlink()
-    with pytest.raises(ResultError, match=r"m\.onnx is gone"):
+    with pytest.raises(ResultError, match=r"its model is not at .*m\.onnx"):
         look(moved)
     shutil.copy(onnx_plan.parent / "m.onnx", moved.parent)
     assert look(moved).graph.digest == partitioner.load(onnx_plan).graph.digest

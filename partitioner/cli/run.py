@@ -17,6 +17,10 @@ from partitioner.report.text.tables import safe
 
 _MEASURED = "Measurements"
 
+InputsFile = Annotated[
+    Path | None,
+    option(None, "in.npz", "Whole inputs by name (default: random valid inputs).", panel=MODEL),
+]
 Module = Annotated[
     str | None,
     option(
@@ -45,10 +49,7 @@ OptimizationLevel = Annotated[
 
 def run(
     folder: Written,
-    inputs: Annotated[
-        Path | None,
-        option(None, "in.npz", "Whole inputs by name (default: random valid inputs).", panel=MODEL),
-    ] = None,
+    inputs: InputsFile = None,
     module: Module = None,
     model: ModelFile = None,
     optimization: OptimizationLevel = None,
@@ -122,10 +123,7 @@ def run(
 
 def verify(
     folder: Written,
-    inputs: Annotated[
-        Path | None,
-        option(None, "in.npz", "Whole inputs by name (default: random valid inputs).", panel=MODEL),
-    ] = None,
+    inputs: InputsFile = None,
     module: Module = None,
     model: ModelFile = None,
     optimization: OptimizationLevel = None,

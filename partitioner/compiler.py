@@ -649,8 +649,12 @@ class _Parts:
         if isinstance(whole, str):
             return Difference((f"the whole batch has no trace: {whole}",))
         found = difference(
-            *(whole.graph, part.graph, part.micro.split),
-            *(tuple(filter(None, whole.traced.results)), count, whole.traced.seed),
+            whole.graph,
+            part.graph,
+            part.micro.split,
+            tuple(filter(None, whole.traced.results)),
+            count,
+            whole.traced.seed,
         )
         if found.counted and (value := unlike_counts(part, found.counted)):
             node = part.graph.producers[value].name

@@ -125,6 +125,12 @@ def _of(rank: int, ranks: int, _world: int) -> Whereabouts:
         name="partitioner-whereabouts",
         daemon=True,
     )
+    _start_until_groups_end(thread, ended)
+    return Whereabouts(rank, ranks, store.clone())
+
+
+def _start_until_groups_end(thread: threading.Thread, ended: threading.Event) -> None:
+    """Start a thread that returns when `ended` is set: before process groups end, and at exit."""
     thread.start()
 
     def end() -> None:
@@ -133,7 +139,6 @@ def _of(rank: int, ranks: int, _world: int) -> Whereabouts:
 
     call_before_groups_end(end)
     atexit.register(end)
-    return Whereabouts(rank, ranks, store.clone())
 
 
 @lru_cache(maxsize=1)
@@ -156,14 +161,7 @@ def look_out(rank: int, roll: Roll, _world: int) -> None:
             lookout.look()
 
     thread = threading.Thread(target=watch, name="partitioner-lookout", daemon=True)
-    thread.start()
-
-    def end() -> None:
-        ended.set()
-        thread.join(_PATIENCE_S)
-
-    call_before_groups_end(end)
-    atexit.register(end)
+    _start_until_groups_end(thread, ended)
 
 
 def _place() -> tuple[FrameType, int] | None:

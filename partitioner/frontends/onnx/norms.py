@@ -17,8 +17,6 @@ from partitioner.ir.graph import Graph, Node
 
 #: First opset in which GroupNormalization has a scale and a bias a channel, not a group.
 _SCALE_A_CHANNEL = 21
-#: What MeanVarianceNormalization adds to a deviation, in ONNX's own definition.
-_LEAST_DEVIATION = 1e-9
 
 
 def _divides(graph: Graph, node: Node) -> bool:
@@ -44,12 +42,14 @@ def _normalised(node: Node, rank: int) -> tuple[int, ...]:
 
 
 def _mean_variance(writer: PartWriter, node: Node) -> None:
+    """Write a MeanVarianceNormalization as ONNX Runtime's kernel computes it.
+
+    The kernel adds nothing to a deviation, although ONNX's definition adds 1e-9: elements that are
+    all alike give NaN, in parts as well.
+    """
     x, result = node.inputs[0], node.outputs[0]
     centred, variance = _centred(writer, node, x, _normalised(node, writer.type(x).rank))
-    deviation = writer.add(node, "Sqrt", [variance])
-    least = writer.number(node, "least", _LEAST_DEVIATION, x)
-    total = writer.add(node, "Add", [deviation, least])
-    writer.add(node, "Div", [centred, total], made=result)
+    writer.add(node, "Div", [centred, writer.add(node, "Sqrt", [variance])], made=result)
 
 
 def _scaled(writer: PartWriter, node: Node) -> None:

@@ -81,6 +81,7 @@ def _named(name: str, *, training: bool = False) -> Callable[[], tuple[Any, Any]
 
 _TRAIN = {"training": True}
 _DP, _ZB1 = {"parallel": "dp"}, {"schedule": "zb1", "micro_batches": 5}
+_IN_FOUR = {"schedule": "1f1b", "micro_batches": 4}
 _PINNED = {"pin": [{"nodes": ["logits"], "device": 1}]}
 
 #: Name, model, and the options of `compile`.
@@ -131,7 +132,7 @@ REQUESTS: tuple[Request, ...] = (
     ("gpt trains zero3", _gpt(2), {"devices": 3, "parallel": "zero3", **_TRAIN}),
     ("gpt trains zero1", _gpt(2), {"devices": 2, "parallel": "zero1", **_TRAIN}),
     ("gpt trains pp", _gpt(4), {"devices": 2, "parallel": "pp", **_TRAIN}),
-    ("gpt trains 1f1b 4", _gpt(4), {**_TRAIN, "devices": 2, "schedule": "1f1b", "micro_batches": 4}),
+    ("gpt trains 1f1b 4", _gpt(4), {**_TRAIN, "devices": 2, **_IN_FOUR}),
     ("gpt trains recomputed", _gpt(2), {"devices": 2, "recompute": True, **_TRAIN}),
     ("gpt trains dp+tp", _gpt(2), {**_TRAIN, "parallel": "dp+tp", "mesh": {"dp": 2, "tp": 2}}),
     ("linear trains 2", _linear(4, 96, 30), {"devices": 2, **_TRAIN}),

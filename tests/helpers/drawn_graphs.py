@@ -859,7 +859,8 @@ def whole_and_allowed(
 ) -> tuple[dict[str, Array], dict[str, float]]:
     """Results of the whole model, and the error that its own rounding allows each of them.
 
-    The rounding is what changes when the inputs change in their last bit.
+    The rounding is what changes when the inputs change in their last bit. Results that follow a
+    place of one of several values that are equal but for rounding may be any.
     """
     names = [value.name for value in model.graph.output]
     whole = dict(zip(names, run_whole(model, feeds), strict=True))
@@ -868,7 +869,34 @@ def whole_and_allowed(
         nudged = {name: np.nextafter(x, x.dtype.type(end)) for name, x in feeds.items()}
         for name, array in zip(names, run_whole(model, nudged), strict=True):
             noise[name] = max(noise[name], _error(array, whole[name]))
-    return whole, {name: max(TOLERANCE, 20 * of) for name, of in noise.items()}
+    allowed = {name: max(TOLERANCE, 20 * of) for name, of in noise.items()}
+    return whole, {**allowed, **dict.fromkeys(_after_ties(model, feeds) & {*names}, math.inf)}
+
+
+def _after_ties(model: onnx.ModelProto, feeds: dict[str, Array]) -> set[str]:
+    """Values that depend on the place of an extreme that another element comes close to."""
+    nodes = [node for node in model.graph.node if node.op_type in ("ArgMax", "ArgMin")]
+    shown = onnx.ModelProto()
+    shown.CopyFrom(model)
+    known = {value.name for value in model.graph.output}
+    operands = dict.fromkeys(node.input[0] for node in nodes)
+    ends = [helper.make_empty_tensor_value_info(x) for x in operands if x not in {*known, *feeds}]
+    shown.graph.output.extend(ends)
+    names = [value.name for value in shown.graph.output]
+    values = dict(zip(names, run_whole(shown, feeds), strict=True)) | feeds if nodes else {}
+    after: set[str] = set()
+    for node in nodes:
+        axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+        x = values[node.input[0]].astype(np.float64)
+        x = np.sort(x if node.op_type == "ArgMax" else -x, axis)
+        if x.shape[axis] > 1:
+            first, second = (np.take(x, -place, axis) for place in (1, 2))
+            if np.any((first != second) & (first - second < TOLERANCE * np.abs(first))):
+                after.update(node.output)
+    for node in model.graph.node:
+        if after.intersection(node.input):
+            after.update(node.output)
+    return after
 
 
 def _error(ours: Array, whole: Array) -> float:

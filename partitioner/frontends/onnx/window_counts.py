@@ -97,11 +97,29 @@ def state_pads(node: onnx_ir.Node) -> None:
         del floors.attributes["ceil_mode"]
         if pool_counts(node, sizes, sizes) == pool_counts(floors, sizes, sizes):
             del node.attributes["ceil_mode"]  # the last window would begin in the padding
+            _narrow(node, sizes)
     if is_same:
         pads = _pool_pads(node, sizes) if node.op_type in POOLS else _back_pads(node, sizes)
         if pads and min(pads) >= 0:
             del node.attributes["auto_pad"]
             node.attributes["pads"] = onnx_ir.AttrInt64s("pads", pads)
+
+
+def _narrow(node: onnx_ir.Node, sizes: Sequence[int]) -> None:
+    """Write windows wider than the padded image, in place, as wide as that.
+
+    With ceil_mode, ONNX Runtime counts the elements of a mean so; without it, it counts those of
+    the window.
+    """
+    attributes = _Attributes(node)
+    kernel = attributes.ints("kernel_shape", [])
+    slides = attributes.slides(kernel)
+    widths = [
+        min(width, size + slide.before + slide.after) if slide.dilation == 1 else width
+        for width, slide, size in zip(kernel, slides, sizes, strict=False)
+    ]
+    if len(widths) == len(kernel):
+        node.attributes["kernel_shape"] = onnx_ir.AttrInt64s("kernel_shape", widths)
 
 
 def _pool_pads(node: onnx_ir.Node, sizes: Sequence[int]) -> list[int]:

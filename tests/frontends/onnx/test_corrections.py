@@ -1,10 +1,12 @@
 """Element types of ONNX Runtime's own operators, compared with its schemas."""
 
 import itertools
+import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir
 import onnx_models as om
 import pytest
@@ -186,6 +188,66 @@ def test_ceil_mode_is_kept_where_onnx_runtime_needs_it() -> None:
     ends = {"y": ("float32", ["n", "c", "h", "w"])}
     proto = om.model([node], {"x": ("float32", [2, 4, 3, 6])}, ends, opset=18)
     assert partitioner.compile(proto, devices=2, strategy="intra", cluster="ideal").verify().equal
+
+
+def test_a_window_wider_than_the_image_keeps_its_mean() -> None:
+    """Where ceil_mode goes, for the rows, ONNX Runtime would count the columns of the window."""
+    pool = {"kernel_shape": [2, 4], "strides": [3, 2], "ceil_mode": 1, "count_include_pad": 1}
+    node = helper.make_node("AveragePool", ["x"], ["y"], **pool)
+    ends = {"y": ("float32", ["n", "c", "h", "w"])}
+    traced = load_onnx(om.model([node], {"x": ("float32", [1, 1, 3, 3])}, ends, opset=11))
+    assert traced.graph.nodes[0].attrs["kernel_shape"] == (2, 3)
+    x = np.random.default_rng(0).standard_normal((1, 1, 3, 3)).astype(np.float32)
+    om.assert_same(traced, {"x": x}, 1e-6)
+
+
+def drawn_pool(rng: random.Random) -> onnx.ModelProto:
+    """A pool of two dims, whose window may be wider than the image, in any operator set."""
+    op = rng.choice(("AveragePool", "LpPool", "MaxPool"))
+    dilates, ceils, opsets = {
+        "AveragePool": (19, 10, (7, 10, 11, 13, 18, 19, 22)),
+        "LpPool": (18, 18, (11, 18, 22)),
+        "MaxPool": (10, 10, (8, 10, 12, 22)),
+    }[op]
+    opset = rng.choice(opsets)
+
+    def pair(least: int, most: int) -> list[int]:
+        return [rng.randint(least, most), rng.randint(least, most)]
+
+    attributes: dict[str, Any] = {"kernel_shape": pair(1, 6), "strides": pair(1, 4)}
+    if opset >= dilates and rng.random() < 0.4:
+        attributes["dilations"] = pair(1, 3)
+    if opset >= ceils and rng.random() < 0.7:
+        attributes["ceil_mode"] = 1
+    if op == "AveragePool":
+        attributes["count_include_pad"] = rng.randint(0, 1)
+    padding = rng.random()
+    if padding < 0.3:
+        attributes["auto_pad"] = rng.choice(("SAME_UPPER", "SAME_LOWER", "VALID"))
+    elif padding < 0.7:
+        attributes["pads"] = [*pair(0, 2), *pair(0, 2)]
+    node = helper.make_node(op, ["x"], ["y"], **attributes)
+    values = {"x": ("float32", [1, 1, *pair(1, 7)])}, {"y": ("float32", ["n", "c", "h", "w"])}
+    proto = om.model([node], *values, opset=opset)
+    proto.ir_version = 8
+    return proto
+
+
+@pytest.mark.slow
+def test_drawn_pools_are_read_as_onnx_runtime_runs_them() -> None:
+    rng, same = random.Random(0), 0
+    for _ in range(3000):
+        proto = drawn_pool(rng)
+        shape = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim]
+        x = np.random.default_rng(same).standard_normal(shape).astype(np.float32)
+        try:
+            (whole,) = om.run(proto, {"x": x})
+        except Exception:  # noqa: BLE001 - ONNX Runtime refuses the window
+            continue
+        if whole.size:
+            om.assert_same(load_onnx(proto), {"x": x}, 1e-5)
+            same += 1
+    assert same > 1000
 
 
 @pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])

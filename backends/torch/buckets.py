@@ -14,9 +14,15 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from partitioner.backends.torch.faults import COMM
 from partitioner.backends.torch.pieces import assemble
-from partitioner.backends.torch.values import Task, join_tasks, move_notes, note_tasks, noted_tasks
+from partitioner.backends.torch.values import (
+    COMM,
+    Task,
+    join_tasks,
+    move_notes,
+    note_tasks,
+    noted_tasks,
+)
 from partitioner.ir.program import Comm
 
 aten = torch.ops.aten

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import torch
 
+import partitioner
+
 _TORCH = Path(torch.__file__).parent
-_PARTITIONER = Path(__file__).parents[2]
+_PARTITIONER = Path(partitioner.__file__).parent
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 #: Folders in that of the standard library that hold other packages.
 _INSTALLED = frozenset({"site-packages", "dist-packages"})

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from partitioner.cost_model.cluster import Cluster
 from partitioner.files import ResultError
+from partitioner.frontends.torch.graph import ModuleGraph
 from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.trace import TracedModule, trace_module
@@ -28,8 +30,54 @@ from partitioner.strategies.constraints import Constraints
 
 if TYPE_CHECKING:
     from partitioner.backends.torch.rank_module import Share, Source
-    from partitioner.backends.torch.rank_passes import Whole
-    from partitioner.compiled.module import ModuleProgram
+    from partitioner.backends.torch.whole import Stored, Whole
+
+
+class _Model(Protocol):
+    @property
+    def module(self) -> TracedModule: ...
+
+
+class Program(Protocol):
+    """A compiled module of which variants are made: see `partitioner.ModuleProgram`."""
+
+    @property
+    def model(self) -> _Model:
+        """The module that was compiled."""
+
+    @property
+    def training(self) -> bool:
+        """Whether the program has a backward pass."""
+
+    @property
+    def traced(self) -> ModuleGraph:
+        """The module's graph, and the tensors of the module that its values stand for."""
+
+    @property
+    def graph(self) -> Graph:
+        """The traced graph."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the graph."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """The devices of the plan."""
+
+    @property
+    def stored(self) -> tuple[Stored, ...]:
+        """The parameters and buffers that the ranks hold, by the first of their names."""
+
+    @property
+    def spare(self) -> DeviceMesh:
+        """The mesh of stored values that no node reads."""
+
+    def over(self, module: TracedModule, plan: Plan) -> Program:
+        """The program of another trace of the module with a plan on the same cluster."""
+
+    def on_ranks(self, source: Source) -> Whole:
+        """The program as every rank needs it."""
 
 
 class Variants:
@@ -40,10 +88,10 @@ class Variants:
         source: Contents of the constants that are fake.
     """
 
-    def __init__(self, program: ModuleProgram, source: Source) -> None:
+    def __init__(self, program: Program, source: Source) -> None:
         self.program = program
         self.source = source
-        self.variants: list[ModuleProgram] = []
+        self.variants: list[Program] = []
 
     def __call__(
         self, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any], share: Share
@@ -56,14 +104,14 @@ class Variants:
 
 
 def variant(
-    program: ModuleProgram,
+    program: Program,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
     training: bool,
     share: Share,
-    like: Sequence[ModuleProgram] = (),
-) -> ModuleProgram:
+    like: Sequence[Program] = (),
+) -> Program:
     """The program of another call of a compiled module.
 
     Args:
@@ -113,7 +161,7 @@ def _with_micro_batches(plan: Plan, module: TracedModule) -> Plan:
     return replace(plan, pipeline=replace(plan.pipeline, micro_batches=module.micro.count))
 
 
-def _first_that_fits(programs: Iterable[ModuleProgram], graph: Graph) -> Plan | None:
+def _first_that_fits(programs: Iterable[Program], graph: Graph) -> Plan | None:
     """The plan of the first program whose plan fits a graph, taken over; None if none fits."""
     for program in programs:
         try:
@@ -253,7 +301,7 @@ def _size(graph: Graph, name: str, factor: str) -> int:
     return rule.factors[factor].size
 
 
-def _searched(program: ModuleProgram, module: TracedModule) -> Plan:
+def _searched(program: Program, module: TracedModule) -> Plan:
     """The best plan that keeps the stored values where the program has them."""
     graph, base = module.graph, _without_pipeline(program.plan)
     pinned = {}
@@ -295,7 +343,7 @@ def _space(plan: Plan, devices: int) -> tuple[str, Mapping[str, int] | None]:
     return ("inter" if most.size() == 1 else "auto"), None
 
 
-def _check_stored(program: ModuleProgram, module: TracedModule) -> None:
+def _check_stored(program: Program, module: TracedModule) -> None:
     """Refuse weights of other sizes."""
     for name, value in module.traced.stored.items():
         if name not in program.traced.stored:

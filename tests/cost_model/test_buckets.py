@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import partitioner
 from partitioner.backends.torch.comms import COLLECTIVES
-from partitioner.backends.torch.faults import COMM
+from partitioner.backends.torch.values import COMM
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model import buckets
 from partitioner.cost_model.buckets import Bucket, Member, in_buckets, together

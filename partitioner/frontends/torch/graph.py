@@ -31,7 +31,7 @@ from partitioner.frontends.torch.calls import (
     is_fake,
 )
 from partitioner.frontends.torch.capture import Captured, Role, Slot
-from partitioner.frontends.torch.nodes import dtype_name
+from partitioner.frontends.torch.element_types import dtype_name
 from partitioner.frontends.torch.options import OPTIMIZERS
 from partitioner.frontends.torch.passes import (
     KEEP,

@@ -1,4 +1,4 @@
-"""Nodes of the IR as calls of PyTorch operators: the inverse of `frontends.torch.nodes`."""
+"""Nodes of the IR as calls of PyTorch operators: `frontends.torch.nodes` backwards."""
 
 from __future__ import annotations
 

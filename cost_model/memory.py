@@ -36,7 +36,8 @@ import numpy.typing as npt
 
 from partitioner.cost_model.buckets import Bucket
 from partitioner.cost_model.compute import stored_bytes
-from partitioner.cost_model.schedule import Key, LocalKey, Schedule, Task
+from partitioner.cost_model.schedule import Schedule
+from partitioner.cost_model.tasks import Key, LocalKey, Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
 from partitioner.ir.ops.pieces import is_of_torch

@@ -14,8 +14,9 @@ from partitioner.cost_model.memory import (
     safe_lifetimes,
     usage_curves,
 )
-from partitioner.cost_model.schedule import Schedule, Task
+from partitioner.cost_model.schedule import Schedule
 from partitioner.cost_model.schedule import schedule as scheduled
+from partitioner.cost_model.tasks import Task
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import ROWS

@@ -148,17 +148,12 @@ def loaded_among_activations(schedule: Schedule) -> Mapping[Lifetime, int]:
     }
 
 
-def exact_peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
-    """Exact peaks of all devices that hold a tensor, at the task where they need most room."""
-    return peaks(schedule, _usage(schedule, tuple(exact_lifetimes(schedule))), int)
-
-
 class Peaks(NamedTuple):
     """Peaks of all devices that hold a tensor.
 
     Attributes:
         safe: Those of `peak_bytes`.
-        exact: Those of `exact_peak_bytes`.
+        exact: Exact peaks, at the task where a device needs most room.
         with_scratch: The exact ones with what kernels take for themselves, each at the task where
             most is held with it.
     """

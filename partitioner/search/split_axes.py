@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from partitioner.cost_model.cluster import Cluster
 from partitioner.ir.graph import Graph
 from partitioner.search.by_levels import cheapest_staged
-from partitioner.search.levels import Layout, layouts
+from partitioner.search.levels.meshes import Layout, layouts
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible, Solution

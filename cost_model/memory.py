@@ -12,10 +12,10 @@ are held for it alone after the last other use, and its result is a value of its
 
 *Exact* is liveness, without head-room: a local tensor is held from the task that writes it to the
 last one that reads it on its device; operands of a communication, but for an all-reduce's, until it
-is waited for. Of collectives that travel together (`cost_model.buckets`) it has the tensors
-that join them: the operands from the start to the first result that is read, and the results until
-the last of them is free; gathered parts are copied out of them. Where there are none, exact never
-exceeds safe. Neither counts what a kernel or a collective allocates for itself.
+is waited for. Of collectives that travel together (`cost_model.buckets`) it has the
+tensors that join them: the operands from the start to the first result that is read, and the
+results until the last of them is free; gathered parts are copied out of them. Where there are none,
+exact never exceeds safe. Neither counts what a kernel or a collective allocates for itself.
 
 In a plan with stages, a tensor that a later phase reads is held, once for each micro-batch in
 flight, from the end of the phase that makes it to the end of the last one that reads it, in the

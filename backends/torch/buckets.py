@@ -1,4 +1,4 @@
-"""Joins the collectives that the schedule puts in one bucket (`partitioner.cost_model.buckets`).
+"""Joins the collectives that the schedule puts in one bucket (`cost_model.buckets`).
 
 Their operands are copied into one flat tensor, which is sent as soon as the last of them is there,
 but not before the first collective would start; each result is a part of what arrives.

@@ -21,17 +21,14 @@ import itertools
 from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from partitioner.cost_model.tasks import Task
 from partitioner.ir.graph import Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import BUCKET_BYTES, JOINING, SMALL_BYTES, Comm, CommKind
 from partitioner.ir.types import item_bytes
-
-if TYPE_CHECKING:
-    from partitioner.cost_model.schedule import Task
 
 _Key = tuple[str, Placement]
 

@@ -330,8 +330,8 @@ def adding_seconds(
 def _is_added_by_its_kernel(graph: Graph, gradient: str) -> bool:
     """Whether the kernel that computes a gradient adds it to the sum of it.
 
-    A pass adds the results that it returns (see `backends.torch.totals`). So the gradient is the
-    operator's own result, which nothing else reads, or that result turned and turned back.
+    A pass adds the results that it returns (see `backends.torch.totals`). So the gradient is
+    the operator's own result, which nothing else reads, or that result turned and turned back.
     """
     value, turns = gradient, list[Node]()
     while (node := graph.producers.get(value)) is not None and len(graph.consumers[value]) == 1:

@@ -44,8 +44,9 @@ class LinkEntry:
     Attributes:
         kind: "all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all" or "send": one
             that is waited for at once; with " beside" behind it, one that passes beside compute.
-            Of ranks of several groups of the level below, see `profile.in_groups` and
-            `profile.over`; "border" of what a communication takes beside, in ONNX Runtime.
+            Of ranks of several groups of the level below, see `in_groups` and `over` of
+            `cost_model.profile`; "border" of what a communication takes beside, in
+            ONNX Runtime.
         ranks: Number of ranks that take part, all at once.
         nbytes: Bytes of the whole tensor of a gather, of the local tensor of a reduction or an
             all-to-all, and of a message or broadcast.

@@ -131,7 +131,7 @@ class EvenMesh:
         ).seconds
 
     def _dispatch_seconds(self, placed: PlacedNode) -> float:
-        """Seconds of what the device sends inside of a node; see `dispatch.dispatch_seconds`."""
+        """Seconds of what the device sends inside of a node; see `dispatch_seconds`."""
         assert placed.rule is not None
         dispatch = placed.rule.dispatch
         assert dispatch is not None

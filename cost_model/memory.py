@@ -12,10 +12,10 @@ are held for it alone after the last other use, and its result is a value of its
 
 *Exact* is liveness, without head-room: a local tensor is held from the task that writes it to the
 last one that reads it on its device; operands of a communication, but for an all-reduce's, until it
-is waited for. Of collectives that travel together (`cost_model.buckets`) it has the tensors that
-join them: the operands from the start to the first result that is read, and the results until the
-last of them is free; gathered parts are copied out of them. Where there are none, exact never
-exceeds safe. Neither counts what a kernel or a collective allocates for itself.
+is waited for. Of collectives that travel together (`cost_model.buckets`) it has the
+tensors that join them: the operands from the start to the first result that is read, and the
+results until the last of them is free; gathered parts are copied out of them. Where there are none,
+exact never exceeds safe. Neither counts what a kernel or a collective allocates for itself.
 
 In a plan with stages, a tensor that a later phase reads is held, once for each micro-batch in
 flight, from the end of the phase that makes it to the end of the last one that reads it, in the
@@ -36,7 +36,8 @@ import numpy.typing as npt
 
 from partitioner.cost_model.buckets import Bucket
 from partitioner.cost_model.compute import stored_bytes
-from partitioner.cost_model.schedule import Key, LocalKey, Schedule, Task
+from partitioner.cost_model.schedule import Schedule
+from partitioner.cost_model.tasks import Key, LocalKey, Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
 from partitioner.ir.ops.pieces import is_of_torch
@@ -147,17 +148,12 @@ def loaded_among_activations(schedule: Schedule) -> Mapping[Lifetime, int]:
     }
 
 
-def exact_peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
-    """Exact peaks of all devices that hold a tensor, at the task where they need most room."""
-    return peaks(schedule, _usage(schedule, tuple(exact_lifetimes(schedule))), int)
-
-
 class Peaks(NamedTuple):
     """Peaks of all devices that hold a tensor.
 
     Attributes:
         safe: Those of `peak_bytes`.
-        exact: Those of `exact_peak_bytes`.
+        exact: Exact peaks, at the task where a device needs most room.
         with_scratch: The exact ones with what kernels take for themselves, each at the task where
             most is held with it.
     """

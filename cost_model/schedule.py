@@ -19,6 +19,7 @@ from partitioner.cost_model.compute import NodePrices, adding_seconds, stored_by
 from partitioner.cost_model.forms import stores_parts
 from partitioner.cost_model.overlap import beside_compute
 from partitioner.cost_model.reshard import Hop, PricedComm, Resharder
+from partitioner.cost_model.tasks import Key, LocalKey, Task
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement, Sharding
@@ -33,47 +34,6 @@ from partitioner.ir.types import item_bytes
 #: Bytes that a block loads from the file of its constants in a second, packing them for kernels:
 #: 0.8 to 0.9e9 at best for blocks of 25 MB, measured on a busy CPU (docs/concepts/blocks.md).
 LOAD_BYTES_PER_S = 8e8
-
-Key = tuple[str, Placement]  #: A value under one placement.
-LocalKey = tuple[int, Key]  #: Its part on one device.
-
-
-@dataclass(frozen=True)
-class Task:
-    """A node on its group, or a communication."""
-
-    name: str  #: Name of the node, or kind and value of the communication.
-    #: Seconds by device that it occupies. Of a communication that passes beside compute (see
-    #: `cost_model.overlap`), those that are not hidden.
-    devices: Mapping[int, float]
-    reads: tuple[LocalKey, ...]  #: Local tensors that it reads.
-    writes: tuple[tuple[int, Key, int], ...]  #: Local tensors that it writes, with their bytes.
-    placed: PlacedNode | None = None  #: The node; None for communications.
-    #: The communication, with its place in the global order as `seq`; None for nodes.
-    comm: Comm | None = None
-    phase: int = 0  #: Cross-group hops from the inputs (see `Compute.phase`); of the sending side.
-    target_phase: int = 0  #: Phase in which the targets of a communication receive.
-    #: (new, old) local tensors: new names of existing buffers.
-    aliases: tuple[tuple[LocalKey, LocalKey], ...] = ()
-    #: Seconds by device that it takes beside compute.
-    hidden: Mapping[int, float] = field(default_factory=dict)
-    #: Whether it is priced as one that may share a bucket, before buckets are known.
-    may_share: bool = False
-
-    @property
-    def kind(self) -> str:
-        """Lane of the task: "compute" or, of communications and aliases, "comm"."""
-        return "comm" if self.comm is not None or self.placed is None else "compute"
-
-    @property
-    def waits(self) -> bool:
-        """Whether its devices wait for each other: those of a node, if it sends inside of it."""
-        return self.kind == "comm" or (self.placed is not None and bool(self.placed.sent))
-
-    @property
-    def longest_s(self) -> float:
-        """Seconds on the device that it occupies longest."""
-        return max(self.devices.values(), default=0.0)
 
 
 @dataclass(frozen=True)

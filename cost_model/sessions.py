@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from partitioner.cost_model.cpu_kernels import Kernel, LocalNode, Name, Session, Tensor
 from partitioner.cost_model.memory import MemoryPeak, peaks
-from partitioner.cost_model.schedule import Key, LocalKey, Schedule, Task
+from partitioner.cost_model.schedule import Schedule
+from partitioner.cost_model.tasks import Key, LocalKey, Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
 from partitioner.ir.ops.pieces import is_of_torch

@@ -24,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.schedule import Schedule, Task
+from partitioner.cost_model.schedule import Schedule
+from partitioner.cost_model.tasks import Task
 from partitioner.ir.phases import StepOrder
 
 

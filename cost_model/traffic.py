@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from partitioner.cost_model.dispatch import dispatch_comms
-from partitioner.cost_model.schedule import Schedule, Task
+from partitioner.cost_model.schedule import Schedule
+from partitioner.cost_model.tasks import Task
 from partitioner.ir.exchange import sent_numel
 from partitioner.ir.program import CommKind
 from partitioner.ir.types import item_bytes

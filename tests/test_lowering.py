@@ -368,12 +368,12 @@ def test_half_precision_means_of_large_values_do_not_overflow(
     ("part", "kind", "message"),
     [
         (
-            "ir.local_node.row_of",
+            "partitioner.ir.local_node.row_of",
             ProgramError,
             r"^model 'hand': node 'mm' \(MatMul\) on one device: Index",
         ),
         (
-            "backends.onnx.emit.node_proto",
+            "partitioner.backends.onnx.emit.node_proto",
             BackendError,
             r"^rank 0: node 'mm' \(MatMul\): IndexError",
         ),
@@ -390,8 +390,8 @@ def test_a_fault_names_the_node(
     graph, pair = matmul(), DeviceMesh.of({"tp": 2})
     if kind is ProgramError:
         row = replace(row_of(graph.nodes[0]), localize=fail)
-        monkeypatch.setattr(f"partitioner.{part}", lambda _: row)
+        monkeypatch.setattr(part, lambda _: row)
     else:
-        monkeypatch.setattr(f"partitioner.{part}", fail)
+        monkeypatch.setattr(part, fail)
     with pytest.raises(kind, match=message):
         emit_models(lowered(graph, hand_plan(graph, mm=(pair, {"m": "tp"})), 2), graph)

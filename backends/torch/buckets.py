@@ -1,4 +1,4 @@
-"""Joins the collectives that the schedule puts in one bucket (`partitioner.cost_model.buckets`).
+"""Joins the collectives that the schedule puts in one bucket (`cost_model.buckets`).
 
 Their operands are copied into one flat tensor, which is sent as soon as the last of them is there,
 but not before the first collective would start; each result is a part of what arrives.
@@ -14,9 +14,15 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from partitioner.backends.torch.faults import COMM
 from partitioner.backends.torch.pieces import assemble
-from partitioner.backends.torch.values import Task, join_tasks, move_notes, note_tasks, noted_tasks
+from partitioner.backends.torch.values import (
+    COMM,
+    Task,
+    join_tasks,
+    move_notes,
+    note_tasks,
+    noted_tasks,
+)
 from partitioner.ir.program import Comm
 
 aten = torch.ops.aten

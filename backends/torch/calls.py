@@ -1,8 +1,8 @@
-"""Nodes of the IR as calls of PyTorch operators: the inverse of `frontends.torch.nodes`."""
+"""Nodes of the IR as calls of PyTorch operators: `frontends.torch.nodes` backwards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import islice
 from operator import getitem
@@ -209,24 +209,3 @@ def branch_module(branch: Attr, device: torch.device) -> fx.GraphModule:
             known.update(add_call(graph, root, node, known.__getitem__, device))
     graph.output(tuple(known[value] for value in branch.outputs))
     return fx.GraphModule(root, graph)
-
-
-def run_node(
-    node: Node, values: Mapping[str, Tensor], device: torch.device
-) -> Sequence[Tensor | None]:
-    """Run a node on tensors by value name, as a graph does (`add_call`); one entry a result."""
-    if node.op == ALIAS:
-        return [values[node.inputs[0]]]
-    if node.op == COND:
-        bodies = [branch_module(node.attrs[which], device) for which in BRANCHES]
-        predicate, *operands = map(values.__getitem__, node.inputs)
-        return list(torch.ops.higher_order.cond(predicate, *bodies, tuple(operands)))
-
-    def operand(name: str) -> Tensor:
-        if node.op in COPIED:
-            return values[name].clone(**_CONTIGUOUS)
-        return values[name].contiguous() if node.op in DENSE else values[name]
-
-    args, kwargs = arguments(node, operand, device)
-    results = overload(RESHAPES.get(node.op, node.op))(*args, **kwargs)
-    return list(results) if isinstance(results, tuple | list) else [results]

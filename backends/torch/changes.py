@@ -27,7 +27,7 @@ from partitioner.backends.tensors import dtype_word
 from partitioner.backends.torch.agreement import Agreement
 from partitioner.backends.torch.global_hooks import global_hooks
 from partitioner.backends.torch.local_steps import Arguments, over_parts, take_back
-from partitioner.backends.torch.rank_passes import Stored
+from partitioner.backends.torch.whole import Stored
 
 #: The hooks of `count_steps`, which change no group of parameters.
 _STEP_HOOKS: WeakSet[Callable[..., object]] = WeakSet()

@@ -16,6 +16,7 @@ from torch import fx
 
 from partitioner.backends.regions import region_shape
 from partitioner.backends.tensors import torch_dtype
+from partitioner.backends.torch.operators.sent import group_name
 from partitioner.backends.torch.pieces import join, take
 from partitioner.ir.exchange import Region, Transfer
 from partitioner.ir.program import Comm, CommKind
@@ -48,11 +49,6 @@ def wait_for_unread(graph: fx.Graph) -> None:
     """
     for node in [n for n in graph.nodes if n.target in COLLECTIVES and not n.users]:
         graph.call_function(c10d.wait_tensor.default, (node,))
-
-
-def group_name(ranks: Sequence[int]) -> str:
-    """Name under which the process group of these ranks is registered."""
-    return "ranks_" + "_".join(map(str, ranks))
 
 
 @dataclass(frozen=True)

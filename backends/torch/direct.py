@@ -20,10 +20,10 @@ from torch import Tensor, fx
 
 from partitioner.backends.torch.eager import gathered
 from partitioner.backends.torch.emit import IN_PLACE
-from partitioner.backends.torch.faults import OPERATOR
 from partitioner.backends.torch.operators.registry import KERNELS
 from partitioner.backends.torch.operators.sent import SENDING
 from partitioner.backends.torch.packed import packed
+from partitioner.backends.torch.values import OPERATOR
 from partitioner.backends.torch.writes import WRITES, Write
 
 #: The namespace of the operators of communications.

@@ -23,8 +23,7 @@ from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.buckets import bucket
 from partitioner.backends.torch.calls import ALIAS, add_argument, add_call, hold
 from partitioner.backends.torch.comms import COLLECTIVES, Arrival, RankComm, wait_for_unread
-from partitioner.backends.torch.faults import COMM
-from partitioner.backends.torch.values import Task, note_tasks, note_values
+from partitioner.backends.torch.values import COMM, Task, note_tasks, note_values
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
 from partitioner.ir.program import Comm, CommKind, Compute, Output, Part, Programs, RankProgram

@@ -20,15 +20,12 @@ import torch
 from torch import fx
 
 from partitioner.backends.errors import BackendError, CommunicationError, one_line
+from partitioner.backends.torch.values import COMM, OPERATOR
 from partitioner.backends.waiting import process_of
 from partitioner.ir.program import Comm
 
 c10d = torch.ops._c10d_functional
 
-#: Key in a collective's `meta`: the communications that it carries.
-COMM = "partitioner.comm"
-#: Key in the `meta` of a call: the operator, if another function is called in its place.
-OPERATOR = "partitioner.operator"
 #: Seconds that an ended process may take to be seen as such, after its connections closed; no
 #: longer, since torchrun soon stops the remaining ones.
 _PATIENCE_S = 0.5

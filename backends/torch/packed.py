@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
-from partitioner.backends.torch.faults import OPERATOR
+from partitioner.backends.torch.values import OPERATOR
 
 aten = torch.ops.aten
 

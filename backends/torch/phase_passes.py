@@ -25,12 +25,12 @@ from partitioner.backends.torch.phase_steps import Posts, links_of, run_phases
 from partitioner.backends.torch.phases import RankPhases, emit_all_phases, step_runs
 from partitioner.backends.torch.rank_passes import (
     Values,
-    Whole,
     joined_inputs,
     without_autocast,
 )
 from partitioner.backends.torch.shards import part_of
 from partitioner.backends.torch.step_values import PhaseValues, StepValues
+from partitioner.backends.torch.whole import Whole
 from partitioner.ir.layout import Placement
 
 #: Name, among a step's gradients, of the gradient of the loss that they are for.

@@ -51,10 +51,7 @@ from partitioner.backends.torch.parts_reset import RESETTING, VALUES, reset_part
 from partitioner.backends.torch.phase_passes import PhasePasses
 from partitioner.backends.torch.rank_passes import (
     RankPasses,
-    Stored,
-    Submodule,
     Values,
-    Whole,
     local_regions,
 )
 from partitioner.backends.torch.shards import (
@@ -67,6 +64,7 @@ from partitioner.backends.torch.shards import (
     total_norm,
 )
 from partitioner.backends.torch.sums import Sums, checksum, code
+from partitioner.backends.torch.whole import Stored, Submodule, Whole
 from partitioner.backends.waiting import STEPS
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.exchange import Region

@@ -26,11 +26,10 @@ from partitioner.backends.process_group import (
 from partitioner.backends.torch.clocks import Clock, clock_of
 from partitioner.backends.torch.direct import direct
 from partitioner.backends.torch.eager import eager
-from partitioner.backends.torch.faults import OPERATOR
 from partitioner.backends.torch.optimizers import OPTIMIZERS
 from partitioner.backends.torch.shards import distributed_as, part_of
 from partitioner.backends.torch.timing import NAME, stored_part, watch_steps
-from partitioner.backends.torch.values import noted_tasks
+from partitioner.backends.torch.values import OPERATOR, noted_tasks
 from partitioner.backends.waiting import STEPS
 from partitioner.ir.exchange import Region
 

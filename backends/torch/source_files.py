@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 _TORCH = Path(torch.__file__).parent
-_PARTITIONER = Path(__file__).parents[2]
+_PARTITIONER = next(folder for folder in Path(__file__).parents if folder.name == "partitioner")
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 #: Folders in that of the standard library that hold other packages.
 _INSTALLED = frozenset({"site-packages", "dist-packages"})

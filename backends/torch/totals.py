@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from partitioner.backends.torch.calls import add_argument
-from partitioner.backends.torch.faults import OPERATOR
-from partitioner.backends.torch.values import note_tasks, noted_tasks
+from partitioner.backends.torch.values import OPERATOR, note_tasks, noted_tasks
 
 aten = torch.ops.aten
 

@@ -15,6 +15,10 @@ from torch import Tensor, fx
 #: A node of the plan by its name, or a communication by its position in the global order.
 Task: TypeAlias = str | int
 
+#: Key in a collective's `meta`: the communications that it carries.
+COMM = "partitioner.comm"
+#: Key in the `meta` of a call: the operator, if another function is called in its place.
+OPERATOR = "partitioner.operator"
 #: Key in a node's `meta` of the dict that PyTorch keeps, and our key in that.
 _CUSTOM, _VALUES = "custom", "partitioner.values"
 _TASKS = "partitioner.tasks"

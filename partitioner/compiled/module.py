@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from partitioner.backends.torch.initialise import Init
     from partitioner.backends.torch.local import StepFiles
     from partitioner.backends.torch.rank_module import RankModule, Source
-    from partitioner.backends.torch.rank_passes import Stored, Submodule, Whole
     from partitioner.backends.torch.recording import Update
+    from partitioner.backends.torch.whole import Stored, Submodule, Whole
 
 
 @dataclass(frozen=True)
@@ -662,7 +662,7 @@ class ModuleProgram(Compiled):
             source: Whole contents of parameters and buffers; those of fake constants come from it.
         """
         from partitioner.backends.torch.initialise import without_contents
-        from partitioner.backends.torch.rank_passes import Whole
+        from partitioner.backends.torch.whole import Whole
 
         tensors = self.traced.captured.tensors
         fake = {v: name for name, v in self.traced.fixed.items() if without_contents(tensors[name])}
@@ -696,7 +696,7 @@ class ModuleProgram(Compiled):
     def _submodules(self) -> Mapping[str, Submodule]:
         """The submodules of the module by path, in its order, and the module itself."""
         from partitioner.backends.torch.own_state import OwnState
-        from partitioner.backends.torch.rank_passes import Submodule
+        from partitioner.backends.torch.whole import Submodule
 
         snapshot = self.model.module.snapshot
         settings, modes = snapshot.settings, snapshot.modes
@@ -763,7 +763,7 @@ class ModuleProgram(Compiled):
     @cached_property
     def stored(self) -> tuple[Stored, ...]:
         """The parameters and buffers that the ranks hold, by the first of their names."""
-        from partitioner.backends.torch.rank_passes import Stored
+        from partitioner.backends.torch.whole import Stored
 
         captured, traced = self.traced.captured, self.traced
         names: dict[str, list[str]] = {}

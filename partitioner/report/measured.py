@@ -23,8 +23,9 @@ from partitioner.backends.observed import (
     recorded_step_s,
 )
 from partitioner.cost_model.resolve import cpu_fingerprint, gpu_fingerprint
-from partitioner.cost_model.schedule import Schedule, Task
+from partitioner.cost_model.schedule import Schedule
 from partitioner.cost_model.simulate import Timeline, simulate
+from partitioner.cost_model.tasks import Task
 from partitioner.files import ResultError
 from partitioner.report.planned import Planned
 

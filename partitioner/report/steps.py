@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TypedDict
 
 from partitioner.cost_model.passes import LETTERS
-from partitioner.cost_model.schedule import Schedule, Task
+from partitioner.cost_model.schedule import Schedule
+from partitioner.cost_model.tasks import Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.phases import Part, StepOrder

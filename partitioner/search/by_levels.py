@@ -12,15 +12,11 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Plan
 from partitioner.problem.decode import planned_on
-from partitioner.search.levels import (
-    Layout,
-    Staged,
-    counted,
-    decisions,
-    layouts,
-    search_levels,
-    search_whole,
-)
+from partitioner.search.levels.decode import decisions
+from partitioner.search.levels.meshes import Layout, layouts
+from partitioner.search.levels.one_mesh import search_whole
+from partitioner.search.levels.stage_costs import counted
+from partitioner.search.levels.stages import Staged, search_levels
 from partitioner.search.limits import EXPLICIT, MOST_EXPLICIT
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
 from partitioner.search.request import Budget, Request

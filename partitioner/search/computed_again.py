@@ -19,12 +19,13 @@ from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.reshard import Resharder
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.offers import chosen, originals
+from partitioner.ir.offers import originals
 from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.phases import weight_nodes
 from partitioner.ir.pipeline import Span
 from partitioner.ir.plan import NodePlan, Plan, resolve
 from partitioner.ir.rule import Cut, Rule
+from partitioner.rewrites.settle import chosen
 from partitioner.search.offered_ways import Region, offered_regions, takes_either
 from partitioner.search.request import Budget
 from partitioner.search.stage_figures import Ints, Sharding, StageFigures

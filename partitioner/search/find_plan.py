@@ -1,9 +1,9 @@
 """The search: one loop over spaces of plans; the best plan of all spaces wins.
 
 Small clusters: every space (all devices as a mesh, every device alone, equal sub-meshes) becomes
-one joint problem (`search.explicit`), and meshes of three axes are searched one axis at a time
-(`search.split_axes`). Large clusters: stages of equal meshes (`search.by_levels`). The certificate
-has the least bound of the spaces, so that it covers them all.
+one joint problem (`search.explicit`), and meshes of three axes are searched one axis at a
+time (`search.split_axes`). Large clusters: stages of equal meshes (`search.by_levels`).
+The certificate has the least bound of the spaces, so that it covers them all.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import best_single
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.offers import chosen
 from partitioner.ir.plan import NodePlan
 from partitioner.problem.decode import planned_on
+from partitioner.rewrites.settle import chosen
 from partitioner.search.outcome import Candidate, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Solution

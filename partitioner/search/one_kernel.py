@@ -1,7 +1,7 @@
 """Choices in which nodes that one kernel can compute are on one device.
 
-Such nodes cost next to nothing (see `cost_model.forms.chain`), so the solver is as content with a
-cut between a Conv and its activation as with one behind both. Only the latter is one kernel.
+Such nodes cost next to nothing (see `cost_model.forms.chain`), so the solver is as content
+with a cut between a Conv and its activation as with one behind both. Only the latter is one kernel.
 """
 
 from __future__ import annotations

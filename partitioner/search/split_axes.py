@@ -2,8 +2,8 @@
 
 Their joint problems are too large: strategies multiply over axes. So where the joint problems of
 simpler meshes leave something to gain, all meshes of several axes are searched as those of a large
-cluster are (`levels.search_whole`), and the resulting plan competes with the others. The only bound
-over a mesh that follows is the least device seconds of all nodes.
+cluster are (`one_mesh.search_whole`), and the resulting plan competes with the others. The only
+bound over a mesh that follows is the least device seconds of all nodes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from partitioner.cost_model.cluster import Cluster
 from partitioner.ir.graph import Graph
 from partitioner.search.by_levels import cheapest_staged
-from partitioner.search.levels import Layout, layouts
+from partitioner.search.levels.meshes import Layout, layouts
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible, Solution

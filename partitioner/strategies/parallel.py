@@ -12,8 +12,8 @@
     cp      context parallel: the sequence is cut, parameters are stored and used whole
     ring    cp whose attention passes keys and values round
     spatial what works on images is cut along height, width or depth, each over its axis
-    pp      pipeline parallel: stages on devices of their own, which `search.pipelines` cuts; the
-            others are then inside of a stage
+    pp      pipeline parallel: stages on devices of their own, which `search.pipelines` cuts;
+            the others are then inside of a stage
     dp+tp   and so on: several, each over its axis
 
 A kind binds what makes it that kind; the rest is solved. A new one is a row of `KINDS`, with its

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import partitioner
 from partitioner.backends.torch.comms import COLLECTIVES
-from partitioner.backends.torch.faults import COMM
+from partitioner.backends.torch.values import COMM
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model import buckets
 from partitioner.cost_model.buckets import Bucket, Member, in_buckets, together
@@ -26,8 +26,9 @@ from partitioner.cost_model.collectives import collective, comm_cost
 from partitioner.cost_model.memory import StepLives, exact_lifetimes
 from partitioner.cost_model.overlap import beside_compute, most_joined
 from partitioner.cost_model.reshard import Resharder
-from partitioner.cost_model.schedule import Task, unlike_parts
 from partitioner.cost_model.schedule import schedule as schedule_of
+from partitioner.cost_model.schedule import unlike_parts
+from partitioner.cost_model.tasks import Task
 from partitioner.ir.exchange import exchange
 from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh

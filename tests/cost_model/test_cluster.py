@@ -6,12 +6,14 @@ from types import SimpleNamespace
 import pytest
 from cost_cases import INNER, OUTER, SLOW, TWO_LEVELS
 
+import partitioner
 from partitioner.cost_model import presets
 from partitioner.cost_model.cluster import Cluster, DeviceSpec, LinkLevel, parse_bytes
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.resolve import gpu_fingerprint, local_cluster, resolve_cluster
 
-DOCS = Path(__file__).parents[2] / "docs" / "reference" / "cluster.md"
+ROOT = Path(partitioner.__file__).resolve().parents[1]
+DOCS = ROOT / "docs" / "reference" / "cluster.md"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from cost_cases import compute, tasks
 import partitioner
 from partitioner import examples
 from partitioner.cost_model.critical_path import critical_path
-from partitioner.cost_model.schedule import Task
 from partitioner.cost_model.simulate import Timeline, simulate
+from partitioner.cost_model.tasks import Task
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.program import Comm, CommKind
 

@@ -12,8 +12,9 @@ from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.memory import StepLives, safe_lifetimes
 from partitioner.cost_model.resolve import resolve_cluster
-from partitioner.cost_model.schedule import Schedule, Task, schedule
+from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.cost_model.simulate import simulate, step_seconds
+from partitioner.cost_model.tasks import Task
 from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example

@@ -5,8 +5,9 @@ import pytest
 from cost_cases import compute, key, send, tasks
 
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.schedule import Schedule, Task
+from partitioner.cost_model.schedule import Schedule
 from partitioner.cost_model.simulate import Event, Timeline, simulate
+from partitioner.cost_model.tasks import Task
 from partitioner.cost_model.trace_events import timeline_json
 from partitioner.ir.program import Comm, CommKind
 

@@ -17,11 +17,11 @@ from partitioner.cost_model.evaluate import Evaluation, evaluate, one_device
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
-from partitioner.ir.offers import chosen
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.text.diff import diff
 from partitioner.report.text.show import show
+from partitioner.rewrites.settle import chosen
 from partitioner.search.explicit import first_problem
 from partitioner.search.request import Request
 from partitioner.solver import Infeasible, evaluate_choices

@@ -17,11 +17,11 @@ from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
-from partitioner.ir.offers import chosen
 from partitioner.ir.ops import row_of
 from partitioner.ir.phases import PhaseError
 from partitioner.ir.pipeline import PipelineScheduleError
 from partitioner.ir.plan import Plan, resolve
+from partitioner.rewrites.settle import chosen
 from partitioner.search import pipelines
 from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import ConstraintError

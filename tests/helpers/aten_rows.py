@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from aten_calls import run_node
 from rows import Case, Draw
 
 from partitioner.backends.tensors import from_numpy, to_numpy
-from partitioner.backends.torch.calls import overload, run_node
-from partitioner.frontends.torch.nodes import dtype_name, encode_call
+from partitioner.backends.torch.calls import overload
+from partitioner.frontends.torch.element_types import dtype_name
+from partitioner.frontends.torch.nodes import encode_call
 from partitioner.ir.ops import ROWS, LocalOp
 
 

@@ -30,9 +30,9 @@ from trained import Batch, Gpt, Mlp
 
 import partitioner
 from partitioner.backends.errors import BackendError, CommunicationError
-from partitioner.backends.torch.comms import group_name
 from partitioner.backends.torch.groups import register_named, resolved_group
 from partitioner.backends.torch.initialise import Initialiser
+from partitioner.backends.torch.operators.sent import group_name
 from partitioner.backends.torch.rank_module import RankModule
 from partitioner.compiled.module import ModuleProgram
 from partitioner.strategies.constraints import Constraints, Pin

@@ -20,7 +20,6 @@ from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.offers import chosen
 from partitioner.ir.pipeline import (
     PipelineSchedule,
     Span,
@@ -29,6 +28,7 @@ from partitioner.ir.pipeline import (
     textbook_lanes,
 )
 from partitioner.ir.plan import NodePlan, Plan
+from partitioner.rewrites.settle import chosen
 from partitioner.search.computed_again import ComputedAgain, Offering
 from partitioner.search.offered_ways import offered_regions
 from partitioner.search.outcome import Candidate

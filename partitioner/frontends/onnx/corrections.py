@@ -6,13 +6,13 @@ GroupQueryAttention to be its past ones and new ones, which they are not in a sh
 ONNX Runtime cannot tell, as on an operator without a kernel for processors, the library does; some
 element types of it are corrected.
 
-It takes the operands of MelWeightMatrix for each other, and
-knows no aspect ratio in Resize: these shapes are left to ONNX's own inference. It counts other
-windows of some pools and transposed convolutions than ONNX Runtime does. It gives present keys and
-values of an Attention of 3-D
-operands without past ones the shape of the operand. A comparison with all those schemas, and with
-the results of ONNX's own node cases, finds these (tests/frontends/onnx/test_corrections.py). It
-refuses a Loop without a condition.
+It takes the operands of MelWeightMatrix for each other, and knows no aspect ratio in Resize: these
+shapes are left to ONNX's own inference. It counts other windows of some pools and transposed
+convolutions than ONNX Runtime does. It gives present keys and values of an Attention of 3-D
+operands without past ones the shape of the operand. It refuses a Loop without a condition.
+
+A comparison with all those schemas, and with the results of ONNX's own node cases, finds these
+(tests/frontends/onnx/test_corrections.py).
 """
 
 from __future__ import annotations

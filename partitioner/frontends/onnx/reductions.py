@@ -6,7 +6,7 @@ the data more often than a kernel, so they are another graph, and the search tak
 a softmax is exponentials less the largest element over their sum, and the place of the largest
 element is the first place where an element equals it. That form is for long dims, such as those of
 a vocabulary, that are cut with the product before them; the weights of attention have a form of
-their own (`partitioner.ir.keys`). Results are those of ONNX Runtime's kernels, infinities and NaN
+their own (`ir.keys`). Results are those of ONNX Runtime's kernels, infinities and NaN
 included. Half precision keeps the operator, whose sums are of a wider type.
 """
 

@@ -14,7 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from partitioner.backends.tensors import to_numpy
 from partitioner.frontends.errors import FrontendError
-from partitioner.frontends.torch.nodes import dtype_name, encode_call
+from partitioner.frontends.torch.element_types import dtype_name
+from partitioner.frontends.torch.nodes import encode_call
 from partitioner.ir.graph import Attr, Constant, Graph, Node, needed
 from partitioner.ir.ops import ROWS
 from partitioner.ir.ops.aten.branches import BRANCHES, COND

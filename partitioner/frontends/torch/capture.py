@@ -29,10 +29,10 @@ from partitioner.frontends.torch.assigned_buffers import (
     written_early,
 )
 from partitioner.frontends.torch.backward_calls import keep_parameter_hooks, recording
+from partitioner.frontends.torch.element_types import dtype_name
 from partitioner.frontends.torch.exporting import replaced
 from partitioner.frontends.torch.forward_effects import Assigned, refusing_effects
 from partitioner.frontends.torch.joint import Table, joint_trace, plain_trace
-from partitioner.frontends.torch.nodes import dtype_name
 from partitioner.frontends.torch.reasons import depends_at, raised_at, reason
 from partitioner.frontends.torch.rewrite import graph_modules
 

@@ -31,7 +31,7 @@ from partitioner.frontends.torch.calls import (
     is_fake,
 )
 from partitioner.frontends.torch.capture import Captured, Role, Slot
-from partitioner.frontends.torch.nodes import dtype_name
+from partitioner.frontends.torch.element_types import dtype_name
 from partitioner.frontends.torch.options import OPTIMIZERS
 from partitioner.frontends.torch.passes import (
     KEEP,
@@ -47,9 +47,9 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Attr, Constant, Graph, Node, needed
 from partitioner.ir.keys import keys_in_parts
 from partitioner.ir.loads import Loads, with_loads
-from partitioner.ir.offers import chosen
 from partitioner.ir.ring import ring_of
 from partitioner.ir.types import TensorType
+from partitioner.rewrites.settle import chosen
 
 #: Name of the graph input that steers random draws; it changes every step.
 SEED = "seed"

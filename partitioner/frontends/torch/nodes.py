@@ -1,4 +1,4 @@
-"""Encodes calls of PyTorch operators as nodes of the IR, and element types as names.
+"""Encodes calls of PyTorch operators as nodes of the IR.
 
 A node's op is the overload's full name (``"aten::sum.dim_IntList"``). Its inputs are the tensor
 arguments in the schema's order: "" for one that is absent or a Python number, each element in
@@ -17,32 +17,12 @@ from typing import Any
 
 import torch
 
-from partitioner.backends.tensors import torch_dtype
 from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.torch.element_types import dtype_name
 from partitioner.ir.graph import Attr
 
-#: Names in the IR of the element types that traces may have.
-DTYPES: Mapping[torch.dtype, str] = {
-    torch_dtype(name): name
-    for name in (
-        *("bool", "int8", "uint8", "int16", "int32", "int64"),
-        *("float8e4m3fn", "float8e5m2", "float16", "bfloat16", "float32", "float64"),
-        *("complex64", "complex128"),
-    )
-}
 #: Arguments about a tensor's memory.
 _MEMORY = frozenset({"device", "layout", "pin_memory"})
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name of an element type in the IR.
-
-    Raises:
-        FrontendError: The element type has no name.
-    """
-    if dtype not in DTYPES:
-        raise FrontendError(f"element type {dtype} is not supported")
-    return DTYPES[dtype]
 
 
 def encode_call(

@@ -2,8 +2,8 @@
 
 A trace bakes in the strides of its example, and a rank's part of a tensor has others. For these
 operators both are contiguous: here the operands of the trace, and on the ranks those of
-`partitioner.backends.torch.calls.DENSE`. `as_strided` reads memory by number: it is right where the
-trace's operand is dense, whose dims are put in the order of its memory first.
+`partitioner.backends.torch.calls.DENSE`. `as_strided` reads memory by number: it is right
+where the trace's operand is dense, whose dims are put in the order of its memory first.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.collectives import comm_cost
-from partitioner.cost_model.schedule import Schedule, Task
+from partitioner.cost_model.schedule import Schedule
+from partitioner.cost_model.tasks import Task
 from partitioner.cost_model.traffic import moves
 from partitioner.ir.types import DTYPE_BITS
 from partitioner.report.lanes import Lanes

@@ -14,7 +14,7 @@ from partitioner.backends.torch.all_ranks import run_lockstep
 from partitioner.backends.torch.buckets import bucket
 from partitioner.backends.torch.calls import add_argument
 from partitioner.backends.torch.eager import eager, gathered
-from partitioner.backends.torch.faults import COMM
+from partitioner.backends.torch.values import COMM
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model import buckets
 from partitioner.cost_model.buckets import Member, may_join, together

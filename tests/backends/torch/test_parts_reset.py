@@ -6,7 +6,7 @@ from torch import nn
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.rank_module import _Part
-from partitioner.backends.torch.rank_passes import Submodule
+from partitioner.backends.torch.whole import Submodule
 
 
 class Scaled(nn.Module):

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from aten_calls import run_node
 from aten_rows import run_torch
 from laid_out import LAYOUTS, expanded
 from rows import Case, check_row, make_trial
@@ -23,7 +24,7 @@ from torch.nn import functional as F  # noqa: N812 - the usual name
 
 import partitioner
 from partitioner.backends.tensors import from_numpy
-from partitioner.backends.torch.calls import COPIED, DENSE, run_node
+from partitioner.backends.torch.calls import COPIED, DENSE
 from partitioner.backends.torch.comms import RankComm
 from partitioner.backends.torch.shards import part_of
 from partitioner.frontends.errors import FrontendError

@@ -22,7 +22,8 @@ import partitioner
 from partitioner.backends.tensors import to_numpy
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.dtensor_rules import REFUSED, derived_rule
-from partitioner.frontends.torch.nodes import DTYPES, dtype_name, encode_call
+from partitioner.frontends.torch.element_types import DTYPES, dtype_name
+from partitioner.frontends.torch.nodes import encode_call
 from partitioner.ir.ops import ROWS
 from partitioner.ir.ops.aten.derived import RULE
 

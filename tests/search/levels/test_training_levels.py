@@ -24,17 +24,21 @@ from partitioner.frontends.torch.decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch.graph import ModuleGraph, module_graph
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.offers import alternatives, chosen, originals
+from partitioner.ir.offers import alternatives, originals
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import Plan
 from partitioner.problem.build import Built, build
 from partitioner.problem.folding import Folded, fold
 from partitioner.problem.memory_kinds import planned_parts
-from partitioner.search.levels import Staged, decisions, evaluation, groups, layouts, search_whole
+from partitioner.rewrites.settle import chosen
 from partitioner.search.levels.axis_sharder import AxisSharder, weight_side
+from partitioner.search.levels.decode import decisions, groups
 from partitioner.search.levels.mesh_sharder import Sharder
+from partitioner.search.levels.meshes import layouts
 from partitioner.search.levels.one_column import minimised
-from partitioner.search.levels.one_mesh import ranked
+from partitioner.search.levels.one_mesh import ranked, search_whole
+from partitioner.search.levels.stage_costs import evaluation
+from partitioner.search.levels.stages import Staged
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible, evaluate_choices
 from partitioner.solver.milp.engines import HIGHS

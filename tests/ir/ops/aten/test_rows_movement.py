@@ -6,10 +6,10 @@ import aten_rows
 import numpy as np
 import pytest
 import torch
+from aten_calls import run_node
 from aten_rows import aten, run_torch
 from rows import Case, check_opaque, check_row, f32, flags, ints, make_trial
 
-from partitioner.backends.torch.calls import run_node
 from partitioner.ir.graph import Node
 from partitioner.ir.ops import LocalOp, LocalView, OpView, row_of
 from partitioner.ir.ops.signature import pattern

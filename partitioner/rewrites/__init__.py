@@ -1,0 +1,1 @@
+"""Rewrites of graphs: each makes a graph of a graph, before a plan is searched or behind it."""

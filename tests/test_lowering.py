@@ -19,10 +19,10 @@ from whole_plans import (
 
 from partitioner import examples
 from partitioner.backends.errors import BackendError
-from partitioner.backends.onnx.emit import emit_models
-from partitioner.backends.onnx.simulator import run_lockstep
-from partitioner.cost_model.resolve import resolve_cluster
-from partitioner.cost_model.schedule import schedule
+from partitioner.backends.onnx.files.emit import emit_models
+from partitioner.backends.onnx.running.simulator import run_lockstep
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.schedule.task_list import schedule
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Constant, Graph, Node
 from partitioner.ir.mesh import DeviceMesh
@@ -373,7 +373,7 @@ def test_half_precision_means_of_large_values_do_not_overflow(
             r"^model 'hand': node 'mm' \(MatMul\) on one device: Index",
         ),
         (
-            "partitioner.backends.onnx.emit.node_proto",
+            "partitioner.backends.onnx.files.emit.node_proto",
             BackendError,
             r"^rank 0: node 'mm' \(MatMul\): IndexError",
         ),

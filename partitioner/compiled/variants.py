@@ -27,9 +27,9 @@ from partitioner.search.request import Budget, Request
 from partitioner.strategies.constraints import Constraints
 
 if TYPE_CHECKING:
-    from partitioner.backends.torch.rank_module import Share, Source
-    from partitioner.backends.torch.whole import Stored, Whole
-    from partitioner.cost_model.cluster import Cluster
+    from partitioner.backends.torch.running.rank_module import Share, Source
+    from partitioner.backends.torch.state.whole import Stored, Whole
+    from partitioner.cost_model.cluster.topology import Cluster
 
 
 class _Model(Protocol):

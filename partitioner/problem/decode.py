@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place

@@ -1,1 +1,1 @@
-"""Rewrites of graphs: each makes a graph of a graph, before a plan is searched or behind it."""
+"""Rewrites of graphs: each makes a graph of a graph, or proves that one may be made."""

@@ -21,7 +21,7 @@ from torch_jobs import RunJob, free_port, rank_environment
 
 from partitioner.backends import launch, process_group
 from partitioner.backends.errors import BackendError
-from partitioner.backends.onnx.emit import emit
+from partitioner.backends.onnx.files.emit import emit
 from partitioner.backends.onnx.local import run_local
 
 pytestmark = pytest.mark.timeout(240)

@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from partitioner import examples
-from partitioner.backends.onnx import timing as onnx_timing
+from partitioner.backends.onnx.measuring import timing as onnx_timing
 from partitioner.backends.prepared import Prepared
-from partitioner.backends.torch import timing as torch_timing
-from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.backends.torch.measuring import timing as torch_timing
+from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.model import open_model
 from partitioner.frontends.torch.options import OPTIMIZERS

@@ -24,10 +24,10 @@ from unets import exported, unet
 
 import partitioner
 from partitioner import examples
-from partitioner.backends.onnx.load import load_rank
-from partitioner.backends.onnx.sessions import SessionConfig, open_session
-from partitioner.backends.onnx.simulator import Simulator
-from partitioner.backends.onnx.steps import Segment
+from partitioner.backends.onnx.files.load import load_rank
+from partitioner.backends.onnx.files.steps import Segment
+from partitioner.backends.onnx.running.simulator import Simulator
+from partitioner.backends.onnx.sessions.segments import SessionConfig, open_session
 from partitioner.compiled.base import Compiled
 from partitioner.frontends.inputs import random_inputs
 

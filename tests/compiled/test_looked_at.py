@@ -213,7 +213,7 @@ def test_a_graph_that_was_changed(moved: Path) -> None:
     ],
 )  # fmt: skip
 def test_rank_files_that_are_damaged(moved: Path, spoil: object, message: str) -> None:
-    from partitioner.backends.onnx.simulator import Simulator
+    from partitioner.backends.onnx.running.simulator import Simulator
 
     assert callable(spoil)
     spoil(moved / "rank0.weights")
@@ -230,7 +230,7 @@ def flip(file: Path, at: int) -> None:
 def test_weights_that_lie_elsewhere(moved: Path) -> None:
     import onnx
 
-    from partitioner.backends.onnx.simulator import Simulator
+    from partitioner.backends.onnx.running.simulator import Simulator
 
     model = onnx.load_from_string((moved / "rank0.onnx").read_bytes())
     for tensor in model.graph.initializer:
@@ -306,7 +306,7 @@ def test_a_link_is_no_place_for_a_file(tmp_path: Path) -> None:
 
 
 def test_operators_of_an_exported_program() -> None:
-    from partitioner.backends.torch.allowed import may_call
+    from partitioner.backends.torch.files.allowed import may_call
 
     assert may_call("aten", "linear", "default")
     assert may_call("aten", "add", "Tensor")
@@ -348,7 +348,7 @@ def test_operators_that_export_and_traces_keep_are_loaded(tmp_path: Path) -> Non
 
 def test_no_operator_of_the_list_takes_memory_as_it_is() -> None:
     """Files, storages and packed weights are given to operators by arguments of their own types."""
-    from partitioner.backends.torch.allowed import may_call
+    from partitioner.backends.torch.files.allowed import may_call
 
     for name in torch._C._dispatch_get_all_op_names():
         space, _, rest = name.partition("::")

@@ -16,10 +16,14 @@ from torch.nn import functional
 
 import partitioner
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch.all_ranks import AllRanks, run_lockstep
-from partitioner.backends.torch.emit import PassGraph, RankGraphs, emit_rank
+from partitioner.backends.torch.files.rank_files import (
+    read_rank_file,
+    read_rank_files,
+    with_written,
+)
+from partitioner.backends.torch.graphs.emit import PassGraph, RankGraphs, emit_rank
 from partitioner.backends.torch.local import run_module_files
-from partitioner.backends.torch.rank_files import read_rank_file, read_rank_files, with_written
+from partitioner.backends.torch.running.all_ranks import AllRanks, run_lockstep
 from partitioner.compiled.module import ModuleProgram
 from partitioner.compiled.rank_files import rank_files
 from partitioner.files import DirectoryError, ResultError

@@ -23,7 +23,7 @@ from partitioner.compiled import base
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.module import ModuleProgram
 from partitioner.compiled.rank_files import rank_files
-from partitioner.cost_model.profile import Profile
+from partitioner.cost_model.profiles.database import Profile
 from partitioner.files import ResultError
 from partitioner.report.measured import FILE, Measured
 from partitioner.report.page.data import report_data

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 import partitioner
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch.rank_files import read_rank_files
+from partitioner.backends.torch.files.rank_files import read_rank_files
 from partitioner.compiled.module import ModuleProgram
 
 TWO: Devices = [(0,), (1,)]

@@ -18,7 +18,7 @@ import partitioner
 from partitioner import examples
 from partitioner.cli.main import main
 from partitioner.compiled.base import Compiled
-from partitioner.cost_model.schedule import LOAD_BYTES_PER_S
+from partitioner.cost_model.schedule.task_list import LOAD_BYTES_PER_S
 from partitioner.files import ResultError
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.errors import OptionError

@@ -27,11 +27,11 @@ from partitioner.ir.blocks import Blocks
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan
 from partitioner.problem.decode import planned_on
+from partitioner.rewrites.block_graph import block_graph
+from partitioner.search.blocks.shared import Shared
+from partitioner.search.blocks.training import Parts
 from partitioner.search.request import Budget, Request
-from partitioner.search.shared_blocks import Shared
-from partitioner.search.training_blocks import Parts
 from partitioner.solver import Infeasible
-from partitioner.strategies.block_graph import block_graph
 
 
 class Twice(nn.Module):

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 import partitioner
 from partitioner import examples
-from partitioner.backends.torch import all_ranks
+from partitioner.backends.torch.running import all_ranks
 from partitioner.compiled.module import ModuleProgram
-from partitioner.cost_model.compute import node_seconds
-from partitioner.cost_model.even_mesh import EvenMesh, stand_in
-from partitioner.cost_model.traffic import sent_bytes
+from partitioner.cost_model.equal_devices.even_mesh import EvenMesh, stand_in
+from partitioner.cost_model.prices.compute import node_seconds
+from partitioner.cost_model.schedule.traffic import sent_bytes
 from partitioner.ir.dispatch import Dispatch
 from partitioner.ir.errors import OptionError
 from partitioner.ir.mesh import DeviceMesh

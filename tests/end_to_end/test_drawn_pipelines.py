@@ -10,7 +10,7 @@ import torch
 from drawn_modules import Drawn, batch, drawn_stages
 from staged import on_trace, staged_plan, traced
 
-from partitioner.backends.torch.micro_batches import micro_batch_sizes
+from partitioner.backends.torch.graphs.micro_batches import micro_batch_sizes
 from partitioner.ir.phases import PhaseError
 from partitioner.ir.pipeline import PipelineScheduleError
 

@@ -14,8 +14,8 @@ from torch_models import gradients
 
 import partitioner
 from partitioner.compiled.module import ModuleProgram
-from partitioner.cost_model.traffic import sent_bytes
-from partitioner.frontends.torch.experts import replace_experts
+from partitioner.cost_model.schedule.traffic import sent_bytes
+from partitioner.frontends.torch.patterns.experts import replace_experts
 from partitioner.ir.plan import resolve
 from partitioner.strategies.constraints import ConstraintError
 

@@ -14,8 +14,8 @@ from torch_jobs import RunJob, job_parameters
 
 import partitioner
 from partitioner.compiled.module import ModuleProgram
-from partitioner.cost_model import buckets
-from partitioner.cost_model.cluster import Cluster, LinkLevel
+from partitioner.cost_model.cluster.topology import Cluster, LinkLevel
+from partitioner.cost_model.schedule import buckets
 from partitioner.ir.errors import OptionError
 from partitioner.ir.program import CommKind
 from partitioner.strategies.constraints import ConstraintError

@@ -19,9 +19,9 @@ from rank_files import save_edited
 import partitioner
 from partitioner import examples
 from partitioner.backends.errors import BackendError
-from partitioner.backends.onnx.load import load_rank, read_directory
+from partitioner.backends.onnx.files.load import load_rank, read_directory
+from partitioner.backends.onnx.files.steps import Cut
 from partitioner.backends.onnx.local import run_local
-from partitioner.backends.onnx.steps import Cut
 from partitioner.cli.main import main
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.onnx_model import OnnxModel

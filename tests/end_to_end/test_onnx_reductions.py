@@ -13,7 +13,7 @@ from onnx import helper
 
 import partitioner
 from partitioner.compiled.base import Compiled
-from partitioner.cost_model.cluster import Cluster, LinkLevel
+from partitioner.cost_model.cluster.topology import Cluster, LinkLevel
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import CommKind

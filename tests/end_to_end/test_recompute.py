@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 import partitioner
 from partitioner.compiled.module import ModuleProgram
 from partitioner.compiled.variants import variant
+from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate, one_device
-from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
@@ -22,8 +22,8 @@ from partitioner.ir.plan import PlacedNode
 from partitioner.report.text.diff import diff
 from partitioner.report.text.show import show
 from partitioner.rewrites.settle import chosen
-from partitioner.search.explicit import first_problem
 from partitioner.search.request import Request
+from partitioner.search.spaces.explicit import first_problem
 from partitioner.solver import Infeasible, evaluate_choices
 
 

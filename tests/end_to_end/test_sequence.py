@@ -13,9 +13,9 @@ from torch.nn import functional
 
 import partitioner
 from partitioner.compiled.module import ModuleProgram
-from partitioner.cost_model.cluster import Cluster, DeviceSpec, LinkLevel
-from partitioner.strategies.batch import sequence_of
+from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel
 from partitioner.strategies.constraints import ConstraintError
+from partitioner.strategies.kinds.batch import sequence_of
 
 MIXES = {"cp+dp": (2, 3), "cp+tp": (2, 2), "ring+dp": (2, 2), "ring+tp": (2, 2)}
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import partitioner
 from partitioner.compiled.module import ModuleProgram
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.ir.graph import Constant, Graph, Node
 from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.types import TensorType

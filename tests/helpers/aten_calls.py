@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from partitioner.backends.torch.calls import (
+from partitioner.backends.torch.graphs.calls import (
     ALIAS,
     COPIED,
     DENSE,

@@ -14,9 +14,9 @@ from aten_calls import run_node
 from rows import Case, Draw
 
 from partitioner.backends.tensors import from_numpy, to_numpy
-from partitioner.backends.torch.calls import overload
+from partitioner.backends.torch.graphs.calls import overload
+from partitioner.frontends.torch.building.nodes import encode_call
 from partitioner.frontends.torch.element_types import dtype_name
-from partitioner.frontends.torch.nodes import encode_call
 from partitioner.ir.ops import ROWS, LocalOp
 
 

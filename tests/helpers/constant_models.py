@@ -9,7 +9,7 @@ import onnx_models as om
 import onnxruntime as ort
 import torch
 
-from partitioner.backends.onnx.whole import run_whole
+from partitioner.backends.onnx.sessions.whole import run_whole
 
 _NONE: Mapping[str, om.Array] = MappingProxyType({})
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from partitioner.cost_model.cluster import Cluster, DeviceSpec, LinkLevel
-from partitioner.cost_model.schedule import Schedule
-from partitioner.cost_model.tasks import Key, Task
+from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel
+from partitioner.cost_model.schedule.task_list import Schedule
+from partitioner.cost_model.schedule.tasks import Key, Task
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.graph import Constant, Graph, Node
 from partitioner.ir.layout import DimLayout, Placement, Sharding

@@ -23,11 +23,11 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 from whole_plans import candidates, random_plan
 
 import partitioner
-from partitioner.backends.onnx.emit import emit_models
-from partitioner.backends.onnx.simulator import run_lockstep
+from partitioner.backends.onnx.files.emit import emit_models
+from partitioner.backends.onnx.running.simulator import run_lockstep
 from partitioner.compiled.base import Compiled
-from partitioner.cost_model.resolve import resolve_cluster
-from partitioner.cost_model.schedule import schedule
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.schedule.task_list import schedule
 from partitioner.frontends.onnx.load import Traced, load_onnx
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.mesh import DeviceMesh

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from partitioner.ir.graph import Graph
-from partitioner.strategies.staging import changing_nodes
+from partitioner.rewrites.staging import changing_nodes
 
 WIDTH, ROWS, CLASSES = 8, 4, 6
 

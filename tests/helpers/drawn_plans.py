@@ -11,8 +11,8 @@ from whole_plans import Decision, hand_plan
 from partitioner import examples
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.onnx_model import OnnxModel
+from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.mesh import DeviceMesh
 

@@ -30,7 +30,7 @@ IMPORTED = (
     "partitioner.backends.process_group",
     "partitioner.backends.onnx.rank",
     "partitioner.backends.torch.local",
-    "partitioner.backends.torch.rank_module",
+    "partitioner.backends.torch.running.rank_module",
     "partitioner.compiler",
     "partitioner.compiled.module",
     "partitioner.compiled.ranks",

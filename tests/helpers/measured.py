@@ -12,9 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.onnx.recording import HeldBytes, LiveBytes, held_bytes, kernels_of
-from partitioner.backends.onnx.sessions import SessionConfig
-from partitioner.backends.onnx.simulator import Simulator
+from partitioner.backends.onnx.measuring.recording import (
+    HeldBytes,
+    LiveBytes,
+    held_bytes,
+    kernels_of,
+)
+from partitioner.backends.onnx.running.simulator import Simulator
+from partitioner.backends.onnx.sessions.segments import SessionConfig
 
 
 def measured_bytes(

@@ -17,7 +17,7 @@ from onnx import (
     numpy_helper,
 )
 
-from partitioner.frontends.onnx.checks import nested_graphs, node_lists
+from partitioner.frontends.onnx.reading.checks import nested_graphs, node_lists
 
 #: Integers, floats and texts at which readers break.
 _FLOATS = (0.0, -1.0, 1e-5, 0.5, 3e38, float("nan"), float("inf"))

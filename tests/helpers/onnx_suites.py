@@ -18,7 +18,7 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
 import partitioner
-from partitioner.backends.onnx.whole import run_whole
+from partitioner.backends.onnx.sessions.whole import run_whole
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph

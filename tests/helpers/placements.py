@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from partitioner.cost_model.reshard import Hop
+from partitioner.cost_model.prices.reshard import Hop
 from partitioner.ir.exchange import Region, Transfer
 from partitioner.ir.layout import DimLayout, Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from partitioner.cost_model.compute import shape_at
-from partitioner.cost_model.entries import Entry
-from partitioner.cost_model.forms import form_of
-from partitioner.cost_model.profile import write_entries
+from partitioner.cost_model.prices.compute import shape_at
+from partitioner.cost_model.profiles.database import write_entries
+from partitioner.cost_model.profiles.entries import Entry
+from partitioner.cost_model.profiles.forms import form_of
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import place

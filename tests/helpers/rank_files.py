@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from partitioner.backends.onnx.weights import DIGEST_KEY
+from partitioner.backends.onnx.files.weights import DIGEST_KEY
 
 #: NumPy's element types by ONNX Runtime's names where they are not the same.
 _DTYPES = {"float": "float32", "double": "float64"}

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.ir.graph import Graph
 from partitioner.search.find_plan import find_plan
 from partitioner.search.outcome import Outcome

@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 
 import partitioner
 from partitioner.compiled.module import ModuleModel, ModuleProgram
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
@@ -23,7 +23,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import fixed_nodes
 from partitioner.ir.plan import NodePlan, Pipeline, Plan
-from partitioner.strategies.staging import changing_nodes, stages_of_all
+from partitioner.rewrites.staging import changing_nodes, stages_of_all
 
 Devices = Sequence[tuple[int, ...]]
 #: Stage of each node of the forward pass that differs between micro-batches.

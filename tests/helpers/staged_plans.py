@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import trained
 
 from partitioner.compiled.module import ModuleModel, ModuleProgram
+from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
@@ -17,7 +17,7 @@ from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Pipeline, Plan
-from partitioner.strategies.staging import changing_nodes, stages_of_all
+from partitioner.rewrites.staging import changing_nodes, stages_of_all
 
 #: Devices of each stage, schedule, micro-batches.
 Stages = tuple[tuple[tuple[int, ...], ...], str | tuple[str, ...], int]

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_models
 
-from partitioner.backends.onnx.emit import emit_models
-from partitioner.backends.onnx.simulator import run_lockstep
-from partitioner.cost_model.resolve import resolve_cluster
-from partitioner.cost_model.schedule import Schedule, schedule
+from partitioner.backends.onnx.files.emit import emit_models
+from partitioner.backends.onnx.running.simulator import run_lockstep
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.schedule.task_list import Schedule, schedule
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.graph import Constant, Graph, Node
 from partitioner.ir.mesh import DeviceMesh

@@ -2,9 +2,9 @@
 
 import sys
 
-from partitioner.backends.torch import links
 from partitioner.cli.main import main
+from partitioner.profiling import gloo
 
-links.SIZES = (1024, 2**18)
-links._TURNS = 3
+gloo.SIZES = (1024, 2**18)
+gloo._TURNS = 3
 raise SystemExit(main(["profile", *sys.argv[1:], "--quiet"]))

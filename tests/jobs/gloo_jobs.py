@@ -11,8 +11,8 @@ from torch_ranks import serve
 
 from partitioner.backends import worker
 from partitioner.backends.arrays import assemble, load_arrays, local_inputs, save_arrays
-from partitioner.backends.onnx.emit import emit
-from partitioner.backends.onnx.load import read_directory
+from partitioner.backends.onnx.files.emit import emit
+from partitioner.backends.onnx.files.load import read_directory
 
 
 def run(case: hand.Case, requests: int, folder: Path) -> dict[str, np.ndarray]:

@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from torch_ranks import Job, fork_ranks, main
 
 import partitioner
-from partitioner.backends.torch.rank_module import RankModule
+from partitioner.backends.torch.running.rank_module import RankModule
 from partitioner.ir.errors import PartitionerError
 
 Batch = tuple[Tensor, Tensor]

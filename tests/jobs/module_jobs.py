@@ -30,10 +30,10 @@ from trained import Batch, Gpt, Mlp
 
 import partitioner
 from partitioner.backends.errors import BackendError, CommunicationError
-from partitioner.backends.torch.groups import register_named, resolved_group
-from partitioner.backends.torch.initialise import Initialiser
+from partitioner.backends.torch.agreeing.groups import register_named, resolved_group
 from partitioner.backends.torch.operators.sent import group_name
-from partitioner.backends.torch.rank_module import RankModule
+from partitioner.backends.torch.running.rank_module import RankModule
+from partitioner.backends.torch.state.initialise import Initialiser
 from partitioner.compiled.module import ModuleProgram
 from partitioner.strategies.constraints import Constraints, Pin
 

@@ -23,7 +23,7 @@ from torch_ranks import Job, main
 
 import partitioner
 from partitioner.backends.errors import BackendError, CommunicationError
-from partitioner.backends.torch.rank_module import RankModule
+from partitioner.backends.torch.running.rank_module import RankModule
 from partitioner.compiled.module import ModuleProgram
 
 STEPS = 10

@@ -22,8 +22,8 @@ from torch_ranks import Job, main
 from trained import Gpt
 
 import partitioner
-from partitioner.backends.torch import phase_passes
-from partitioner.backends.torch.step_values import StepValues
+from partitioner.backends.torch.running import phase_passes
+from partitioner.backends.torch.running.step_values import StepValues
 from partitioner.compiled.module import ModuleProgram
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.pipeline import textbook_lanes

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 import partitioner
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch.rank_module import RankModule
+from partitioner.backends.torch.running.rank_module import RankModule
 from partitioner.strategies.constraints import Constraints, Pin
 
 SPLIT = {"first": 0, "second": 1, "last": 0}

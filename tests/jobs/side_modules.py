@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import partitioner
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch.rank_module import RankModule
+from partitioner.backends.torch.running.rank_module import RankModule
 from partitioner.frontends.errors import FrontendError
 from partitioner.strategies.constraints import Constraints, Pin
 

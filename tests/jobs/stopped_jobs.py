@@ -14,7 +14,7 @@ from torch_ranks import Job, main
 
 import partitioner
 from partitioner.backends import waiting
-from partitioner.backends.torch import whereabouts
+from partitioner.backends.torch.agreeing import whereabouts
 from partitioner.compiled.module import ModuleProgram
 
 #: Calls of the module before a rank is stopped.

@@ -27,7 +27,7 @@ import torch.distributed as dist
 #: What the ranks of a compiled module import when they first need it, which takes most of their
 #: time: it is imported once, before they are forked.
 LATE = (
-    "partitioner.backends.torch.rank_module",
+    "partitioner.backends.torch.running.rank_module",
     "partitioner.compiled.ranks",
     "partitioner.compiled.variants",
     "torch.distributed.checkpoint._fsspec_filesystem",

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import partitioner
 from partitioner.compiled.module import ModuleModel, ModuleProgram
+from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
@@ -21,7 +21,7 @@ from partitioner.frontends.torch.trace import trace_module
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Plan
-from partitioner.strategies.staging import changing_nodes
+from partitioner.rewrites.staging import changing_nodes
 
 
 class Counted(nn.Module):

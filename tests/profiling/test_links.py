@@ -8,11 +8,11 @@ import two_machines
 from two_machines import ROOT, NotPermittedError, cluster_of
 
 from partitioner import examples
-from partitioner.backends.torch.links import LinkGroup, added_seconds, link_groups
-from partitioner.cost_model.collectives import collective
-from partitioner.cost_model.profile import Profile
-from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.prices.collectives import collective
+from partitioner.cost_model.profiles.database import Profile
 from partitioner.ir.program import CommKind
+from partitioner.profiling.gloo import LinkGroup, added_seconds, link_groups
 
 LINK_BYTES_PER_S = 25e6
 PROFILE = 'profile = {{ file = "{file}", device = "core", threads = 1 }}\n'

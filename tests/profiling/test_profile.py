@@ -16,17 +16,16 @@ from torch import nn
 
 import partitioner
 from partitioner import examples, units
-from partitioner.backends.torch import links
 from partitioner.cli.main import main
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.entries import LinkEntry
+from partitioner.cost_model.cluster.resolve import local_cluster, one_process, resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.profile import BORDER, whole_key, write_links
-from partitioner.cost_model.resolve import local_cluster, one_process, resolve_cluster
+from partitioner.cost_model.profiles.database import BORDER, whole_key, write_links
+from partitioner.cost_model.profiles.entries import LinkEntry
 from partitioner.frontends.model import open_model
 from partitioner.ir.errors import OptionError
 from partitioner.ir.plan import Plan
-from partitioner.profiling import yardsticks
+from partitioner.profiling import gloo, yardsticks
 from partitioner.profiling.candidates import (
     candidates,
     graph_before,
@@ -68,8 +67,8 @@ def with_links(empty: Path) -> Path:
         return empty
     assert spec.profile is not None
     known = [
-        LinkEntry(kind, 2, nbytes, 1e-3, 0.01, 7, links.NAME, "2026-01-01")
-        for kind, _, nbytes in links.wanted_of(links.link_groups([("", 2)]))
+        LinkEntry(kind, 2, nbytes, 1e-3, 0.01, 7, gloo.NAME, "2026-01-01")
+        for kind, _, nbytes in gloo.wanted_of(gloo.link_groups([("", 2)]))
     ]
     write_links(empty, spec.profile.device, spec.profile.threads, known)
     return empty
@@ -378,7 +377,7 @@ def test_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     two_processes(empty)
-    monkeypatch.setattr(links, "SIZES", (1024, 2**16))
+    monkeypatch.setattr(gloo, "SIZES", (1024, 2**16))
     onnx.save(mlp, tmp_path / "m.onnx")
     command = [str(tmp_path / "m.onnx"), "--devices", "2", "--profile", str(empty)]
     assert main(["profile", *command, "-q", "--json"]) == 0

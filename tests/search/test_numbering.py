@@ -11,9 +11,9 @@ from solver_instances import placement
 
 import partitioner
 from partitioner import examples
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Pipeline, Plan

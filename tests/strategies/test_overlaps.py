@@ -10,11 +10,11 @@ from onnx import helper
 
 import partitioner
 from partitioner.compiled.base import Compiled
-from partitioner.cost_model.cluster import Cluster, DeviceSpec, LinkLevel
+from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.rule import FactorKind
-from partitioner.search import explicit
+from partitioner.search.spaces import explicit
 from partitioner.strategies.derive import Rules, strategies
 
 HEIGHT, LAYERS = 24, 4

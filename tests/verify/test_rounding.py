@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 
 import partitioner
-from partitioner.backends.onnx.emit import emit
+from partitioner.backends.onnx.files.emit import emit
 from partitioner.cli.main import main
 from partitioner.compiled.base import Compiled, origin
 from partitioner.compiled.onnx_model import OnnxModel

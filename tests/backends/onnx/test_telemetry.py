@@ -7,7 +7,7 @@ from pathlib import Path
 
 CODE = """
 import os
-import partitioner.backends.onnx.sessions
+import partitioner.backends.onnx.sessions.segments
 print(len(os.listdir("/proc/self/task")))
 """
 

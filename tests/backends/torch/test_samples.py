@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from whole_plans import lowered
 
-from partitioner.backends.torch.all_ranks import AllRanks
+from partitioner.backends.torch.running.all_ranks import AllRanks
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example

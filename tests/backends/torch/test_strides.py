@@ -24,9 +24,9 @@ from torch.nn import functional as F  # noqa: N812 - the usual name
 
 import partitioner
 from partitioner.backends.tensors import from_numpy
-from partitioner.backends.torch.calls import COPIED, DENSE
-from partitioner.backends.torch.comms import RankComm
-from partitioner.backends.torch.shards import part_of
+from partitioner.backends.torch.graphs.calls import COPIED, DENSE
+from partitioner.backends.torch.graphs.comms import RankComm
+from partitioner.backends.torch.state.shards import part_of
 from partitioner.frontends.errors import FrontendError
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.graph import Node

@@ -11,8 +11,8 @@ import pytest
 from onnx import helper
 
 from partitioner.frontends.errors import FrontendError
-from partitioner.frontends.onnx.fold import MAX_GROWN_BYTES
 from partitioner.frontends.onnx.load import Traced, load_onnx
+from partitioner.frontends.onnx.rewriting.fold import MAX_GROWN_BYTES
 
 F32, I64 = "float32", "int64"
 MOST_S = 5

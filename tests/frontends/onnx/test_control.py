@@ -6,7 +6,7 @@ import onnx_models as om
 import pytest
 from onnx import helper
 
-from partitioner.backends.onnx.nodes import node_proto
+from partitioner.backends.onnx.files.nodes import node_proto
 from partitioner.frontends.onnx.load import load_onnx
 
 RNG = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 import partitioner
 from partitioner.cli.main import main
 from partitioner.frontends.errors import FrontendError
-from partitioner.frontends.onnx.dims import bind_dims, evaluate
+from partitioner.frontends.onnx.inferring.dims import bind_dims, evaluate
 from partitioner.frontends.onnx.load import load_onnx
 
 F32 = "float32"

@@ -12,7 +12,7 @@ from onnx import helper
 
 from partitioner import examples
 from partitioner.compiled.base import Compiled
-from partitioner.cost_model.simulate import simulate
+from partitioner.cost_model.schedule.simulate import simulate
 from partitioner.files import FileError
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.edges import Terminal, edges, placed_nodes

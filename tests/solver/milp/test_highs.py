@@ -15,7 +15,7 @@ from partitioner.cli.main import main
 from partitioner.solver.milp.highs import new_highs
 from partitioner.solver.pairwise.exact import solve_exactly
 from partitioner.solver.pairwise.model import build
-from partitioner.solver.pairwise.reduce import prune
+from partitioner.solver.pairwise.reducing.reduce import prune
 from partitioner.solver.placement.covering import Covering
 
 BANNER = b"Running HiGHS\n"

@@ -5,7 +5,7 @@ from aten_rows import aten
 from rings import attention
 from rows import Case, Draw, check_row, f32, flags
 
-from partitioner.ir.ring import STEP, ring
+from partitioner.rewrites.ring import STEP, ring
 
 
 def operand(name: str, rows: int) -> Draw | None:

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import numpy as np
-import onnx_models
 import pytest
 from onnx import helper
-from whole_plans import (
+
+from helpers.onnx_files import onnx_models
+from helpers.plans.whole_plans import (
     assert_equal_to_whole,
     build,
     candidates,
@@ -16,7 +17,6 @@ from whole_plans import (
     rule,
     weight,
 )
-
 from partitioner import examples
 from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.files.emit import emit_models

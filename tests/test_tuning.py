@@ -12,10 +12,10 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from small_gpt import small_gpt
-from staged_models import Plain, seeded
 
 import partitioner
+from helpers.modules.small_gpt import small_gpt
+from helpers.modules.staged_models import Plain, seeded
 from partitioner import examples, tuning
 from partitioner.backends.torch.measuring import optimizers
 from partitioner.cli.main import main

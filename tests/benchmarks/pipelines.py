@@ -60,11 +60,12 @@ from partitioner.ir.pipeline import textbook_lanes
 from partitioner.rewrites.staging import changing_nodes
 from partitioner.strategies.constraints import Constraints
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from accuracy import reference_s
-from staged import on_trace, staged_plan, traced
 from training import GPT, VOCABULARY, Block
+
+from helpers.plans.staged import on_trace, staged_plan, traced
 
 RANKS = 2
 TWICE = ("interleaved", "zbv", "dualpipev")  #: Schedules with two stages on each process.

@@ -19,14 +19,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-import torch_models
-from small_gpt import small_gpt
 from torch import nn
 
 import partitioner
+from helpers.modules import torch_models
+from helpers.modules.small_gpt import small_gpt
 from partitioner.examples import llama, small, zoo
 from partitioner.ir.errors import PartitionerError
 

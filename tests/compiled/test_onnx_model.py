@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from rank_files import save_edited
 
 import partitioner
+from helpers.onnx_files.rank_files import save_edited
 from partitioner import examples, units
 from partitioner.backends.onnx.sessions.segments import open_session
 from partitioner.cli.main import main

@@ -3,10 +3,10 @@ import math
 from collections.abc import Mapping
 
 import pytest
-from cost_cases import TWO_LEVELS, chain_graph, flat, graph, matmul_graph
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.plans.cost_cases import TWO_LEVELS, chain_graph, flat, graph, matmul_graph
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.evaluate import evaluate, one_device

@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from measured import measured_bytes
 from onnx import helper, numpy_helper
 from torch import nn
-from unets import exported, unet
 
 import partitioner
+from helpers.modules.unets import exported, unet
+from helpers.plans.measured import measured_bytes
 from partitioner import examples
 from partitioner.cli.main import main
 from partitioner.compiled.base import Compiled

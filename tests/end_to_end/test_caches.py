@@ -5,10 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from decoders import Attend, Keeping, Step, are_cut_along_keys, llama, qwen, writes
 from torch import nn
 
 import partitioner
+from helpers.onnx_files.decoders import (
+    Attend,
+    Keeping,
+    Step,
+    are_cut_along_keys,
+    llama,
+    qwen,
+    writes,
+)
 from partitioner.backends.torch.graphs.eager import eager
 from partitioner.backends.torch.graphs.emit import emit_rank
 from partitioner.backends.torch.operators.caches import write_part

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from expert_models import Experts, Loss
 from torch import Tensor, nn
 
 import partitioner
+from helpers.modules.expert_models import Experts, Loss
 from partitioner import examples
 from partitioner.backends.torch.running import all_ranks
 from partitioner.compiled.module import ModuleProgram

@@ -13,10 +13,10 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
-from onnx_models import model
-from rank_files import save_edited
 
 import partitioner
+from helpers.onnx_files.onnx_models import model
+from helpers.onnx_files.rank_files import save_edited
 from partitioner import examples
 from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.files.load import load_rank, read_directory

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_models
 import pytest
 from onnx import helper
 
 import partitioner
+from helpers.onnx_files import onnx_models
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.errors import PartitionerError
 from partitioner.strategies.constraints import Constraints, Pin

@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnx_suites import SUITES, Ended, SuiteCase, cases, end_of, runtime_passes
 
+from helpers.onnx_files.onnx_suites import SUITES, Ended, SuiteCase, cases, end_of, runtime_passes
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.frontends.onnx.reading.checks import OLDEST_OPSET

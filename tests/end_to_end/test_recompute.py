@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from small_gpt import small_gpt
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import partitioner
+from helpers.modules.small_gpt import small_gpt
 from partitioner.compiled.module import ModuleProgram
 from partitioner.compiled.variants import variant
 from partitioner.cost_model.cluster.resolve import resolve_cluster

@@ -5,12 +5,12 @@ import re
 import warnings
 from typing import Any
 
-import batch_losses
 import pytest
 import torch
 from torch import Tensor, nn
 
 import partitioner
+from helpers.modules import batch_losses
 from partitioner.compiled.module import ModuleProgram
 from partitioner.frontends.torch.building.graph import SEED
 from partitioner.frontends.torch.micro_batches import trace_micro_batch

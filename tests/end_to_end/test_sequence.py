@@ -7,11 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from sequences import ATTENTION, FORMS, Block, cuts_of, forced, is_of_form, trains_alike
 from torch import nn
 from torch.nn import functional
 
 import partitioner
+from helpers.plans.sequences import (
+    ATTENTION,
+    FORMS,
+    Block,
+    cuts_of,
+    forced,
+    is_of_form,
+    trains_alike,
+)
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel
 from partitioner.strategies.constraints import ConstraintError

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from staged import on_trace, staged, staged_plan, traced
-from tight_models import ACTIVATIONS, Tight, tight
 from torch import Tensor, nn
 
 import partitioner
+from helpers.modules.tight_models import ACTIVATIONS, Tight, tight
+from helpers.plans.staged import on_trace, staged, staged_plan, traced
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model.memory.lifetimes import StepLives, exact_lifetimes
 from partitioner.cost_model.schedule.task_list import Schedule, schedule

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from cost_cases import flat
-from whole_plans import build as graph_of
-from whole_plans import candidates, random_plan, weight
 
+from helpers.plans.cost_cases import flat
+from helpers.plans.whole_plans import build as graph_of
+from helpers.plans.whole_plans import candidates, random_plan, weight
 from partitioner import examples
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster

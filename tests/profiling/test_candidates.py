@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 import torch
-from cost_cases import flat
-from expert_models import Experts
 from torch import Tensor, nn
 
+from helpers.modules.expert_models import Experts
+from helpers.plans.cost_cases import flat
 from partitioner.backends.torch.measuring.timing import prepared
 from partitioner.cost_model.profiles.forms import call_form
 from partitioner.frontends.inputs import random_inputs

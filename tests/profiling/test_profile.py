@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import modules
 import onnx
 import pytest
 import torch
 from torch import nn
 
 import partitioner
+from helpers import factories
 from partitioner import examples, units
 from partitioner.cli.main import main
 from partitioner.cost_model.cluster.resolve import local_cluster, one_process, resolve_cluster
@@ -291,8 +291,8 @@ def test_a_time_limit_ends_between_measurements(mlp: onnx.ModelProto, file: Path
 @pytest.mark.parametrize("training", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_modules_are_measured_in_pytorch(file: Path, training: bool) -> None:
     two_processes(file)
-    module: nn.Module = modules.classifier(training=training)
-    batch = modules.batch(labels=training)
+    module: nn.Module = factories.classifier(training=training)
+    batch = factories.batch(labels=training)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -312,7 +312,7 @@ def test_modules_are_measured_in_pytorch(file: Path, training: bool) -> None:
 @pytest.mark.slow
 def test_micro_batches_are_measured_for_plans_in_stages(file: Path) -> None:
     two_processes(file)
-    module, batch = modules.classifier(training=True), modules.batch(labels=True)
+    module, batch = factories.classifier(training=True), factories.batch(labels=True)
     options = {"devices": 2, "training": True, "profile": file}
     done = profile(module, batch, strategy="inter", micro_batches=2, **options)
     assert done.measured == done.forms

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from profiled import write_profile
 from torch import nn
 
 import partitioner
+from helpers.plans.profiled import write_profile
 from partitioner import examples
 from partitioner.cost_model.cluster.resolve import local_cluster
 from partitioner.cost_model.errors import CostError

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import NodeProto, helper
-from onnx_models import model, run, to_proto
 
+from helpers.onnx_files.onnx_models import model, run, to_proto
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.blocks import Blocks, Chunk, Stretch

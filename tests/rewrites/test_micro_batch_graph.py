@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import models
 import numpy as np
 import onnx
 import pytest
 from onnx import NodeProto, helper
-from onnx_models import model, run, to_proto
 
+from helpers.onnx_files import models
+from helpers.onnx_files.onnx_models import model, run, to_proto
 from partitioner import examples
 from partitioner.backends.regions import cut
 from partitioner.frontends.inputs import random_inputs

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from aten_calls import run_node
-from rings import RESULTS, attention
 from torch import Tensor
 
+from helpers.op_rows.aten_calls import run_node
+from helpers.op_rows.rings import RESULTS, attention
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import DimLayout, LayoutError, folded_cut
 from partitioner.ir.mesh import DeviceMesh

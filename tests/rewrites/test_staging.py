@@ -1,10 +1,10 @@
 """Stages of all nodes, from those of the forward pass."""
 
 import pytest
-from staged import equal_stages
-from staged_models import Detached, Model, Plain, Tied, Towers, UNet, seeded
 from torch import Tensor, nn
 
+from helpers.modules.staged_models import Detached, Model, Plain, Tied, Towers, UNet, seeded
+from helpers.plans.staged import equal_stages
 from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from solver_instances import placement
 
 import partitioner
+from helpers.problems.solver_instances import placement
 from partitioner import examples
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster

@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable
 
 import pytest
-from searching import search
 
+from helpers.plans.searching import search
 from partitioner import examples
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_models
 import pytest
 from onnx import helper
 
 import partitioner
+from helpers.onnx_files import onnx_models
 from partitioner.compiled.base import Compiled
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel
 from partitioner.cost_model.evaluate import evaluate

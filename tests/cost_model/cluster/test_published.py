@@ -7,10 +7,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from cost_cases import matmul_graph, placed
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.plans.cost_cases import matmul_graph, placed
 from partitioner.cost_model.cluster.published import KERNELS, LINKS
 from partitioner.cost_model.cluster.resolve import preset_cluster, resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster

@@ -4,9 +4,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cost_cases import INNER, OUTER, SLOW, TWO_LEVELS
 
 import partitioner
+from helpers.plans.cost_cases import INNER, OUTER, SLOW, TWO_LEVELS
 from partitioner.cost_model.cluster import presets
 from partitioner.cost_model.cluster.resolve import gpu_fingerprint, local_cluster, resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel, parse_bytes

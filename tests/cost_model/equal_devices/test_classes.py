@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cost_cases import SLOW, flat, graph, matmul_graph
-from whole_plans import candidates, random_plan
 
+from helpers.plans.cost_cases import SLOW, flat, graph, matmul_graph
+from helpers.plans.whole_plans import candidates, random_plan
 from partitioner import examples
 from partitioner.cost_model import evaluate as referee
 from partitioner.cost_model.cluster.topology import Cluster, LinkLevel

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from staged_models import Plain, seeded
 from torch import Tensor, nn
 
+from helpers.modules.staged_models import Plain, seeded
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.prices.compute import adding_seconds, kernel_seconds

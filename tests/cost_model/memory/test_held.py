@@ -1,8 +1,8 @@
 """What a device holds from moment to moment: its largest is the referee's peak."""
 
 import pytest
-import staged_plans
 
+from helpers.plans import staged_plans
 from partitioner.cost_model.memory.held import held
 from partitioner.cost_model.memory.lifetimes import exact_lifetimes, safe_lifetimes, with_headroom
 from partitioner.ir.phases import Part

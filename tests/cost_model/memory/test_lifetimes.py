@@ -2,10 +2,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from cost_cases import compute, flat, graph, key, placed, send, tasks
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.plans.cost_cases import compute, flat, graph, key, placed, send, tasks
 from partitioner.cost_model.memory.lifetimes import (
     MemoryPeak,
     Peaks,

@@ -4,14 +4,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import detectors
 import numpy as np
 import onnx
 import pytest
-from measured import measured_bytes
 from onnx import helper, numpy_helper
 
 import partitioner
+from helpers.onnx_files import detectors
+from helpers.plans.measured import measured_bytes
 from partitioner.compiled.base import Compiled
 from partitioner.cost_model.memory.cpu_kernels import CHANNEL_BLOCK
 from partitioner.cost_model.memory.sessions import Held, sessions_of

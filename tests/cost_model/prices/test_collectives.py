@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cost_cases import SLOW, TWO_LEVELS, flat
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.plans.cost_cases import SLOW, TWO_LEVELS, flat
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster, LinkLevel
 from partitioner.cost_model.prices.collectives import (

@@ -1,10 +1,10 @@
 from dataclasses import replace
 
 import pytest
-from cost_cases import SLOW, chain_graph, flat, graph, matmul_graph, placed
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.plans.cost_cases import SLOW, chain_graph, flat, graph, matmul_graph, placed
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.prices import compute

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from placements import MESHES, apply, cut, placement, random_placement
 
+from helpers.op_rows.placements import MESHES, apply, cut, placement, random_placement
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.prices.reshard import Hop, Resharder, simplest
 from partitioner.ir.layout import DimLayout, Placement

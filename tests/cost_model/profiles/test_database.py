@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cost_cases import SLOW, chain_graph, flat, matmul_graph, placed
-from cost_cases import graph as graph_of
-from placements import placement
 
+from helpers.op_rows.placements import placement
+from helpers.plans.cost_cases import SLOW, chain_graph, flat, matmul_graph, placed
+from helpers.plans.cost_cases import graph as graph_of
 from partitioner.cost_model.cluster.resolve import cpu_fingerprint, local_cluster
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.even_mesh import EvenMesh, stand_in

@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from placements import placement
-from small_gpt import small_gpt
-from staged import staged
-from staged_models import Plain, seeded
 from torch import Tensor, nn
 
 import partitioner
+from helpers.modules.small_gpt import small_gpt
+from helpers.modules.staged_models import Plain, seeded
+from helpers.op_rows.placements import placement
+from helpers.plans.staged import staged
 from partitioner.backends.torch.graphs.comms import COLLECTIVES
 from partitioner.backends.torch.graphs.notes import COMM
 from partitioner.compiled.module import ModuleProgram

@@ -3,9 +3,9 @@
 import itertools
 
 import pytest
-from cost_cases import compute, tasks
 
 import partitioner
+from helpers.plans.cost_cases import compute, tasks
 from partitioner import examples
 from partitioner.cost_model.schedule.critical_path import critical_path
 from partitioner.cost_model.schedule.simulate import Timeline, simulate

@@ -4,8 +4,8 @@ import itertools
 import json
 
 import pytest
-import staged_plans
 
+from helpers.plans import staged_plans
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.schedule.passes import pass_text, passes
 from partitioner.cost_model.schedule.simulate import simulate

@@ -2,8 +2,8 @@ import itertools
 import json
 
 import pytest
-from cost_cases import compute, key, send, tasks
 
+from helpers.plans.cost_cases import compute, key, send, tasks
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.schedule.simulate import Event, Timeline, simulate
 from partitioner.cost_model.schedule.task_list import Schedule

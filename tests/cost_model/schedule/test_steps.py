@@ -4,9 +4,9 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from staged import equal_stages, staged, staged_plan
-from staged_models import Plain, UNet, seeded
 
+from helpers.modules.staged_models import Plain, UNet, seeded
+from helpers.plans.staged import equal_stages, staged, staged_plan
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.evaluate import Evaluation, evaluate

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from cost_cases import SLOW
-from whole_plans import build, hand_plan, tasks_of, weight
 
+from helpers.plans.cost_cases import SLOW
+from helpers.plans.whole_plans import build, hand_plan, tasks_of, weight
 from partitioner.cost_model.cluster.topology import Cluster, LinkLevel
 from partitioner.cost_model.schedule.simulate import simulate
 from partitioner.cost_model.schedule.task_list import Schedule

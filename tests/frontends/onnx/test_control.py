@@ -2,10 +2,10 @@
 
 import numpy as np
 import onnx
-import onnx_models as om
 import pytest
 from onnx import helper
 
+from helpers.onnx_files import onnx_models as om
 from partitioner.backends.onnx.files.nodes import node_proto
 from partitioner.frontends.onnx.load import load_onnx
 

@@ -4,12 +4,12 @@ import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-import drawn_plans
 import networkx as nx
 import onnx
 import pytest
 from onnx import helper
 
+from helpers.drawn import drawn_plans
 from partitioner import examples
 from partitioner.compiled.base import Compiled
 from partitioner.cost_model.schedule.simulate import simulate

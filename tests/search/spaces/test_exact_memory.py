@@ -3,8 +3,8 @@
 import itertools
 
 import pytest
-from searching import search
 
+from helpers.plans.searching import search
 from partitioner import examples
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster

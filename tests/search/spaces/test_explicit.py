@@ -5,11 +5,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cost_cases import flat
-from searching import search
-from whole_plans import build
 
 import partitioner
+from helpers.plans.cost_cases import flat
+from helpers.plans.searching import search
+from helpers.plans.whole_plans import build
 from partitioner import examples
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster

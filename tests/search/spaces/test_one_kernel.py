@@ -3,10 +3,10 @@
 import math
 
 import numpy as np
-import onnx_models
-from cost_cases import flat
 from onnx import helper
 
+from helpers.onnx_files import onnx_models
+from helpers.plans.cost_cases import flat
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph

@@ -4,8 +4,8 @@ import math
 from dataclasses import replace
 
 import pytest
-from solver_instances import spmd
 
+from helpers.problems.solver_instances import spmd
 from partitioner import examples
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx

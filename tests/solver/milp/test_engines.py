@@ -9,10 +9,10 @@ from typing import Any
 import onnx
 import pulp
 import pytest
-from pairwise_cases import instance, optimum
-from solver_instances import dnnp, knapsack, placement, spmd
 
 import partitioner
+from helpers.problems.pairwise_cases import instance, optimum
+from helpers.problems.solver_instances import dnnp, knapsack, placement, spmd
 from partitioner import examples
 from partitioner.cli.main import main
 from partitioner.solver import Infeasible, SolverError, brute_force, solve

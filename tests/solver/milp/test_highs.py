@@ -8,8 +8,8 @@ import highspy
 import numpy as np
 import onnx
 import pytest
-from pairwise_cases import instance
 
+from helpers.problems.pairwise_cases import instance
 from partitioner import examples
 from partitioner.cli.main import main
 from partitioner.solver.milp.highs import new_highs

@@ -7,7 +7,8 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from pairwise_cases import (
+
+from helpers.problems.pairwise_cases import (
     FEASIBLE,
     REFUTED_OF_NINE,
     instance,
@@ -17,7 +18,6 @@ from pairwise_cases import (
     pruned,
     second_opinion,
 )
-
 from partitioner.solver.pairwise import FORBIDDEN, PairwiseSolution, evaluate, solve
 from partitioner.solver.pairwise.bounding.decode import decode
 from partitioner.solver.pairwise.bounding.dual import Dual

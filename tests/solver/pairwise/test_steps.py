@@ -4,7 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-from pairwise_cases import (
+
+from helpers.problems.pairwise_cases import (
     FEASIBLE,
     INFEASIBLE,
     REFUTED_OF_NINE,
@@ -16,7 +17,6 @@ from pairwise_cases import (
     pruned,
     second_opinion,
 )
-
 from partitioner.solver.pairwise import solve
 from partitioner.solver.pairwise.bounding.dual import Dual
 from partitioner.solver.pairwise.bounding.messages import Messages

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from pairwise_cases import FEASIBLE, choices, instance, make, optimum, presolved
 
+from helpers.problems.pairwise_cases import FEASIBLE, choices, instance, make, optimum, presolved
 from partitioner.solver.pairwise import FORBIDDEN
 from partitioner.solver.pairwise.bounding.dive import dive
 from partitioner.solver.pairwise.bounding.dual import Dual

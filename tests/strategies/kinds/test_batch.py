@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from batch_models import made
-from small_gpt import small_gpt
 from torch import Tensor, nn
 
+from helpers.modules.batch_models import made
+from helpers.modules.small_gpt import small_gpt
 from partitioner import examples
 from partitioner.frontends.model import open_model
 from partitioner.frontends.onnx.load import load_onnx

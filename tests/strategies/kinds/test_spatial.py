@@ -3,13 +3,13 @@
 from typing import Any
 
 import numpy as np
-import onnx_models as om
 import pytest
 import torch
 from onnx import helper
 from torch import Tensor, nn
 
 import partitioner
+from helpers.onnx_files import onnx_models as om
 from partitioner.ir.graph import Graph
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.kinds.kind import Asked

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-import rank_programs as hand
-from rank_cases import check
 
+from helpers.plans import rank_programs as hand
+from helpers.plans.rank_cases import check
 from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.files.emit import emit, emit_models
 from partitioner.backends.onnx.files.load import load_rank, read_directory

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import onnx
-import onnx_models as om
 import pytest
 from onnx import TensorProto, helper
 
+from helpers.onnx_files import onnx_models as om
 from partitioner import examples
 from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.files.loadable import check_loadable

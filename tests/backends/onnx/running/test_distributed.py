@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-import rank_programs as hand
 import torch
 
+from helpers.plans import rank_programs as hand
 from partitioner.backends.onnx.files.emit import emit_models
 from partitioner.backends.onnx.files.load import load_rank
 from partitioner.backends.onnx.files.steps import Cut

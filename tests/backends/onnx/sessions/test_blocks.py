@@ -4,8 +4,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from onnx import helper
-from onnx_models import model
 
+from helpers.onnx_files.onnx_models import model
 from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.files.emit import emit_models
 from partitioner.backends.onnx.files.steps import RankModel, Segment

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import rank_programs as hand
 from onnx import NodeProto, helper
-from onnx_models import model
 
+from helpers.onnx_files.onnx_models import model
+from helpers.plans import rank_programs as hand
 from partitioner.backends.onnx.files.emit import emit, emit_models
 from partitioner.backends.onnx.files.load import load_rank
 from partitioner.backends.onnx.files.steps import RankModel, Segment

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch_jobs import ROOT
+
+from helpers.processes.torch_jobs import ROOT
 
 SCRIPT = """
 import pathlib

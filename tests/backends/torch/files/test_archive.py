@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import modules
 import pytest
 import torch
 from torch import nn
 
+from helpers import factories
 from partitioner.backends.torch.files.archive import ArchiveError, read_extra, read_program
 
 Edit = Callable[[dict[str, Any]], None]
@@ -24,7 +24,7 @@ WEIGHTS = "data/weights/model_weights_config.json"
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("archive") / "good.pt2"
-    program = torch.export.export(modules.classifier(), modules.batch(), strict=False)
+    program = torch.export.export(factories.classifier(), factories.batch(), strict=False)
     torch.export.save(program, path, extra_files={"note.txt": "hello"})
     return path
 
@@ -68,10 +68,10 @@ def test_a_program_is_read_as_it_was_saved(good: Path) -> None:
     program = read_program(good)
     module = program.module(check_guards=False)
     assert torch.equal(
-        module(*modules.batch())["logits"], modules.build()[0](*modules.batch())["logits"]
+        module(*factories.batch())["logits"], factories.build()[0](*factories.batch())["logits"]
     )
     assert program.example_inputs is not None
-    assert torch.equal(program.example_inputs[0][0], modules.batch()[0])
+    assert torch.equal(program.example_inputs[0][0], factories.batch()[0])
     parameters = dict(module.named_parameters(remove_duplicate=False))
     assert parameters["head.weight"] is parameters["table.weight"]  # tied as before
     assert all(tensor.requires_grad for tensor in parameters.values())
@@ -232,7 +232,7 @@ def test_symbolic_sizes_are_those_of_the_example(tmp_path: Path) -> None:
 def test_guards_of_an_archive_are_not_run(good: Path, tmp_path: Path) -> None:
     text = f"__import__('os').mkdir({str(tmp_path / 'touched')!r})"
     path = edited(good, tmp_path / "m.pt2", MODEL, lambda data: data.update(guards_code=[text]))
-    read_program(path).module()(*modules.batch())
+    read_program(path).module()(*factories.batch())
     assert not (tmp_path / "touched").exists()
 
 

@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 import torch
-from placements import placement
 from torch import fx, nn
 
 import partitioner
+from helpers.op_rows.placements import placement
 from partitioner.backends.tensors import torch_dtype
 from partitioner.backends.torch.graphs.buckets import bucket
 from partitioner.backends.torch.graphs.comms import COLLECTIVES, Arrival, RankComm, wait_for_unread

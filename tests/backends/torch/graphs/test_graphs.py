@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 import torch
-from small_gpt import small_gpt
 from torch import fx
 
 import partitioner
+from helpers.modules.small_gpt import small_gpt
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.graphs.buckets import bucket
 from partitioner.backends.torch.graphs.calls import add_argument

@@ -4,7 +4,20 @@ from functools import cache
 
 import pytest
 import torch
-from staged import (
+from torch import Tensor, nn
+
+from helpers.modules.staged_models import (
+    Added,
+    Batch,
+    Detached,
+    Model,
+    Plain,
+    Tied,
+    Towers,
+    UNet,
+    seeded,
+)
+from helpers.plans.staged import (
     Devices,
     Stages,
     accumulated,
@@ -14,9 +27,6 @@ from staged import (
     tensors,
     traced_and_cut,
 )
-from staged_models import Added, Batch, Detached, Model, Plain, Tied, Towers, UNet, seeded
-from torch import Tensor, nn
-
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.graphs.micro_batches import MicroBatches
 from partitioner.backends.torch.graphs.totals import add, add_product

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers them
-from tests.helpers.gpus import on_gpu
+from helpers.processes.gpus import on_gpu
 
 own = torch.ops.partitioner
 EPS, MOMENTUM = 1e-5, 0.3

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from helpers.processes.gpus import on_gpu
 from partitioner.backends.torch.operators import attention, fused_attention
 from partitioner.backends.torch.operators.fused_attention import Call, kernel_for
-from tests.helpers.gpus import on_gpu
 
 
 def operand(heads: int, rows: int, depth: int = 8, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from trained import Gpt, Mlp
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from helpers.modules.trained import Gpt, Mlp
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.state.initialise import Initialiser
 

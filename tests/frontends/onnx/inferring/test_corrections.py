@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir
-import onnx_models as om
 import pytest
 from onnx import helper
 from onnx_ir import DataType
 from onnx_shape_inference import infer_symbolic_shapes
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
-from rank_files import assert_rank_files_run
 
 import partitioner
+from helpers.onnx_files import onnx_models as om
+from helpers.onnx_files.rank_files import assert_rank_files_run
 from partitioner.compiled.onnx_model import OnnxRanks
 from partitioner.frontends.onnx.load import load_onnx
 

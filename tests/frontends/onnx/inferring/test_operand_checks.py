@@ -4,12 +4,12 @@ import math
 import warnings
 
 import numpy as np
-import onnx_models as om
 import onnxruntime as ort
 import pytest
 from onnx import ModelProto, helper
 from onnx.backend.test.case.node import collect_testcases
 
+from helpers.onnx_files import onnx_models as om
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.onnx.load import load_onnx
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_models as om
 import pytest
-from constant_models import bits, run
-from drawn_contents import drawn
 from onnx import helper
 
+from helpers.drawn.drawn_contents import drawn
+from helpers.onnx_files import onnx_models as om
+from helpers.onnx_files.constant_models import bits, run
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.onnx.load import load_onnx
 

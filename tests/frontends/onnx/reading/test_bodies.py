@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_models as om
 import pytest
-from drawn_bodies import drawn_bodies
 from onnx import helper, numpy_helper
-from rank_files import assert_rank_files_run
 
 import partitioner
+from helpers.drawn.drawn_bodies import drawn_bodies
+from helpers.onnx_files import onnx_models as om
+from helpers.onnx_files.rank_files import assert_rank_files_run
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.ops.estimate import estimated_flops

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_models as om
 import pytest
-from command_line import one_line
 from onnx import TensorProto, helper
 
+from helpers.onnx_files import onnx_models as om
+from helpers.pages.command_line import one_line
 from partitioner.cli.main import main
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.onnx.load import load_onnx

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_models as om
 import pytest
 from onnx import helper
 
 import partitioner
+from helpers.onnx_files import onnx_models as om
 from partitioner.backends.errors import BackendError
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.inputs import random_inputs

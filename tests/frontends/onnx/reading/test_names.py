@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
-import onnx_models as om
 import pytest
 from onnx import helper
 
 import partitioner
+from helpers.onnx_files import onnx_models as om
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import load_onnx
 

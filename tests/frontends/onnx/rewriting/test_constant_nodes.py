@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_models as om
-import onnx_suites
 import pytest
-from constant_models import bits, run
 from onnx import helper
 
+from helpers.onnx_files import onnx_models as om
+from helpers.onnx_files import onnx_suites
+from helpers.onnx_files.constant_models import bits, run
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.errors import PartitionerError

@@ -1,10 +1,10 @@
 """Folding in old opsets: what it writes has the forms of the model's opset."""
 
 import numpy as np
-import onnx_models as om
 import pytest
 from onnx import NodeProto, TensorProto, helper
 
+from helpers.onnx_files import onnx_models as om
 from partitioner.frontends.onnx.load import load_onnx
 
 OPSETS = (11, 12, 13, 17, 18)

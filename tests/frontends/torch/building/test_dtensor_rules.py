@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from aten_rows import run_torch
-from operator_samples import operator_samples
-from rows import Case, check_opaque, check_row
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import partitioner
+from helpers.drawn.operator_samples import operator_samples
+from helpers.op_rows.aten_rows import run_torch
+from helpers.op_rows.rows import Case, check_opaque, check_row
 from partitioner.backends.tensors import to_numpy
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.building.dtensor_rules import REFUSED, derived_rule

@@ -1,10 +1,10 @@
 """Nodes of a ring of attention."""
 
 import pytest
-from aten_rows import aten
-from rings import attention
-from rows import Case, Draw, check_row, f32, flags
 
+from helpers.op_rows.aten_rows import aten
+from helpers.op_rows.rings import attention
+from helpers.op_rows.rows import Case, Draw, check_row, f32, flags
 from partitioner.rewrites.ring import STEP, ring
 
 

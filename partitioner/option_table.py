@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -107,7 +108,8 @@ def _in_python(found: re.Match[str]) -> str:
     return f'`{found[1]}="{found[2]}"`' if found[2] else f"`{found[1]}`"
 
 
-def described(options: type) -> dict[str, Option]:
+@cache
+def described(options: type) -> Mapping[str, Option]:
     """The options of a TypedDict by their keywords, without those that nothing describes."""
     table = {}
     for name, annotation in options.__annotations__.items():

@@ -332,7 +332,7 @@ def _panel(parameter: inspect.Parameter) -> int:
 
 def given(options: type[Chosen], values: Mapping[str, Any]) -> Chosen:
     """The keyword arguments that the values of a command give; an option left out has none."""
-    table = described(options)
+    table = described(cast("type", options))
     keywords = {}
     for name, value in values.items():
         if value is None or value is False or value == []:

@@ -40,7 +40,7 @@ PANELS = (MODEL, DEVICES, SEARCH, TRAINING, OUTPUT, PICTURES)
 
 @dataclass(frozen=True)
 class Option:
-    """What people read of an option, and its form on the command line.
+    """Texts of an option, and its form on the command line.
 
     Texts write values in backticks, and other options in braces: ``{training}`` is `training` in
     Python and --training on the command line, ``{cluster=local}`` is `cluster="local"` and
@@ -81,13 +81,13 @@ class Option:
 
     @property
     def python_help(self) -> str:
-        """All that there is to read, as of a keyword argument."""
+        """Full text, as of a keyword argument."""
         quoted = re.sub(r"`(.*?)`", r'"\1"', f"{self.text} {self.more}".rstrip())
         return _REFERENCE.sub(_in_python, quoted)
 
     @property
     def reference(self) -> str:
-        """All that there is to read, as of an option of a command, in Markdown."""
+        """Full text, as of an option of a command, in Markdown."""
         text = f"{self.command_text or self.text} {self.more}".rstrip()
         return _REFERENCE.sub(lambda found: f"`{_on_the_command_line(found)}`", text)
 
@@ -263,7 +263,7 @@ class DeviceOptions(TypedDict, total=False):
 
 
 class GoalOptions(TypedDict, total=False):
-    """What a plan is to be good at, and of which kinds it may be."""
+    """Goal of a plan, and the kinds that it may be of."""
 
     objective: Annotated[
         Literal["throughput", "latency", "memory"],
@@ -279,7 +279,7 @@ class GoalOptions(TypedDict, total=False):
 
 
 class LayoutOptions(TypedDict, total=False):
-    """What is decided of a plan before the search."""
+    """Decisions on a plan that are made before the search."""
 
     mesh: Annotated[
         Mapping[str, int] | None,

@@ -98,7 +98,7 @@ def _usage(parameter: Any) -> str:
 
 
 def _value(option: Any) -> list[str]:
-    """What stands behind the name of an option, if anything does."""
+    """Value behind the name of an option, as the usage shows it; none of a flag."""
     if option.is_flag:
         return []
     return [option.metavar or "|".join(option.type.choices)]

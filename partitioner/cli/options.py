@@ -221,7 +221,7 @@ Quiet = Annotated[bool, flag("No progress and no summary.", "--quiet", "-q", pan
 
 @dataclass(frozen=True)
 class Form:
-    """How a command reads the values of an option.
+    """Form of the values of an option on the command line.
 
     Attributes:
         parser: Reads one value from its text.
@@ -282,7 +282,7 @@ def _python_type(options: type, keyword: str) -> Any:
 
 
 def _read_type(options: type, keyword: str) -> Any:
-    """The type of what a command has of an option of the table."""
+    """Type of the values that a command gets of an option of the table."""
     python_type = _python_type(options, keyword)
     form = FORMS[described(options)[keyword].form]
     if python_type is bool:

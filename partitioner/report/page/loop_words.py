@@ -1,4 +1,4 @@
-"""What the loops of operators run over: the batch, heads, columns of features, positions.
+"""Words for what the loops of operators run over: batch, heads, columns of features, positions.
 
 The factor rule of an operator says which dims of its operands and results are one loop, so the word
 for a loop follows a value from the graph's inputs through all operators. Words begin at inputs (dim

@@ -17,10 +17,9 @@ from partitioner import units
 from partitioner.backends.torch.tried import untried
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.onnx_model import OnnxModel
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.compute import Sources
-from partitioner.cost_model.memory import kept_bytes
-from partitioner.cost_model.profile_notes import border_notes, profile_notes
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.memory.lifetimes import kept_bytes
+from partitioner.cost_model.prices.compute import Sources
 from partitioner.files import check_file, refuse_to_replace
 from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.frontends.torch.options import ModuleOptions
@@ -37,30 +36,31 @@ from partitioner.report.moved_each_step import moved_notes
 from partitioner.report.one_device import OneDevice
 from partitioner.report.spaces import space_facts
 from partitioner.report.summary import facts
+from partitioner.report.text.profile_notes import border_notes, profile_notes
 from partitioner.report.whole_machine import whole_machine_notes
-from partitioner.search.explicit import first_problem
-from partitioner.search.find_plan import find_plan
-from partitioner.search.in_blocks import (
+from partitioner.rewrites.block_graph import block_graph
+from partitioner.rewrites.micro_batch_graph import batch_size, even_counts
+from partitioner.rewrites.same_in_parts import Difference, difference
+from partitioner.search.blocks.paths import (
     Prices,
     Unfit,
     least_limit,
     plan_in_blocks,
     why_not_in_blocks,
 )
+from partitioner.search.find_plan import find_plan
 from partitioner.search.limits import EXPLICIT, MOST_EXPLICIT
-from partitioner.search.micro_batch_counts import CountSearch, Graphs, Trial, usual_trials
 from partitioner.search.outcome import Candidate, NoCheaper, Outcome, stopped_refusal
-from partitioner.search.pipelines import over_counts
 from partitioner.search.request import Budget, Request, Say, silent
+from partitioner.search.spaces.explicit import first_problem
+from partitioner.search.stages.micro_batch_counts import CountSearch, Graphs, Trial, usual_trials
+from partitioner.search.stages.pipelines import over_counts
 from partitioner.search.what_would_fit import relaxed
 from partitioner.solver import Infeasible, Objective
 from partitioner.solver.compiling import COMPILATION
-from partitioner.strategies.block_graph import block_graph
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules
-from partitioner.strategies.micro_batch_graph import batch_size, even_counts
-from partitioner.strategies.parallel import forms, parallel_notes
-from partitioner.strategies.same_in_parts import Difference, difference
+from partitioner.strategies.kinds.parallel import forms, parallel_notes
 from partitioner.strategies.spaces import SearchError, check_space, families
 from partitioner.tuning import Compile, check_tunable, tuned, tuning_notes
 
@@ -1223,13 +1223,13 @@ class Clock:
 
 
 def _onnx_backend() -> str:
-    from partitioner.backends.onnx.timing import NAME
+    from partitioner.backends.onnx.measuring.timing import NAME
 
     return NAME
 
 
 def _torch_backend() -> str:
-    from partitioner.backends.torch.timing import NAME
+    from partitioner.backends.torch.measuring.timing import NAME
 
     return NAME
 

@@ -24,7 +24,7 @@ from typing import (
 )
 
 if TYPE_CHECKING:
-    from partitioner.cost_model.cluster import Cluster
+    from partitioner.cost_model.cluster.topology import Cluster
     from partitioner.frontends.torch.options import Optimizer
     from partitioner.ir.pipeline import ScheduleName
     from partitioner.ir.plan import Plan

@@ -17,8 +17,7 @@ from partitioner.solver import Objective
 from partitioner.solver.milp.engines import HIGHS, Engine, find
 from partitioner.solver.work import STEPS_PER_S, Work
 from partitioner.strategies.constraints import ConstraintError, Constraints
-from partitioner.strategies.named_dims import bound, check_named
-from partitioner.strategies.parallel import (
+from partitioner.strategies.kinds.parallel import (
     PIPELINE,
     axes_text,
     inside_stages,
@@ -27,6 +26,7 @@ from partitioner.strategies.parallel import (
     parallel_mesh,
     wants_stages,
 )
+from partitioner.strategies.named_dims import bound, check_named
 from partitioner.strategies.spaces import SearchError, check_mesh, check_strategy
 
 #: Whether the backward pass may compute values of the forward pass again.
@@ -57,7 +57,7 @@ class Request:
         time_limit_s: Of the whole search.
         micro_batches: None searches their number in a pipeline. "auto" searches it in other plans
             too, if no plan of the whole batch fits: results may then be those of the samples of a
-            micro-batch (see `strategies.same_in_parts`).
+            micro-batch (see `rewrites.same_in_parts`).
         schedule: A name, or the rows of its table; None searches it.
         tune: Number of plans, of different spaces, that are to be run, so that the search keeps
             them; None for the best alone.

@@ -16,6 +16,7 @@ from partitioner.cost_model.overlap import most_joined
 from partitioner.cost_model.reshard import Resharder
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.offers import alternatives
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
@@ -28,7 +29,7 @@ from partitioner.search.outcome import Candidate, OutOfTime, Refused, SpaceResul
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible, Objective, Solution, solve
 from partitioner.solver.joint.solve import LEAST_GAP
-from partitioner.strategies.constraints import ConstraintError
+from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.spaces import Family, families
 from partitioner.strategies.speeds import device_speeds
@@ -145,19 +146,27 @@ class JointSearch:
     def _options(self, family: Family, fused: int) -> dict[str, tuple[PlacedNode, ...]]:
         """The options with halos of up to so many windows fused."""
         constraints = self.request.constraints
+        parts = _parts(family, constraints)
         by_group = [
             strategies(self.graph, self.rules, mesh, self.speeds, fused=fused)
             for mesh in family.groups
         ]
+        by_part = {
+            mesh: strategies(self.graph, self.rules, mesh, self.speeds, fused=fused)
+            for mesh in dict.fromkeys(mesh for some in parts.values() for mesh in some)
+        }
         options: dict[str, tuple[PlacedNode, ...]] = {}
         for position, node in enumerate(self.graph.nodes):
             pinned = kept_decision(self.graph, constraints.plan, self.rules, node)
             if pinned is not None:
                 options[node.name] = (pinned,)
                 continue
-            offered = tuple(placed for of_group in by_group for placed in of_group[node.name])
+            groups = [by_part[mesh] for mesh in parts.get(node.name, ())] or by_group
+            offered = tuple(placed for of_group in groups for placed in of_group[node.name])
             if not offered:
-                offered = tuple(place(self.graph, node, mesh, {}, None) for mesh in family.homes)
+                homes = [DeviceMesh.single(m.devices[0]) for m in parts.get(node.name, ())]
+                homes = homes or list(family.homes)
+                offered = tuple(place(self.graph, node, mesh, {}, None) for mesh in homes)
             kept = constraints.keep(node, offered)
             if not kept:
                 blamed, why = constraints.blame(node, offered)
@@ -300,6 +309,14 @@ class KindSpace:
         ]
         least = min((result.least for result in others), default=0.0)
         return bool(costs) and least < (1 - budget.gap) * min(costs)
+
+
+def _parts(family: Family, constraints: Constraints) -> Mapping[str, tuple[DeviceMesh, ...]]:
+    """By node that runs on a part of a mesh's devices alone, those parts of the space's groups."""
+    return {
+        name: tuple(mesh.part(axis, place) for mesh in family.groups if axis in mesh.names)
+        for name, (axis, place) in constraints.places.items()
+    }
 
 
 def gain(before: Solution, after: Solution) -> float:

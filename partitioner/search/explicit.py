@@ -31,6 +31,7 @@ from partitioner.solver import Infeasible, Objective, Solution, solve
 from partitioner.solver.joint.solve import LEAST_GAP
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules, strategies
+from partitioner.strategies.side_by_side import side_by_side
 from partitioner.strategies.spaces import Family, families
 from partitioner.strategies.speeds import device_speeds
 from partitioner.strategies.staging import layers
@@ -77,6 +78,8 @@ class JointSearch:
         if any(spec.profile is not None for spec in self.cluster.devices):
             solution = self._settled(built, solution)
         graph, plan = decided(self.graph, self.cluster, built, solution)
+        if places := self.request.constraints.places:
+            plan = replace(plan, nodes={name: plan.nodes[name] for name in side_by_side(graph, places)})
         return Candidate(family, graph, plan, evaluate(graph, plan, self.cluster), solution)
 
     def _settled(self, built: Built, solution: Solution) -> Solution:

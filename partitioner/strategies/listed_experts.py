@@ -136,7 +136,9 @@ class _Members:
                 owner[node.name] = state[1]
             elif any(owners.get(v) is not None for v in _through_views(graph, node)):
                 return None
-        return cls(graph, count, states, owner) if meetings > 0 else None
+        if not meetings:
+            return None
+        return cls(graph, count, states, dict(_with_what_they_alone_read(graph, owner)))
 
     def nodes(self) -> tuple[frozenset[str], ...]:
         """The nodes of each member."""
@@ -184,6 +186,35 @@ class _Members:
                 sized = (v for v in node.writes if self.count in graph.types[v].shape)
                 stacked.update(sized)
         return False
+
+
+def _with_what_they_alone_read(graph: Graph, owner: Mapping[str, int]) -> dict[str, int]:
+    """By node the member that it is of, also if it depends on none and serves one alone.
+
+    So a device is sent what a router gives once, and takes from it what its experts need. It is
+    sent nothing that is larger than what a member gives, such as the results of all of them.
+    """
+    owners, outputs = dict(owner), set(graph.outputs)
+    given = {
+        value
+        for node in graph.nodes
+        if node.name not in owner
+        for value in node.reads
+        if value in graph.producers and graph.producers[value].name in owner
+    }
+    most = max((graph.types[value].nbytes for value in given), default=0)
+    for node in reversed(graph.nodes):
+        row = row_of(node)
+        is_stored = row is not None and (row.stored or row.in_place is not None)
+        if node.name in owners or is_stored or not outputs.isdisjoint(node.writes):
+            continue
+        readers = {owners.get(reader.name) for v in node.writes for reader in graph.consumers[v]}
+        others = {owners.get(graph.producers[v].name) for v in node.reads if v in graph.producers}
+        if max((graph.types[value].nbytes for value in node.reads), default=0) > most:
+            continue
+        if len(readers) == 1 and others <= {None, *readers} and (place := readers.pop()) is not None:
+            owners[node.name] = place
+    return owners
 
 
 def _of_pass(

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from expert_models import Experts, Loss, expert_model
+from expert_models import Experts, Listed, Loss, SwiGlu, expert_model
 from torch import Tensor, nn
 from torch_models import Model
 from torch_ranks import Job, main
@@ -23,7 +23,8 @@ class Training:
     """A model that ranks train as one process does.
 
     Attributes:
-        name: An architecture of `expert_model`, or "layer" for one layer of experts.
+        name: An architecture of `expert_model`, or "layer" for one layer of experts, or "listed"
+            for two layers of experts in lists, joined in two ways.
         devices: Number of ranks.
         experts: Number of experts.
         kind: How they are cut.
@@ -44,6 +45,8 @@ class Training:
         """Train and compare on a rank."""
         whole = model(self)
         module: Any = program(self).module(seed=7)
+        if self.name == "listed":
+            check_divided(module, rank, self)
         losses = trained(module, whole)
         one = copy.deepcopy(whole.module)
         expected = trained(one, whole)
@@ -53,6 +56,30 @@ class Training:
         for key, tensor in one.state_dict().items():
             where = f"rank {rank}: {key}: "
             torch.testing.assert_close(state[key], tensor, rtol=1e-4, atol=1e-5, msg=where.__add__)
+        if self.name == "listed":
+            check_variants(module, one, whole)
+
+
+def check_divided(module: nn.Module, rank: int, training: Training) -> None:
+    """Check that each expert lies whole on one rank, and that sizes of memory say so."""
+    held = {name for name, _ in module.named_parameters()}
+    of = [[n for n in range(training.experts) if f"inner.1.experts.{n}.up.weight" in held]]
+    numbers: list[Any] = [None] * training.devices
+    torch.distributed.all_gather_object(numbers, of[0])
+    assert sorted(sum(numbers, [])) == list(range(training.experts)), (rank, numbers)
+    assert max(map(len, numbers)) == -(-training.experts // training.devices)
+    assert {name for name in held if "router" in name or "shared" in name}
+
+
+def check_variants(module: nn.Module, one: nn.Module, whole: Model) -> None:
+    """Compare evaluation, and a batch of another size."""
+    inputs = whole.more_inputs(STEPS)
+    for call in (inputs, {name: torch.cat([tensor, tensor]) for name, tensor in inputs.items()}):
+        for training in (False, True):
+            module.train(training)
+            one.train(training)
+            with torch.set_grad_enabled(training):
+                torch.testing.assert_close(module(**call), one(**call), rtol=1e-4, atol=0)
 
 
 @cache
@@ -61,6 +88,12 @@ def model(training: Training) -> Model:
         torch.manual_seed(0)
         inputs = {"x": torch.randn(TOKENS, 8), "target": torch.randn(TOKENS, 8)}
         return Model(Loss(Experts(chosen=1, experts=training.experts)), inputs)
+    if training.name == "listed":
+        torch.manual_seed(0)
+        inputs = {"x": torch.randn(TOKENS, 3, 8), "target": torch.randn(TOKENS, 3, 8)}
+        of = {"experts": training.experts}
+        layers = Listed(form="stack", shared=True, **of), Listed(SwiGlu, chosen=0, **of)
+        return Model(Loss(nn.Sequential(*layers)), inputs)
     return expert_model(
         training.name, training.experts, "grouped_mm", batch=training.devices, training=True
     )
@@ -111,6 +144,8 @@ TRAININGS = {
     "qwen_on_4": Training("qwen", 4, 4),
     "mixtral_sent_on_3": Training("mixtral", 3, 5, "dispatch"),
     "qwen_sent_on_2": Training("qwen", 2, 4, "dispatch"),
+    "listed_on_2": Training("listed", 2, 3),
+    "listed_on_3": Training("listed", 3, 4),
     "moved_on_2": Training("layer", 2, 5, "dispatch", (5, 4, 1, 1, 1)),
 }
 JOBS = {

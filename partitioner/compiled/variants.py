@@ -1,7 +1,9 @@
 """Variants of a compiled module over the same stored values: evaluation, other batch sizes.
 
 A variant is traced anew. If its graph has the same nodes as an earlier program's, it takes over
-that program's plan; else a plan is searched in which all stored values stay where they are.
+that program's plan; else a plan is searched in which all stored values stay where they are. So it
+is with steps of training whose sizes make another graph: PyTorch traces a sequence of one step with
+other views, and a recurrent layer once for each step. Not so in micro-batches: stages share them.
 """
 
 from __future__ import annotations
@@ -49,8 +51,9 @@ class Variants:
         self, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any], share: Share
     ) -> Whole:
         """A variant as a rank needs it; see `variant`."""
-        like = [program for program in self.variants if not program.training]
-        program = variant(self.program, args, kwargs, training=training, share=share, like=like)
+        program = variant(
+            self.program, args, kwargs, training=training, share=share, like=self.variants
+        )
         self.variants.append(program)
         return program.on_ranks(self.source)
 
@@ -76,8 +79,9 @@ def variant(
         like: Earlier variants whose plans may be taken over.
 
     Raises:
-        PartitionerError: The module cannot be traced with these arguments; in training, its graph
-            has other nodes than the program's, or the plan's cuts do not fit it.
+        PartitionerError: The module cannot be traced with these arguments, or no plan fits them
+            with the stored values where they are; in micro-batches, its graph has other nodes than
+            the program's.
     """
     compiled = program.model.module
     compiled.check_unchanged(modes=False)
@@ -96,10 +100,17 @@ def variant(
     module = replace(traced, snapshot=compiled.snapshot)
     _check_stored(program, module)
     if training or micro is not None:
-        module = module.of(program.plan.nodes)
-        plan = taken_over(_with_micro_batches(program.plan, module), program.graph, module.graph)
+        same = module.of(program.plan.nodes)
+        earlier = (program, *(one for one in like if one.training == training))
+        alike = next((one for one in earlier if _have_same_nodes(one.graph, same.graph)), None)
+        if alike is None and micro is None:
+            plan = Plan.from_json(share(lambda: _searched(program, module).to_json()))
+        else:
+            module, of = same, alike or program
+            plan = taken_over(_with_micro_batches(of.plan, module), of.graph, module.graph)
     else:
-        earlier = like if program.training else (program, *like)
+        plain = [one for one in like if not one.training]
+        earlier = plain if program.training else (program, *plain)
         plan = _first_that_fits(earlier, module.graph) or Plan.from_json(
             share(lambda: _searched(program, module).to_json())
         )
@@ -129,9 +140,9 @@ def taken_over(plan: Plan, graph: Graph, other: Graph) -> Plan:
     Raises:
         ResultError: The nodes are not the same, or a cut does not fit the sizes.
     """
-    missing = [name for name in graph.by_name if name not in other.by_name]
-    added = [name for name in other.by_name if name not in graph.by_name]
-    if missing or added:
+    if not _have_same_nodes(graph, other):
+        missing = [name for name in graph.by_name if name not in other.by_name]
+        added = [name for name in other.by_name if name not in graph.by_name]
         which = f"without {missing[0]!r}" if missing else f"with {added[0]!r}"
         raise ResultError(
             f"with a batch of these sizes the module is another graph, {which}: compile it for them"
@@ -146,6 +157,10 @@ def taken_over(plan: Plan, graph: Graph, other: Graph) -> Plan:
             "or leave the batch out"
         ) from None
     return moved
+
+
+def _have_same_nodes(graph: Graph, other: Graph) -> bool:
+    return graph.by_name.keys() == other.by_name.keys()
 
 
 def _resized_nodes(plan: Plan, graph: Graph, moved: Plan, other: Graph) -> dict[str, NodePlan]:
@@ -269,6 +284,10 @@ def _searched(program: ModuleProgram, module: TracedModule) -> Plan:
                 f"evaluation reads {name}, which a training step does not, and which lies on all "
                 "devices; the plan computes nothing there: use it in training, or compile for it"
             )
+    for name, value in module.traced.rests.items():
+        if name in program.traced.rests:
+            producer = program.graph.producers[program.traced.rests[name]]
+            pinned[graph.producers[value].name] = base.nodes[producer.name]
     kept = Plan(graph.digest, base.cluster, base.groups, pinned)
     strategy, mesh = _space(base, len(program.cluster))
     request = Request(strategy=strategy, mesh=mesh, constraints=Constraints(plan=kept))

@@ -67,10 +67,24 @@ def _deepseek(experts: int) -> nn.Module:
     return DeepseekV3ForCausalLM(DeepseekV3Config(**sizes))
 
 
+def _gpt_oss(experts: int) -> nn.Module:
+    """With biases, and gates in every second column, which are clamped."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    sizes = _common(intermediate_size=24, num_local_experts=experts, head_dim=4)
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    module = GptOssForCausalLM(GptOssConfig(**sizes, rope_parameters=rope))
+    for name, parameter in module.named_parameters():
+        if "bias" in name:
+            nn.init.normal_(parameter, std=0.3)
+    return module
+
+
 BUILDERS: Mapping[str, Callable[[int], nn.Module]] = {
     "mixtral": _mixtral,
     "qwen": _qwen,
     "deepseek": _deepseek,
+    "gpt_oss": _gpt_oss,
 }
 
 
@@ -102,6 +116,7 @@ class Experts(nn.Module):
         gated: Whether half of the first product is a gate.
         transposed: Whether weights are stored as (experts, input, output).
         grouped: Whether rows are sorted by expert, in place of gathered weights.
+        biased: Whether biases are added to both products.
     """
 
     def __init__(
@@ -114,6 +129,7 @@ class Experts(nn.Module):
         gated: bool = True,
         transposed: bool = False,
         grouped: bool = False,
+        biased: bool = False,
         act: Callable[[Tensor], Tensor] = F.silu,
     ) -> None:
         super().__init__()
@@ -126,25 +142,34 @@ class Experts(nn.Module):
         self.router = nn.Linear(width, experts, bias=False)
         self.up = nn.Parameter(torch.randn(experts, *up) / 3)
         self.down = nn.Parameter(torch.randn(experts, *down) / 3)
+        self.up_bias, self.down_bias = (
+            nn.Parameter(torch.randn(experts, columns) / 3) if biased else None
+            for columns in ((2 if gated else 1) * inner, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(x)
         weights, ids = torch.topk(torch.softmax(self.router(x), -1), self.chosen)
-        flat, rows = ids.reshape(-1), x.repeat_interleave(self.chosen, dim=0)
-        scales = weights.reshape(-1)
+        which, rows = ids.reshape(-1), x.repeat_interleave(self.chosen, dim=0)
+        flat, scales = which, weights.reshape(-1)
         if self.grouped:
-            sorted_ids, order = torch.sort(flat)
+            which, order = torch.sort(flat)
             rows, scales = x[order // self.chosen], scales[order]
             last = len(self.up) - 1
-            counts = torch.histc(sorted_ids.float(), len(self.up), min=0, max=last)
+            counts = torch.histc(which.float(), len(self.up), min=0, max=last)
             flat = torch.cumsum(counts, 0, dtype=torch.int32)
         before = self._product(rows, self.up, flat)
+        if self.up_bias is not None:
+            before.add_(self.up_bias[which])
         if self.gated:
             gate, other = before.chunk(2, -1)
             inner = other * self.act(gate)
         else:
             inner = self.act(before)
-        results = scales.unsqueeze(-1) * self._product(inner, self.down, flat)
+        product = self._product(inner, self.down, flat)
+        if self.down_bias is not None:
+            product = product + self.down_bias[which]
+        results = scales.unsqueeze(-1) * product
         if self.grouped:
             results = results[torch.argsort(order)]
         return results.view(x.shape[0], self.chosen, -1).sum(1)

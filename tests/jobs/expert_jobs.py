@@ -141,6 +141,8 @@ def trained(module: nn.Module, whole: Model) -> list[float]:
 TRAININGS = {
     "mixtral_on_2": Training("mixtral", 2, 4),
     "deepseek_on_3": Training("deepseek", 3, 5),
+    "gpt_oss_on_2": Training("gpt_oss", 2, 4),
+    "gpt_oss_sent_on_3": Training("gpt_oss", 3, 5, "dispatch"),
     "qwen_on_4": Training("qwen", 4, 4),
     "mixtral_sent_on_3": Training("mixtral", 3, 5, "dispatch"),
     "qwen_sent_on_2": Training("qwen", 2, 4, "dispatch"),

@@ -388,6 +388,8 @@ class Constraints:
             ]
             texts += [demand.text for demand in self.along if node.name in demand.factors]
             texts += [f"parallel {axis}" for axis in self.busy if node.name in self.busy[axis]]
+            if node.name in self.places:
+                texts.append(f"parallel {self.places[node.name][0]}")
             if self.plan is not None and node.name in self.plan.nodes:
                 texts.append("the plan that is kept")
             for text in dict.fromkeys(map(_without_detail, texts)):

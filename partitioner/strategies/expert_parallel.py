@@ -31,6 +31,8 @@ DATA = DataParallel("ep", at_rest=False, until_use=False)
 def expert_constraints(asked: Asked) -> Constraints:
     """Constraints of data parallelism, with the weights of experts cut along their first dim.
 
+    Experts in lists have places along the axis, neighbours in a list the same one or the next.
+
     Raises:
         ConstraintError: The model has no experts, or fewer than the axis has devices; or its batch
             cannot be cut.
@@ -40,7 +42,8 @@ def expert_constraints(asked: Asked) -> Constraints:
     if not values and not lists:
         raise ConstraintError(
             "parallel ep: the model has no experts: no stored tensor of three or more dims is "
-            "looked up, along its first dim, by what a token chose"
+            "looked up, along its first dim, by what a token chose, and there is no list of "
+            "modules that a router weighs"
         )
     for value, weight in values.items():
         if graph.types[value].shape[0] < size:

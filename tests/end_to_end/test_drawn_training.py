@@ -2,7 +2,7 @@
 
 import pytest
 from drawn_jobs import JOBS
-from drawn_training import outcome, refused
+from drawn_training import FURTHER, outcome, refused
 from torch_jobs import RunJob, job_parameters
 
 
@@ -18,6 +18,8 @@ def test_ranks_train_as_one_process(run_job: RunJob, job: str) -> None:
         pytest.param(60, 1, 1, marks=pytest.mark.slow),  # a weight norm of a gradient by columns
         pytest.param(8, 96, 90, marks=pytest.mark.sweep),
         pytest.param(104, 96, 90, marks=pytest.mark.sweep),
+        pytest.param(FURTHER, 8, 7, marks=pytest.mark.slow),  # experts, micro-batches
+        pytest.param(FURTHER + 8, 92, 80, marks=pytest.mark.sweep),
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")

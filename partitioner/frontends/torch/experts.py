@@ -71,6 +71,7 @@ class _Product:
     ids: fx.Node  #: The expert of each row: (tokens, chosen), before rows were sorted.
     order: fx.Node | None  #: The order of sorted rows.
     bias: fx.Node | None = None  #: (experts, n), of which each row gets that of its expert.
+    biased: fx.Node | None = None  #: The node that adds it.
 
 
 def replace_experts(module: fx.GraphModule, *, training: bool) -> int:
@@ -192,6 +193,9 @@ def _replace(last: fx.Node, training: bool) -> bool:
     last.target, last.args, last.kwargs = call.target, call.args, call.kwargs
     last.meta["val"] = call.meta["val"]
     last.graph.erase_node(call)
+    for one in (layer.up, layer.down):
+        if one.biased is not None:  # a write to the product, which would keep it
+            one.biased.target = _aten.add.Tensor
     return True
 
 
@@ -275,10 +279,12 @@ def _product(node: fx.Node) -> _Product | None:
         result = _through(result)
         if not isinstance(result, fx.Node) or node.kwargs.get("alpha", 1) != 1:
             continue
+        if len(result.users) > 1:
+            continue
         product = _batched(result) or _grouped(result)
         bias = _bias(_through(column), product) if product is not None else None
         if product is not None and bias is not None:
-            return replace(product, bias=bias)
+            return replace(product, bias=bias, biased=node)
     return None
 
 

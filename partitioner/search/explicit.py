@@ -79,7 +79,8 @@ class JointSearch:
             solution = self._settled(built, solution)
         graph, plan = decided(self.graph, self.cluster, built, solution)
         if places := self.request.constraints.places:
-            plan = replace(plan, nodes={name: plan.nodes[name] for name in side_by_side(graph, places)})
+            names = side_by_side(graph, places)
+            plan = replace(plan, nodes={name: plan.nodes[name] for name in names})
         return Candidate(family, graph, plan, evaluate(graph, plan, self.cluster), solution)
 
     def _settled(self, built: Built, solution: Solution) -> Solution:
@@ -167,8 +168,8 @@ class JointSearch:
             groups = [by_part[mesh] for mesh in parts.get(node.name, ())] or by_group
             offered = tuple(placed for of_group in groups for placed in of_group[node.name])
             if not offered:
-                homes = [DeviceMesh.single(m.devices[0]) for m in parts.get(node.name, ())]
-                homes = homes or list(family.homes)
+                of_part = tuple(DeviceMesh.single(m.devices[0]) for m in parts.get(node.name, ()))
+                homes = of_part or family.homes
                 offered = tuple(place(self.graph, node, mesh, {}, None) for mesh in homes)
             kept = constraints.keep(node, offered)
             if not kept:

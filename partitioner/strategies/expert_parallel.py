@@ -72,7 +72,7 @@ def expert_constraints(asked: Asked) -> Constraints:
 
 
 def _places(asked: Asked, lists: Iterable[ExpertList]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """By node of an expert in a list, the axis, and the place along it of the devices that have it."""
+    """By node of an expert in a list, the axis, and the place along it of its devices."""
     for one in lists:
         mesh = DeviceMesh.of({asked.axis: asked.size})
         sizes = DimLayout.even(len(one.members), (asked.axis,), mesh).sizes()

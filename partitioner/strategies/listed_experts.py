@@ -113,9 +113,9 @@ class _Members:
 
     @classmethod
     def of(cls, graph: Graph, owners: Mapping[str, int], count: int) -> _Members | None:
-        """The members with these weights; None if one reads another's results, or two meet never."""
+        """The members with these weights; None if one reads another's results, or none meet."""
         stored: dict[str, _State] = {value: (_BEFORE, place) for value, place in owners.items()}
-        states = stored | {value: (0, None) for value in graph.inputs}
+        states = stored | dict.fromkeys(graph.inputs, (0, None))
         owner: dict[str, int] = {}
         forward = dict(stored)
         meetings = 0
@@ -170,7 +170,7 @@ class _Members:
         return routed
 
     def _are_weighed_together(self, routed: set[str]) -> bool:
-        """Tell whether what all members give is put into one value that is multiplied by weights."""
+        """Tell whether one value of what all members give is multiplied by weights of all."""
         rules, graph = rules_of(self.graph), self.graph
         stacked: set[str] = set()
         for node in _forward(graph):
@@ -212,8 +212,10 @@ def _with_what_they_alone_read(graph: Graph, owner: Mapping[str, int]) -> dict[s
         others = {owners.get(graph.producers[v].name) for v in node.reads if v in graph.producers}
         if max((graph.types[value].nbytes for value in node.reads), default=0) > most:
             continue
-        if len(readers) == 1 and others <= {None, *readers} and (place := readers.pop()) is not None:
-            owners[node.name] = place
+        if len(readers) == 1 and others <= {None, *readers}:
+            (place,) = readers
+            if place is not None:
+                owners[node.name] = place
     return owners
 
 

@@ -68,7 +68,8 @@ def test_lists_are_experts_in_training(case: str) -> None:
     held = places(program)
     of = {place for name, place in held.items() if ".experts." in name}
     assert of == {(device,) for device in range(devices)}
-    experts = {n.rpartition(".experts.")[2].partition(".")[0]: p for n, p in held.items() if ".experts." in n}
+    parts = [(name.split("."), place) for name, place in held.items() if ".experts." in name]
+    experts = {path[3]: place for path, place in parts}
     assert tuple([*experts.values()].count((device,)) for device in range(devices)) == counts
     everywhere = tuple(range(devices))
     assert {p for name, p in held.items() if ".experts." not in name} == {everywhere}

@@ -63,10 +63,11 @@ class Training:
 def check_divided(module: nn.Module, rank: int, training: Training) -> None:
     """Check that each expert lies whole on one rank, and that sizes of memory say so."""
     held = {name for name, _ in module.named_parameters()}
-    of = [[n for n in range(training.experts) if f"inner.1.experts.{n}.up.weight" in held]]
+    own = [n for n in range(training.experts) if f"inner.1.experts.{n}.up.weight" in held]
     numbers: list[Any] = [None] * training.devices
-    torch.distributed.all_gather_object(numbers, of[0])
-    assert sorted(sum(numbers, [])) == list(range(training.experts)), (rank, numbers)
+    torch.distributed.all_gather_object(numbers, own)
+    flat = sorted(number for of_rank in numbers for number in of_rank)
+    assert flat == list(range(training.experts)), (rank, numbers)
     assert max(map(len, numbers)) == -(-training.experts // training.devices)
     assert {name for name in held if "router" in name or "shared" in name}
 

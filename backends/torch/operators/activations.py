@@ -1,8 +1,9 @@
 """Activations of experts as programs of steps on columns, with their gradients.
 
-A program is a text, ``"every %0 0 2; clamp_max %1 7.0; sigmoid %2; mul %3 %2"``: steps by name, each
-with operands that are numbers or, as ``%n``, results. ``%0`` are the columns of the first product,
-and the result of the last step is the activation. All results have equal numbers of columns.
+A program is a text, as ``"every %0 0 2; clamp_max %1 7.0; sigmoid %2; mul %3 %2"``: steps by name,
+each with operands that are numbers or, as ``%n``, results. ``%0`` are the columns of the first
+product, and the result of the last step is the activation. All results have equal numbers of
+columns.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ _tanh_gelu: Callable[[Tensor], Tensor] = partial(_aten.gelu, approximate="tanh")
 STEPS: Mapping[str, Step] = {
     "part": Step(_part, partial(_put, _part)),
     "every": Step(_every, partial(_put, _every)),
-    "add": Step(torch.add, lambda grad, _, x, y: (grad, grad)),
-    "sub": Step(lambda x, y: x - y, lambda grad, _, x, y: (grad, -grad)),
+    "add": Step(torch.add, lambda grad, _, _x, _y: (grad, grad)),
+    "sub": Step(lambda x, y: x - y, lambda grad, _, _x, _y: (grad, -grad)),
     "mul": Step(torch.mul, lambda grad, _, x, y: (grad * y, grad * x)),
-    "div": Step(torch.div, lambda grad, result, x, y: (grad / y, -grad * result / y)),
+    "div": Step(torch.div, lambda grad, result, _x, y: (grad / y, -grad * result / y)),
     "clamp_max": Step(
         lambda x, most: x.clamp(max=most), lambda grad, _, x, most: (grad * (x <= most), None)
     ),
@@ -74,10 +75,10 @@ STEPS: Mapping[str, Step] = {
         lambda x, least: x.clamp(min=least), lambda grad, _, x, least: (grad * (x >= least), None)
     ),
     "pow": Step(torch.pow, lambda grad, _, x, n: (grad * n * x ** (n - 1), None)),
-    "neg": Step(torch.neg, _one(lambda grad, _, x: -grad)),
-    "exp": Step(torch.exp, _one(lambda grad, result, x: grad * result)),
-    "sigmoid": Step(torch.sigmoid, _one(lambda grad, y, x: _aten.sigmoid_backward(grad, y))),
-    "tanh": Step(torch.tanh, _one(lambda grad, y, x: _aten.tanh_backward(grad, y))),
+    "neg": Step(torch.neg, _one(lambda grad, _, _x: -grad)),
+    "exp": Step(torch.exp, _one(lambda grad, result, _x: grad * result)),
+    "sigmoid": Step(torch.sigmoid, _one(lambda grad, y, _x: _aten.sigmoid_backward(grad, y))),
+    "tanh": Step(torch.tanh, _one(lambda grad, y, _x: _aten.tanh_backward(grad, y))),
     "relu": Step(torch.relu, _one(lambda grad, _, x: _aten.threshold_backward(grad, x, 0))),
     "silu": Step(_aten.silu, _one(lambda grad, _, x: _aten.silu_backward(grad, x))),
     "gelu": Step(_aten.gelu, _one(lambda grad, _, x: _aten.gelu_backward(grad, x))),

@@ -188,7 +188,9 @@ def _replace(last: fx.Node, training: bool) -> bool:
     settings = (layer.activation, layer.gated, training, size, [0], [size])
     operators = torch.ops.partitioner
     target = operators.experts_biased.default if biases else operators.experts.default
-    results = write.call(target, layer.x, layer.up.ids, layer.weights, *operands, *biases, *settings)
+    results = write.call(
+        target, layer.x, layer.up.ids, layer.weights, *operands, *biases, *settings
+    )
     call = write.call(operator.getitem, results, 0)
     last.target, last.args, last.kwargs = call.target, call.args, call.kwargs
     last.meta["val"] = call.meta["val"]

@@ -109,7 +109,7 @@ def variant(
             module, of = same, alike or program
             plan = taken_over(_with_micro_batches(of.plan, module), of.graph, module.graph)
     else:
-        plain = [one for one in like if not one.training]
+        plain = tuple(one for one in like if not one.training)
         earlier = plain if program.training else (program, *plain)
         plan = _first_that_fits(earlier, module.graph) or Plan.from_json(
             share(lambda: _searched(program, module).to_json())

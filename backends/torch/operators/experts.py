@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -383,6 +383,16 @@ def _gradient(name: str, ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | No
     return (of_x, None, *others, *(None,) * len(ctx.settings))
 
 
+def _of_form(kernel: Callable[..., Any], biased: bool) -> Callable[..., Any]:
+    """The kernel of one form: a function with a name, which generated code calls."""
+
+    @wraps(kernel)
+    def call(*operands: Any) -> Any:
+        return kernel(biased, *operands)
+
+    return call
+
+
 def _register(name: str, *, biased: bool) -> None:
     """Register the operators of layers with or without biases."""
     operands = _OPERANDS + (_BIASES if biased else "")
@@ -410,7 +420,7 @@ def _register(name: str, *, biased: bool) -> None:
         ),
     )
     for register, schema, empty, kernel in forms:
-        register(schema, partial(empty, biased))(partial(kernel, biased))
+        register(schema, partial(empty, biased))(_of_form(kernel, biased))
     gradient(name, partial(_gradient, name), partial(_save, biased))
 
 

@@ -100,13 +100,13 @@ def variant(
     module = replace(traced, snapshot=compiled.snapshot)
     _check_stored(program, module)
     if training or micro is not None:
-        same = module.of(program.plan.nodes)
         earlier = (program, *(one for one in like if one.training == training))
-        alike = next((one for one in earlier if _have_same_nodes(one.graph, same.graph)), None)
+        forms = ((one, module.of(one.plan.nodes)) for one in earlier)
+        alike = next((pair for pair in forms if _have_same_nodes(pair[0], pair[1])), None)
         if alike is None and micro is None:
             plan = Plan.from_json(share(lambda: _searched(program, module).to_json()))
         else:
-            module, of = same, alike or program
+            of, module = alike or (program, module.of(program.plan.nodes))
             plan = taken_over(_with_micro_batches(of.plan, module), of.graph, module.graph)
     else:
         plain = tuple(one for one in like if not one.training)
@@ -140,9 +140,9 @@ def taken_over(plan: Plan, graph: Graph, other: Graph) -> Plan:
     Raises:
         ResultError: The nodes are not the same, or a cut does not fit the sizes.
     """
-    if not _have_same_nodes(graph, other):
-        missing = [name for name in graph.by_name if name not in other.by_name]
-        added = [name for name in other.by_name if name not in graph.by_name]
+    missing = [name for name in graph.by_name if name not in other.by_name]
+    added = [name for name in other.by_name if name not in graph.by_name]
+    if missing or added:
         which = f"without {missing[0]!r}" if missing else f"with {added[0]!r}"
         raise ResultError(
             f"with a batch of these sizes the module is another graph, {which}: compile it for them"
@@ -159,8 +159,8 @@ def taken_over(plan: Plan, graph: Graph, other: Graph) -> Plan:
     return moved
 
 
-def _have_same_nodes(graph: Graph, other: Graph) -> bool:
-    return graph.by_name.keys() == other.by_name.keys()
+def _have_same_nodes(program: ModuleProgram, module: TracedModule) -> bool:
+    return program.graph.by_name.keys() == module.graph.by_name.keys()
 
 
 def _resized_nodes(plan: Plan, graph: Graph, moved: Plan, other: Graph) -> dict[str, NodePlan]:

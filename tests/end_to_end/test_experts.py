@@ -37,7 +37,7 @@ FORMS: Mapping[str, Callable[[], Experts]] = {
     "grouped": lambda: Experts(grouped=True),
     "grouped, transposed": lambda: Experts(grouped=True, transposed=True, chosen=3),
     "clamped": lambda: Experts(act=lambda x: F.silu(x).clamp(max=1.0)),
-    "squared": lambda: Experts(gated=False, act=lambda x: F.relu(x) ** 2 - 0.25),
+    "squared": lambda: Experts(gated=False, act=lambda x: F.relu(x).square() - x**3 / 4),
     "biased": lambda: Experts(biased=True),
     "biased, grouped": lambda: Experts(biased=True, grouped=True, transposed=True),
     "biased steps": lambda: Experts(

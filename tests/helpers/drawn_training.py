@@ -584,6 +584,7 @@ REFUSALS = (
     "no input has a batch that can be cut",
     "fewer than",
     "no parameter that requires a gradient gets one",
+    "The shape of the 2D attn_mask is",  # of the whole batch, which the module refuses in parts
 )
 
 

@@ -535,6 +535,8 @@ def _step(node: fx.Node) -> tuple[str, tuple[Any, ...]] | None:
         return "clamp", (given["self"], given["min"], given["max"])
     if node.target is _aten.pow.Tensor_Scalar:
         return "pow", (given["self"], given["exponent"])
+    if node.target is _aten.square.default:
+        return "pow", (given["self"], 2)
     return (_UNARY[node.target], (given["self"],)) if node.target in _UNARY else None
 
 

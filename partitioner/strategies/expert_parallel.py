@@ -153,7 +153,7 @@ def _chosen(graph: Graph, node: Node, rule: Rule, index: int, choices: frozenset
     others = [
         (graph.types[value], {n for e in other for term in e for n in term})
         for at, (value, other) in enumerate(zip(node.inputs, rule.operands, strict=True))
-        if value and other and at != index
+        if value and other and at != index and at not in rule.addends  # a bias is no rows
     ]
     if factor.reduce and factor.kind is not FactorKind.LINEAR:
         return any("int" in type_.dtype and name not in names for type_, names in others)

@@ -175,6 +175,27 @@ def test_other_lists_are_no_experts(make: type[nn.Module]) -> None:
         compiled(module, (x,), 2)
 
 
+class Convolved(nn.Module):
+    """A convolution with a bias that gives as many channels as there are experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.channels = nn.Conv1d(4, 4, 1)
+        self.mixture = Listed(form="stack")
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.mixture(self.channels(x))
+        return result
+
+
+def test_weights_of_as_many_channels_are_no_experts() -> None:
+    torch.manual_seed(0)
+    module, x = Convolved().eval(), torch.randn(6, 4, 8)
+    program = compiled(module, (x,), 2)
+    with torch.no_grad():
+        torch.testing.assert_close(program(x), module(x))
+
+
 def test_fewer_experts_than_devices_are_refused() -> None:
     match = r"parallel ep: 'layers.0.experts' has 2 experts, fewer than 3 devices"
     with pytest.raises(ConstraintError, match=match):

@@ -402,7 +402,8 @@ def mixture(draw: random.Random, x: Tensor) -> nn.Module:
         form = draw.choice(("add", "stack", "einsum", "where"))
         shared, soft = draw.random() < 0.3, draw.random() < 0.3
         make = draw.choice(kinds)
-        return Listed(make, experts, form, 0 if soft else chosen, shared=shared, width=width)
+        # weights of one choice add up to 1: the router's gradient would be rounding alone
+        return Listed(make, experts, form, 0 if soft else 2, shared=shared, width=width)
     acts: tuple[Run, ...] = (F.silu, F.gelu, F.relu, lambda x: x.clamp(-1, 1) * x.sigmoid())
     flags = {name: draw.random() < 0.5 for name in ("gated", "transposed", "grouped", "biased")}
     layer = Experts(width, 6, experts, chosen, **flags, act=draw.choice(acts))
@@ -584,6 +585,7 @@ REFUSALS = (
     "no input has a batch that can be cut",
     "fewer than",
     "no parameter that requires a gradient gets one",
+    "leaves no strategy for '/mixture/l/experts",  # fewer than devices of both axes, and whole inside
     "The shape of the 2D attn_mask is",  # of the whole batch, which the module refuses in parts
 )
 
@@ -695,7 +697,8 @@ def outcome(seed: int) -> str:
         for what, (one, other) in named.items():
             try:
                 if isinstance(other, Tensor):
-                    torch.testing.assert_close(one, other, rtol=2e-6, atol=1e-7)
+                    same_nan = case.micro_batches > 1  # parts whose targets are all ignored
+                    torch.testing.assert_close(one, other, rtol=2e-6, atol=1e-7, equal_nan=same_nan)
                 else:
                     assert one == other
             except AssertionError as error:

@@ -585,7 +585,7 @@ REFUSALS = (
     "no input has a batch that can be cut",
     "fewer than",
     "no parameter that requires a gradient gets one",
-    "leaves no strategy for '/mixture/l/experts",  # fewer than devices of both axes, and whole inside
+    "leaves no strategy for '/mixture/l/experts",  # whole inside, and fewer than all devices
     "The shape of the 2D attn_mask is",  # of the whole batch, which the module refuses in parts
 )
 

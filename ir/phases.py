@@ -416,6 +416,8 @@ def _part(
         if is_as_large and (made_by is None or made_by[2] == p.stage):
             return Part.REDUCE
     made = [(at, *home[value]) for value, at in p.operands() if value in home]
+    if any(part is Part.REDUCE for _, _, part, _ in made):
+        return Part.REDUCE  # the optimizer's step, for which gradients were added up
     if node.name in fixed and all(
         part is Part.SETUP and (before == at or _apart(before, at)) for at, before, part, _ in made
     ):

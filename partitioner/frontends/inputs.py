@@ -153,8 +153,11 @@ INDEX_OPERANDS: Mapping[tuple[str, int], _Limit] = MappingProxyType(
             )
             for behind, limit in enumerate((_number("size"), _none))
         },
-        ("partitioner::experts", 1): _number("size"),
-        ("partitioner::experts_backward", 2): _number("size"),
+        **{
+            (f"partitioner::{layer}{call}", ids): _number("size")
+            for layer in ("experts", "experts_biased")
+            for call, ids in (("", 1), ("_backward", 2))
+        },
         ("partitioner::max_pool_grad_part", 1): _plane,
         **{
             (f"aten::max_pool{space}d_with_indices_backward", 2): _points(space) for space in (2, 3)

@@ -196,6 +196,8 @@ class Constraints:
     they are no constraint, and a trace gives them to its graph (`ir.loads`).
     `busy` has, by mesh axis, nodes that are cut over the axis if any of their strategies is: along
     the factors named or, if none of their strategies is or none are named, along any.
+    `places` has, by node, an axis and a place along it: of a mesh with the axis, the node runs on
+    the devices at that place alone.
     """
 
     pins: tuple[Pin, ...] = ()
@@ -204,16 +206,17 @@ class Constraints:
     named: NamedDims | None = None
     along: tuple[Along, ...] = ()
     loads: Loads = ()
+    places: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
     @property
     def bound(self) -> bool:
         """Whether there is any constraint."""
-        return bool(self.pins or self.busy or self.named) or self.plan is not None
+        return bool(self.pins or self.busy or self.named or self.places) or self.plan is not None
 
     def joined(self, other: Constraints) -> Constraints:
         """Join these with others that keep no plan and no nodes busy over the same axes."""
-        pins = (*self.pins, *other.pins)
-        return replace(self, pins=pins, busy={**self.busy, **other.busy})
+        pins, busy = (*self.pins, *other.pins), {**self.busy, **other.busy}
+        return replace(self, pins=pins, busy=busy, places={**self.places, **other.places})
 
     @classmethod
     def read(cls, path: Path) -> Constraints:
@@ -347,7 +350,7 @@ class Constraints:
         return tuple(demand.note for demand in self.along)
 
     @property
-    def places(self) -> bool:
+    def names_devices(self) -> bool:
         """Whether anything is pinned to devices."""
         return any(pin.devices for pin in self.pins)
 
@@ -385,6 +388,8 @@ class Constraints:
             ]
             texts += [demand.text for demand in self.along if node.name in demand.factors]
             texts += [f"parallel {axis}" for axis in self.busy if node.name in self.busy[axis]]
+            if node.name in self.places:
+                texts.append(f"parallel {self.places[node.name][0]}")
             if self.plan is not None and node.name in self.plan.nodes:
                 texts.append("the plan that is kept")
             for text in dict.fromkeys(map(_without_detail, texts)):

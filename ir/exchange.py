@@ -186,7 +186,7 @@ def _overlaps(
     offers: Sequence[dict[Intervals, Intervals]] | None,
     wanted: Region,
 ) -> list[_Overlap]:
-    """What each distinct part has of a wanted part, of those that have any.
+    """Intersect each distinct part with a wanted part; parts that share nothing are left out.
 
     `offers` are those of `_dim_offers`; None if each part offers all that it has.
     """

@@ -71,11 +71,11 @@ class EvenMesh:
         return self.mesh.devices[0]
 
     def fits(self, layout: DimLayout) -> bool:
-        """Whether the real axes cut each segment evenly, as those of the stand-in do."""
+        """Test whether the real axes cut each segment evenly, as those of the stand-in do."""
         return not layout.axes or _fits(layout, self.mesh.size(layout.axes))
 
     def admits(self, placed: PlacedNode) -> bool:
-        """Whether a strategy on the stand-in is one on the mesh."""
+        """Test whether a strategy on the stand-in is one on the mesh."""
         dims = (
             dim for _, at in (*placed.operands(), *placed.results()) for dim in at.sharding.dims
         )
@@ -219,9 +219,10 @@ def _sizes(layout: DimLayout) -> tuple[int, ...]:
 def _shared(
     held: tuple[int, ...], before: int, wanted: tuple[int, ...], after: int
 ) -> tuple[int, int, int]:
-    """Of two even cuts of a dim, the most parts of the first that one of the second overlaps.
+    """Compare two even cuts of a dim: what their parts overlap, at most.
 
-    Then the most of the second that one of the first overlaps, and the most elements of an overlap.
+    Returns the most parts of the first that one of the second overlaps, the most of the second
+    that one of the first overlaps, and the most elements of an overlap.
 
     Args:
         held, wanted: Sizes of the segments of each.
@@ -274,7 +275,7 @@ class EvenResharder(Resharder):
     _peers: dict[tuple[int, ...], Mapping[LinkLevel, int]] = field(default_factory=dict)
 
     def allows(self, source: Placement, target: Placement) -> bool:
-        """Whether the reshard has a price: no dim's shares overlap in part only."""
+        """Test whether the reshard has a price: no dim's shares overlap in part only."""
         return source.mesh != target.mesh or Overlap.MIXED not in _overlaps(source, target)
 
     def priced(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:

@@ -122,7 +122,7 @@ def peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
 
 
 def loaded_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
-    """Of the constants that are held for blocks alone.
+    """Yield the lifetimes of constants that are held for blocks alone.
 
     While a block runs, a device loads the constants of the next one that it runs.
     """
@@ -164,7 +164,7 @@ class Peaks(NamedTuple):
 
     @classmethod
     def of(cls, schedule: Schedule, scratch: Curves) -> Peaks:
-        """Those of a schedule; `scratch` has what kernels take, of devices on which any does."""
+        """Count the peaks of a schedule; `scratch` has kernels' bytes, of devices where any is."""
         uses = _Uses.of(schedule)
         safe, exact = tuple(safe_lifetimes(schedule)), tuple(exact_lifetimes(schedule, uses.roots))
         curves = dict(_usage(schedule, exact, uses))
@@ -615,7 +615,7 @@ def _is_view(task: Task) -> bool:
 
 
 def _is_named(task: Task) -> bool:
-    """Whether a node's result is its first operand itself, or a view of it."""
+    """Test whether a node's result is its first operand itself, or a view of it."""
     row = row_of(task.placed.node) if task.placed is not None else None
     return row is not None and (row.view or row.again or row.either or row.in_place is not None)
 

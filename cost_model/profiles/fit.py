@@ -155,5 +155,5 @@ def _results_bytes(results: Sequence[tuple[str, Sequence[int]] | None]) -> int:
 
 
 def _stands_behind(family: str) -> bool:
-    """Whether a family is one of forms behind others; see `Form.family`."""
+    """Test whether a family is one of forms behind others; see `Form.family`."""
     return " behind " in family

@@ -320,7 +320,7 @@ def _all_gather(cut: Cut, source: torch.Tensor, target: torch.Tensor, group: Gro
 
 
 def _are_rows(arriving: list[Transfer], target: torch.Tensor) -> bool:
-    """Whether parts in this order fill the target's memory one after the other."""
+    """Test whether parts in this order fill the target's memory one after the other."""
     at = target.data_ptr()
     for transfer in arriving:
         view = box_view(target, transfer.write)

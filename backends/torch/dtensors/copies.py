@@ -111,7 +111,7 @@ class Copy(DTensor):
 
     @property
     def _local_tensor(self) -> Tensor:
-        """This rank's part of it, as the tensor is now.
+        """Return this rank's part, as the tensor is now.
 
         Raises:
             BackendError: The tensor has other memory now.

@@ -53,7 +53,7 @@ def _set_data(tensor: DTensor, data: Tensor) -> None:
 
 
 def _is_cut_as(tensor: DTensor, data: DTensor) -> bool:
-    """Whether both have parts of their own, of one cut."""
+    """Test whether both tensors have parts of their own, of one cut."""
     return (
         not isinstance(tensor, Copy)
         and not isinstance(data, Copy)

@@ -95,7 +95,7 @@ def _watch(operator: torch._ops.OpOverload) -> None:
 
 
 def _all_handlers() -> dict[Any, Any]:
-    """Those of all operators, also those that this thread is in `by_pytorch` of."""
+    """Return the handlers of all operators, also of those that this thread runs `by_pytorch`."""
     handlers: dict[Any, Any] = vars(DTensor._op_dispatcher)["_custom_op_handlers"]
     return handlers
 
@@ -149,7 +149,7 @@ class _Dispatcher(OpDispatcher):
 
     @property
     def _allow_implicit_replication(self) -> bool:
-        """Whether the user is in PyTorch's `implicit_replication()`."""
+        """Tell whether the user is in PyTorch's `implicit_replication()`."""
         return getattr(_ALLOWED, "by_user", False)
 
     @_allow_implicit_replication.setter

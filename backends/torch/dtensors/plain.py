@@ -35,7 +35,7 @@ Ranks = tuple[int, ...]
 
 @dataclass(eq=False)
 class _Notes:
-    """What was noted and not yet taken.
+    """Hold what was noted and not yet taken.
 
     Attributes:
         sums: By ranks that are to have them alike and name of an operator: sums of checksums.
@@ -116,7 +116,7 @@ def note_plain(
 
 @contextmanager
 def noted_already() -> Iterator[None]:
-    """What this thread computes inside is part of a call that was noted."""
+    """Count what this thread computes inside as part of a call that was noted."""
     outer = getattr(_OF_THREAD, "is_inside", False)
     _OF_THREAD.is_inside = True
     try:

@@ -229,7 +229,7 @@ class _Group:
         return [(owners == rank).any(1).nonzero().squeeze(1) for rank in range(len(self.ranks))]
 
     def others(self, of_ranks: Sequence[Any]) -> list[Any]:
-        """Those of other ranks."""
+        """Leave out this rank's entry."""
         return [one for rank, one in enumerate(of_ranks) if rank != self.member]
 
     def passed(

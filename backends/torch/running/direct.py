@@ -143,7 +143,7 @@ def gated(module: fx.GraphModule, gate: Gate) -> fx.GraphModule:
 
 
 def _is_private(node: fx.Node) -> bool:
-    """Whether a node only computes a value of its own."""
+    """Test whether a node only computes a value of its own."""
     if node.op in ("placeholder", "get_attr") or node.target in ("contiguous", getitem, packed):
         return True
     if node.meta.get(IN_PLACE):

@@ -59,7 +59,7 @@ _ADVICE = (
 
 
 def _problem(held: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> str:
-    """What a method did that cannot be taken over; "" if it only set contents."""
+    """Say what a method did that cannot be taken over; "" if it only set contents."""
     if held.keys() != after.keys():
         return "changes which tensors it has"
     resized = [name for name, tensor in held.items() if tensor.shape != after[name].shape]

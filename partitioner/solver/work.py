@@ -40,7 +40,7 @@ class Work:
         return cls(now_s() + seconds, steps)
 
     def share(self, parts: float) -> Work:
-        """One of so many equal shares of the steps that are left."""
+        """Set aside one of so many equal shares of the steps that are left."""
         return Work(self.deadline, self.left / parts, self)
 
     def beyond(self, steps: float) -> Work:
@@ -90,7 +90,7 @@ class Work:
 
     @property
     def late(self) -> bool:
-        """Whether the clock has stopped the search; to ask is to be stopped by it."""
+        """Tell whether the clock has stopped the search; to ask is to be stopped by it."""
         if self.left_s > 0:
             return False
         self.stop()
@@ -98,5 +98,5 @@ class Work:
 
     @property
     def over(self) -> bool:
-        """Whether no steps are left, or the clock has stopped the search."""
+        """Tell whether no steps are left, or the clock has stopped the search."""
         return not self.left or self.late

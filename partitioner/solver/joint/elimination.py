@@ -121,7 +121,7 @@ class Eliminator:
         return self._solve(np.array(weights), self._prices(weights, byte_price))
 
     def min_near(self, weights: Sequence[float], byte_price: float = 0.0) -> Answer:
-        """As `min_sum`, but what depends on the choices of many nodes is free.
+        """Minimise as `min_sum`, but what depends on the choices of many nodes is free.
 
         So the graph is less wide, and the value is below that of `min_sum`.
         """

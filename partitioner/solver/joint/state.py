@@ -99,7 +99,7 @@ class State:
                     self._trigger(table[choice][chosen[other]] or ())
 
     def allowed(self, node: int, choice: int) -> bool:
-        """Whether no edge forbids the choice beside the others'."""
+        """Test whether no edge forbids the choice beside the others'."""
         chosen = self.chosen
         for other, table in self.data.near[node]:
             if table[choice][chosen[other]] is None:

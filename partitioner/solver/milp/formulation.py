@@ -59,7 +59,7 @@ class Formulation:
 
     @property
     def min_max(self) -> bool:
-        """Whether a maximum over devices is minimised, not one sum."""
+        """Tell whether a maximum over devices is minimised, not one sum."""
         return self.slack > 0
 
     def decode(self, values: Sequence[float]) -> tuple[int, ...]:

@@ -79,7 +79,7 @@ def _pins(graph: Graph, value: str, text: str, axis: str, size: int) -> Iterator
 
 
 def dispatch_constraints(asked: Asked) -> Constraints:
-    """Those of experts, with tokens cut over the axis in each layer, as the experts are.
+    """Constrain experts, with tokens cut over the axis in each layer, as the experts are.
 
     Raises:
         ConstraintError: No layer of experts is one node that sends tokens, or as of experts.
@@ -156,7 +156,7 @@ def _choices(graph: Graph, rules: Mapping[str, Rule | str]) -> Iterator[int]:
 
 
 def _is_stored(graph: Graph, value: str) -> bool:
-    """Whether a value is a constant, or kept from step to step."""
+    """Test whether a value is a constant, or kept from step to step."""
     if value in graph.constants:
         return True
     node = graph.producers.get(value)

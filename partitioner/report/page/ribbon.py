@@ -227,7 +227,7 @@ class _Ribbon:
 
     @cached_property
     def images(self) -> bool:
-        """Whether an operator reads a weight of four dims or more: a filter."""
+        """Tell whether an operator reads a weight of four dims or more: a filter."""
         return any(
             value in self.static and len(self.graph.types[value].shape) >= 4
             for node in self.graph.nodes

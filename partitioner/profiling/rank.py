@@ -117,7 +117,10 @@ def _timed(
     before_turn = partial(device.evict, processes) if is_cold else _nothing
     runs = timed_runs(
         [one.run for _, one in ready],
-        *(time.perf_counter, end_s, anyone, before_turn),
+        time.perf_counter,
+        end_s,
+        anyone,
+        before_turn,
         [one.warm for _, one in ready],
         device.seconds_of,
     )

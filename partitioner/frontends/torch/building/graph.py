@@ -365,7 +365,11 @@ def _ordered_graph(
     inputs = tuple(value for value in calls.inputs if value in read)
     names = frozenset(node.name for node in backward)
     return scope.graph(
-        *(name, inputs, outputs, nodes, calls.constants),
+        name,
+        inputs,
+        outputs,
+        nodes,
+        calls.constants,
         backward=names,
         optional=optional,
         twins=_twins(calls.sequence, forward, backward) | scope.repeats,

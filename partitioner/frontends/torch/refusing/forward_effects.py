@@ -206,6 +206,6 @@ def _detached() -> property:
 
 
 def _of_user() -> bool:
-    """Whether code that is not PyTorch's uses an attribute of a tensor in a forward pass."""
+    """Test whether a forward pass uses a tensor's attribute in code that is not PyTorch's."""
     name = str(sys._getframe(2).f_globals.get("__name__", ""))
     return writing() is not None and not name.startswith("torch.")

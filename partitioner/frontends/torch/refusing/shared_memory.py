@@ -57,7 +57,7 @@ def _meeting(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors in one memory whose bytes meet have an element in common."""
+    """Test whether tensors in one memory whose bytes meet have an element in common."""
     (_, first), (_, second) = _place_of(one), _place_of(other)
     is_dense = all(
         x.numel() * x.element_size() == len(span) for x, span in ((one, first), (other, second))

@@ -152,7 +152,7 @@ def _operands(node: fx.Node, *, writes: bool = False) -> list[fx.Node]:
 
 
 def _is_composed(operator: torch._ops.OpOverload) -> bool:
-    """Whether an operator calls others, so that its schema may hide a view."""
+    """Test whether an operator calls others, so that its schema may hide a view."""
     return operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 

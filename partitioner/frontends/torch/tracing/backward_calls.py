@@ -71,7 +71,7 @@ class Recorded:
 
     @property
     def here(self) -> bool:
-        """Whether a call is to be recorded: a graph is written, and no recorded call runs."""
+        """Tell whether a call is to be recorded: a graph is written, and no recorded call runs."""
         return not self.busy and writing() is not None
 
     def record(
@@ -488,7 +488,7 @@ class _ArgumentsOnly(TorchFunctionMode):
 
 
 def _is_foreign(tensor: Tensor) -> bool:
-    """Whether a trace does not know a tensor."""
+    """Test whether a trace does not know a tensor."""
     mode = get_proxy_mode()
     if isinstance(tensor, FunctionalTensor):
         tensor = torch._from_functional_tensor(tensor.elem)

@@ -212,7 +212,7 @@ class _Message:
 
     @classmethod
     def of(cls, members: Sequence[Task]) -> _Message:
-        """That of the members of a bucket."""
+        """Add up the members of a bucket."""
         nbytes: dict[bool, float] = {True: 0.0, False: 0.0}
         paid_s: dict[int, float] = defaultdict(float)
         for member in members:

@@ -67,7 +67,7 @@ def whole_machine_notes(
 
 
 def _is_unknown(sources: Sources) -> bool:
-    """Whether too much of the seconds comes from a datasheet for a verdict."""
+    """Test whether too much of the seconds comes from a datasheet for a verdict."""
     return sources.shares().get("datasheet", 0.0) > MOST_UNKNOWN
 
 

@@ -94,7 +94,7 @@ class Progress:
 
     @property
     def over(self) -> bool:
-        """Whether to stop: done, or out of steps or time."""
+        """Tell whether to stop: done, or out of steps or time."""
         return self.done or self.work.over
 
     @property

@@ -174,7 +174,7 @@ def direct(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _call_of(target: Any) -> Callable[..., Any] | None:
-    """What to call in place of an operator; None for the operator itself."""
+    """Find what to call in place of an operator; None for the operator itself."""
     if target in KERNELS:
         return KERNELS[target]
     if target in FUNCTIONS:

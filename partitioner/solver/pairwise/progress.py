@@ -127,7 +127,7 @@ class Progress:
 
     @property
     def over(self) -> bool:
-        """Whether to stop."""
+        """Tell whether to stop."""
         return self.met or not self.left_s
 
     def solution(self) -> PairwiseSolution:

@@ -123,7 +123,7 @@ def expert_values(graph: Graph) -> Mapping[str, str]:
 
 
 def _chosen(graph: Graph, node: Node, rule: Rule, index: int, choices: frozenset[int]) -> bool:
-    """Whether tokens meet what was chosen for them of the first dim of an operand."""
+    """Test whether tokens meet what was chosen for them of an operand's first dim."""
     dims = rule.operands[index]
     if not dims or not (name := factor_of(dims[0])):
         return False

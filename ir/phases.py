@@ -417,7 +417,8 @@ def _part(
             return Part.REDUCE
     made = [(at, *home[value]) for value, at in p.operands() if value in home]
     if node.name in fixed and all(
-        part is Part.SETUP and (before == at or _apart(before, at)) for at, before, part, _ in made
+        part is Part.SETUP and (before == at or set(before.mesh.devices) != set(at.mesh.devices))
+        for at, before, part, _ in made
     ):
         return Part.SETUP
     if row is not None and row.again and len(made) == 1:
@@ -425,10 +426,6 @@ def _part(
         if stage == p.stage and (at == before or readers - {stage}):
             return part
     return Part.BACKWARD if node.name in graph.backward else Part.FORWARD
-
-
-def _apart(a: Placement, b: Placement) -> bool:
-    return set(a.mesh.devices) != set(b.mesh.devices)
 
 
 def _producers(graph: Graph, node: Node) -> Iterator[Node]:

@@ -180,12 +180,10 @@ class Session:
         return any(
             _may_be_blocked(node, self.tensors)
             if node.op == "Conv"
-            else node.op in _POOLS and self._fills_blocks(node)
+            else node.op in _POOLS
+            and all(self.tensors[name].fills_blocks for name in node.operands)
             for node in self.nodes
         )
-
-    def _fills_blocks(self, node: LocalNode) -> bool:
-        return all(self.tensors[name].fills_blocks for name in node.operands)
 
     def kernels(self, *, blocked: bool) -> tuple[Sequence[Kernel], Mapping[Name, Tensor]]:
         """The kernels, in order, and all tensors; `blocked` allows blocked layouts."""

@@ -331,7 +331,9 @@ def profile(
         reading_s=reading_s,
         limit_s=limit_s,
         far_levels=tuple(
-            level.name for level in _far_levels(cluster, known) if not _is_measured(level)
+            level.name
+            for level in _far_levels(cluster, known)
+            if not (level.profile is not None and bool(level.profile.links))
         ),
     )
 
@@ -364,10 +366,6 @@ def _far_levels(cluster: Cluster, known: Profile) -> Sequence[LinkLevel]:
     """Levels that processes of torchrun measure: the innermost alone may be of one machine."""
     inner, *outer = cluster.levels
     return outer if inner.size <= known.processes else cluster.levels
-
-
-def _is_measured(level: LinkLevel) -> bool:
-    return level.profile is not None and bool(level.profile.links)
 
 
 def _profiled_links(cluster: Cluster, begin: float, limit_s: float, say: Say) -> Profiled:

@@ -107,7 +107,11 @@ def note_plain(
     if notes is None or not plain or mesh.get_coordinate() is None:
         return False
     written = set(map(id, written_tensors(operator, args, kwargs)))
-    read = [one for one in plain if id(one) not in written and _has_contents(one)]
+    read = [
+        one
+        for one in plain
+        if id(one) not in written and one.layout is torch.strided and not one.is_meta
+    ]
     ranks = tuple(mesh.mesh.flatten().tolist())
     if not read or len(ranks) == 1:
         return False
@@ -123,10 +127,6 @@ def noted_already() -> Iterator[None]:
         yield
     finally:
         _OF_THREAD.is_inside = outer
-
-
-def _has_contents(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_meta
 
 
 def noted_names() -> set[str]:

@@ -66,7 +66,10 @@ class Diagram:
 #: Neighbours with an equal key share a box; from the finest folding to the coarsest.
 _LEVELS: tuple[Callable[[PlacedNode], Hashable], ...] = (
     lambda placed: (placed.mesh, how_cut(placed)),
-    lambda placed: (placed.mesh, _axes(placed)),
+    lambda placed: (
+        placed.mesh,
+        tuple(sorted({axis for layout in placed.layouts.values() for axis in layout.axes})),
+    ),
     lambda placed: (placed.mesh, bool(placed.layouts)),
     lambda placed: placed.mesh,
 )
@@ -113,10 +116,6 @@ def _stretches(placed: Sequence[PlacedNode], limit: int) -> list[list[PlacedNode
     for index, node in enumerate(placed):
         runs[index // length, node.mesh].append(node)
     return list(runs.values())
-
-
-def _axes(placed: PlacedNode) -> Hashable:
-    return tuple(sorted({axis for layout in placed.layouts.values() for axis in layout.axes}))
 
 
 def _box(run: Sequence[PlacedNode]) -> Box:

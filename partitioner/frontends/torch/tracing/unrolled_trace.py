@@ -81,7 +81,11 @@ class _Trace:
     @cached_property
     def turn(self) -> int:
         """Position where the backward pass begins."""
-        passes = (index for index, node in enumerate(self.calls) if _is_backward(node))
+        passes = (
+            index
+            for index, node in enumerate(self.calls)
+            if node.meta.get("partitioner_tag") == "is_backward"
+        )
         return next(passes, len(self.calls))
 
     @cached_property
@@ -447,7 +451,3 @@ def numbered_name(name: str) -> tuple[str, int]:
     """The name of an operator in that of a call, and the call's number: 0 for the first one."""
     match = re.fullmatch(r"(.*)_(\d+)", name)
     return (match[1], int(match[2])) if match else (name, 0)
-
-
-def _is_backward(node: fx.Node) -> bool:
-    return node.meta.get("partitioner_tag") == "is_backward"

@@ -206,7 +206,7 @@ def _overlaps(
 def _dim_offers(
     windows: Sequence[bool], holders: Iterable[Region], own: Region | None
 ) -> list[dict[Intervals, Intervals]]:
-    """By dim, what each distinct part of the dim offers to a device that holds `own`."""
+    """List by dim what each distinct part of the dim offers to a device that holds `own`."""
     offers = []
     for dim, windowed in enumerate(windows):
         parts = tuple(dict.fromkeys(region[dim] for region in holders))

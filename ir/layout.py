@@ -204,7 +204,7 @@ class DimLayout:
 
     @classmethod
     def whole(cls, size: int) -> DimLayout:
-        """Not cut."""
+        """Make a layout that is not cut."""
         return _interned((), ((size,),))
 
     @classmethod

@@ -83,7 +83,7 @@ def factor_of(expr: DimExpr) -> str:
 
 
 def _layers(graph: Graph) -> Mapping[str, frozenset[str]]:
-    """By node of a layer of experts, the names of the layer: of its weights, nodes and modules.
+    """Name the layers of experts by node: by their weights, nodes and modules.
 
     Nodes that read the same weights are of one layer.
     """

@@ -145,7 +145,6 @@ def _part(view: OpView) -> Rule:
 
 
 def _local_part(view: OpView, local: LocalView) -> LocalOp:
-    """A part of the part."""
     return _local_max(view, local, len(view.ints("kernel_size") or ()))
 
 

@@ -358,7 +358,7 @@ class EvenResharder(Resharder):
         return self._hop(CommKind.ALL_TO_ALL, ranks, reshard, seconds, sent)
 
     def _to_or_from_one(self, reshard: Reshard) -> Hop:
-        """Between the group and one device of it (an op that is kept whole), its busiest."""
+        """Reshard between the group and one device of it (an op kept whole), its busiest."""
         dtype, source, target = reshard
         ranks = self.even.line(frozenset(self.even.mesh.names))
         if not target.mesh.axes:
@@ -379,7 +379,7 @@ class EvenResharder(Resharder):
         return self._hop(kind, ranks, reshard, seconds, share * (len(ranks) - 1))
 
     def _across(self, reshard: Reshard) -> Hop:
-        """To another group: each device there gets its share from the holders of its pieces.
+        """Reshard to another group: each device there gets its share from holders of its pieces.
 
         The holders of a piece take turns. A device of each group counts, the busiest.
         """

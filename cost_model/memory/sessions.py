@@ -65,7 +65,7 @@ class Sessions:
     between: npt.NDArray[np.int64]
 
     def held(self, plain: Collection[Part]) -> npt.NDArray[np.int64]:
-        """Most bytes at each position, if convolutions of some parts are plain."""
+        """Count the most bytes at each position, if convolutions of some parts are plain."""
         curve = self.between.copy()
         for run in self.runs:
             for at, nbytes in _held(run.session, blocked=run.part not in plain).items():
@@ -124,7 +124,7 @@ def plain_parts(sessions: Iterable[Sessions]) -> frozenset[Part]:
 
 
 def _held(session: Session, *, blocked: bool) -> Mapping[int, int]:
-    """Most bytes inside a session at each position of a task."""
+    """Count the most bytes inside a session at each position of a task."""
     kernels, tensors = session.kernels(blocked=blocked)
     memory = _Memory(tensors, session.given, Counter(n for k in kernels for n in k.reads))
     for index, kernel in enumerate(kernels):

@@ -348,7 +348,7 @@ def _busiest_s(hops: Sequence[Hop]) -> float:
 
 
 def _kept_parts(source: Placement, target: Placement) -> Mapping[int, Transfer]:
-    """By device, the copy within it that a reduced whole part would need."""
+    """Find by device the copy within it that a reduced whole part would need."""
     pieces = exchange(source.without_partial(), target)
     return {piece.target: piece for piece in pieces if piece.source == piece.target}
 

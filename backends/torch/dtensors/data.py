@@ -24,7 +24,7 @@ _DATA: Any = torch.Tensor.data
 
 
 def correct_data() -> None:
-    """From now on, the `data` of DTensors on the meshes of ranks' modules is as told above."""
+    """Make the `data` of DTensors on the meshes of ranks' modules as told above, from now on."""
     DTensor.data = property(_data, _set_data)  # type: ignore[assignment]
 
 

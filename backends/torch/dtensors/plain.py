@@ -75,7 +75,7 @@ _ALL, _LOCK = WeakSet[_Notes]([_OF_BACKWARD]), Lock()
 
 
 def note_here() -> None:
-    """From now on, note what this thread computes."""
+    """Note what this thread computes from now on."""
     if not hasattr(_OF_THREAD, "notes"):
         _OF_THREAD.notes = _Notes()
         with _LOCK:

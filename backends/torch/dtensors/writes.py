@@ -36,7 +36,7 @@ def _copied(
 
 
 def _filled(_: torch._ops.OpOverload, args: tuple[Any, ...], __: Mapping[str, Any]) -> DTensor:
-    """With a number."""
+    """Fill a tensor with a number."""
     tensor, number = args
     number = number.full_tensor() if isinstance(number, DTensor) else number
     if not is_sum(tensor):
@@ -52,7 +52,7 @@ def _filled(_: torch._ops.OpOverload, args: tuple[Any, ...], __: Mapping[str, An
 def _made_empty(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> DTensor:
-    """Like the terms of a sum, it is whole: what is written to it is no term."""
+    """Make a whole tensor, also like the terms of a sum: what is written to it is no term."""
     tensor: DTensor = args[0]
     if not is_sum(tensor):
         made: DTensor = by_pytorch(operator, args, kwargs)

@@ -36,7 +36,7 @@ class Work:
 
     @classmethod
     def within(cls, seconds: float, steps: float = math.inf) -> Work:
-        """So many steps, within so many seconds from now."""
+        """Allow so many steps, within so many seconds from now."""
         return cls(now_s() + seconds, steps)
 
     def share(self, parts: float) -> Work:
@@ -44,7 +44,7 @@ class Work:
         return Work(self.deadline, self.left / parts, self)
 
     def beyond(self, steps: float) -> Work:
-        """So many steps, however few are left, until the clock stops them."""
+        """Allow so many steps, however few are left, until the clock stops them."""
         return Work(self.deadline, steps, self)
 
     def of_the_clock(self, parts: float) -> Work:

@@ -245,7 +245,7 @@ def _cheapest(eliminator: Eliminator) -> tuple[int, ...] | None:
 
 
 def alone(problem: Problem, eliminator: Eliminator) -> Picks:
-    """For each group that can run every node its best plan without the others."""
+    """Plan for each group that can run every node its best plan without the others."""
     representative = {
         group: members[0] for members in symmetric_groups(problem) for group in members
     }

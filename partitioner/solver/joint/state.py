@@ -147,7 +147,7 @@ class State:
                 self.live_bytes[first:last, start:stop] += sign * size
 
     def excess_bytes(self) -> float:
-        """By how much the worst device is over its limit; 0 if bytes do not matter."""
+        """Count by how much the worst device is over its limit; 0 if bytes do not matter."""
         if self.live_bytes is None:
             return 0.0
         over = [p - top for p, top in zip(self.peaks(), self.data.problem.limit_bytes, strict=True)]

@@ -167,7 +167,7 @@ class Along:
 
     @property
     def note(self) -> str:
-        """How many operators it binds, and the first of those at which the dim ends."""
+        """Say how many operators it binds, and the first of those at which the dim ends."""
         count = len(self.factors)
         bound = f"{count} operator{' is' if count == 1 else 's are'}"
         if not self.axes:

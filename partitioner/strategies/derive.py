@@ -247,7 +247,7 @@ class ClassCuts:
         return tuple({name: cut} for cut in dict.fromkeys(cuts))
 
     def _by_speed(self, size: int, axes: Axes, unit: int = 1) -> DimLayout:
-        """In proportion to speed; balanced if speeds are equal or there are too few elements."""
+        """Cut in proportion to speed; balanced if speeds are equal or elements too few."""
         weights = _weights(self.mesh, axes, self.speeds) if self.speeds is not None else (1.0,)
         if len(set(weights)) == 1 or size // unit < len(weights):
             return self._even(size, axes)

@@ -69,7 +69,7 @@ class Difference:
 
     @property
     def equal(self) -> bool:
-        """Within the tolerance."""
+        """Tell whether the outputs are equal within the tolerance."""
         return self.identical or self.error <= self.tolerance
 
     @property

@@ -120,7 +120,7 @@ def last_cache(caches: Path = _CACHES, processors: int | None = None) -> LastCac
 
 
 def _count(numbers: str) -> int:
-    """How many numbers a list like "0-3,8" has.
+    """Count the numbers that a list like "0-3,8" has.
 
     >>> _count("0-3,8")
     5

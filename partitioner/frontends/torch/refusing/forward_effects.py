@@ -83,7 +83,7 @@ class Assigned:
 
 @contextmanager
 def refusing_effects(module: nn.Module) -> Iterator[Assigned]:
-    """Within, an export refuses effects of the module's forward pass.
+    """Refuse effects of the module's forward pass in an export inside of the block.
 
     Yields:
         The attributes that the forward pass assigns.

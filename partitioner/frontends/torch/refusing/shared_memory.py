@@ -87,7 +87,7 @@ def _place_of(tensor: Tensor) -> tuple[int, range]:
 
 
 def _elements(tensor: Tensor, start: int, end: int) -> Tensor:
-    """Which of `end` elements of a memory a tensor has that begins with the one at `start`."""
+    """Find which of `end` elements of a memory a tensor has that begins with the one at `start`."""
     marks = torch.zeros(end, dtype=torch.bool)
     sizes = [
         size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)

@@ -28,7 +28,7 @@ Tensors = Mapping[tuple[nn.Module, str], Tensor | None]
 
 @contextmanager
 def writing_assigned_buffers(module: nn.Module) -> Iterator[set[str]]:
-    """Within, an export of the module writes assigned buffers at the end of the forward pass.
+    """Write assigned buffers at the end of the forward pass in an export inside of the block.
 
     Yields:
         Full names of the buffers that the forward pass assigned.

@@ -104,7 +104,7 @@ class Recorded:
 
 @contextmanager
 def recording(module: nn.Module, *, training: bool) -> Iterator[Recorded]:
-    """Within, an export for training records the calls that it would drop.
+    """Record the calls that an export for training would drop, inside of the block.
 
     One for inference has no backward pass: it records nothing.
 
@@ -499,7 +499,7 @@ def _is_foreign(tensor: Tensor) -> bool:
 
 @contextmanager
 def _arguments_only(what: str) -> Iterator[None]:
-    """Within, code of the user is traced, which is called `what`.
+    """Trace code of the user inside of the block; messages call it `what`.
 
     Raises:
         FrontendError: It cannot be traced, or reads a tensor that is not its argument.

@@ -133,7 +133,7 @@ def repeated_layers(program: ExportedProgram) -> RepeatedLayers | None:
 
 
 def _crossing(calls: Sequence[fx.Node], operands: Sequence[Sequence[fx.Node]]) -> Floats:
-    """For the point before each call, the number of earlier results that it or a later one reads.
+    """Count, for the point before each call, the earlier results that it or a later one reads.
 
     Where few cross, a layer begins.
     """

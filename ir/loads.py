@@ -42,7 +42,7 @@ def with_loads(graph: Graph, loads: Loads) -> Graph:
         matching = [
             name
             for name, names in layers.items()
-            if any(fnmatchcase(name, pattern) for name in names)
+            if any(fnmatchcase(one, pattern) for one in names)
         ]
         if not matching:
             known = sorted({one for names in layers.values() for one in names})

@@ -290,7 +290,7 @@ def _tensor(rule: Rule, tensor: int) -> Dims:
 
 
 def _layout_of(placed: PlacedNode, value: str, dim: int) -> DimLayout | None:
-    """How a node has a dim of a value that it reads or makes."""
+    """Tell how a node has a dim of a value that it reads or makes."""
     ends = (*placed.results(), *placed.operands())
     return next((at.sharding.dims[dim] for name, at in ends if name == value), None)
 

@@ -312,7 +312,7 @@ def _reads_truth(graph: Graph, use: _Use) -> bool:
 
 
 def _becomes_angle(graph: Graph, use: _Use) -> bool:
-    """Whether an input is cast to a float that is scaled to an angle."""
+    """Test whether an input is cast to a float that is scaled to an angle."""
     if use.node.op != "Cast" or "float" not in graph.types[use.node.outputs[0]].dtype:
         return False
     todo = [use.node.outputs[0]]
@@ -366,6 +366,6 @@ def _results(graph: Graph, use: _Use) -> Iterator[tuple[str, int]]:
 
 
 def _is_view(node: Node) -> bool:
-    """Whether the result is the first operand under another shape."""
+    """Test whether the result is the first operand under another shape."""
     row = row_of(node)
     return row is not None and row.view

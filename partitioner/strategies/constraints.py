@@ -167,7 +167,7 @@ class Along:
 
     @property
     def note(self) -> str:
-        """How many operators it binds, and the first of those at which the dim ends."""
+        """Say how many operators it binds, and the first of those at which the dim ends."""
         count = len(self.factors)
         bound = f"{count} operator{' is' if count == 1 else 's are'}"
         if not self.axes:
@@ -177,7 +177,7 @@ class Along:
         return f"{self.text}: {bound} cut along it{end}"
 
     def honoured(self, node: Node, placed: PlacedNode) -> bool:
-        """Whether a strategy of a node is as demanded."""
+        """Test whether a strategy of a node is as demanded."""
         layouts = (placed.layouts.get(name) for name in self.factors.get(node.name, ()))
         return all(
             set(self.axes) <= set(at.axes if at else ()) if self.axes else not (at and at.axes)
@@ -210,7 +210,7 @@ class Constraints:
 
     @property
     def bound(self) -> bool:
-        """Whether there is any constraint."""
+        """Tell whether there is any constraint."""
         return bool(self.pins or self.busy or self.named or self.places) or self.plan is not None
 
     def joined(self, other: Constraints) -> Constraints:
@@ -346,12 +346,12 @@ class Constraints:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What each named dim binds, as notes for the summary."""
+        """Say what each named dim binds, as notes for the summary."""
         return tuple(demand.note for demand in self.along)
 
     @property
     def names_devices(self) -> bool:
-        """Whether anything is pinned to devices."""
+        """Tell whether anything is pinned to devices."""
         return any(pin.devices for pin in self.pins)
 
     @property
@@ -505,7 +505,7 @@ def _loads(table: Any, source: str) -> Loads:
 
 
 def _may_be_load(number: object) -> bool:
-    """Whether a value is a number of at least 0, of Python or NumPy, that a float can hold."""
+    """Test for a number of at least 0, of Python or NumPy, that a float can hold."""
     if isinstance(number, bool) or not isinstance(number, Real):
         return False
     try:
@@ -542,7 +542,7 @@ def _without_detail(text: str) -> str:
 
 
 def _concerns(pin: Pin, node: Node) -> bool:
-    """Whether a pin of a tensor binds a node that makes or reads it."""
+    """Test whether a pin of a tensor binds a node that makes or reads it."""
     if pin.side and (pin.tensor in node.outputs) != (pin.side == "made"):
         return False
     row = row_of(node)
@@ -568,7 +568,7 @@ def _why_not(pin: Pin, candidates: Sequence[PlacedNode]) -> str:
 
 
 def _uses(placed: PlacedNode, axis: str, factors: Container[str]) -> bool:
-    """Whether a node is cut over an axis along one of these factors."""
+    """Test whether a node is cut over an axis along one of these factors."""
     return any(axis in at.axes for name, at in placed.layouts.items() if name in factors)
 
 

@@ -150,7 +150,7 @@ class _Layer:
         return product if self.up_bias is None else product.add_(self.up_bias[place])
 
     def routed(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """By expert of the shard that any token chose: its place, its tokens, their choices.
+        """Sort by expert of the shard that any token chose: its place, its tokens, their choices.
 
         Choices are places among the elements of `ids`.
         """
@@ -255,12 +255,12 @@ class _Group:
         return torch.cat([torch.arange(at, at + size, device=device) for at, size in pieces])
 
     def leaving(self, ids: Tensor) -> list[Tensor]:
-        """By rank, the tokens of which it has some experts."""
+        """List by rank the tokens of which it has some experts."""
         owners = torch.tensor(self.owners, device=ids.device)[ids]
         return [(owners == rank).any(1).nonzero().squeeze(1) for rank in range(len(self.ranks))]
 
     def others(self, of_ranks: Sequence[Any]) -> list[Any]:
-        """Those of other ranks."""
+        """Leave out this rank's entry."""
         return [one for rank, one in enumerate(of_ranks) if rank != self.member]
 
     def passed(

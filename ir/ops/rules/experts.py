@@ -82,7 +82,7 @@ def experts_backward(
 def _dispatch(
     signature: Signature, first: int, tokens: int, inside: int, loads: Sequence[float]
 ) -> Dispatch:
-    """What is sent of a token: so many rows of channels, ids, weights and its place.
+    """Count the bytes sent of a token: rows of channels, ids, weights and its place.
 
     Back come a row of channels and, of gradients, those of the weights. Ids and places are int32.
     """

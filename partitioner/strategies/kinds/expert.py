@@ -101,7 +101,7 @@ def _pins(graph: Graph, value: str, text: str, axis: str, size: int) -> Iterator
 
 
 def dispatch_constraints(asked: Asked) -> Constraints:
-    """Those of experts, with tokens cut over the axis in each layer, as the experts are.
+    """Constrain experts, with tokens cut over the axis in each layer, as the experts are.
 
     Raises:
         ConstraintError: No layer of experts is one node that sends tokens, or as of experts.
@@ -145,7 +145,7 @@ def expert_values(graph: Graph) -> Mapping[str, str]:
 
 
 def _chosen(graph: Graph, node: Node, rule: Rule, index: int, choices: frozenset[int]) -> bool:
-    """Whether tokens meet what was chosen for them of the first dim of an operand."""
+    """Test whether tokens meet what was chosen for them of an operand's first dim."""
     dims = rule.operands[index]
     if not dims or not (name := factor_of(dims[0])):
         return False
@@ -178,7 +178,7 @@ def _choices(graph: Graph, rules: Mapping[str, Rule | str]) -> Iterator[int]:
 
 
 def _is_stored(graph: Graph, value: str) -> bool:
-    """Whether a value is a constant, or kept from step to step."""
+    """Test whether a value is a constant, or kept from step to step."""
     if value in graph.constants:
         return True
     node = graph.producers.get(value)

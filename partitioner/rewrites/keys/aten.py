@@ -17,7 +17,7 @@ SOFTMAX = {"aten::_softmax": False, "aten::_safe_softmax": True}
 class AtenWriter(Writer):
     """Nodes of PyTorch's operators."""
 
-    def replaced(self) -> None:
+    def write(self) -> None:
         """Write the nodes."""
         node = self.node
         if node.op in SOFTMAX:

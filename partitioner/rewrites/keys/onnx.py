@@ -17,7 +17,7 @@ _SUM_AXES_INPUT, _AXES_INPUT = 13, 18
 class OnnxWriter(Writer):
     """Nodes of ONNX's operators, in the forms of the graph's opset."""
 
-    def replaced(self) -> None:
+    def write(self) -> None:
         """Write the nodes."""
         if self.node.op == SOFTMAX:
             self.softmax(self.node.inputs[0], self.node.outputs[0], may_hide=False)
@@ -39,8 +39,8 @@ class OnnxWriter(Writer):
             return
         batch, heads, rows, _ = self.type(query).shape
         width = self.type(values).shape[-1]
-        by_head = f"{self.node.name}/keys/result"
-        self.types[by_head] = TensorType.of(self.type(query).dtype, (batch, heads, rows, width))
+        result = TensorType.of(self.type(query).dtype, (batch, heads, rows, width))
+        by_head = self.writer.value(f"{self.node.name}/keys/result", result)
         self.attention(query, keys, values, mask, scale=float(factor), made=by_head)
         self.reshaped(self.permuted(by_head, (0, 2, 1, 3)), (batch, rows, heads * width), made)
 
@@ -138,7 +138,7 @@ class OnnxWriter(Writer):
 
     def _reduced(self, op: str, x: str, axes_input: int) -> str:
         last = self.type(x).rank - 1
-        if self.graph.opsets[""] < axes_input:
+        if self.writer.source.opsets[""] < axes_input:
             return self.add(op, [x], self.reduced(x), axes=(last,), keepdims=1)
         axes = self.constant(np.array([last], np.int64))
         return self.add(op, [x, axes], self.reduced(x), keepdims=1)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from partitioner.ir.graph import Attr, Constant, Graph, Node
+from partitioner.ir.graph import Attr, Constant, Node
 from partitioner.ir.types import TensorType, numpy_dtype
+from partitioner.rewrites.graph_writer import GraphWriter
 
 #: Element types that sums of exponentials are taken in; others are cast to the first.
 WIDE = ("float32", "float64")
@@ -27,14 +29,13 @@ class Writer(ABC):
     Scores are ``... query key``: queries and keys are the last two dims.
     """
 
-    graph: Graph
+    writer: GraphWriter
     node: Node
-    nodes: list[Node] = field(default_factory=list)
-    types: dict[str, TensorType] = field(default_factory=dict)
-    constants: dict[str, Constant] = field(default_factory=dict)
+    written: Iterator[int] = field(default_factory=itertools.count)
+    constants: Iterator[int] = field(default_factory=itertools.count)
 
     @abstractmethod
-    def replaced(self) -> None:
+    def write(self) -> None:
         """Write the nodes."""
 
     @abstractmethod
@@ -155,7 +156,7 @@ class Writer(ABC):
 
     def type(self, value: str) -> TensorType:
         """The type of a value of the graph, or of one that was written."""
-        return self.types.get(value) or self.graph.types[value]
+        return self.writer.types[value]
 
     def add(
         self,
@@ -166,19 +167,14 @@ class Writer(ABC):
         **attrs: Attr,
     ) -> str:
         """Write a node; returns its result, a new value unless `made` names one."""
-        name = f"{self.node.name}/keys/{len(self.nodes)}"
-        value = made or f"{name}:0"
-        if not made:
-            self.types[value] = result
-        self.nodes.append(Node(name, op, tuple(reads), (value,), attrs))
+        name = f"{self.node.name}/keys/{next(self.written)}"
+        (value,) = self.writer.add(name, op, reads, [result], [made] if made else (), attrs)
         return value
 
     def constant(self, array: np.ndarray) -> str:
         """A new constant."""
-        value = f"{self.node.name}/keys/constant{len(self.constants)}"
-        self.constants[value] = Constant.of(array)
-        self.types[value] = self.constants[value].type
-        return value
+        name = f"{self.node.name}/keys/constant{next(self.constants)}"
+        return self.writer.constant(name, Constant.of(array))
 
     def reduced(self, x: str) -> TensorType:
         """The type of a reduction over the last dim."""

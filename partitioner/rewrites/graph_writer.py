@@ -214,6 +214,7 @@ class GraphWriter:
             "types": {value: type_ for value, type_ in self.types.items() if value in kept},
             "constants": constants,
             "backward": frozenset(self.backward & names),
+            "optional": source.optional & names,
             "twins": {name: twin for name, twin in self.twins.items() if name in names},
             "modules": {name: module for name, module in self.modules.items() if name in names},
             "blocks": {name: block for name, block in self.blocks.items() if name in names},

@@ -6,6 +6,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,15 @@ def wide(dtype: str) -> str:
     return dtype if dtype in WIDE else WIDE[0]
 
 
+class Ops(NamedTuple):
+    """Operators of a dialect."""
+
+    product: str
+    difference: str
+    exponential: str
+    quotient: str
+
+
 @dataclass
 class Writer(ABC):
     """Writes the nodes that stand in the place of one node, with their types and constants.
@@ -29,6 +39,7 @@ class Writer(ABC):
     Scores are ``... query key``: queries and keys are the last two dims.
     """
 
+    ops: ClassVar[Ops]
     writer: GraphWriter
     node: Node
     written: Iterator[int] = field(default_factory=itertools.count)
@@ -51,10 +62,6 @@ class Writer(ABC):
         """The dims in another order."""
 
     @abstractmethod
-    def product(self, a: str, b: str) -> str:
-        """The product of matrices."""
-
-    @abstractmethod
     def hidden(self, scores: str, mask: str) -> str:
         """Scores plus a mask of numbers, or minus infinity where a mask of flags is false."""
 
@@ -71,20 +78,24 @@ class Writer(ABC):
         """The sum over the last dim, which becomes 1."""
 
     @abstractmethod
-    def difference(self, a: str, b: str) -> str:
-        """``a - b``."""
-
-    @abstractmethod
-    def exponential(self, x: str) -> str:
-        """``exp(x)``."""
-
-    @abstractmethod
-    def quotient(self, a: str, b: str, made: str = "") -> str:
-        """``a / b``."""
-
-    @abstractmethod
     def cast(self, x: str, dtype: str, made: str = "") -> str:
         """The elements in another type; the value itself if it has that type and needs no name."""
+
+    def product(self, a: str, b: str) -> str:
+        """The product of matrices."""
+        return self.add(self.ops.product, [a, b], self.multiplied(a, b))
+
+    def difference(self, a: str, b: str) -> str:
+        """``a - b``."""
+        return self.add(self.ops.difference, [a, b], self.joined(a, b))
+
+    def exponential(self, x: str) -> str:
+        """``exp(x)``."""
+        return self.add(self.ops.exponential, [x], self.type(x))
+
+    def quotient(self, a: str, b: str, made: str = "") -> str:
+        """``a / b``."""
+        return self.add(self.ops.quotient, [a, b], self.joined(a, b), made)
 
     def softmax(self, scores: str, made: str, *, may_hide: bool) -> None:
         """Write the softmax of scores over their last dim as a value.

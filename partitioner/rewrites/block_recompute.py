@@ -59,9 +59,9 @@ class _Copier:
                     later.update(node.name for node in run)
             at = last + 1
         nodes += self._kept(graph.nodes[at:])
-        names = {node.name for node in nodes}
         self.writer.twins = {n: twin for n, twin in self.writer.twins.items() if n in later}
-        return self.writer.graph(roots=names), Blocks(tuple(stretches))
+        copied = self.writer.graph({node.name for node in nodes})
+        return copied, Blocks(tuple(stretches))
 
     def _runs(self, stretch: Stretch) -> Iterator[tuple[list[Node], tuple[Chunk, ...]]]:
         """The nodes of each stretch that a stretch becomes, with the dims that are cut."""

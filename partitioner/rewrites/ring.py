@@ -195,7 +195,7 @@ class _Writer:
             totals = self._sums(totals, made, step) if totals else made
 
     def _sums(self, totals: Sequence[str], made: Sequence[str], step: int) -> tuple[str, ...]:
-        last, sums = step == self.ring.parts - 1, []
+        last, sums = step == self.ring.parts - 1, list[str]()
         for index, pair in enumerate(zip(totals, made, strict=True)):
             given = self.ring.node.outputs[index] if last else ""
             types = [self.writer.types[pair[0]]]

@@ -32,17 +32,17 @@ class PartWriter:
 
     @property
     def view(self) -> OpView:
-        """The node, as rules see it."""
+        """The node as its rule sees it."""
         return OpView(self.node, self.graph)
 
     @property
     def operand(self) -> str:
-        """Its first operand."""
+        """First operand of the node."""
         return self.node.inputs[0]
 
     @property
     def result(self) -> str:
-        """Its first result."""
+        """First result of the node."""
         return self.node.outputs[0]
 
     def add(

@@ -59,9 +59,7 @@ class _Copier:
                     later.update(node.name for node in run)
             at = last + 1
         nodes += self._kept(graph.nodes[at:])
-        self.writer.twins = {n: twin for n, twin in self.writer.twins.items() if n in later}
-        copied = self.writer.graph({node.name for node in nodes})
-        return copied, Blocks(tuple(stretches))
+        return self.writer.graph({node.name for node in nodes}), Blocks(tuple(stretches))
 
     def _runs(self, stretch: Stretch) -> Iterator[tuple[list[Node], tuple[Chunk, ...]]]:
         """The nodes of each stretch that a stretch becomes, with the dims that are cut."""

@@ -205,6 +205,7 @@ class GraphWriter:
             roots = source.by_name.keys() - {n.name for n in needed(source.nodes, source.outputs)}
         nodes = needed(self.nodes, changes.get("outputs", source.outputs), roots)
         names = {node.name for node in nodes}
+        backward = self.backward & names
         read = {value for node in nodes for value in node.reads}
         made = {value for node in nodes for value in node.writes}
         constants = {value: c for value, c in self.constants.items() if value in read}
@@ -213,9 +214,9 @@ class GraphWriter:
             "nodes": tuple(nodes),
             "types": {value: type_ for value, type_ in self.types.items() if value in kept},
             "constants": constants,
-            "backward": frozenset(self.backward & names),
+            "backward": frozenset(backward),
             "optional": source.optional & names,
-            "twins": {name: twin for name, twin in self.twins.items() if name in names},
+            "twins": {name: twin for name, twin in self.twins.items() if name in backward},
             "modules": {name: module for name, module in self.modules.items() if name in names},
             "blocks": {name: block for name, block in self.blocks.items() if name in names},
         }

@@ -16,5 +16,5 @@ def test_a_value_of_a_reserved_name_is_named() -> None:
     nodes = [helper.make_node("Reshape", [data, "shape"], ["y"], name="n")]
     shape = {"shape": np.array([4, 3], np.int64)}
     given = model(nodes, {data: ("float32", (4, 3, 1))}, {"y": ("float32", None)}, shape)
-    with pytest.raises(ProgramError, match="'n': the model's 'n.1.local' bears a reserved name"):
+    with pytest.raises(ProgramError, match="bears a reserved name"):
         micro_batch_graph(load_onnx(given).graph, 2)

@@ -48,7 +48,7 @@ def _draws(operator: torch._ops.OpOverload, op: str, attrs: Mapping[str, Attr]) 
 
 
 #: What calls are added to.
-EMPTY = Graph("", (), (), (), {}, {}, {"aten": 1})
+_EMPTY = Graph("", (), (), (), {}, {}, {"aten": 1})
 
 
 @dataclass(kw_only=True)
@@ -63,7 +63,7 @@ class Calls(GraphWriter):
             have that of the forward nodes which they differentiate.
     """
 
-    source: Graph = EMPTY
+    source: Graph = _EMPTY
     mark: str = "_"
     module: fx.GraphModule
     path: str = ""

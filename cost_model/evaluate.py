@@ -42,7 +42,7 @@ class Evaluation:
     exact_peak: Mapping[int, MemoryPeak]  #: Peaks by liveness, for the order of the plan.
     #: Peaks of what holds the tensors: ONNX Runtime's sessions (see `sessions`), or
     #: PyTorch with what its kernels take for themselves (see `torch_kernels`). Empty for an ONNX
-    #: model in stages and, by levels, where no optimizer's step on GPUs is the fullest moment.
+    #: model in stages.
     executor_peak: Mapping[int, MemoryPeak]
     limit_bytes: Mapping[int, int]  #: Memory of each device.
     sent_bytes: Mapping[int, int]  #: Bytes that leave each device, one request.

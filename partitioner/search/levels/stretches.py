@@ -133,7 +133,7 @@ class _Stretches:
     @classmethod
     def of(cls, sharded: Sharded, stages: int) -> _Stretches:
         even = sharded.even
-        other = _away(_farthest(even), beyond=even.model)
+        other = away(_farthest(even), beyond=even.model)
         resharder = EvenResharder(even.cluster, even=even, other=other)
         loads = np.array([sharded.loads_s[place] for place in sharded.folded.places])
         share = (np.cumsum(loads) - loads / 2) / max(float(loads.sum()), 1e-300)
@@ -209,7 +209,7 @@ class _Stretches:
             _note(inside, self.resharder.hops(dtype, home, done), [position])
         for want, positions in readers.items():
             _note(inside, self.resharder.hops(dtype, home, want), positions)
-            across = self.resharder.hops(dtype, home, _moved(want, self.other))
+            across = self.resharder.hops(dtype, home, moved(want, self.other))
             _note(leaving, across, positions)
             _note(arriving, across, positions)
         for after, (hop, near) in inside.items():
@@ -240,14 +240,14 @@ class _Stretches:
         return float(with_headroom(self.sharded.even.local_bytes(at, dtype)))
 
 
-def _away(even: EvenMesh, beyond: DeviceMesh) -> EvenMesh:
+def away(even: EvenMesh, beyond: DeviceMesh) -> EvenMesh:
     """The same group on a stand-in of devices beyond those of another stand-in."""
     shift = max(beyond.devices) + 1
     model = replace(even.model, devices=tuple(d + shift for d in even.model.devices))
     return replace(even, model=model)
 
 
-def _moved(at: Placement, other: EvenMesh) -> Placement:
+def moved(at: Placement, other: EvenMesh) -> Placement:
     """The same placement on another group; of a single device, on the group's first."""
     mesh = other.model if at.mesh.axes else DeviceMesh.single(other.model.devices[0])
     return Placement(mesh, at.sharding)

@@ -12,6 +12,7 @@ from typing import TypeVar
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.classes import representatives
 from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.memory.lifetimes import MemoryPeak, Peaks, with_headroom
 from partitioner.cost_model.memory.sessions import Held
 from partitioner.cost_model.memory.torch_kernels import scratch_curves
@@ -23,7 +24,6 @@ from partitioner.cost_model.schedule.traffic import sent_bytes
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rules_of
-from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.ir.plan import OBJECTIVES, Pipeline, PlacedNode, Plan, place, resolve
 from partitioner.ir.rule import Rule
 
@@ -42,7 +42,7 @@ class Evaluation:
     exact_peak: Mapping[int, MemoryPeak]  #: Peaks by liveness, for the order of the plan.
     #: Peaks of what holds the tensors: ONNX Runtime's sessions (see `sessions`), or
     #: PyTorch with what its kernels take for themselves (see `torch_kernels`). Empty for an ONNX
-    #: model in stages and, by levels, where no optimizer's step on GPUs is the fullest moment.
+    #: model in stages.
     executor_peak: Mapping[int, MemoryPeak]
     limit_bytes: Mapping[int, int]  #: Memory of each device.
     sent_bytes: Mapping[int, int]  #: Bytes that leave each device, one request.
@@ -257,18 +257,20 @@ def evaluate_placed(
             total[device] += seconds * tasks.times(task)
     nothing = MemoryPeak(0, 0, 0, "")
     limits = {device: cluster.devices[device].memory_bytes for device in devices}
-    held = Held.of(graph, tasks, limits)
-    is_module = is_of_torch(graph)
     gpus = {device for device in devices if cluster.devices[device].is_gpu}
-    peaks = Peaks.of(tasks, scratch_curves(graph, tasks, gpus) if is_module else {})
-    executor = held.peaks if held is not None else peaks.with_scratch if is_module else {}
+    if executor_of(graph).in_sessions:
+        peaks, held = Peaks.of(tasks, {}), Held.of(graph, tasks, limits)
+        executor_peaks = {} if held is None else held.peaks
+    else:
+        peaks = Peaks.of(tasks, scratch_curves(graph, tasks, gpus))
+        executor_peaks = peaks.with_scratch
     return Evaluation(
         compute_s=of_all(compute_s, 0.0),
         comm_s=of_all(comm_s, 0.0),
         latency_s=simulate(tasks).latency_s if pipeline is None else step_seconds(tasks),
         peak=of_all(peaks.safe, nothing),
         exact_peak=of_all(peaks.exact, nothing),
-        executor_peak=of_all(executor, nothing) if executor else {},
+        executor_peak=of_all(executor_peaks, nothing) if executor_peaks else {},
         limit_bytes=limits,
         sent_bytes={device: round(n) for device, n in of_all(sent_bytes(tasks), 0.0).items()},
         devices_used=len({device for node in placed for device in node.mesh.devices}),

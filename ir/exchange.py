@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from partitioner.ir.errors import IRError
 from partitioner.ir.layout import Interval, Placement
@@ -144,6 +144,47 @@ def _offers(held: tuple[Intervals, ...], own: Intervals | None) -> Mapping[Inter
     return offers
 
 
+@dataclass(frozen=True)
+class _Holders:
+    """The devices that hold one part, with their coordinates on the mesh, in its order."""
+
+    points: Mapping[int, Mapping[str, int]]
+
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """The devices."""
+        return tuple(self.points)
+
+    @cached_property
+    def by_point(self) -> Mapping[tuple[int, ...], int]:
+        """The holder at each coordinate."""
+        return {tuple(point.values()): device for device, point in self.points.items()}
+
+    @cached_property
+    def common(self) -> tuple[int | None, ...]:
+        """The coordinate on each axis that all holders have; None if they differ on the axis."""
+        columns = zip(*self.by_point, strict=True)
+        return tuple(column[0] if len({*column}) == 1 else None for column in columns)
+
+    def serving(self, device: int, point: Mapping[str, int] | None, turn: int) -> int:
+        """The holder that serves a device at a coordinate of the mesh (None: not on it)."""
+        if device in self.points:
+            return device
+        if point is None:
+            return self.devices[turn % len(self.devices)]
+        # None shares more coordinates than one that has the device's on all axes but those on
+        # which all holders have one coordinate.
+        at = zip(self.common, point.values(), strict=True)
+        nearest = self.by_point.get(tuple(own if one is None else one for one, own in at))
+        if nearest is not None:
+            return nearest
+        shared = {
+            owner: sum(point[axis] == value for axis, value in held.items())
+            for owner, held in self.points.items()
+        }
+        return max(shared, key=lambda owner: (shared[owner], -owner))
+
+
 def exchange(source: Placement, target: Placement) -> tuple[Transfer, ...]:
     """Transfers that turn one placement into another.
 
@@ -156,29 +197,40 @@ def exchange(source: Placement, target: Placement) -> tuple[Transfer, ...]:
     """
     if source.sharding.partial or target.sharding.partial:
         raise IRError(f"exchange of partial tensors: {source} -> {target}")
-    holders: dict[Region, list[tuple[int, Mapping[str, int]]]] = {}
+    by_part: dict[Region, dict[int, Mapping[str, int]]] = {}
     points = dict(source.mesh.coords())
     for device, pieces in source.parts():
-        holders.setdefault(pieces, []).append((device, points[device]))
+        by_part.setdefault(pieces, {})[device] = points[device]
+    holders = {pieces: _Holders(at) for pieces, at in by_part.items()}
     transfers = []
     same_mesh = source.mesh == target.mesh
     windows = [bool(dim.windows) for dim in source.sharding.dims]
-    mine = dict(source.parts()) if any(windows) else {}
+    mine = dict(source.parts())
     pairs: dict[Region, list[_Overlap]] = {}  # by the wanted part, where parts are offered as held
     turns: dict[Region, int] = defaultdict(int)
     for device, wanted in target.parts():
         point = points.get(device) if same_mesh else None
+        own = mine.get(device)
         if any(windows):
-            overlaps = _overlaps(holders, _dim_offers(windows, holders, mine.get(device)), wanted)
+            overlaps = _overlaps(holders, _dim_offers(windows, holders, own), wanted)
+        elif own is not None and _contains(own, wanted):  # then no other part has any of it
+            overlaps = _overlaps((own,), None, wanted)
         else:
             if wanted not in pairs:
                 pairs[wanted] = _overlaps(holders, None, wanted)
             overlaps = pairs[wanted]
         for pieces, read, write in overlaps:
-            owner = _choose(holders[pieces], device, point, turns[pieces])
+            owner = holders[pieces].serving(device, point, turns[pieces])
             turns[pieces] += owner != device
             transfers.append(Transfer(owner, device, read, write))
     return tuple(sorted(transfers, key=lambda t: (t.target, t.source, t.write)))
+
+
+@lru_cache(maxsize=65536)
+def _contains(held: Region, wanted: Region) -> bool:
+    """Tell whether a part has all of another one, and both have any."""
+    pairs = zip(held, wanted, strict=True)
+    return all(part and intersect(own, part) == part for own, part in pairs)
 
 
 def _overlaps(
@@ -215,21 +267,6 @@ def _dim_offers(
     return offers
 
 
-def _choose(
-    owners: list[tuple[int, Mapping[str, int]]],
-    device: int,
-    point: Mapping[str, int] | None,
-    turn: int,
-) -> int:
-    """The holder that serves a device at a coordinate of the holders' mesh (None: not on it)."""
-    if any(owner == device for owner, _ in owners):
-        return device
-    if point is None:
-        return owners[turn % len(owners)][0]
-    shared = {owner: sum(point[a] == v for a, v in at.items()) for owner, at in owners}
-    return max(shared, key=lambda owner: (shared[owner], -owner))
-
-
 def components(transfers: tuple[Transfer, ...]) -> tuple[tuple[int, ...], ...]:
     """Device groups that exchange among themselves, each ascending, ordered by first device."""
     group_of: dict[int, set[int]] = {}
@@ -240,7 +277,8 @@ def components(transfers: tuple[Transfer, ...]) -> tuple[tuple[int, ...], ...]:
         other = group_of.get(transfer.target, {transfer.target})
         group |= other
         group_of.update(dict.fromkeys(other, group))
-    return tuple(dict.fromkeys(tuple(sorted(group_of[device])) for device in sorted(group_of)))
+    groups = {id(group_of[device]): group_of[device] for device in sorted(group_of)}
+    return tuple(tuple(sorted(group)) for group in groups.values())
 
 
 def sent_numel(transfers: Iterable[Transfer]) -> Mapping[int, int]:

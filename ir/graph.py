@@ -152,6 +152,11 @@ class Graph:
         _check_outputs(self)
         _check_blocks(self)
 
+    @property
+    def domain(self) -> str:
+        """Domain of the operators: "aten" of PyTorch's, "" of ONNX's with all that extend them."""
+        return "aten" if list(self.opsets) == ["aten"] else ""
+
     @cached_property
     def by_name(self) -> Mapping[str, Node]:
         """Nodes by name."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from partitioner.ir.errors import IRError
-from partitioner.ir.exchange import Region, Transfer
+from partitioner.ir.exchange import Region, Transfer, sent_numel
 from partitioner.ir.graph import Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.phases import StepOrder
@@ -72,6 +72,20 @@ class Comm:
     #: Number of the bucket in which small collectives travel together; None for one alone. All of
     #: its ranks join the same ones, and start them at one place among their other communications.
     bucket: int | None = None
+    #: Elements of each rank's part, of an all-gather or a reduce-scatter of equal parts among so
+    #: many ranks that `transfers`, of which there is one a pair, are not listed. Else 0.
+    part: int = 0
+
+    @property
+    def largest_numel(self) -> int:
+        """Elements of the largest transfer."""
+        return self.part or max((transfer.numel for transfer in self.transfers), default=0)
+
+    def sent_numel(self) -> Mapping[int, int]:
+        """Elements that each rank sends to others; no entry for one that sends none."""
+        if self.part:
+            return dict.fromkeys(self.ranks, (len(self.ranks) - 1) * self.part)
+        return sent_numel(self.transfers)
 
     def sources(self) -> frozenset[int]:
         """Ranks that read `source`."""
@@ -90,6 +104,8 @@ class Comm:
     @cached_property
     def is_even(self) -> bool:
         """Tell whether every rank has a transfer to every rank, all of one size."""
+        if self.part:
+            return True
         pairs = {(transfer.source, transfer.target) for transfer in self.transfers}
         sizes = {transfer.numel for transfer in self.transfers}
         return len(sizes) == 1 and pairs == {(a, b) for a in self.ranks for b in self.ranks}
@@ -101,7 +117,7 @@ class Comm:
 
     @cached_property
     def _ends(self) -> tuple[frozenset[int], frozenset[int]]:
-        if self.kind is CommKind.ALL_REDUCE:
+        if self.kind is CommKind.ALL_REDUCE or self.part:
             return frozenset(self.ranks), frozenset(self.ranks)
         return (
             frozenset(transfer.source for transfer in self.transfers),

@@ -144,7 +144,7 @@ def compile(  # noqa: A001 - the public name
         if options.get("plan_only"):
             raise OptionError("tune runs the plans, which needs the weights: leave plan_only out")
         check_tunable(cluster, is_module=isinstance(opened, ModuleInput))
-    cluster = cluster.for_backend(in_sessions=isinstance(opened, OnnxInput))
+    cluster = cluster.run_by(opened.executor)
     if isinstance(opened, ModuleInput):
         if request.is_pipelined:
             return _compile_in_stages(opened, cluster, request, clock)
@@ -212,7 +212,7 @@ def _plan_onnx(
 
     def plan_form(graph: Graph) -> tuple[Outcome, dict[str, Any]]:
         own = spaces.on(graph)
-        return plan_graph(graph, notes, cluster, own, clock, compiled=compiled, fuses=True)
+        return plan_graph(graph, notes, cluster, own, clock, compiled=compiled)
 
     graph = onnx_model.graph
     known = _known(tuple(form.graph for form in onnx_model.forms), cluster, request)
@@ -221,7 +221,7 @@ def _plan_onnx(
     if not isinstance(planned, Infeasible):
         return planned
     request = spaces.on(graph)
-    smaller = _plan_in_blocks(graph, notes, cluster, request, clock, fuses=True)
+    smaller = _plan_in_blocks(graph, notes, cluster, request, clock)
     if isinstance(smaller, tuple):
         return smaller
     clock.say("looking for what would fit")
@@ -252,8 +252,6 @@ def _plan_in_blocks(
     cluster: Cluster,
     request: Request,
     clock: Clock,
-    *,
-    fuses: bool,
 ) -> tuple[Outcome, dict[str, Any]] | _NotInBlocks:
     """The best plan in blocks of a graph that fits no plan as a whole, with its facts."""
     if why := why_not_in_blocks(graph, cluster, request):
@@ -282,7 +280,7 @@ def _plan_in_blocks(
         single = OneDevice.best(cluster, objective, (graph, None))
         cost = outcome.evaluation.cost(objective)
         sources = _sources(outcome, cluster)
-        alone = whole_machine_notes(graph, cluster, cost, sources, objective, fuses=fuses)
+        alone = whole_machine_notes(graph, cluster, cost, sources, objective)
     opaque = _opaque_notes(Rules.of(ruled))
     return outcome, facts(
         *(outcome, single, len(cluster), (note, *notes, *kind, *opaque, *alone)),
@@ -350,7 +348,7 @@ class _OnnxParts:
         cost = outcome.evaluation.cost(objective)
         with no_collection():
             sources = _sources(outcome, self.cluster)
-            alone = whole_machine_notes(graph, self.cluster, cost, sources, objective, fuses=True)
+            alone = whole_machine_notes(graph, self.cluster, cost, sources, objective)
         notes = (*self.notes, *run_notes, *alone)
         return _facts_in_parts(outcome, notes, self.graphs, self.cluster, self.request, graph)
 
@@ -468,9 +466,7 @@ def _compile_module(
 
         def plan_form(graph: Graph) -> tuple[Outcome, dict[str, Any]]:
             own, may = spaces.on(graph), offered if graph is traced.graph else None
-            return plan_graph(
-                *(graph, notes, cluster, own, clock, may), compiled=compiled, fuses=False
-            )
+            return plan_graph(graph, notes, cluster, own, clock, may, compiled=compiled)
 
         planned = _cheapest_form(graphs, plan_form, request.objective)
         if not isinstance(planned, Infeasible):
@@ -670,7 +666,7 @@ def _plan_in_parts_or_blocks(
     if isinstance(in_parts, tuple):
         return in_parts
     graph = whole.traced.uncut
-    in_blocks = _plan_in_blocks(graph, notes, cluster, request, clock, fuses=False)
+    in_blocks = _plan_in_blocks(graph, notes, cluster, request, clock)
     if isinstance(in_blocks, tuple):
         return in_blocks
     return replace(in_blocks, ways=(in_parts, *in_blocks.ways))
@@ -1027,7 +1023,7 @@ def dump_problem(
     say("reading the model")
     graph = opened.graph
     say("building the problem")
-    cluster = cluster.for_backend(in_sessions=isinstance(opened, OnnxInput))
+    cluster = cluster.run_by(opened.executor)
     family, built = first_problem(graph, cluster, spaces.on(graph))
     say(f"writing {target}")
     dumped = write_problem(built.problem, target, str(family), placement=strategy == "inter")
@@ -1046,7 +1042,6 @@ def plan_graph(
     offers: Offers | None = None,
     *,
     compiled: Compile,
-    fuses: bool,
 ) -> tuple[Outcome, dict[str, Any]]:
     """The best plan of a traced graph, and the facts of its summary.
 
@@ -1059,7 +1054,6 @@ def plan_graph(
         offers: Called where no plan of `graph` fits or, by levels, memory forbids a cheaper one;
             the better of the two graphs' plans is returned.
         compiled: Makes the program of a plan that is to be run (`Request.tune`).
-        fuses: Whether the backend computes several operators in one kernel.
 
     Raises:
         PartitionerError: As `compile`.
@@ -1099,7 +1093,7 @@ def plan_graph(
         objective, count = request.objective, plan.micro_batches
         sources = _sources(outcome, cluster)
         notes += whole_machine_notes(
-            outcome.graph, cluster, cost, sources, objective, fuses=fuses, micro_batches=count
+            outcome.graph, cluster, cost, sources, objective, micro_batches=count
         )
     summary = facts(
         *(outcome, single, len(cluster), notes),

@@ -18,6 +18,7 @@ from typing import Any
 
 from partitioner.cost_model.cluster.published import KERNELS, LINKS, Kernels
 from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.executors import Executor
 from partitioner.cost_model.profiles.database import Profile
 from partitioner.cost_model.profiles.link_table import LinkTable
 from partitioner.ir.errors import hints_keywords
@@ -67,7 +68,7 @@ class DeviceSpec:
     profile: Profile | None = None  #: Measured seconds, which go before those by the rates.
     table: str | None = None  #: Key of `published.KERNELS`, which shapes what the rates give.
     is_gpu: bool = False  #: Whether its kernels take the memory for themselves that a GPU's take.
-    #: Seconds that a communication takes beside the links', as a program of ONNX Runtime ends there
+    #: Seconds that a communication takes beside the links', as a session of an executor ends there
     #: and another begins; None for none.
     border_s: float | None = None
 
@@ -293,18 +294,16 @@ class Cluster:
         last = replace(self.level((0, count - 1)), size=count)
         return replace(self, devices=self.devices[:count], levels=(*inner, last))
 
-    def for_backend(self, *, in_sessions: bool) -> Cluster:
-        """The cluster as it is for ONNX Runtime, or for PyTorch.
+    def run_by(self, executor: Executor) -> Cluster:
+        """The cluster with an executor on each device.
 
-        Args:
-            in_sessions: Whether programs are sessions, whose borders take measured seconds if they
-                are known, else those that the devices give; others have none.
+        Borders of sessions take measured seconds if they are known, else those that the devices
+        give; an executor without sessions has none.
         """
-        borders = {
-            spec: (spec.border_s if border is None else border.seconds) if in_sessions else None
-            for spec in self.first_of_spec
-            for border in (spec.profile.border if spec.profile else None,)
-        }
+        borders = dict[DeviceSpec, float | None].fromkeys(self.first_of_spec)
+        for spec in borders if executor.in_sessions else ():
+            measured = spec.profile.border if spec.profile else None
+            borders[spec] = spec.border_s if measured is None else measured.seconds
         if all(spec.border_s == border_s for spec, border_s in borders.items()):
             return self
         made = {spec: replace(spec, border_s=border_s) for spec, border_s in borders.items()}

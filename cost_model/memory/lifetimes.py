@@ -34,13 +34,13 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.prices.compute import stored_bytes
 from partitioner.cost_model.schedule.buckets import Bucket
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Key, LocalKey, Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
-from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.ir.phases import Part, StepOrder
 from partitioner.ir.pipeline import ActionKind
 from partitioner.ir.program import CommKind
@@ -102,7 +102,7 @@ class MemoryPeak:
 
 def kept_bytes(graph: Graph) -> int:
     """Bytes of constants and stored values, which the devices of any plan keep together."""
-    if graph.blocks and not is_of_torch(graph):  # which load their constants one after the other
+    if graph.blocks and executor_of(graph).loads_blocks:  # one after the other
         return 0
     types = graph.types
     read = {value for node in graph.nodes for value in node.reads}

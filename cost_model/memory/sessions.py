@@ -17,13 +17,13 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.memory.cpu_kernels import Kernel, LocalNode, Name, Session, Tensor
 from partitioner.cost_model.memory.lifetimes import MemoryPeak, peaks
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Key, LocalKey, Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
-from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.ir.program import CommKind
 from partitioner.ir.types import dense_bytes
 
@@ -87,12 +87,12 @@ class Held:
 
     @classmethod
     def of(cls, graph: Graph, schedule: Schedule, limits: Mapping[int, int]) -> Held | None:
-        """Count the memory of sessions; None for a PyTorch module and a plan in stages.
+        """Count the sessions of a plan without stages; None for a graph that runs in no sessions.
 
         Convolutions are plain in parts with too few channels for blocks, and in those that would
         exceed the memory of a device, `limits`.
         """
-        if is_of_torch(graph) or schedule.order is not None or graph.backward:
+        if not executor_of(graph).in_sessions or schedule.order is not None or graph.backward:
             return None
         sessions = sessions_of(graph, schedule)
         plain = plain_parts(sessions.values())

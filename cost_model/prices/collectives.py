@@ -135,12 +135,13 @@ def joined_seconds(
     doublings = range(math.ceil(math.log2(most / nbytes)))
     known = [size for size in _known_sizes(ranks, cluster) if nbytes < size < most]
     sizes = [*(nbytes * 2**power for power in doublings), *known, most]
+    first = {cluster.devices[rank]: rank for rank in reversed([*alone_s])}  # of equal devices
+    in_bucket_s = {
+        spec: min(bucket_seconds(kind, ranks, nbytes, size, rank, cluster) for size in sizes)
+        for spec, rank in first.items()
+    }
     return {
-        rank: min(
-            seconds,
-            *(bucket_seconds(kind, ranks, nbytes, size, rank, cluster) for size in sizes),
-        )
-        for rank, seconds in alone_s.items()
+        rank: min(seconds, in_bucket_s[cluster.devices[rank]]) for rank, seconds in alone_s.items()
     }
 
 
@@ -293,8 +294,7 @@ def whole_bytes(comm: Comm, numel: int) -> float:
     item = item_bytes(comm.dtype)
     if comm.kind is CommKind.ALL_REDUCE:
         return numel * item
-    largest = max((transfer.numel for transfer in comm.transfers), default=0)
-    return largest * item * (1 if comm.kind is CommKind.BROADCAST else len(comm.ranks))
+    return comm.largest_numel * item * (1 if comm.kind is CommKind.BROADCAST else len(comm.ranks))
 
 
 def _copy_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:

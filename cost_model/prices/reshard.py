@@ -11,24 +11,24 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.prices.collectives import comm_cost, joined_comm_seconds
+from partitioner.cost_model.prices.collectives import comm_cost, joined_comm_seconds, whole_bytes
 from partitioner.ir.exchange import (
+    Region,
     Transfer,
     components,
     exchange,
     intersect,
     region_numel,
-    sent_numel,
 )
 from partitioner.ir.layout import DimLayout, Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.program import BUCKET_BYTES, Comm, CommKind
+from partitioner.ir.program import BUCKET_BYTES, JOINING, Comm, CommKind
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Hop:
         for priced in self.comms:
             comm = priced.comm
             sources, targets = comm.sources(), comm.targets()
-            sent = sent_numel(comm.transfers)
+            sent = comm.sent_numel()
             for device, seconds in priced.seconds.items():
                 sides = device in sources, device in targets
                 role = (comm.kind, seconds, priced.overlap, sides, sent.get(device, 0))
@@ -90,6 +90,11 @@ class Hop:
 
 
 Reshard = tuple[str, Placement, Placement]  #: (element type, source, target).
+_Collective = tuple[CommKind, tuple[int, ...], float, bool]  # (kind, ranks, bytes, whether joined)
+
+#: Most devices of a mesh on which the transfers of collectives of equal parts are listed, one for
+#: each pair of ranks: no programs are made for more devices.
+LISTED = 64
 
 
 @dataclass
@@ -107,6 +112,8 @@ class Resharder:
     _hops: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
     _priced: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
     _shifts: dict[tuple[DeviceMesh, DeviceMesh], int] = field(default_factory=dict)
+    #: Prices of collectives among the lowest ranks of equal prices, by rank.
+    _collectives: dict[_Collective, PricedComm] = field(default_factory=dict)
 
     def allows(self, source: Placement, target: Placement) -> bool:
         """Test whether the reshard has a price: every one between shardings of one shape has."""
@@ -134,15 +141,22 @@ class Resharder:
         """
         meshes = (source, target)
         if meshes not in self._shifts:
-            devices = {*source.devices, *target.devices}
-            spanned = self.cluster.levels.index(self.cluster.level((min(devices), max(devices))))
-            inner = self.cluster.levels[spanned - 1].size if spanned else 1
-            shift, specs = min(devices) // inner * inner, self.cluster.devices
-            alike = self.cluster.has_equal_devices or all(
-                specs[device] == specs[device - shift] for device in devices
-            )
-            self._shifts[meshes] = shift if alike else 0
+            self._shifts[meshes] = self._lowering({*source.devices, *target.devices})
         return self._shifts[meshes]
+
+    def _lowering(self, devices: Collection[int]) -> int:
+        """Number by which devices may be lowered without a change of any price among them."""
+        spanned = self.cluster.levels.index(self.cluster.level((min(devices), max(devices))))
+        inner = self.cluster.levels[spanned - 1].size if spanned else 1
+        shift, specs = min(devices) // inner * inner, self.cluster.devices
+        alike = self._has_equal_devices or all(
+            specs[device] == specs[device - shift] for device in devices
+        )
+        return shift if alike else 0
+
+    @cached_property
+    def _has_equal_devices(self) -> bool:
+        return self.cluster.has_equal_devices
 
     def priced(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
         """The steps of `hops` with the communications of a simpler tensor, at the same prices.
@@ -186,19 +200,37 @@ class Resharder:
     def _move(self, dtype: str, source: Placement, target: Placement) -> list[Hop]:
         if source == target:
             return []
+        if source.mesh.size() > LISTED and (axes := _gathered_axes(source, target)):
+            return [self._all_gather(dtype, source, target, axes)]
         transfers = exchange(source, target)
         groups = components(transfers)
         before, after = dict(source.parts()), dict(target.parts())
         alone = (group[0] for group in groups if len(group) == 1)
         aliases = frozenset(d for d in alone if d in before and before[d] == after[d])
         joins = self._joins(dtype, source, target)
+        group_of = {device: group for group in groups for device in group}
+        by_group: dict[tuple[int, ...], list[Transfer]] = {group: [] for group in groups}
+        for transfer in transfers:
+            by_group[group_of[transfer.target]].append(transfer)
         comms = [
-            self._price(_classify(dtype, group, transfers, source, target), joins=joins)
-            for group in groups
+            self._price(_classify(dtype, group, tuple(some), before, after), joins=joins)
+            for group, some in by_group.items()
             if group[0] not in aliases or len(group) > 1
         ]
         empty = frozenset(d for d, pieces in target.parts() if not region_numel(pieces))
         return [Hop(target, tuple(comms), aliases, empty)]
+
+    def _all_gather(
+        self, dtype: str, source: Placement, target: Placement, axes: frozenset[str]
+    ) -> Hop:
+        """The step in which devices that differ along some axes give each other equal parts."""
+        joins, mesh = self._joins(dtype, source, target), source.mesh
+        part = math.prod(source.sharding.local_shape(mesh, mesh.coord(mesh.devices[0])))
+        comms = (
+            Comm(-1, CommKind.ALL_GATHER, group, "", "", dtype, part=part)
+            for group in _lines(mesh, axes)
+        )
+        return Hop(target, tuple(self._price(comm, joins=joins) for comm in comms))
 
     def _all_reduce(self, dtype: str, source: Placement) -> Hop:
         after = source.without_partial()
@@ -226,21 +258,34 @@ class Resharder:
     ) -> Iterable[PricedComm]:
         """A communication for each group of devices that differ along the partial axes only."""
         mesh, reduction = source.mesh, source.sharding.partial[0][1]
-        axes = {axis for axis, _ in source.sharding.partial}
+        axes = frozenset(axis for axis, _ in source.sharding.partial)
         joins = self._joins(dtype, source, target)
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for device, point in mesh.coords():
-            rest = tuple(point[name] for name in mesh.names if name not in axes)
-            groups.setdefault(rest, []).append(device)
         is_scatter = kind is CommKind.REDUCE_SCATTER
-        kept = _kept_parts(source, target) if is_scatter else {}
-        for group in map(tuple, map(sorted, groups.values())):
-            transfers = _scatter_parts(group, kept) if is_scatter else ()
-            comm = Comm(-1, kind, group, "", "", dtype, transfers, reduction)
+        sizes = {region_numel(pieces) for _, pieces in target.parts()} if is_scatter else {0}
+        part = max(sizes) if len(sizes) == 1 and mesh.size() > LISTED else 0
+        kept = _kept_parts(source, target) if is_scatter and not part else {}
+        for group in _lines(mesh, axes):
+            transfers = _scatter_parts(group, kept) if kept else ()
+            comm = Comm(-1, kind, group, "", "", dtype, transfers, reduction, part=part)
             local_shape = source.sharding.local_shape(mesh, mesh.coord(group[0]))
             yield self._price(comm, math.prod(local_shape), joins=joins)
 
     def _price(self, comm: Comm, numel: int = 0, *, joins: bool = False) -> PricedComm:
+        """The price of a communication; those of collectives of equal prices are found once."""
+        if comm.kind not in JOINING:
+            return self._price_of(comm, numel, joins=joins)
+        shift = self._lowering(comm.ranks)
+        ranks = tuple(rank - shift for rank in comm.ranks)
+        key = comm.kind, ranks, whole_bytes(comm, numel), joins
+        if key not in self._collectives:
+            lowered = replace(comm, ranks=ranks)
+            self._collectives[key] = self._price_of(lowered, numel, joins=joins)
+        alike = self._collectives[key]
+        seconds = {rank + shift: s for rank, s in alike.seconds.items()}
+        joined = alike.joined and {rank + shift: s for rank, s in alike.joined.items()}
+        return replace(alike, comm=comm, seconds=seconds, joined=joined)
+
+    def _price_of(self, comm: Comm, numel: int, *, joins: bool) -> PricedComm:
         seconds = comm_cost(comm, numel, self.cluster).seconds
         most = self.bucket_bytes.get(comm.kind, BUCKET_BYTES)
         joined = joined_comm_seconds(comm, numel, seconds, self.cluster, most) if joins else None
@@ -361,41 +406,81 @@ def _scatter_parts(group: tuple[int, ...], kept: Mapping[int, Transfer]) -> tupl
     )
 
 
+def _lines(mesh: DeviceMesh, axes: frozenset[str]) -> Iterator[tuple[int, ...]]:
+    """Each group of devices that differ along these axes only, ascending."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for device, point in mesh.coords():
+        rest = tuple(at for name, at in point.items() if name not in axes)
+        groups.setdefault(rest, []).append(device)
+    return map(tuple, map(sorted, groups.values()))
+
+
+def _gathered_axes(source: Placement, target: Placement) -> frozenset[str]:
+    """The axes along which all that devices lack is a whole equal part of each of the others.
+
+    None if they lack something else, or nothing.
+    """
+    mesh = source.mesh
+    axes: frozenset[str] = frozenset()
+    if mesh != target.mesh:
+        return axes
+    for held, wanted in zip(source.sharding.dims, target.sharding.dims, strict=True):
+        if held != wanted:
+            more = frozenset(held.axes) - frozenset(wanted.axes)
+            if not more or not _is_gathered(mesh, held, wanted):
+                return frozenset()
+            axes |= more
+    return axes
+
+
+def _is_gathered(mesh: DeviceMesh, held: DimLayout, wanted: DimLayout) -> bool:
+    """Whether each part of a dim is of as many equal parts as the axes that are cut no more."""
+    if held.windows or wanted.windows or not {*wanted.axes} <= {*held.axes}:
+        return False
+    sizes, larger = {*held.sizes()}, {*wanted.sizes()}
+    if len(sizes) > 1 or len(larger) > 1 or not min(sizes):
+        return False
+    sizes_of = dict(mesh.axes)
+    for at in itertools.product(*(range(sizes_of[axis]) for axis in held.axes)):
+        point = dict(zip(held.axes, at, strict=True))
+        part = held.pieces(mesh, point)
+        if intersect(wanted.pieces(mesh, point), part) != part:
+            return False
+    return True
+
+
 def _classify(
     dtype: str,
     group: tuple[int, ...],
     transfers: tuple[Transfer, ...],
-    source: Placement,
-    target: Placement,
+    held: Mapping[int, Region],
+    wanted: Mapping[int, Region],
 ) -> Comm:
-    """The communication of a group's transfers."""
+    """The communication of a group's transfers, whose devices hold and want these parts."""
     members = set(group)
-    transfers = tuple(transfer for transfer in transfers if transfer.target in members)
     sources = {transfer.source for transfer in transfers}
     targets = {transfer.target for transfer in transfers}
     kind = CommKind.ALL_TO_ALL
     if len(group) == 1:
         kind = CommKind.SLICE
     elif len(sources) == 1:
-        held = dict(source.parts())[min(sources)]
-        wanted = dict(target.parts())
-        whole = all(wanted[device] == held for device in targets)
+        whole = all(wanted[device] == held[min(sources)] for device in targets)
         kind = CommKind.BROADCAST if whole else CommKind.SCATTER
         if len(group) == 2 and len(targets) == 1:
             kind = CommKind.SEND
     elif len(targets) == 1:
         kind = CommKind.GATHER
-    elif sources == targets == members and _is_all_gather(transfers, group, source):
+    elif sources == targets == members and _is_all_gather(transfers, group, held):
         kind = CommKind.ALL_GATHER
     return Comm(-1, kind, group, "", "", dtype, transfers)
 
 
 def _is_all_gather(
-    transfers: tuple[Transfer, ...], group: tuple[int, ...], source: Placement
+    transfers: tuple[Transfer, ...], group: tuple[int, ...], held: Mapping[int, Region]
 ) -> bool:
     """Test whether every device of the group sends its whole part to every one."""
     if len(transfers) != len(group) ** 2:
         return False
-    numel = {device: region_numel(pieces) for device, pieces in source.parts()}
+    numel = {device: region_numel(held[device]) for device in group}
     sent = {(transfer.source, transfer.target): transfer.numel for transfer in transfers}
     return all(sent.get((a, b)) == numel[a] for a in group for b in group)

@@ -12,10 +12,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from partitioner.cost_model.executors import executor_of
 from partitioner.ir.graph import LOADS, Attr, Graph, Node, Opaque
 from partitioner.ir.layout import Placement
 from partitioner.ir.ops import row_of, rule_of
-from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import FactorKind, Rule
 
@@ -227,8 +227,7 @@ def form_of(
             for operand, order in zip(operands, orders, strict=True)
         ),
         tuple(map(typed_part, node.outputs, placed.outs)),
-        # PyTorch runs a kernel for each node
-        () if is_of_torch(graph) else tuple(one.op for one in chain(graph, node)),
+        tuple(one.op for one in chain(graph, node)) if executor_of(graph).fuses else (),
     )
 
 

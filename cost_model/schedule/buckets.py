@@ -265,8 +265,7 @@ def _operand_bytes(task: Task, comm: Comm) -> int:
     if comm.kind is CommKind.ALL_REDUCE:
         return max((nbytes for _, _, nbytes in task.writes), default=0)
     parts = len(comm.ranks) if comm.kind is CommKind.REDUCE_SCATTER else 1
-    numel = max((transfer.numel for transfer in comm.transfers), default=0)
-    return round(parts * numel * item_bytes(comm.dtype))
+    return round(parts * comm.largest_numel * item_bytes(comm.dtype))
 
 
 def may_join(comm: Comm, nbytes: int) -> bool:

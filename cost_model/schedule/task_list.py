@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.executors import Executor, executor_of
 from partitioner.cost_model.prices.collectives import bucket_seconds, comm_cost, whole_bytes
 from partitioner.cost_model.prices.compute import NodePrices, adding_seconds, stored_bytes
 from partitioner.cost_model.prices.overlap import beside_compute
@@ -25,7 +26,6 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
-from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.ir.phases import Part, PhaseError, StepOrder, step_order
 from partitioner.ir.plan import Pipeline, PlacedNode
 from partitioner.ir.program import Comm, CommKind
@@ -419,7 +419,7 @@ class _Builder:
         tasks = self._loading(tasks, loads, blocks)
         buckets: tuple[Bucket, ...] = ()
         is_of_one_mesh = len({node.mesh.devices for node in placed}) == 1
-        if is_of_one_mesh and is_of_torch(self.graph):  # ranks of ONNX Runtime join none
+        if is_of_one_mesh and self._executor.joins:
             staged = self.order is not None
             tasks, buckets = in_buckets(
                 tasks, unlike_parts(tasks), self.graph.backward, staged=staged
@@ -441,13 +441,12 @@ class _Builder:
         )
 
     @cached_property
-    def _prices(self) -> NodePrices:
-        return NodePrices(self.graph, self.cluster, self.in_parts)
+    def _executor(self) -> Executor:
+        return executor_of(self.graph)
 
     @cached_property
-    def _loads_constants(self) -> bool:
-        """Tell whether blocks load their constants: a PyTorch module holds them anyway."""
-        return not is_of_torch(self.graph)
+    def _prices(self) -> NodePrices:
+        return NodePrices(self.graph, self.cluster, self.in_parts)
 
     def _loads(self) -> Mapping[LocalKey, frozenset[int]]:
         """The blocks that hold each constant that only blocks read."""
@@ -578,7 +577,7 @@ class _Builder:
         """
         key, dtype = (value, at), self.graph.types[value].dtype
         if value in self.graph.constants:
-            self._reside(key, self.graph.blocks.get(why) if self._loads_constants else None)
+            self._reside(key, self.graph.blocks.get(why) if self._executor.loads_blocks else None)
         elif value in self.home:
             before = (value, self.home[value])
             if self.order is not None and key not in self.origin and self._leaves(key):

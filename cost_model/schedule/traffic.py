@@ -1,7 +1,8 @@
 """Bytes sent between devices.
 
-Transfers of point-to-point kinds and of gathers count as they are; an all-reduce counts as a ring
-over the ranks in ascending order (each rank sends to the next), whatever algorithm is priced.
+Transfers of point-to-point kinds and of gathers count as they are; an all-reduce, and gathers among
+so many ranks that their transfers are not listed (`Comm.part`), count as a ring over the ranks in
+ascending order (each rank sends to the next), whatever algorithm is priced.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from partitioner.cost_model.prices.dispatched_rows import dispatch_comms
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Task
-from partitioner.ir.exchange import sent_numel
 from partitioner.ir.program import CommKind
 from partitioner.ir.types import item_bytes
 
@@ -28,11 +28,15 @@ def moves(task: Task) -> Iterator[tuple[int, int, float]]:
             for transfer in inside.transfers:
                 yield transfer.source, transfer.target, float(transfer.numel)
         return
+    after = dict(zip(comm.ranks, (*comm.ranks[1:], comm.ranks[0]), strict=True))
     if comm.kind is CommKind.ALL_REDUCE:
         count = len(comm.ranks)
-        after = dict(zip(comm.ranks, (*comm.ranks[1:], comm.ranks[0]), strict=True))
         for rank, _, nbytes in task.writes:
             yield rank, after[rank], 2 * (count - 1) / count * nbytes
+        return
+    if comm.part:
+        for rank, numel in comm.sent_numel().items():
+            yield rank, after[rank], numel * item_bytes(comm.dtype)
         return
     for transfer in comm.transfers:
         if transfer.source != transfer.target:
@@ -52,8 +56,12 @@ def sent_bytes(schedule: Schedule) -> Mapping[int, float]:
             for source, _, nbytes in moves(task):
                 total[source] += times * nbytes
             continue
-        if id(comm.transfers) not in counted:
-            counted[id(comm.transfers)] = sent_numel(comm.transfers)
-        for source, numel in counted[id(comm.transfers)].items():
+        if comm.part:
+            numels = comm.sent_numel()
+        else:
+            if id(comm.transfers) not in counted:
+                counted[id(comm.transfers)] = comm.sent_numel()
+            numels = counted[id(comm.transfers)]
+        for source, numel in numels.items():
             total[source] += times * numel * item_bytes(comm.dtype)
     return total

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partitioner.cost_model.executors import ONNX_RUNTIME, PYTORCH
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.model_names import unusable
 from partitioner.frontends.onnx.load import Traced, load_onnx
@@ -45,6 +46,7 @@ class OnnxInput:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     plan_only: bool = False
     training = False
+    executor = ONNX_RUNTIME
 
     @property
     def path(self) -> Path | None:
@@ -86,6 +88,7 @@ class ModuleInput:
     example: Example
     source: ModuleSource
     options: ModuleOptions
+    executor = PYTORCH
 
     @property
     def training(self) -> bool:

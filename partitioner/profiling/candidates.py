@@ -12,6 +12,7 @@ import numpy as np
 
 from partitioner.backends.regions import cut
 from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.prices.compute import (
     compute_dtype,
     is_free,
@@ -70,17 +71,14 @@ def candidates(
     cluster: Cluster,
     strategy: str,
     mesh: Mapping[str, int] | None,
-    *,
-    fuses: bool = False,
 ) -> tuple[Candidate, ...]:
     """The distinct forms of all strategies on a cluster, those that matter most first.
 
     Args:
         strategy: "auto", "intra" or "inter".
         mesh: Axis sizes of intra plans; None for all that are searched.
-        fuses: Whether the backend computes several nodes in one kernel; else all forms are alone.
     """
-    rules = Rules.of(graph)
+    rules, fuses = Rules.of(graph), executor_of(graph).fuses
     spaces = families(strategy, len(cluster), mesh)
     shapes = {group.axes: group for space in spaces for group in space.groups}
     single = DeviceMesh.single(0)

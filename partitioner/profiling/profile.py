@@ -270,7 +270,7 @@ def profile(
         )
     graph = _graph(opened, options.get("micro_batches"))
     say("collecting the operators")
-    wanted = candidates(graph, cluster, strategy, mesh, fuses=not is_module)
+    wanted = candidates(graph, cluster, strategy, mesh)
     backend = _backend(is_module=is_module)
     new = [one for one in wanted if any(_is_new(one, known, backend))]
     sticks = yardsticks(cluster.devices[0].memory_bytes, is_module=is_module)

@@ -90,5 +90,5 @@ def comm_bytes(task: Task) -> int:
     assert comm is not None
     if comm.kind is CommKind.ALL_REDUCE:
         return sum(size for _, _, size in task.writes)
-    numel = sum(t.numel for t in comm.transfers if t.source != t.target)
+    numel = sum(comm.sent_numel().values())
     return (numel * DTYPE_BITS[comm.dtype] + 7) // 8

@@ -6,6 +6,7 @@ from partitioner import units
 from partitioner.cost_model.cluster.resolve import one_process
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import one_device
+from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.prices.compute import Sources
 from partitioner.cost_model.profiles.database import whole_key
 from partitioner.ir.graph import Graph
@@ -27,10 +28,12 @@ def whole_machine_notes(
     priced_by: Sources,
     objective: str,
     *,
-    fuses: bool,
     micro_batches: int | None = None,
 ) -> tuple[str, ...]:
     """A sentence for a plan on several processes of this machine; for another plan none.
+
+    Where the executor computes several operators in one kernel, the model must have been measured
+    as a whole; else the seconds of its operators are added up.
 
     Args:
         graph: The graph of the plan.
@@ -38,8 +41,6 @@ def whole_machine_notes(
         cost: Its predicted seconds.
         priced_by: Where the seconds of its operators come from.
         objective: "throughput" or "latency"; "memory" is not compared.
-        fuses: Whether the backend computes several operators in one kernel: then the model must
-            have been measured as a whole, else the seconds of its operators are added up.
         micro_batches: Of a step of the plan, which runs the graph once for each; None without.
     """
     whole = one_process(cluster)
@@ -50,7 +51,7 @@ def whole_machine_notes(
     profile = whole.devices[0].profile
     threads = profile.threads if profile else 1
     measures = f"measures one process with {threads} threads"
-    if fuses:
+    if executor_of(graph).fuses:
         entry = profile.wholes.get(whole_key(graph.digest)) if profile else None
         if entry is None:
             return (_unknown(measures, len(cluster)),)

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from partitioner import units
 from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.prices.overlap import most_joined
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.ir.graph import Graph
@@ -26,7 +27,6 @@ from partitioner.search.outcome import (
     Outcome,
     SpaceResult,
     best_of,
-    executor_name,
     winner,
 )
 from partitioner.search.request import Budget, Request
@@ -113,7 +113,7 @@ def _winner(
     name = evaluation.needed_peak(device).at
     where = f"on device {device}" + (f" at {name!r}" if name else "")
     if held > evaluation.held_bytes[device]:
-        where += f" in {executor_name(outcome.graph)}"
+        where += f" in {executor_of(outcome.graph).holder}"
     limit = evaluation.limit_bytes[device]
     text = shortage_message(
         proven=False, least=False, where=where, short=short, held=held, limit=limit

@@ -10,7 +10,6 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
-from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.ir.plan import Certificate, Plan
 from partitioner.problem.build import Built
 from partitioner.search.numbering import in_order_of_use
@@ -44,11 +43,6 @@ def stopped_refusal(refusal: Infeasible, work: Work) -> Infeasible:
         return refusal
     text = f"{refusal}; the time limit stopped the search: with a longer one a plan may be found"
     return Infeasible(text, **vars(refusal))
-
-
-def executor_name(graph: Graph) -> str:
-    """In words, what holds the bytes of `Evaluation.executor_peak` beside a graph's tensors."""
-    return "PyTorch's kernels" if is_of_torch(graph) else "ONNX Runtime's session"
 
 
 def in_executor(evaluation: Evaluation) -> tuple[int, int] | None:

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from partitioner import units
 from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.memory.lifetimes import kept_bytes
 from partitioner.ir.graph import Graph
-from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.search.find_plan import find_plan
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible
@@ -52,7 +52,8 @@ def relaxed(
     if refusal.device is not None and refusal.bytes_short > 0:
         memory = cluster.devices[refusal.device].memory_bytes
         limits = [memory + math.ceil(times * refusal.bytes_short) for times in TIMES_SHORT]
-        known = refusal.closest is not None and is_of_torch(graph)  # else sessions count, too
+        # Of sessions, more bytes count than those of tensors.
+        known = refusal.closest is not None and not executor_of(graph).in_sessions
         for limit in limits[:1] if known else limits:
             if known or fits(cluster.with_memory(limit)):
                 ways.append(f"with --memory {limit} ({units.size(limit)})")

@@ -54,6 +54,7 @@ from partitioner.backends.torch.measuring.clocks import clock_of, timed_run
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
+from partitioner.cost_model.executors import ONNX_RUNTIME, PYTORCH
 from partitioner.cost_model.memory.lifetimes import MemoryPeak
 from partitioner.cost_model.prices.compute import Sources
 from partitioner.cost_model.profiles.database import Profile, write_entries, write_links
@@ -361,7 +362,7 @@ class Session:
             program = self._compiled(name, next(iter(self.plans(name))), planned=True)
             graph, delivered = program.graph, program.model.delivered
             own, others = (
-                self._cluster(file).for_backend(in_sessions=name in ONNX_MODELS)
+                self._cluster(file).run_by(ONNX_RUNTIME if name in ONNX_MODELS else PYTORCH)
                 for file in (self._profile(name), self._without(name))
             )
             speed_s, times, peaks = (self._read(name, what) for what in ("speed", "times", "peaks"))

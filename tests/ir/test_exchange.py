@@ -142,3 +142,22 @@ def test_a_region_of_a_region(inner: tuple[tuple[int, int], ...]) -> None:
     (found,) = nested((outer,), (inner,))
     got = [np.arange(s, s + n) for s, n in found]
     np.testing.assert_array_equal(np.concatenate([*got, []]), np.concatenate([*wanted, []]))
+
+
+@budget
+@given(st.sampled_from(MESHES), st.sampled_from(SHAPES[1:]), seeds)
+def test_the_holder_that_shares_most_coordinates_serves(
+    mesh: DeviceMesh, shape: tuple[int, ...], seed: int
+) -> None:
+    """Of several, the first; whether all holders of a part lie on a grid or not."""
+    rng = np.random.default_rng(seed)
+    source, target = (random_placement(rng, shape, mesh) for _ in range(2))
+    points, held = dict(mesh.coords()), dict(source.parts())
+    for transfer in exchange(source, target):
+        alike = [device for device in mesh.devices if held[device] == held[transfer.source]]
+        if transfer.target in alike:
+            assert transfer.source == transfer.target
+            continue
+        own = points[transfer.target]
+        shared = {d: sum(own[axis] == at for axis, at in points[d].items()) for d in alike}
+        assert transfer.source == max(alike, key=lambda device: (shared[device], -device))

@@ -136,7 +136,7 @@ def test_repeated_layers_are_one_form(file: Path) -> None:
 
 def test_what_another_kernel_may_compute_is_measured_behind_it(file: Path) -> None:
     graph, cluster = open_model(examples.build("tiny")).graph, two_processes(file)
-    found = candidates(graph, cluster, "auto", None, fuses=True)
+    found = candidates(graph, cluster, "auto", None)
     behind = [one for one in found if one.behind]
     assert behind
     for one in behind:
@@ -178,7 +178,7 @@ def test_a_second_run_measures_only_what_is_new(
 
 def test_what_one_device_runs_is_measured_alone_too(mlp: onnx.ModelProto, profiled: Path) -> None:
     cluster = two_processes(profiled)
-    found = candidates(open_model(mlp).graph, cluster, "auto", None, fuses=True)
+    found = candidates(open_model(mlp).graph, cluster, "auto", None)
     known = cluster.devices[0].profile
     assert known is not None
     sticks = yardsticks.yardsticks(2**30, is_module=False)

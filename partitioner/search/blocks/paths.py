@@ -19,11 +19,11 @@ from dataclasses import dataclass, field, replace
 
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec
 from partitioner.cost_model.evaluate import evaluate, one_device
+from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.memory.lifetimes import with_headroom
 from partitioner.ir.blocks import Blocks
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.problem.decode import planned_on
 from partitioner.rewrites.block_graph import BlockGraph, traced_blocks
@@ -437,7 +437,7 @@ class _Search:
 
     def _shares(self) -> Iterator[tuple[float, float]]:
         """Shares of the constants that stay, and of the memory for those of the next block."""
-        if not is_of_torch(self.graph):
+        if executor_of(self.graph).loads_blocks:
             return itertools.product(STAYING, NEXT)
         return ((share, 0.0) for share in (STAGE_SHARES if self.devices > 1 else STAYING[:1]))
 
@@ -494,7 +494,7 @@ def _options(runs: Runs, limit: int, devices: int, budget: Budget) -> tuple[list
     """The runs in blocks that may fit one of so many devices, each of so many bytes."""
     graph, count = runs.graph, len(runs.graph.nodes)
     total = runs.constant_bytes(0, count)
-    streams = not is_of_torch(graph)
+    streams = executor_of(graph).loads_blocks
     room = limit if streams else limit - total // devices
     needs = [
         with_headroom(int(runs.activation_bytes[at]))
@@ -553,7 +553,7 @@ def _cheapest(
     It holds so many bytes of constants, and `ahead` of those of the next block.
     """
     count, room = stops[-1], limit - staying
-    streams = not is_of_torch(graph)
+    streams = executor_of(graph).loads_blocks
     # Where all constants of a module stay, they are not counted one by one: layers may share them.
     counts = streams or staying < runs.constant_bytes(0, len(graph.nodes))
     fitting = (

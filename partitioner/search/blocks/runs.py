@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.memory.lifetimes import (
     Curve,
     safe_lifetimes,
@@ -31,7 +32,6 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
-from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import dense_bytes
@@ -335,7 +335,7 @@ class Runs:
         seconds += sum(map(self._moved_s, handed.values()))
         around = (*layout.once, *layout.after)
         seconds += sum(self.seconds[self.graph.order[node.name]] for node in around)
-        if not is_of_torch(self.graph):
+        if executor_of(self.graph).loads_blocks:
             seconds += loaded / LOAD_BYTES_PER_S
         return replace(
             option,
@@ -454,7 +454,7 @@ class _Tally:
         root = self.root.get(value, value)
         box = self._box(wanted)
         is_all = wanted.is_replicated if held is None else box == self._box(held)
-        if is_all or is_of_torch(self.graph):  # its parts are views
+        if is_all or not executor_of(self.graph).copies_parts:
             return root
         key = value, box
         if key not in self.copies:

@@ -66,11 +66,6 @@ class Sharded:
         return tuple(choices[pick].load_s[0] for choices, pick in picked)
 
     @cached_property
-    def compute_s(self) -> tuple[float, ...]:
-        """Seconds of each node of the folded graph alone."""
-        return tuple(self.even.node_seconds(self.folded.graph, placed) for placed in self.picks)
-
-    @cached_property
     def peak_bytes(self) -> float:
         """Most bytes that a device would hold at one time with the whole model."""
         return evaluate_choices(self.tied, self.solution.chosen).peak_bytes[0]

@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec
 from partitioner.cost_model.evaluate import Evaluation, evaluate
+from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Plan
 from partitioner.problem.decode import planned_on
-from partitioner.search.levels.decode import decisions
+from partitioner.search.levels.decode import decisions, groups
 from partitioner.search.levels.meshes import Layout, layouts
 from partitioner.search.levels.one_mesh import search_whole
-from partitioner.search.levels.stage_costs import counted
 from partitioner.search.levels.stages import Staged, search_levels
-from partitioner.search.limits import EXPLICIT, MOST_EXPLICIT
+from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible, Solution
@@ -156,9 +156,8 @@ def cheapest_staged(
     Raises:
         Infeasible: No plan fits by what the solver counts.
     """
-    is_explicit = len(cluster) <= MOST_EXPLICIT and micro_batches == lanes == 1
     plans: list[StagedPlan] = []
-    within, steps = cluster, budget.work.left
+    within, steps, resharder = cluster, budget.work.left, Resharder(cluster)
     for again in range(1 + _REPEATS):
         try:
             if one_stage:
@@ -171,18 +170,30 @@ def cheapest_staged(
             break
         if micro_batches > 1:  # counted anew, all that runs once a step would count fully
             rivals = rivals[:1]
-        before = len(plans)
-        for rival in counted(rivals, cluster):
-            plan = _planned(graph, cluster, *rival)
-            plans.append(_evaluated(plan, cluster) if is_explicit else plan)  # else by its cut
-            if plans[-1].evaluation.fits_exactly:
-                tight = replace(plans[-1].staged, tight=True)
-                return replace(plans[-1], staged=tight) if again else plans[-1]
+        priced = [_priced(rival, graph, resharder) for rival in rivals]
+        fitting = [plan for plan in priced if plan.evaluation.fits_exactly]
+        if fitting:
+            best = min(fitting, key=_step_s)
+            return replace(best, staged=replace(best.staged, tight=True)) if again else best
+        plans += priced
         if budget.work.late:
             break
         budget = replace(budget, work=budget.work.beyond(steps))
-        within = _narrowed(within, min(plans[before:], key=_most_short_bytes))
+        within = _narrowed(within, min(priced, key=_most_short_bytes))
     return min(plans, key=_most_short_bytes)
+
+
+def _priced(staged: Staged, graph: Graph, resharder: Resharder) -> StagedPlan:
+    """A plan as the referee prices it."""
+    cluster = resharder.cluster
+    meshes = groups(staged, cluster)
+    planned, plan = planned_on(graph, cluster, *decisions(staged, meshes))
+    evaluation = evaluate(planned, plan, cluster, resharder=resharder)
+    return StagedPlan(staged, meshes, planned, plan, evaluation)
+
+
+def _step_s(plan: StagedPlan) -> float:
+    return plan.evaluation.step_s
 
 
 def _most_short_bytes(plan: StagedPlan) -> int:
@@ -208,18 +219,3 @@ def _narrowed(cluster: Cluster, plan: StagedPlan) -> Cluster:
         for spec in cluster.devices
     )
     return replace(cluster, devices=devices)
-
-
-def _evaluated(plan: StagedPlan, cluster: Cluster) -> StagedPlan:
-    return replace(plan, evaluation=evaluate(plan.graph, plan.plan, cluster))
-
-
-def _planned(
-    graph: Graph,
-    cluster: Cluster,
-    staged: Staged,
-    meshes: tuple[DeviceMesh, ...],
-    evaluation: Evaluation,
-) -> StagedPlan:
-    planned, plan = planned_on(graph, cluster, *decisions(staged, meshes))
-    return StagedPlan(staged, meshes, planned, plan, evaluation)

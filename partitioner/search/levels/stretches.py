@@ -49,7 +49,7 @@ def stage_options(
 
     A value that leaves for readers far apart is charged for as many stages as they would be in if
     all stages had equal loads; one that is needed both inside and outside its stage may be charged
-    for both. The cut that is taken in the end is counted anew (`stage_costs`).
+    for both. The referee counts the cuts of least load anew.
 
     Args:
         sharded: The model on the mesh.
@@ -161,7 +161,7 @@ class _Stretches:
             placed = self.sharded.picks[place]
             charges.add((self.sharded.loads_s[place], 0.0, 0.0), charges.some_in([position]))
             for value, at in dict(_named((*node.inputs, *node.captures), placed.ins)).items():
-                # as in `stage_costs`: a weight is resident, and so is an input as a sum with zeros
+                # a weight is resident, and so is an input as a sum with zeros
                 stays = value in self.graph.constants or bool(at.sharding.partial)
                 if value in self.graph.producers or not (stays or value in self.outliving):
                     continue
@@ -217,17 +217,17 @@ class _Stretches:
             where = charges.some_in([position]) if both else charges.both_in(position, near)
             zeros = self._bytes(after, dtype) if hop.zeros else 0.0
             more = self._passing(after, dtype) if value in self.outliving else 0.0
-            yield (paid(hop, device, beside=beside)[0], zeros, more), where
+            yield (_paid_s(hop, device, beside=beside), zeros, more), where
         for hop, far in leaving.values():
             stages = {int(self.stage[reader]) for reader in far} - {int(self.stage[position])}
             there = hop.after.mesh.devices[0] in self.other.model.devices
             times = max(1, len(stages)) if there else 1
-            seconds = times * paid(hop, device, beside=beside)[0]
+            seconds = times * _paid_s(hop, device, beside=beside)
             more = 0.0 if there else self._passing(hop.after, dtype)
             yield (seconds, 0.0, more), charges.leaf_out(position, far)
         for hop, far in arriving.values():
             there = hop.after.mesh.devices[0] in self.other.model.devices
-            seconds = paid(hop, self.other.device, beside=beside)[0]
+            seconds = _paid_s(hop, self.other.device, beside=beside)
             more = self._passing(hop.after, dtype) if there else 0.0
             yield (seconds, 0.0, more), charges.leaf_in(position, far)
 
@@ -253,15 +253,14 @@ def moved(at: Placement, other: EvenMesh) -> Placement:
     return Placement(mesh, at.sharding)
 
 
-def paid(hop: Hop, device: int, *, beside: bool) -> tuple[float, float]:
-    """Seconds that a hop takes of a device, and bytes that it sends.
+def _paid_s(hop: Hop, device: int, *, beside: bool) -> float:
+    """Seconds that a hop takes of a device.
 
     Args:
         beside: Whether it passes beside compute.
     """
-    comms = [priced for priced in hop.comms if device in priced.seconds]
-    sent = sum(priced.sent_bytes for priced in comms if device == priced.comm.ranks[0])
-    return sum(priced.busy_seconds(beside=beside)[device] for priced in comms), sent
+    comms = (priced for priced in hop.comms if device in priced.seconds)
+    return sum(priced.busy_seconds(beside=beside)[device] for priced in comms)
 
 
 def _farthest(even: EvenMesh) -> EvenMesh:

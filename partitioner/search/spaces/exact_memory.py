@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from partitioner import units
+from partitioner.cost_model.executors import executor_of
 from partitioner.problem.build import Built
-from partitioner.search.outcome import Candidate, Refused, executor_name, in_executor
+from partitioner.search.outcome import Candidate, Refused, in_executor
 from partitioner.search.request import Budget
 from partitioner.solver import (
     Infeasible,
@@ -100,7 +101,7 @@ def _in_kernels(nearest: Candidate, error: Infeasible) -> tuple[Infeasible, str]
     bytes_short = float(short + limits[device] - limits[error.device])
     if bytes_short <= error.bytes_short:
         return None
-    name = executor_name(nearest.graph)
+    name = executor_of(nearest.graph).holder
     text = f", and {units.size(peak.bytes)} on device {device} at {peak.at!r} in {name}"
     return Infeasible(
         str(error), **{**vars(error), "bytes_short": bytes_short, "closest": None}

@@ -22,6 +22,7 @@ import numpy as np
 from partitioner import units
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.prices.compute import stored_bytes
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.ir.errors import PartitionerError
@@ -49,7 +50,6 @@ from partitioner.search.outcome import (
     Outcome,
     OutOfTime,
     SpaceResult,
-    executor_name,
     winner,
 )
 from partitioner.search.request import Budget, Request
@@ -813,7 +813,7 @@ class PipelineSearch:
         if (stages := _stages_on(plan, over, peak.at)) and plan.kind == "pipeline":
             where += f" of stage{'s' if len(stages) > 1 else ''} {numbers(stages)}"
         if in_kernels:
-            where += f" in {executor_name(best.graph)}"
+            where += f" in {executor_of(best.graph).holder}"
         text = shortage_message(
             proven=False,
             least=False,

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from helpers.op_rows.placements import MESHES, apply, cut, placement, random_placement
 from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.prices import reshard
+from partitioner.cost_model.prices.collectives import comm_cost
 from partitioner.cost_model.prices.reshard import Hop, Resharder, simplest
 from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
@@ -296,3 +298,80 @@ def test_only_what_all_ranks_do_alike_shares_buckets(
             at_once, later = (priced.whole_seconds(beside=beside) for beside in (False, True))
             assert at_once == priced.seconds
             assert (sum(later.values()) < sum(at_once.values())) == joins
+
+
+@settings(budget, max_examples=60)
+@given(
+    st.sampled_from(["2xh100", "6xa100", "3x4xl4", "4x4xh100"]),
+    st.sampled_from([CommKind.ALL_GATHER, CommKind.REDUCE_SCATTER]),
+    seeds,
+)
+def test_collectives_without_a_list_of_transfers_cost_the_same(
+    spec: str, kind: CommKind, seed: int
+) -> None:
+    """On meshes of more devices than programs are made for, as on the others."""
+    rng = np.random.default_rng(seed)
+    cluster = resolve_cluster(spec)
+    axes = _random_axes(len(cluster), rng)
+    mesh = DeviceMesh.of(axes)
+    names = [*axes]
+    rng.shuffle(names)
+    gathered, kept = names[: len(names) // 2 + 1], names[len(names) // 2 + 1 :]
+    more = gathered[int(rng.integers(len(gathered))) :]  # of the second dim, beside the first's
+    first = tuple(name for name in gathered if name not in more)
+    size = 3 * len(cluster)
+    cut_dims = [
+        DimLayout.even(size, (*kept, *more), mesh),
+        DimLayout.even(2 * size, first, mesh),
+        DimLayout.whole(int(rng.integers(1, 2**16))),
+    ]
+    whole_dims = [DimLayout.even(size, tuple(kept), mesh), DimLayout.whole(2 * size), cut_dims[2]]
+    source, target = placement(mesh, *cut_dims), placement(mesh, *whole_dims)
+    if kind is CommKind.REDUCE_SCATTER:
+        sums = tuple((name, "sum") for name in gathered)
+        source, target = placement(mesh, *whole_dims, partial=sums), source
+    listed = Resharder(cluster).hops("float32", source, target)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reshard, "LISTED", 1)
+        short = Resharder(cluster).hops("float32", source, target)
+    assert len(listed) == len(short)
+    assert any(priced.comm.part for hop in short for priced in hop.comms)
+    for one, other in zip(listed, short, strict=True):
+        assert (one.after, one.aliases, one.zeros) == (other.after, other.aliases, other.zeros)
+        assert one.roles == other.roles
+        for a, b in zip(one.comms, other.comms, strict=True):
+            assert (a.seconds, a.joined, a.overlap) == (b.seconds, b.joined, b.overlap)
+            assert (a.comm.kind, a.comm.ranks, a.comm.reduce) == (
+                b.comm.kind,
+                b.comm.ranks,
+                b.comm.reduce,
+            )
+            assert a.comm.sources() == b.comm.sources()
+            assert a.comm.targets() == b.comm.targets()
+            assert a.comm.is_even == b.comm.is_even
+            assert a.comm.largest_numel == b.comm.largest_numel
+            assert a.comm.sent_numel() == b.comm.sent_numel()
+
+
+def _random_axes(devices: int, rng: np.random.Generator) -> dict[str, int]:
+    """Axes of a mesh of so many devices, each of a random divisor of what is left."""
+    axes: dict[str, int] = {}
+    while devices > 1:
+        divisors = [size for size in range(2, devices + 1) if devices % size == 0]
+        axes[f"a{len(axes)}"] = size = int(rng.choice(divisors))
+        devices //= size
+    return axes
+
+
+def test_a_collective_is_priced_once_for_all_groups_of_equal_prices() -> None:
+    """And as if each were priced alone."""
+    cluster = resolve_cluster("8x8xh100")
+    mesh = DeviceMesh.of({"dp": 8, "tp": 8})
+    source = placement(mesh, DimLayout.even(64, ("tp",), mesh))
+    target = placement(mesh, DimLayout.whole(64))
+    resharder = Resharder(cluster)
+    (hop,) = resharder.hops("float32", source, target)
+    assert len(hop.comms) == 8
+    assert len(resharder._collectives) == 1
+    for priced in hop.comms:
+        assert priced.seconds == comm_cost(priced.comm, 0, cluster).seconds

@@ -25,7 +25,6 @@ from partitioner.search.levels import stretches
 from partitioner.search.levels.decode import decisions, groups
 from partitioner.search.levels.meshes import DevicePool, device_pools, layouts, sizes
 from partitioner.search.levels.split_axes import SplitAxesSpace, axes_meshes
-from partitioner.search.levels.stage_costs import evaluation
 from partitioner.search.levels.staged import cheapest_staged
 from partitioner.search.levels.stages import Staged, search_levels
 from partitioner.search.request import Budget, Request
@@ -60,24 +59,18 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "options", "spec", "strategy"), CASES)
-def test_figures_by_stage_are_those_of_every_device(
+def test_the_search_counts_no_less_than_the_referee(
     name: str, options: Mapping[str, int], spec: str, strategy: str
 ) -> None:
     graph = load_onnx(examples.build(name, **options)).graph
     cluster = resolve_cluster(spec)
     staged = searched(graph, cluster, strategy)
-    plan = plan_of(staged, cluster)
-    ours = evaluation(staged, groups(staged, cluster), cluster)
-    exact = evaluate(graph, plan, cluster)
-    assert ours.compute_s == pytest.approx(exact.compute_s)
-    assert ours.comm_s == pytest.approx(exact.comm_s, abs=1e-12)
-    assert ours.sent_bytes == pytest.approx(exact.sent_bytes, abs=1)
-    assert ours.devices_used == exact.devices_used
-    assert ours.latency_s >= exact.latency_s * (1 - 1e-9)
-    assert ours.sharded_flops_share == pytest.approx(exact.sharded_flops_share)
-    for device, peak in exact.peak.items():
-        assert ours.peak[device].bytes >= peak.bytes
-        assert ours.peak[device].resident_bytes == peak.resident_bytes
+    exact = evaluate(graph, plan_of(staged, cluster), cluster)
+    assert exact.step_s <= staged.cut.load_s * (1 + 1e-9)
+    for option, mesh in zip(staged.options, groups(staged, cluster), strict=True):
+        assert option.layout.mesh.size() == mesh.size()
+        assert exact.compute_s[mesh.devices[0]] > 0
+    assert exact.devices_used == sum(mesh.size() for mesh in groups(staged, cluster))
     assert staged.bound_s <= exact.step_s * (1 + 1e-9)
 
 
@@ -252,7 +245,7 @@ def normed(blocks: int) -> onnx.ModelProto:
         pytest.param(partial(normed, 12), id="results are absent"),
     ],
 )
-def test_peaks_by_stage_are_no_less_than_those_of_every_device(
+def test_upper_estimates_of_a_stage_are_no_less_than_its_peak(
     model: Callable[[], onnx.ModelProto],
 ) -> None:
     """A stage holds what all of its blocks give or keep, and the input as long as it is read."""
@@ -260,9 +253,7 @@ def test_peaks_by_stage_are_no_less_than_those_of_every_device(
     cluster = resolve_cluster("4x8xh100")
     for strategy in ("intra", "auto"):
         staged = searched(graph, cluster, strategy)
-        ours = evaluation(staged, groups(staged, cluster), cluster)
         exact = evaluate(graph, plan_of(staged, cluster), cluster)
-        assert all(ours.peak[device].bytes >= peak.bytes for device, peak in exact.peak.items())
         stages = zip(staged.cut.stages, staged.options, groups(staged, cluster), strict=True)
         for stage, option, mesh in stages:
             safe, at = option.safe_stage, (0, stage.start, stage.stop)
@@ -463,7 +454,7 @@ def test_what_a_thousand_devices_hold_is_counted_once() -> None:
     graph = load_onnx(mlp(64, 256, 64)).graph
     cluster = resolve_cluster("128x8xh100")
     staged = searched(graph, cluster)
-    figures = evaluation(staged, groups(staged, cluster), cluster)
+    figures = evaluate(graph, plan_of(staged, cluster), cluster)
     assert figures.held_bytes is figures.held_bytes
     assert figures.over_bytes is figures.over_bytes
 

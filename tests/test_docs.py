@@ -7,6 +7,7 @@ import runpy
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -248,8 +249,8 @@ def test_every_page_is_in_the_navigation_and_links_lead_somewhere() -> None:
             )
 
 
-def found(name: str, folders: set[Path]) -> Path | None:
-    """A file or folder by the name that a page gives it, with or without its ending."""
+def found(name: str, folders: Sequence[Path]) -> Path | None:
+    """A file or folder by the name that a page gives it, in the first of the folders with one."""
     paths = (folder / f"{name}{ending}" for folder in folders for ending in ("", ".py"))
     return next((path for path in paths if path.exists()), None)
 
@@ -257,20 +258,21 @@ def found(name: str, folders: set[Path]) -> Path | None:
 def paths_of_the_map() -> list[tuple[str, Path | None, str]]:
     """Paths in the tables of CONTRIBUTING.md: name, what it is, and the row.
 
-    They begin at the root, in partitioner/, or in a folder that the table's head or the row named.
+    They begin in a folder that the row or the table's head named, the last one first, at the root
+    or in partitioner/.
     """
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     named = []
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
-        head = {ROOT, ROOT / "partitioner"}
+        head = [ROOT, ROOT / "partitioner"]
         for number, row in enumerate(table.splitlines()):
-            folders = set(head)
+            folders = list(head)
             for name in re.findall(r"`([\w./-]+)`", row):
                 if "/" in name or name.endswith((".py", ".md", ".toml", ".yml")):
                     path = found(name, folders)
                     named.append((name, path, row))
                     if path is not None:
-                        folders.add(path if path.is_dir() else path.parent)
+                        folders.insert(0, path if path.is_dir() else path.parent)
             head = folders if number == 0 else head
     return named
 
@@ -295,7 +297,7 @@ def test_pages_name_modules_that_exist() -> None:
     for page in DOCS.rglob("*.md"):
         for name in re.findall(r"`(\w+/[\w./-]*[\w/])`", page.read_text(encoding="utf-8")):
             if name.split("/")[0] in rooms:
-                assert found(name, {ROOT, ROOT / "partitioner"}), f"{page.name}: {name}"
+                assert found(name, [ROOT, ROOT / "partitioner"]), f"{page.name}: {name}"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ up to where its results meet those of others, and the gradients of its weights.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -165,7 +166,10 @@ class _Members:
         meetings = 0
         for node in graph.nodes:
             is_backward = node.name in graph.backward
-            state = _joined([_of_pass(v, states, forward, is_backward) for v in node.reads])
+            read = {v: _of_pass(v, states, forward, is_backward) for v in node.reads}
+            state = _joined([*read.values()])
+            if not is_backward and _adds_penalty(graph, read, stored):
+                state = state[0] + 1, None
             twin = owner.get(graph.twins.get(node.name, ""))
             if state[1] is None and state[0] >= 0 and twin is not None:
                 state = state[0], twin
@@ -292,6 +296,20 @@ def _of_pass(
     """The state of a value for a node of a pass: one of the other pass is as a weight."""
     state = states.get(value, (_BEFORE, None))
     return (_BEFORE, state[1]) if is_backward and value in forward else state
+
+
+def _adds_penalty(graph: Graph, read: Mapping[str, _State], stored: Collection[str]) -> bool:
+    """Tell whether a number that is computed of a member's weights alone meets what inputs give.
+
+    The members' penalties, such as sums of squares, are added up one by one: no member has the sum.
+    """
+    return any(at >= 0 and place is None for at, place in read.values()) and any(
+        at == _BEFORE
+        and place is not None
+        and value not in stored
+        and math.prod(graph.types[value].shape) == 1
+        for value, (at, place) in read.items()
+    )
 
 
 def _joined(states: Sequence[_State]) -> _State:

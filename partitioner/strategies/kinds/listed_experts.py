@@ -39,6 +39,8 @@ class ExpertList:
 #: Where a value stands in the flow through a list: behind how many meetings of its experts, and the
 #: expert that alone it depends on since then; None if it depends on none.
 _State = tuple[int, int | None]
+#: What tells a member of a list apart: numbers, and a name. Members are in this order.
+_Name = tuple[int, int, str]
 #: A weight, or a value of the other pass: it is behind no meeting.
 _BEFORE = -1
 
@@ -74,29 +76,34 @@ def _flat(found: Mapping[str, ExpertList]) -> Iterator[ExpertList]:
         yield ExpertList(path, (*experts, *lacking))
 
 
-def _lists(graph: Graph) -> Iterator[tuple[str, Mapping[str, tuple[int, str]]]]:
+def _lists(graph: Graph) -> Iterator[tuple[str, Mapping[str, _Name]]]:
     """Each path of several modules beside each other, with what tells apart whose a weight is.
 
-    First those whose names differ in a number, then those that have parameters of the same names.
+    First all of lists in a list, then those whose names differ in a number, then those that have
+    parameters of the same names.
     """
-    numbered: dict[str, dict[str, tuple[int, str]]] = defaultdict(dict)
+    nested: dict[str, dict[str, _Name]] = defaultdict(dict)
+    numbered: dict[str, dict[str, _Name]] = defaultdict(dict)
     modules: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
     for value in (value for value in graph.types if _is_stored(graph, value)):
         parts = tuple(value.split("."))
         for place, part in enumerate(parts[:-1]):
             stem, number = _stem(part)
             if number:
-                path = [*parts[:place], stem] if stem else parts[:place]
-                numbered[".".join(path)][value] = int(number), ""
+                path = ".".join([*parts[:place], stem] if stem else parts[:place])
+                numbered[path][value] = int(number), 0, ""
+                if not stem and parts[place + 1].isdecimal():
+                    nested[path][value] = int(number), int(parts[place + 1]), ""
             modules[parts[: place + 1]][".".join(parts[place + 1 :])] = value
     alike: dict[tuple[tuple[str, ...], frozenset[str]], list[tuple[str, ...]]] = defaultdict(list)
     for path, values in modules.items():
         alike[path[:-1], frozenset(values)].append(path)
-    yield from ((path, of) for path, of in numbered.items() if len(set(of.values())) > 1)
+    for lists in (nested, numbered):
+        yield from ((path, of) for path, of in lists.items() if len(set(of.values())) > 1)
     known = {frozenset(of) for of in numbered.values()}
     for (parent, _), paths in alike.items():
         named = {
-            value: (int(_stem(path[-1])[1] or place), path[-1])
+            value: (int(_stem(path[-1])[1] or place), 0, path[-1])
             for place, path in enumerate(paths)
             for value in modules[path].values()
         }

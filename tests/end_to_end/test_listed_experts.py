@@ -190,11 +190,8 @@ class WideHeads(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        lists = self.queries, self.keys, self.values
-        heads = [
-            F.scaled_dot_product_attention(*(part(x) for part in one))
-            for one in zip(*lists, strict=True)
-        ]
+        parts = zip(self.queries, self.keys, self.values, strict=True)
+        heads = [F.scaled_dot_product_attention(q(x), k(x), v(x)) for q, k, v in parts]
         return torch.cat(heads, -1)
 
 

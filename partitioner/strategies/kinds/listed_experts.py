@@ -96,8 +96,8 @@ def _lists(graph: Graph) -> Iterator[tuple[str, Mapping[str, _Name]]]:
                     nested[path][value] = int(number), int(parts[place + 1]), ""
             modules[parts[: place + 1]][".".join(parts[place + 1 :])] = value
     alike: dict[tuple[tuple[str, ...], frozenset[str]], list[tuple[str, ...]]] = defaultdict(list)
-    for path, values in modules.items():
-        alike[path[:-1], frozenset(values)].append(path)
+    for module, values in modules.items():
+        alike[module[:-1], frozenset(values)].append(module)
     for lists in (nested, numbered):
         yield from ((path, of) for path, of in lists.items() if len(set(of.values())) > 1)
     known = {frozenset(of) for of in numbered.values()}
@@ -213,14 +213,14 @@ class _Members:
                 for value in values:
                     readers[value].add(place)
             elif values:
-                places = {self.states[v][1] for v in node.reads if v in self.states}
-                met += [(value, {p for p in places if p is not None}) for value in values]
+                depends = {self.states[v][1] for v in node.reads if v in self.states}
+                met += [(value, {p for p in depends if p is not None}) for value in values]
         chosen_of: dict[int, set[str]] = defaultdict(set)
         for value, places in readers.items():
             if len(places) == 1:
                 chosen_of[next(iter(places))] |= routed[value]
         for value, places in met:  # as in `where(chosen, expert(x), of those before)`
-            left = places - chosen_of.keys()
+            left = places.difference(chosen_of)
             if len(left) == 1 and value not in readers:
                 chosen_of[next(iter(left))] |= routed[value]
         is_own = len(chosen_of) == self.count and set.intersection(*chosen_of.values())

@@ -30,6 +30,7 @@ from partitioner.search.one_device import (
     least_alone,
 )
 from partitioner.search.outcome import (
+    NoCheaper,
     Outcome,
     SpaceResult,
     best_of,
@@ -80,6 +81,7 @@ def find_plan(
 
     Raises:
         Infeasible: No space has a plan within the memory limits.
+        NoCheaper: None was found that costs less than the known plan of the budget.
         ConstraintError: The pins leave a node without a strategy in every space.
         SearchError: The request names no search space.
     """
@@ -90,8 +92,10 @@ def find_plan(
     if goes_by_levels(graph, devices, request):
         stages = StagesSpace.of(graph, rules, cluster, request)
         results = _searched([stages], request, cluster, budget)
-        return _winner(results, request, cluster, budget)
-    return _explicit(graph, cluster, request, budget, rules)
+        outcome = _winner(results, request, cluster, budget)
+    else:
+        outcome = _explicit(graph, cluster, request, budget, rules)
+    return replace(outcome, of=graph)
 
 
 def _winner(
@@ -178,7 +182,10 @@ def _explicit(
     refused = [result.refused for result in results if result.refused is not None]
     if not refused:
         pins = [e for r in results for _, e in r.failed if isinstance(e, ConstraintError)]
-        raise max(pins, key=lambda error: error.position)
+        if math.isinf(budget.best_s):
+            raise max(pins, key=lambda error: error.position)
+        least = min(result.least for result in results)
+        raise NoCheaper("no plan was found to cost less", min(least, budget.best_s))
     budget.say("looking again at what does not fit")
     plan = second_look(
         refused, budget, search.candidate, search.holdings, complete=len(refused) == refusing

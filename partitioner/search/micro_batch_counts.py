@@ -136,9 +136,14 @@ class CountSearch:
             return self.best
         if self.slower:
             raise min(self.slower.values(), key=lambda error: error.bound)
+        raise self.nearest
+
+    @property
+    def nearest(self) -> Infeasible | ConstraintError:
+        """The refusal that is short of the fewest bytes, or why no number has plans."""
         if self.refused:
-            raise min(self.refused.values(), key=lambda error: error.bytes_short)
-        raise next(iter(self.impossible.values()))
+            return min(self.refused.values(), key=lambda error: error.bytes_short)
+        return next(iter(self.impossible.values()))
 
     def _halve(self) -> None:
         """Plan half as many micro-batches as the best plan has, through stages of its size.

@@ -160,6 +160,10 @@ class Outcome:
         failed: The reason for each space without a plan.
         memory_binds: Whether memory forbids a plan that costs less by more than the gap; known
             by levels only.
+        of: The graph that was searched, with its offers; None if it is that of the plan.
+        whole: The graph of the whole batch, which one device would run; None if there is none.
+        notes: What the plan does otherwise than one of the whole batch at once, a sentence each.
+        request: The request with its constraints on the graph; None for that of the user.
     """
 
     graph: Graph
@@ -168,6 +172,14 @@ class Outcome:
     candidates: tuple[Candidate, ...]
     failed: tuple[tuple[Family, PartitionerError], ...]
     memory_binds: bool = False
+    of: Graph | None = None
+    whole: Graph | None = None
+    notes: tuple[str, ...] = ()
+    request: Request | None = None
+
+    def noted(self, *notes: str) -> Outcome:
+        """The outcome with more notes, in front of its own."""
+        return replace(self, notes=(*notes, *self.notes))
 
     def stopped(self) -> Outcome:
         """The outcome with a certificate that says that the clock stopped the search."""

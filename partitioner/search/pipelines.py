@@ -142,7 +142,8 @@ def find_pipeline(
         names = _schedules(request, len({*groups}), graph)
         ways = Ways(micro_batches, names, groups, wanted=request.tune or 1)
         result = _of_pinned_sizes(graph, cluster, request, budget, ways)
-        return winner([result], request, cluster, stopped=budget.work.stopped)
+        outcome = winner([result], request, cluster, stopped=budget.work.stopped)
+        return replace(outcome, of=graph)
     sizes = sizes or request.stage_sizes(len(cluster))
     sizes = (len(groups[0]),) if groups else _even(sizes, cluster)
     for index, size in enumerate(sizes):
@@ -173,7 +174,7 @@ def find_pipeline(
     if not any(result.plans for result in results):
         bound = min(result.bound for result in results)
         raise NoCheaper(f"no plan of {micro_batches} micro-batches was found to be faster", bound)
-    return winner(results, request, cluster, stopped=budget.work.stopped)
+    return replace(winner(results, request, cluster, stopped=budget.work.stopped), of=graph)
 
 
 def _even(sizes: tuple[int, ...], cluster: Cluster) -> tuple[int, ...]:

@@ -1,0 +1,175 @@
+"""The ways that a request leaves open for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.evaluate import best_single
+from partitioner.cost_model.memory import kept_bytes
+from partitioner.ir.errors import PartitionerError
+from partitioner.ir.graph import Graph
+from partitioner.search.in_blocks import why_not_in_blocks
+from partitioner.search.limits import EXPLICIT
+from partitioner.search.outcome import Outcome
+from partitioner.search.request import Budget, Request
+from partitioner.search.stage_clock import StageClock
+from partitioner.search.ways.blocks import InBlocks
+from partitioner.search.ways.model_graphs import ModelGraphs
+from partitioner.search.ways.parts import FewestParts, InStages, Parts
+from partitioner.search.ways.way import Way, Weighing, nothing
+from partitioner.search.ways.whole import WholeBatch
+from partitioner.search.what_would_fit import Change, what_would_fit
+from partitioner.solver import Infeasible
+from partitioner.strategies.parallel import forms
+
+#: Share of a device's memory within which the whole model must fit one, so that nothing is short.
+AMPLE = 0.8
+
+
+@dataclass(frozen=True)
+class Table:
+    """The ways of a model.
+
+    Attributes:
+        model: The model.
+        cluster: The devices.
+        request: The request, as the user gave it.
+        clock: Times the stages.
+    """
+
+    model: ModelGraphs
+    cluster: Cluster
+    request: Request
+    clock: StageClock
+
+    def best(self) -> Outcome:
+        """The best plan of all ways.
+
+        Raises:
+            PartitionerError: As `compile`.
+        """
+        ways = tuple(self.ways())
+        budget = Budget.of(self.request, self.clock.say)
+        return Weighing(ways, self.request, budget, is_short=self._is_short).best()
+
+    def ways(self) -> Iterator[Way]:
+        """The ways that the request leaves open, and those that it closes, with the reason."""
+        if self.request.is_pipelined:
+            stages = InStages(self._parts, self.cluster, self.request, self.clock)
+            yield Way("micro-batches", stages.search, would_fit=stages.would_fit)
+            return
+        first, *_ = self._forms
+        yield from map(self._whole, self._forms)
+        yield from self._in_stages()
+        if first is self._first:
+            yield from self._fewest_parts()
+            yield self._in_blocks()
+
+    @cached_property
+    def _spaces(self) -> Request:
+        """The request with the mesh that it names."""
+        return self.request.over(len(self.cluster))
+
+    @cached_property
+    def _parts(self) -> Parts:
+        return Parts(self.model, self.request.micro_batches)
+
+    @cached_property
+    def _first(self) -> Graph:
+        """The graph as read or traced."""
+        return self.model.forms[0]
+
+    @property
+    def training(self) -> bool:
+        """Whether the model is planned for training."""
+        return bool(self._first.backward)
+
+    @cached_property
+    def _forms(self) -> tuple[Graph, ...]:
+        """The graphs of the whole batch that are planned."""
+        known = self.model.forms
+        if len(self.cluster) == 1 or self.request.constraints.plan is not None:
+            known = known[:1]
+        free = self.model.pins_reach_forms
+        return forms(self.request.parallel, known, self._spaces.mesh, free=free)
+
+    @cached_property
+    def _is_short(self) -> bool:
+        """Whether the whole model does not surely fit each device alone."""
+        if self.request.is_pipelined:
+            return False
+        device, alone = best_single(self._first, self.cluster, "memory")
+        least = min(self.cluster.devices, key=lambda spec: spec.memory_bytes).memory_bytes
+        return alone.needed_bytes[device] > AMPLE * least
+
+    def _whole(self, graph: Graph) -> Way:
+        is_first = graph is self._first
+        offers = (lambda: self.model.offered) if is_first and self.training else None
+        whole = WholeBatch(graph, self.cluster, self._spaces, self.clock, offers)
+        name = "the whole batch" if is_first else "the whole batch in another form"
+        would_fit = partial(self._whole_would_fit, graph) if graph is self._forms[0] else nothing
+        return Way(name, whole.search, would_fit=would_fit)
+
+    def _whole_would_fit(
+        self, graph: Graph, budget: Budget, refusal: Infeasible
+    ) -> tuple[Change, ...]:
+        if graph is self._first and self.training:
+            graph = self.model.offered or graph
+        request = self._spaces.on(graph)
+        return what_would_fit(refusal, graph, self.cluster, request, budget.work.left_s)
+
+    def _in_stages(self) -> Iterator[Way]:
+        """Micro-batches, where the request asks for whatever is fastest."""
+        if self.request.micro_batches != "auto" or not self._weighs_stages:
+            return
+        least = 1 if self.training else 2
+        stages = InStages(self._parts, self.cluster, self.request, self.clock, least)
+        yield Way("micro-batches", stages.search, is_rival=True)
+
+    @property
+    def _weighs_stages(self) -> bool:
+        """Whether stages are weighed against the best plan on one mesh."""
+        if not self.training:
+            return isinstance(self.model.pins_reach_forms, bool) and self.model.pins_reach_forms
+        cluster, request = self.cluster, self.request
+        nodes = len(cluster) > EXPLICIT and len(cluster.levels) > 1 and cluster.has_equal_devices
+        kinds = request.parallel is None and request.mesh is None and request.strategy == "auto"
+        free = kinds and request.objective == "throughput" and not request.constraints.bound
+        if not (nodes and free and request.may_run_in_parts):
+            return False
+        try:
+            return self.model.batch_size() > 1
+        except PartitionerError:  # there is no batch
+            return False
+
+    def _fewest_parts(self) -> Iterator[Way]:
+        """Micro-batches on one mesh of all devices, then through stages of fewer."""
+        memory = sum(device.memory_bytes for device in self.cluster.devices)
+        if not self.request.may_run_in_parts or kept_bytes(self._first) > memory:
+            return
+        try:
+            counts = self.model.even_counts()
+        except PartitionerError:  # there is no batch
+            return
+        for sizes in self.request.sizes_in_parts(len(self.cluster)):
+            if sizes == (len(self.cluster),) and len(counts) == 1:
+                continue
+            fewest = FewestParts(self._parts, self.cluster, self.request, self.clock, sizes)
+            on = "on all devices" if sizes == (len(self.cluster),) else "through stages"
+            yield Way(f"micro-batches {on}", fewest.search, saves_bytes=True)
+
+    def _in_blocks(self) -> Way:
+        graph = self.model.uncut
+        why = why_not_in_blocks(graph, self.cluster, self.request)
+        closed = f"blocks are not searched with {why}" if why else ""
+        blocks = InBlocks(graph, self.cluster, self.request, self.clock)
+        return Way(
+            "blocks",
+            blocks.search,
+            saves_bytes=True,
+            would_fit=blocks.would_fit,
+            closed=closed,
+        )

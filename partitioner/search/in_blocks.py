@@ -32,6 +32,7 @@ from partitioner.search.request import Budget, Request
 from partitioner.search.shared_blocks import SHARED_KINDS, Shared
 from partitioner.search.training_blocks import training_blocks
 from partitioner.solver import Objective, Solution
+from partitioner.solver.work import Work
 from partitioner.strategies.block_graph import BlockGraph, traced_blocks
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.spaces import Family
@@ -55,6 +56,8 @@ MOST_STARTS = 16
 MOST_PATHS = 64
 #: Most devices over which blocks are searched.
 MOST_DEVICES = 8
+#: Pricing runs may take one of so many equal shares of the seconds: two thirds.
+PRICING_SHARES = 1.5
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,8 @@ class Unfit:
 
 #: Ways that the referee prices, the cheapest, and most that it prices beyond if none of them fits.
 MOST_PRICED, MOST_MORE = 12, 24
+#: Ways that it prices behind the time limit, if none of those before fits.
+LATE_PRICED = 3
 #: Limits that are tried for a refusal, as multiples of the one asked for.
 TIMES_LIMIT = (1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
 SOLVER = "paths over runs of nodes in blocks"
@@ -221,6 +226,8 @@ def plan_in_blocks(
     took_s = 0.0  # for the way before
     for priced, way in enumerate(found.ways, 1):
         left_s = budget.work.left_s
+        if best is not None and budget.work.late:
+            break
         # The last way holds least: there must be time for it, too.
         if graph.backward and priced < len(found.ways) and left_s <= 2 * took_s:
             budget.work.stop()
@@ -242,7 +249,7 @@ def plan_in_blocks(
         # In training the first that fits is the cheapest by the same prices.
         if best is not None and priced >= (1 if graph.backward else MOST_PRICED):
             break
-        if best is None and priced >= MOST_PRICED and budget.work.late:
+        if best is None and budget.work.late and priced >= LATE_PRICED:
             break
     if best is None:
         return Unfit(min(needed, default=None), found.searched)
@@ -305,6 +312,8 @@ def find_blocks(
     margins: dict[Way, float] = {}
     for spec, device in cluster.first_of_spec.items():
         for margin, path in searches[spec].paths_of_all():
+            if ways and budget.work.late:
+                break
             blocks = _blocks(graph, path.options)
             for is_spread in (False, True)[: len(cluster)]:
                 way = Way(blocks, ((0, device),), is_spread)
@@ -312,6 +321,8 @@ def find_blocks(
                 ways.setdefault(way, (seconds, len(blocks.stretches)))
                 margins[way] = margin
     for margin in STAGE_MARGINS if len(cluster) > 1 else ():
+        if ways and budget.work.late:
+            break
         if (chain := _staged(cluster, searches, margin, objective)) is not None:
             blocks = _blocks(graph, chain.options)
             for is_spread in (False, True):
@@ -328,7 +339,7 @@ def find_blocks(
     return Found(
         (*cheapest[:MOST_PRICED], *more[:MOST_MORE]),
         f"{on}, with {runs} runs of nodes in blocks{spread}",
-        all(search.complete for search in searches.values()),
+        all(search.complete for search in searches.values()) and not budget.work.late,
     )
 
 
@@ -378,7 +389,9 @@ def _staged(
     for device, spec in enumerate(cluster.devices):
         search, after = searches[spec], dict(best)
         for begin in starts:
-            for stop, path in search.paths_from(begin, margin).items() if begin in best else ():
+            if begin not in best:
+                continue
+            for stop, path in search.paths_from(begin, margin).items():
                 chain = best[begin]
                 seconds = path.seconds + _arriving_s(any_search.runs, cluster, begin, chain, device)
                 longer = _Chain(
@@ -413,6 +426,7 @@ class _Search:
         options: The runs in blocks that may fit.
         complete: Whether all were priced within the budget.
         starts: Positions at which stages may begin, ascending, the first 0.
+        work: Of the search: behind its clock each path is looked for with one share of bytes.
     """
 
     runs: Runs
@@ -421,14 +435,17 @@ class _Search:
     options: Sequence[Option]
     complete: bool
     starts: Sequence[int]
+    work: Work
+    _from: dict[tuple[int, float], Mapping[int, _Path]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, runs: Runs, spec: DeviceSpec, devices: int, budget: Budget) -> _Search:
         """Price the runs in blocks."""
         limit = spec.memory_bytes
-        options, complete = _options(runs, limit, devices, budget)
+        pricing = replace(budget, work=budget.work.of_the_clock(PRICING_SHARES))
+        options, complete = _options(runs, limit, devices, pricing)
         starts = _starts(runs, len(runs.graph.nodes)) if devices > 1 else (0,)
-        return cls(runs, limit, devices, options, complete, starts)
+        return cls(runs, limit, devices, options, complete, starts, budget.work)
 
     @property
     def graph(self) -> Graph:
@@ -452,9 +469,16 @@ class _Search:
 
     def paths_from(self, begin: int, margin: float) -> Mapping[int, _Path]:
         """The cheapest path from a position to each at which a stage may end."""
+        if (begin, margin) not in self._from:
+            self._from[begin, margin] = self._paths_from(begin, margin)
+        return self._from[begin, margin]
+
+    def _paths_from(self, begin: int, margin: float) -> Mapping[int, _Path]:
         best: dict[int, _Path] = {}
         stops = (*(stop for stop in self.starts if stop > begin), len(self.graph.nodes))
         for share, ahead in self._shares():
+            if best and self.work.late:
+                break
             for stop, path in self._paths(begin, margin, share, ahead, stops).items():
                 if stop not in best or path.seconds < best[stop].seconds:
                     best[stop] = path

@@ -234,8 +234,7 @@ class CountSearch:
     ) -> bool:
         """Plan a number of micro-batches with a part of the budget; whether a plan fits.
 
-        The clock of the search stands while its graphs are made. None but the first is planned
-        behind the time limit.
+        None but the first is planned behind the time limit.
 
         Args:
             count: The number.
@@ -251,8 +250,7 @@ class CountSearch:
             graphs, sizes = iter(self.graphs(count)), sizes or self.sizes
             while count not in {**self.outcomes, **self.slower}:
                 try:
-                    with self.budget.work.paused():
-                        graph = next(graphs)
+                    graph = next(graphs)
                     if graph.optional:
                         self.budget.say("allowing values to be computed again")
                     share = replace(self.budget.share(parts), best_s=known_s)

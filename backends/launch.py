@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import partitioner
 from partitioner.backends.arrays import (
     assemble,
     load_arrays,
@@ -165,7 +164,7 @@ def _worker(folder: Path, threads: int) -> Iterator[subprocess.Popen[bytes]]:
         # `-m` alone puts the current folder first on the path, and that may be a stranger's.
         "PYTHONSAFEPATH": "1",
     }
-    home = str(Path(partitioner.__file__).parents[1])
+    home = str(Path(__file__).parents[2])
     if home not in (*site.getsitepackages(), site.getusersitepackages()):  # a clone
         paths = (os.environ.get("PYTHONPATH"), home)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

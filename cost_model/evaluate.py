@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from partitioner.cost_model.classes import representatives
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.compute import sharded_flops_share
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.equal_devices.classes import representatives
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.memory import MemoryPeak, Peaks, with_headroom
-from partitioner.cost_model.reshard import Resharder
-from partitioner.cost_model.schedule import Schedule, UnequalWorkError, schedule
-from partitioner.cost_model.sessions import Held
-from partitioner.cost_model.simulate import simulate, step_seconds
-from partitioner.cost_model.torch_kernels import scratch_curves
-from partitioner.cost_model.traffic import sent_bytes
+from partitioner.cost_model.memory.lifetimes import MemoryPeak, Peaks, with_headroom
+from partitioner.cost_model.memory.sessions import Held
+from partitioner.cost_model.memory.torch_kernels import scratch_curves
+from partitioner.cost_model.prices.compute import sharded_flops_share
+from partitioner.cost_model.prices.reshard import Resharder
+from partitioner.cost_model.schedule.simulate import simulate, step_seconds
+from partitioner.cost_model.schedule.task_list import Schedule, UnequalWorkError, schedule
+from partitioner.cost_model.schedule.traffic import sent_bytes
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rules_of

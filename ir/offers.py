@@ -1,42 +1,16 @@
 """Offers of a graph: nodes that may be left out, and the alternatives that follow.
 
-A plan is for a graph without offers. `chosen` gives that graph for the optional nodes that stay: a
-node that takes either of two operands reads the last one that is computed.
+A plan is for a graph without offers (`rewrites.settle`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from partitioner.ir.graph import Graph, Node, needed
-from partitioner.ir.ops import inherit_rules, row_of
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
-
-
-def chosen(graph: Graph, present: Container[str]) -> Graph:
-    """The graph with these optional nodes, without those of them that nothing reads.
-
-    Raises:
-        IRError: A node that is left out is read.
-    """
-    made = {*graph.inputs, *graph.constants}
-    nodes = []
-    for node in graph.nodes:
-        if node.name not in graph.optional or node.name in present:
-            nodes.append(_settled(node, made))
-            made.update(node.writes)
-    nodes = needed(nodes, graph.outputs, graph.by_name.keys() - graph.optional)
-    kept = {*graph.inputs, *graph.constants, *(v for node in nodes for v in node.writes)}
-    settled = replace(
-        graph,
-        nodes=tuple(nodes),
-        types={value: type_ for value, type_ in graph.types.items() if value in kept},
-        backward=graph.backward & {node.name for node in nodes},
-        optional=frozenset(),
-    )
-    inherit_rules(settled, graph)
-    return settled
 
 
 def alternatives(graph: Graph, node: Node, placed: tuple[PlacedNode, ...]) -> Iterator[PlacedNode]:
@@ -76,15 +50,6 @@ def originals(graph: Graph) -> Mapping[str, str]:
             if again and first and again.name in graph.optional and again.op == first.op:
                 copied.setdefault(again.name, first.name)
     return copied
-
-
-def _settled(node: Node, made: set[str]) -> Node:
-    """The node with the last computed operand alone, if it takes either."""
-    row = row_of(node)
-    if row is None or not row.either:
-        return node
-    computed = [value for value in node.inputs if value in made]
-    return replace(node, inputs=tuple(computed[-1:])) if computed else node
 
 
 def _reading(placed: PlacedNode, slot: int) -> PlacedNode:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from partitioner.compiled.module import ModuleProgram
     from partitioner.compiled.reload import load
     from partitioner.compiler import compile, dump_problem
-    from partitioner.cost_model.cluster import Cluster
+    from partitioner.cost_model.cluster.topology import Cluster
     from partitioner.ir.errors import OptionError, PartitionerError
     from partitioner.ir.plan import Plan
     from partitioner.profiling.calibrate import calibrate
@@ -55,7 +55,7 @@ __version__ = "0.1.0.dev0"
 
 _HOME = {
     "Chain": "partitioner.backends.torch.by_hand.chain",
-    "Cluster": "partitioner.cost_model.cluster",
+    "Cluster": "partitioner.cost_model.cluster.topology",
     "Compiled": "partitioner.compiled.base",
     "Constraints": "partitioner.strategies.constraints",
     "Infeasible": "partitioner.solver",

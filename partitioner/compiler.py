@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.onnx_graphs import OnnxGraphs
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.files import check_file, refuse_to_replace
 from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.frontends.torch.options import ModuleOptions
@@ -27,11 +27,11 @@ from partitioner.options import (
 )
 from partitioner.problem.dump import Dump, write_problem
 from partitioner.report.summarise import summarise
-from partitioner.search.explicit import first_problem
 from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Request, silent
-from partitioner.search.stage_clock import StageClock
+from partitioner.search.spaces.explicit import first_problem
+from partitioner.search.ways.stage_clock import StageClock
 from partitioner.search.ways.table import Table
 from partitioner.strategies.spaces import SearchError, check_space, families
 from partitioner.tuning import check_tunable, tuned, tuning_notes

@@ -14,7 +14,8 @@ from itertools import groupby, islice
 
 import numpy as np
 
-from partitioner.cost_model.schedule import Key, LocalKey, Schedule, Task
+from partitioner.cost_model.schedule.task_list import Schedule
+from partitioner.cost_model.schedule.tasks import Key, LocalKey, Task
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.in_place import writes_in_place

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Required, TypedDict, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from partitioner.backends.torch.tried import naming_untried
-from partitioner.cost_model.cluster import Cluster, parse_bytes
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster, parse_bytes
 from partitioner.cost_model.errors import ClusterOptionError
-from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.files import read_text
 from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
 from partitioner.frontends.torch.options import Optimizer
@@ -26,8 +26,8 @@ from partitioner.search.request import MicroBatchCount, Recompute, Request, Say
 from partitioner.solver import Objective
 from partitioner.solver.milp.engines import SolverName
 from partitioner.strategies.constraints import Constraints
-from partitioner.strategies.kind import ModelKind
-from partitioner.strategies.parallel import at_rest, check_has
+from partitioner.strategies.kinds.kind import ModelKind
+from partitioner.strategies.kinds.parallel import at_rest, check_has
 from partitioner.strategies.spaces import Strategy
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from typing_extensions import Unpack
 
 from partitioner import units
-from partitioner.cost_model.cluster import Cluster, parse_bytes
-from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster, parse_bytes
 from partitioner.files import write_file
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError

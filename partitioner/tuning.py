@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from partitioner.compiled.base import Compiled
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.resolve import cpu_fingerprint
+from partitioner.cost_model.cluster.resolve import cpu_fingerprint
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.ir.errors import OptionError
 from partitioner.ir.plan import Trial
 from partitioner.options import processes

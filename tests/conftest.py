@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from fork_server import ForkServer
 from hypothesis import settings
-from search_clock import count_computed_seconds
-from torch_jobs import RunJob, job_scripts
 
+from helpers.plans.search_clock import count_computed_seconds
+from helpers.processes.fork_server import ForkServer
+from helpers.processes.torch_jobs import RunJob, job_scripts
 from partitioner import examples
 
 # Each worker and each rank that it starts has one thread: more of them only wait for each other.
@@ -106,7 +106,7 @@ def exported(model_folder: Path) -> Models:
     """exported(name) is the file of a `models.SOURCES` model exported by torch."""
 
     def write(name: str, path: Path) -> None:
-        import models  # transformers takes seconds to import
+        from helpers.onnx_files import models
 
         models.export(name, path)
 

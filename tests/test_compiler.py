@@ -11,8 +11,8 @@ import torch
 import partitioner
 from partitioner import examples
 from partitioner.backends.errors import BackendError
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.files import DirectoryError
 from partitioner.frontends.errors import FrontendError
 from partitioner.ir.errors import IRError, OptionError, PartitionerError

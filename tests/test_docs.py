@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import shown_outputs
 import torch
-from digits_jobs import JOBS
-from torch_jobs import RunJob, job_parameters
 
 import partitioner
+from helpers.pages import shown_outputs
+from helpers.processes.torch_jobs import RunJob, job_parameters
+from jobs.kinds.digits_jobs import JOBS
 from partitioner import examples
 from partitioner.cli.app import COMMANDS
 from partitioner.cli.main import main
@@ -120,7 +120,7 @@ def test_the_module_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("job", job_parameters(JOBS))
 def test_digits_are_learned_on_ranks_as_by_one_process(run_job: RunJob, job: str) -> None:
-    run_job("digits_jobs.py", job)
+    run_job("kinds/digits_jobs.py", job)
 
 
 def test_digits_from_the_files_of_mnist(

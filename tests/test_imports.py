@@ -69,11 +69,11 @@ import pathlib
 import numpy as np
 import partitioner.backends.onnx.rank
 import partitioner.backends.worker
-from partitioner.backends.onnx.simulator import run_lockstep
+from partitioner.backends.onnx.running.simulator import run_lockstep
 run_lockstep(pathlib.Path({str(folder)!r}), {{"x": np.ones((4, 8), np.float32)}})
 """
     names = loaded(code)
-    assert "partitioner.backends.onnx.executor" in names
+    assert "partitioner.backends.onnx.running.executor" in names
     forbidden = ("partitioner.solver", "partitioner.frontends", "partitioner.cost_model")
     assert not [name for name in names if name.startswith(forbidden)]
     assert not names & {"pulp", "highspy", "onnx_ir", "onnxscript"}

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import numpy as np
-import onnx_models
 import pytest
 from onnx import helper
-from whole_plans import (
+
+from helpers.onnx_files import onnx_models
+from helpers.plans.whole_plans import (
     assert_equal_to_whole,
     build,
     candidates,
@@ -16,13 +17,12 @@ from whole_plans import (
     rule,
     weight,
 )
-
 from partitioner import examples
 from partitioner.backends.errors import BackendError
-from partitioner.backends.onnx.emit import emit_models
-from partitioner.backends.onnx.simulator import run_lockstep
-from partitioner.cost_model.resolve import resolve_cluster
-from partitioner.cost_model.schedule import schedule
+from partitioner.backends.onnx.files.emit import emit_models
+from partitioner.backends.onnx.running.simulator import run_lockstep
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.schedule.task_list import schedule
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Constant, Graph, Node
 from partitioner.ir.mesh import DeviceMesh
@@ -368,12 +368,12 @@ def test_half_precision_means_of_large_values_do_not_overflow(
     ("part", "kind", "message"),
     [
         (
-            "ir.local_node.row_of",
+            "partitioner.ir.local_node.row_of",
             ProgramError,
             r"^model 'hand': node 'mm' \(MatMul\) on one device: Index",
         ),
         (
-            "backends.onnx.emit.node_proto",
+            "partitioner.backends.onnx.files.emit.node_proto",
             BackendError,
             r"^rank 0: node 'mm' \(MatMul\): IndexError",
         ),
@@ -390,8 +390,8 @@ def test_a_fault_names_the_node(
     graph, pair = matmul(), DeviceMesh.of({"tp": 2})
     if kind is ProgramError:
         row = replace(row_of(graph.nodes[0]), localize=fail)
-        monkeypatch.setattr(f"partitioner.{part}", lambda _: row)
+        monkeypatch.setattr(part, lambda _: row)
     else:
-        monkeypatch.setattr(f"partitioner.{part}", fail)
+        monkeypatch.setattr(part, fail)
     with pytest.raises(kind, match=message):
         emit_models(lowered(graph, hand_plan(graph, mm=(pair, {"m": "tp"})), 2), graph)

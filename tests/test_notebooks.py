@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import nbformat
-import notebooks
 import pytest
 
 import partitioner
+from helpers.pages import notebooks
 
 FOLDER = Path(partitioner.__file__).resolve().parents[1] / "docs" / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
@@ -20,7 +20,7 @@ def test_there_are_three_of_less_than_a_megabyte() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_a_notebook(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Renew the outputs with `python tests/helpers/notebooks.py docs/notebooks/NAME.ipynb`."""
+    """Renew the outputs with `tests/helpers/pages/notebooks.py`."""
     monkeypatch.setenv("PYTHONPATH", str(FOLDER.parents[1]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     held = nbformat.read(path, as_version=4)

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-import shown_outputs
+
+from helpers.pages import shown_outputs
 
 DOCS = shown_outputs.ROOT / "docs"
 PAGES = [path.relative_to(DOCS).as_posix() for path in shown_outputs.pages()]
@@ -15,7 +16,7 @@ SLOW = {"how-to/pipelines.md", "tutorial.md"}
     [pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else []) for page in PAGES],
 )
 def test_the_outputs_of_a_page(page: str, tmp_path: Path) -> None:
-    """Renew them with `python tests/helpers/shown_outputs.py docs/PAGE`."""
+    """Renew them with `python tests/helpers/pages/shown_outputs.py docs/PAGE`."""
     text = (DOCS / page).read_text(encoding="utf-8")
     shown_outputs.write_files(text, tmp_path)
     for item in shown_outputs.shown(text):

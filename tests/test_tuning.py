@@ -12,19 +12,19 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from small_gpt import small_gpt
-from staged_models import Plain, seeded
 
 import partitioner
+from helpers.modules.small_gpt import small_gpt
+from helpers.modules.staged_models import Plain, seeded
 from partitioner import examples, tuning
-from partitioner.backends.torch import optimizers
+from partitioner.backends.torch.measuring import optimizers
 from partitioner.cli.main import main
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.folder import load_summary
 from partitioner.compiled.module import ModuleProgram, ModuleRanks
 from partitioner.compiled.onnx_model import OnnxRanks
+from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.files import ResultError
 from partitioner.frontends.torch.options import OPTIMIZERS
 from partitioner.ir.errors import OptionError

@@ -14,7 +14,7 @@ import numpy as np
 from partitioner.backends.arrays import check_inputs
 from partitioner.backends.errors import BackendError
 from partitioner.backends.launch import LocalRun, run_ranks
-from partitioner.backends.onnx.load import read_directory
+from partitioner.backends.onnx.files.load import read_directory
 
 _RUNNER = "partitioner.backends.onnx.rank"  #: Runs a rank in its process.
 

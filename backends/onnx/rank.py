@@ -16,13 +16,13 @@ import torch.distributed as dist
 from partitioner.backends.arrays import load_arrays
 from partitioner.backends.launch import save_log, save_results
 from partitioner.backends.observed import RankLog
-from partitioner.backends.onnx.distributed import DistributedCommunicator, rank_sets
-from partitioner.backends.onnx.executor import Done, Executor
-from partitioner.backends.onnx.load import load_rank
-from partitioner.backends.onnx.recording import Recorder
-from partitioner.backends.onnx.sessions import CPU, SessionConfig
-from partitioner.backends.onnx.steps import RankModel
-from partitioner.backends.onnx.timing import NAME
+from partitioner.backends.onnx.files.load import load_rank
+from partitioner.backends.onnx.files.steps import RankModel
+from partitioner.backends.onnx.measuring.recording import Recorder
+from partitioner.backends.onnx.measuring.timing import NAME
+from partitioner.backends.onnx.running.distributed import DistributedCommunicator, rank_sets
+from partitioner.backends.onnx.running.executor import Done, Executor
+from partitioner.backends.onnx.sessions.segments import CPU, SessionConfig
 from partitioner.backends.process_group import (
     clock_offset,
     gpu_name,

@@ -27,13 +27,9 @@ from partitioner.backends.launch import (
 from partitioner.backends.observed import RankLog
 from partitioner.backends.process_group import timed
 from partitioner.backends.tensors import from_numpy, to_numpy
-from partitioner.backends.torch.direct import direct
-from partitioner.backends.torch.eager import eager
-from partitioner.backends.torch.faults import Roll
-from partitioner.backends.torch.groups import Link, register_links, register_named
-from partitioner.backends.torch.host_memory import keep_freed_memory
-from partitioner.backends.torch.phase_recording import PhaseRecorder, read_phases
-from partitioner.backends.torch.rank_files import (
+from partitioner.backends.torch.agreeing.faults import Roll
+from partitioner.backends.torch.agreeing.groups import Link, register_links, register_named
+from partitioner.backends.torch.files.rank_files import (
     CPU,
     PASSES,
     RankFile,
@@ -42,8 +38,12 @@ from partitioner.backends.torch.rank_files import (
     read_rank_file,
     read_rank_files,
 )
-from partitioner.backends.torch.recording import Pass, Recorder, Training, Update
-from partitioner.backends.torch.step_values import PhaseValues
+from partitioner.backends.torch.graphs.eager import eager
+from partitioner.backends.torch.measuring.phase_recording import PhaseRecorder, read_phases
+from partitioner.backends.torch.measuring.recording import Pass, Recorder, Training, Update
+from partitioner.backends.torch.running.direct import direct
+from partitioner.backends.torch.running.host_memory import keep_freed_memory
+from partitioner.backends.torch.running.step_values import PhaseValues
 from partitioner.backends.waiting import STEPS
 
 _RESULTS, _SECONDS = "results.pt", "seconds.json"

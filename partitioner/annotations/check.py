@@ -22,7 +22,7 @@ from onnx import (
     ShardingSpecProto,
 )
 
-from partitioner.frontends.onnx.checks import node_lists
+from partitioner.frontends.onnx.reading.checks import node_lists
 
 #: IR version that brought the annotations.
 IR_VERSION = 11

@@ -11,8 +11,8 @@ from onnx_shape_inference import infer_symbolic_shapes
 
 from partitioner.annotations.check import Problem, Shapes, annotated_nodes, annotation_problems
 from partitioner.frontends.errors import FrontendError, one_line
-from partitioner.frontends.onnx.read import parse_file, read_source
-from partitioner.frontends.onnx.run_time_sizes import never_guess
+from partitioner.frontends.onnx.inferring.run_time_sizes import never_guess
+from partitioner.frontends.onnx.reading.read import parse_file, read_source
 
 
 @dataclass(frozen=True)

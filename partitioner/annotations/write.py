@@ -21,11 +21,11 @@ from onnx_ir.passes.common import InlinePass
 
 from partitioner.annotations.check import IR_VERSION, annotation_problems
 from partitioner.annotations.specs import NotInStandardError, sharding_spec
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.schedule import Schedule
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.files import FileError, refuse_to_replace, write_files
-from partitioner.frontends.onnx.checks import all_tensors
 from partitioner.frontends.onnx.load import Traced
+from partitioner.frontends.onnx.reading.checks import all_tensors
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement

@@ -82,7 +82,7 @@ def natural(text: str) -> int:
 
 def memory(text: str) -> int:
     """Bytes, like ``8GiB``."""
-    from partitioner.cost_model.cluster import parse_bytes  # loads NumPy
+    from partitioner.cost_model.cluster.topology import parse_bytes  # loads NumPy
     from partitioner.cost_model.errors import CostError
 
     try:
@@ -141,7 +141,7 @@ def output_file(suffixes: Sequence[str]) -> Callable[[str], Path]:
 
 def _presets(incomplete: str) -> list[str]:
     """Clusters that begin like what was typed, for the shell's completion."""
-    from partitioner.cost_model.presets import PRESETS
+    from partitioner.cost_model.cluster.presets import PRESETS
 
     before, times, _ = incomplete.rpartition("x")
     names = (f"{before}{times}{name}" for name in (*PRESETS, "local"))

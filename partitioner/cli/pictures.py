@@ -119,9 +119,9 @@ def _write_graph(result: "Compiled", path: Path, args: SimpleNamespace) -> Seque
 def _write_timeline(result: "Compiled", path: Path, args: SimpleNamespace) -> Sequence[str]:
     requests = getattr(args, "requests", 1)
     if path.suffix.lower() == ".json":
-        from partitioner.cost_model.passes import passes
-        from partitioner.cost_model.simulate import simulate
-        from partitioner.cost_model.trace_events import timeline_json
+        from partitioner.cost_model.schedule.passes import passes
+        from partitioner.cost_model.schedule.simulate import simulate
+        from partitioner.cost_model.schedule.trace_events import timeline_json
         from partitioner.files import write_file
 
         timeline = simulate(result.schedule, requests)

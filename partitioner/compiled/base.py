@@ -20,14 +20,14 @@ from partitioner.backends.optimization import Optimization
 from partitioner.compiled.folder import EXAMPLES, is_written
 from partitioner.compiled.graph_file import GraphFile
 from partitioner.compiled.rank_files import RankFiles
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.resolve import device_type
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation
-from partitioner.cost_model.passes import passes
-from partitioner.cost_model.resolve import device_type
-from partitioner.cost_model.schedule import Schedule, schedule
-from partitioner.cost_model.sessions import Held
-from partitioner.cost_model.simulate import simulate
-from partitioner.cost_model.trace_events import timeline_json
+from partitioner.cost_model.memory.sessions import Held
+from partitioner.cost_model.schedule.passes import passes
+from partitioner.cost_model.schedule.simulate import simulate
+from partitioner.cost_model.schedule.task_list import Schedule, schedule
+from partitioner.cost_model.schedule.trace_events import timeline_json
 from partitioner.files import check_file, refuse_to_replace, replace_directory, write_file
 from partitioner.frontends.inputs import InputRange, drawn_inputs, input_ranges
 from partitioner.ir.errors import hints_keywords

@@ -20,19 +20,19 @@ from partitioner.backends.launch import LocalRun
 from partitioner.backends.observed import STEPS, RankLog
 from partitioner.backends.optimization import Optimization
 from partitioner.backends.tensors import from_numpy, to_numpy
-from partitioner.backends.torch.all_phases import AllPhases
-from partitioner.backends.torch.all_ranks import AllRanks, Step
-from partitioner.backends.torch.emit import emit_rank
-from partitioner.backends.torch.phases import Rest, emit_phases
-from partitioner.backends.torch.signature import Signature
+from partitioner.backends.torch.graphs.emit import emit_rank
+from partitioner.backends.torch.graphs.phases import Rest, emit_phases
+from partitioner.backends.torch.graphs.signature import Signature
+from partitioner.backends.torch.running.all_phases import AllPhases
+from partitioner.backends.torch.running.all_ranks import AllRanks, Step
 from partitioner.compiled.base import Compiled, Model, ProfiledRun, Ranks, origin
 from partitioner.compiled.folder import ModuleRequest, load_plan
 from partitioner.compiled.rank_files import ModuleFiles
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.cost_model.schedule import schedule
-from partitioner.frontends.torch.calls import constant_loader
-from partitioner.frontends.torch.graph import ModuleGraph
+from partitioner.cost_model.schedule.task_list import schedule
+from partitioner.frontends.torch.building.calls import constant_loader
+from partitioner.frontends.torch.building.graph import ModuleGraph
 from partitioner.frontends.torch.source import ModuleSource
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.errors import OptionError, hints_keywords
@@ -54,11 +54,11 @@ from partitioner.verify.module import (
 )
 
 if TYPE_CHECKING:
-    from partitioner.backends.torch.initialise import Init
     from partitioner.backends.torch.local import StepFiles
-    from partitioner.backends.torch.rank_module import RankModule, Source
-    from partitioner.backends.torch.rank_passes import Stored, Submodule, Whole
-    from partitioner.backends.torch.recording import Update
+    from partitioner.backends.torch.measuring.recording import Update
+    from partitioner.backends.torch.running.rank_module import RankModule, Source
+    from partitioner.backends.torch.state.initialise import Init
+    from partitioner.backends.torch.state.whole import Stored, Submodule, Whole
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class ModuleRanks(Ranks):
         return self._made[versions]
 
     def _all_ranks(self) -> AllRanks | AllPhases:
-        from partitioner.backends.torch.rank_files import with_written
+        from partitioner.backends.torch.files.rank_files import with_written
 
         if self.programs.order is not None:
             return self._all_phases()
@@ -223,7 +223,7 @@ class ModuleRanks(Ranks):
             BackendError: The arguments are not like the example inputs, or a rank's module has
                 trained copies of the weights.
         """
-        from partitioner.backends.torch.originals import check_weights
+        from partitioner.backends.torch.guards.originals import check_weights
 
         check_weights(self.module.module, "the program")
         inputs = self.module.signature.feed(args, kwargs, seed)
@@ -274,8 +274,8 @@ class ModuleRanks(Ranks):
 
     def write(self, folder: Path) -> None:
         """See `Ranks.write`; ranks are made one at a time, as each has its part of the weights."""
-        from partitioner.backends.torch.originals import check_weights
-        from partitioner.backends.torch.rank_files import write_phases, write_rank
+        from partitioner.backends.torch.files.rank_files import write_phases, write_rank
+        from partitioner.backends.torch.guards.originals import check_weights
 
         assert self.plan is not None
         if not self.module.options.training:  # else no weights are written
@@ -374,10 +374,10 @@ class ModuleRanks(Ranks):
 
     def step_files(self, folder: Path, inputs: Mapping[str, torch.Tensor]) -> StepFiles:
         """The files in a folder with what they need for a step with these whole inputs."""
-        from partitioner.backends.torch.groups import group_ranks
+        from partitioner.backends.torch.agreeing.groups import group_ranks
         from partitioner.backends.torch.local import StepFiles
-        from partitioner.backends.torch.phase_recording import described
-        from partitioner.backends.torch.phase_steps import links_of
+        from partitioner.backends.torch.measuring.phase_recording import described
+        from partitioner.backends.torch.running.phase_steps import links_of
 
         options, order, all_ranks = self.module.options, self.programs.order, self.all_ranks
         stored = self.module.stored_values()
@@ -427,8 +427,8 @@ class ModuleRanks(Ranks):
         return any(homes[traced.stored[n]].placement.sharding.axes for n in traced.gradients)
 
     def _updates(self, rank: int) -> list[Update]:
-        from partitioner.backends.torch.recording import Update
-        from partitioner.backends.torch.shards import region_within
+        from partitioner.backends.torch.measuring.recording import Update
+        from partitioner.backends.torch.state.shards import region_within
 
         traced, is_cut = self.module.traced, self._stores_parts
         homes, graph = self.programs.homes, self.module.graph
@@ -628,10 +628,10 @@ class ModuleProgram(Compiled):
                 program has ranks; the weights are fake, or cannot be initialised; the ranks have
                 other options, weights or constants.
         """
-        from partitioner.backends.torch.agreement import Agreement
-        from partitioner.backends.torch.groups import check_world
-        from partitioner.backends.torch.originals import check_weights, watch
-        from partitioner.backends.torch.rank_module import RankModule
+        from partitioner.backends.torch.agreeing.agreement import Agreement
+        from partitioner.backends.torch.agreeing.groups import check_world
+        from partitioner.backends.torch.guards.originals import check_weights, watch
+        from partitioner.backends.torch.running.rank_module import RankModule
         from partitioner.compiled.ranks import adopted
         from partitioner.compiled.variants import Variants
 
@@ -661,8 +661,8 @@ class ModuleProgram(Compiled):
         Args:
             source: Whole contents of parameters and buffers; those of fake constants come from it.
         """
-        from partitioner.backends.torch.initialise import without_contents
-        from partitioner.backends.torch.rank_passes import Whole
+        from partitioner.backends.torch.state.initialise import without_contents
+        from partitioner.backends.torch.state.whole import Whole
 
         tensors = self.traced.captured.tensors
         fake = {v: name for name, v in self.traced.fixed.items() if without_contents(tensors[name])}
@@ -695,8 +695,8 @@ class ModuleProgram(Compiled):
     @property
     def _submodules(self) -> Mapping[str, Submodule]:
         """The submodules of the module by path, in its order, and the module itself."""
-        from partitioner.backends.torch.own_state import OwnState
-        from partitioner.backends.torch.rank_passes import Submodule
+        from partitioner.backends.torch.state.own_state import OwnState
+        from partitioner.backends.torch.state.whole import Submodule
 
         snapshot = self.model.module.snapshot
         settings, modes = snapshot.settings, snapshot.modes
@@ -738,7 +738,7 @@ class ModuleProgram(Compiled):
         Raises:
             BackendError: They are fake, and neither `init_seed` nor `init` says how to make them.
         """
-        from partitioner.backends.torch.initialise import Initialiser, without_contents
+        from partitioner.backends.torch.state.initialise import Initialiser, without_contents
 
         if init_seed is not None or init is not None:
             return Initialiser(self.whole, init_seed or 0, init)
@@ -763,7 +763,7 @@ class ModuleProgram(Compiled):
     @cached_property
     def stored(self) -> tuple[Stored, ...]:
         """The parameters and buffers that the ranks hold, by the first of their names."""
-        from partitioner.backends.torch.rank_passes import Stored
+        from partitioner.backends.torch.state.whole import Stored
 
         captured, traced = self.traced.captured, self.traced
         names: dict[str, list[str]] = {}
@@ -794,7 +794,7 @@ def _plain_values(part: nn.Module, settings: Mapping[str, object]) -> dict[str, 
     Args:
         settings: Those that the trace left as they were, by attribute and place in it.
     """
-    from partitioner.backends.torch.parts_reset import PLAIN
+    from partitioner.backends.torch.state.parts_reset import PLAIN
 
     values = {name: value for name, value in settings.items() if name.isidentifier()}
     for name in {path.partition("[")[0] for path in settings} - values.keys():

@@ -8,13 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch.agreement import Agreement
+from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.tried import untried
 from partitioner.compiled.module import ModuleModel, ModuleProgram
 from partitioner.compiled.ranks import agreement_on, plan_together
 from partitioner.compiled.target_counts import unlike_counts
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.profile_notes import profile_notes
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.model import ModuleInput
 from partitioner.frontends.torch.trace import TracedModule
@@ -23,11 +22,12 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.report.delivery import delivery_notes
 from partitioner.report.moved_each_step import moved_notes
+from partitioner.report.text.profile_notes import profile_notes
+from partitioner.rewrites.block_graph import block_graph
+from partitioner.rewrites.same_in_parts import Difference, difference
 from partitioner.search.outcome import Candidate, Outcome
 from partitioner.search.request import Request
-from partitioner.search.stage_clock import StageClock
-from partitioner.strategies.block_graph import block_graph
-from partitioner.strategies.same_in_parts import Difference, difference
+from partitioner.search.ways.stage_clock import StageClock
 
 
 @dataclass(frozen=True)
@@ -212,6 +212,6 @@ def _first_graph(module: TracedModule, request: Request) -> TracedModule:
 
 
 def _backend() -> str:
-    from partitioner.backends.torch.timing import NAME
+    from partitioner.backends.torch.measuring.timing import NAME
 
     return NAME

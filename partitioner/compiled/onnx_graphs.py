@@ -9,16 +9,16 @@ from typing import Any
 
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.onnx_model import OnnxModel
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.profile_notes import border_notes, profile_notes
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.frontends.model import OnnxInput
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
+from partitioner.report.text.profile_notes import border_notes, profile_notes
+from partitioner.rewrites.micro_batch_graph import batch_size, even_counts
+from partitioner.rewrites.same_in_parts import Difference
 from partitioner.search.outcome import Candidate, Outcome
 from partitioner.search.request import Request
-from partitioner.search.stage_clock import StageClock
-from partitioner.strategies.micro_batch_graph import batch_size, even_counts
-from partitioner.strategies.same_in_parts import Difference
+from partitioner.search.ways.stage_clock import StageClock
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,6 @@ class OnnxGraphs:
 
 
 def _backend() -> str:
-    from partitioner.backends.onnx.timing import NAME
+    from partitioner.backends.onnx.measuring.timing import NAME
 
     return NAME

@@ -20,8 +20,8 @@ from partitioner.compiled.base import Model, Ranks, origin
 from partitioner.compiled.folder import OnnxRequest
 from partitioner.compiled.rank_files import OnnxFiles
 from partitioner.frontends.inputs import InputRange, input_ranges, random_inputs
-from partitioner.frontends.onnx.fold import draws
 from partitioner.frontends.onnx.load import Traced
+from partitioner.frontends.onnx.rewriting.fold import draws
 from partitioner.ir.blocks import Blocks
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError, typed
@@ -29,15 +29,15 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
 from partitioner.ir.types import TensorType
-from partitioner.strategies.block_graph import block_graph
-from partitioner.strategies.micro_batch_graph import MicroBatch, micro_batch_graph
+from partitioner.rewrites.block_graph import block_graph
+from partitioner.rewrites.micro_batch_graph import MicroBatch, micro_batch_graph
 from partitioner.verify.compare import Verification
 from partitioner.verify.onnx_model import verify
 
 if TYPE_CHECKING:
     import onnx
 
-    from partitioner.backends.onnx.simulator import Simulator
+    from partitioner.backends.onnx.running.simulator import Simulator
 
 #: Identity, size and time of change of each file that sessions were opened from, by name.
 _State = tuple[tuple[str, int, int, int], ...]
@@ -224,8 +224,8 @@ class OnnxRanks(Ranks):
         return folder
 
     def _emit(self, folder: Path) -> None:
-        from partitioner.backends.onnx.emit import emit
-        from partitioner.backends.onnx.loadable import check_loadable
+        from partitioner.backends.onnx.files.emit import emit
+        from partitioner.backends.onnx.files.loadable import check_loadable
 
         assert self.plan is not None
         graph = self.cut or (self.traced.graph if self.part is None else self.part.graph)
@@ -257,7 +257,7 @@ class OnnxRanks(Ranks):
 
     def _simulator(self) -> Simulator:
         """All ranks with their sessions open, as the files are now."""
-        from partitioner.backends.onnx.simulator import Simulator
+        from partitioner.backends.onnx.running.simulator import Simulator
 
         state = _state(self.folder)
         if state not in self._open:

@@ -98,7 +98,7 @@ class OnnxFiles(RankFiles):
 
     def headers(self) -> Sequence[Header]:
         """See `RankFiles.headers`."""
-        from partitioner.backends.onnx.load import read_directory
+        from partitioner.backends.onnx.files.load import read_directory
 
         return read_directory(self.folder)
 
@@ -116,15 +116,15 @@ class ModuleFiles(RankFiles):
 
     def headers(self) -> Sequence[Header]:
         """See `RankFiles.headers`."""
-        from partitioner.backends.torch.rank_files import read_rank_files
+        from partitioner.backends.torch.files.rank_files import read_rank_files
 
         return [file.header for file in read_rank_files(self.folder)]
 
     @property
     def needs_model(self) -> bool:
         """See `RankFiles.needs_model`."""
+        from partitioner.backends.torch.files.rank_files import read_rank_files
         from partitioner.backends.torch.local import needs_values
-        from partitioner.backends.torch.rank_files import read_rank_files
 
         return needs_values(read_rank_files(self.folder))
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch.distributed as dist
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch.agreement import Agreement
-from partitioner.cost_model.cluster import Cluster
+from partitioner.backends.torch.agreeing.agreement import Agreement
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.plan import Plan

@@ -26,7 +26,7 @@ from partitioner.compiled.folder import (
 from partitioner.compiled.graph_file import FILE as GRAPH_FILE
 from partitioner.compiled.onnx_model import OnnxModel
 from partitioner.compiled.stored import StoredModel
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.files import ResultError, read_text
 from partitioner.frontends.onnx.load import load_onnx
@@ -36,9 +36,9 @@ from partitioner.ir.errors import OptionError, PartitionerError, hints_keywords
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Certificate, Plan
 from partitioner.report.measured import FILE, Measured
+from partitioner.rewrites.block_graph import block_graph
+from partitioner.rewrites.stretch_layout import BlockError
 from partitioner.search.limits import MOST_EXPLICIT
-from partitioner.strategies.block_graph import block_graph
-from partitioner.strategies.stretch_layout import BlockError
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from partitioner.backends.torch.all_ranks import AllRanks
+from partitioner.backends.torch.running.all_ranks import AllRanks
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.graph import Graph, needed
 from partitioner.verify.first_difference import uncut_programs

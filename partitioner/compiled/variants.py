@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from partitioner.files import ResultError
 from partitioner.frontends.torch.micro_batches import trace_micro_batch
@@ -27,12 +27,57 @@ from partitioner.search.request import Budget, Request
 from partitioner.strategies.constraints import Constraints
 
 if TYPE_CHECKING:
-    from partitioner.backends.torch.rank_module import Share, Source
-    from partitioner.backends.torch.rank_passes import Whole
-    from partitioner.compiled.module import ModuleProgram
+    from partitioner.backends.torch.running.rank_module import Share, Source
+    from partitioner.backends.torch.state.whole import Stored, Whole
+    from partitioner.cost_model.cluster.topology import Cluster
 
 
-class Variants:
+class _Model(Protocol):
+    """The compiled module of a program."""
+
+    @property
+    def module(self) -> TracedModule:
+        """The trace that the program was made of."""
+
+
+class Program(Protocol):
+    """A compiled module as its variants need it."""
+
+    @property
+    def model(self) -> _Model:
+        """The module."""
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the plan."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """The devices of the plan."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that a variant may take over."""
+
+    @property
+    def stored(self) -> tuple[Stored, ...]:
+        """The parameters and buffers that the ranks hold."""
+
+    @property
+    def spare(self) -> DeviceMesh:
+        """Where stored values lie that the plan computes nothing with."""
+
+    def over(self, module: TracedModule, plan: Plan) -> Self:
+        """Make the program of another trace of the module with a plan on the same cluster."""
+
+    def on_ranks(self, source: Source) -> Whole:
+        """Make what every rank needs of the program."""
+
+
+AnyProgram = TypeVar("AnyProgram", bound=Program)
+
+
+class Variants(Generic[AnyProgram]):
     """Makes variants of a program for a rank, and keeps them: later ones take over their plans.
 
     Args:
@@ -40,30 +85,30 @@ class Variants:
         source: Contents of the constants that are fake.
     """
 
-    def __init__(self, program: ModuleProgram, source: Source) -> None:
+    def __init__(self, program: AnyProgram, source: Source) -> None:
         self.program = program
         self.source = source
-        self.variants: list[ModuleProgram] = []
+        self.variants: list[AnyProgram] = []
 
     def __call__(
         self, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any], share: Share
     ) -> Whole:
         """A variant as a rank needs it; see `variant`."""
-        like = [program for program in self.variants if not program.training]
+        like = [program for program in self.variants if not _trains(program)]
         program = variant(self.program, args, kwargs, training=training, share=share, like=like)
         self.variants.append(program)
         return program.on_ranks(self.source)
 
 
 def variant(
-    program: ModuleProgram,
+    program: AnyProgram,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
     training: bool,
     share: Share,
-    like: Sequence[ModuleProgram] = (),
-) -> ModuleProgram:
+    like: Sequence[AnyProgram] = (),
+) -> AnyProgram:
     """The program of another call of a compiled module.
 
     Args:
@@ -83,11 +128,11 @@ def variant(
     compiled.check_unchanged(modes=False)
     compiled.signature.check_floats(args, kwargs)
     options = replace(compiled.options, training=training)
-    evaluation = program.training and not training
+    evaluation = _trains(program) and not training
     keep = frozenset(entry.names[0] for entry in program.stored)
     micro = None if evaluation else compiled.micro
     example = Example(args, kwargs)
-    with program.traced.captured.autocast.region(), _mode(compiled, evaluation=evaluation):
+    with compiled.traced.captured.autocast.region(), _mode(compiled, evaluation=evaluation):
         traced = (
             trace_module(compiled.module, example, options, keep)
             if micro is None
@@ -99,11 +144,15 @@ def variant(
         module = module.of(program.plan.nodes)
         plan = taken_over(_with_micro_batches(program.plan, module), program.graph, module.graph)
     else:
-        earlier = like if program.training else (program, *like)
+        earlier = like if _trains(program) else (program, *like)
         plan = _first_that_fits(earlier, module.graph) or Plan.from_json(
             share(lambda: _searched(program, module).to_json())
         )
     return program.over(module, plan)
+
+
+def _trains(program: Program) -> bool:
+    return program.model.module.options.training
 
 
 def _with_micro_batches(plan: Plan, module: TracedModule) -> Plan:
@@ -113,7 +162,7 @@ def _with_micro_batches(plan: Plan, module: TracedModule) -> Plan:
     return replace(plan, pipeline=replace(plan.pipeline, micro_batches=module.micro.count))
 
 
-def _first_that_fits(programs: Iterable[ModuleProgram], graph: Graph) -> Plan | None:
+def _first_that_fits(programs: Iterable[Program], graph: Graph) -> Plan | None:
     """The plan of the first program whose plan fits a graph, taken over; None if none fits."""
     for program in programs:
         try:
@@ -253,14 +302,14 @@ def _size(graph: Graph, name: str, factor: str) -> int:
     return rule.factors[factor].size
 
 
-def _searched(program: ModuleProgram, module: TracedModule) -> Plan:
+def _searched(program: Program, module: TracedModule) -> Plan:
     """The best plan that keeps the stored values where the program has them."""
     graph, base = module.graph, _without_pipeline(program.plan)
-    pinned = {}
+    stored, pinned = program.model.module.traced.stored, {}
     for name, value in module.traced.stored.items():
         node = graph.producers[value].name
-        if name in program.traced.stored:
-            producer = program.graph.producers[program.traced.stored[name]]
+        if name in stored:
+            producer = program.graph.producers[stored[name]]
             pinned[node] = base.nodes[producer.name]
         elif program.spare in base.groups:
             pinned[node] = NodePlan(base.groups.index(program.spare), {})
@@ -295,12 +344,13 @@ def _space(plan: Plan, devices: int) -> tuple[str, Mapping[str, int] | None]:
     return ("inter" if most.size() == 1 else "auto"), None
 
 
-def _check_stored(program: ModuleProgram, module: TracedModule) -> None:
+def _check_stored(program: Program, module: TracedModule) -> None:
     """Refuse weights of other sizes."""
+    stored = program.model.module.traced.stored
     for name, value in module.traced.stored.items():
-        if name not in program.traced.stored:
+        if name not in stored:
             continue  # no node of the program reads it
-        new, old = module.graph.types[value], program.graph.types[program.traced.stored[name]]
+        new, old = module.graph.types[value], program.graph.types[stored[name]]
         if new != old:
             raise ResultError(f"{name} is {new} with these arguments, {old} in the program")
 

@@ -144,7 +144,7 @@ class ModuleInput:
         Raises:
             BackendError: They cannot be.
         """
-        from partitioner.backends.torch.micro_batches import micro_batch_sizes
+        from partitioner.backends.torch.graphs.micro_batches import micro_batch_sizes
 
         return sum(micro_batch_sizes((self.example.args, dict(self.example.kwargs)), count))
 

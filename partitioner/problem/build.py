@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from partitioner.cost_model.columns import DeviceColumns
-from partitioner.cost_model.compute import stored_bytes
-from partitioner.cost_model.memory import with_headroom
-from partitioner.cost_model.overlap import beside_compute
-from partitioner.cost_model.reshard import Hop
+from partitioner.cost_model.equal_devices.columns import DeviceColumns
+from partitioner.cost_model.memory.lifetimes import with_headroom
+from partitioner.cost_model.prices.compute import stored_bytes
+from partitioner.cost_model.prices.overlap import beside_compute
+from partitioner.cost_model.prices.reshard import Hop
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.offers import chosen
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place
 from partitioner.problem.build import Built
+from partitioner.rewrites.settle import chosen
 from partitioner.solver import Solution
 from partitioner.strategies.derive import Rules
 

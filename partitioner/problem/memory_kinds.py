@@ -9,16 +9,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from partitioner import units
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import observed_schedule
-from partitioner.cost_model.held import held
-from partitioner.cost_model.memory import (
+from partitioner.cost_model.memory.held import held
+from partitioner.cost_model.memory.lifetimes import (
     exact_lifetimes,
     loaded_among_activations,
     safe_lifetimes,
     with_headroom,
 )
-from partitioner.cost_model.schedule import Schedule
+from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import Plan, resolve

@@ -18,12 +18,12 @@ from typing import Any
 import torch.distributed as dist
 
 from partitioner.backends.launch import run_job
-from partitioner.backends.onnx import timing
-from partitioner.backends.onnx.emit import emit_models
-from partitioner.backends.onnx.sessions import SessionConfig
-from partitioner.backends.onnx.simulator import Simulator
-from partitioner.cost_model.entries import LinkEntry
-from partitioner.cost_model.profile import BORDER, Profile, write_links
+from partitioner.backends.onnx.files.emit import emit_models
+from partitioner.backends.onnx.measuring import timing
+from partitioner.backends.onnx.running.simulator import Simulator
+from partitioner.backends.onnx.sessions.segments import SessionConfig
+from partitioner.cost_model.profiles.database import BORDER, Profile, write_links
+from partitioner.cost_model.profiles.entries import LinkEntry
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.types import TensorType

@@ -13,17 +13,17 @@ from partitioner import units
 from partitioner.backends.observed import MeasuredTask
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.reload import look
-from partitioner.cost_model.compute import (
+from partitioner.cost_model.cluster.resolve import is_of_gpu
+from partitioner.cost_model.prices.compute import (
     compute_dtype,
     is_free,
     local_flops,
     local_moved_bytes,
     shape_at,
 )
-from partitioner.cost_model.entries import Entry
-from partitioner.cost_model.forms import form_of, stores_parts
-from partitioner.cost_model.profile import check_writable, default_profile, write_entries
-from partitioner.cost_model.resolve import is_of_gpu
+from partitioner.cost_model.profiles.database import check_writable, default_profile, write_entries
+from partitioner.cost_model.profiles.entries import Entry
+from partitioner.cost_model.profiles.forms import form_of, stores_parts
 from partitioner.files import ResultError
 from partitioner.ir.errors import hints_keywords
 from partitioner.ir.plan import PlacedNode

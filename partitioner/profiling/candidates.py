@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 
 from partitioner.backends.regions import cut
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.compute import (
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.prices.compute import (
     compute_dtype,
     is_free,
     local_flops,
@@ -20,8 +20,8 @@ from partitioner.cost_model.compute import (
     node_seconds,
     shape_at,
 )
-from partitioner.cost_model.forms import Form, call_form, chain, form_of, trains
-from partitioner.cost_model.schedule import schedule
+from partitioner.cost_model.profiles.forms import Form, call_form, chain, form_of, trains
+from partitioner.cost_model.schedule.task_list import schedule
 from partitioner.ir.graph import SMALL_CONSTANT, Constant, Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from partitioner.backends.torch.clocks import Clock, clock_of, timed_run
+from partitioner.backends.torch.measuring.clocks import Clock, clock_of, timed_run
 
 #: Bytes of a cache's line.
 _LINE_BYTES = 64

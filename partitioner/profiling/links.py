@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.entries import LinkEntry
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.profile import (
+from partitioner.cost_model.profiles.database import (
     Profile,
     beside,
     check_writable,
@@ -18,34 +17,35 @@ from partitioner.cost_model.profile import (
     over,
     write_links,
 )
+from partitioner.cost_model.profiles.entries import LinkEntry
 from partitioner.profiling.measure import Timing
 from partitioner.search.request import Say
 
 if TYPE_CHECKING:
-    from partitioner.backends.torch.links import LinkGroup, Place, Wanted
+    from partitioner.profiling.gloo import LinkGroup, Place, Wanted
 
 
 def groups_of(cluster: Cluster) -> tuple[LinkGroup, ...]:
     """The groups of a cluster's ranks whose communications are measured."""
-    from partitioner.backends.torch.links import link_groups
+    from partitioner.profiling.gloo import link_groups
 
     return link_groups([(level.name, level.size) for level in cluster.levels])
 
 
 def unknown_links(profiles: Iterable[Profile], groups: Sequence[LinkGroup]) -> tuple[Wanted, ...]:
     """The communications of groups that no profile has from this backend."""
-    from partitioner.backends.torch import links
+    from partitioner.profiling import gloo
 
     known = {
         (kind, ranks, entry.nbytes, profile.level)
         for profile in profiles
         for (kind, ranks), entries in profile.links.items()
         for entry in entries
-        if entry.backend == links.NAME
+        if entry.backend == gloo.NAME
     }
     return tuple(
         (kind, group, nbytes)
-        for kind, group, nbytes in links.wanted_of(groups)
+        for kind, group, nbytes in gloo.wanted_of(groups)
         if (in_groups(kind, group.each), len(group.ranks), nbytes, group.level) not in known
     )
 
@@ -55,11 +55,11 @@ def measure_here(known: Profile, wanted: Sequence[Wanted], end_s: float, say: Sa
 
     Each counts twice, with its seconds beside compute.
     """
-    from partitioner.backends.torch import links
+    from partitioner.profiling import gloo
 
     ranks = max(len(group.ranks) for _, group, _ in wanted)
     say(f"measuring communications between {ranks} processes")
-    return _write(known, links.measure_links(wanted, end_s))
+    return _write(known, gloo.measure_links(wanted, end_s))
 
 
 def measure_together(cluster: Cluster, end_s: float, say: Say) -> tuple[int, int]:
@@ -77,7 +77,7 @@ def measure_together(cluster: Cluster, end_s: float, say: Say) -> tuple[int, int
     """
     import torch.distributed as dist
 
-    from partitioner.backends.torch import links
+    from partitioner.profiling import gloo
 
     profiles = {}
     for level in cluster.levels:
@@ -96,7 +96,7 @@ def measure_together(cluster: Cluster, end_s: float, say: Say) -> tuple[int, int
         new = [unknown_links(profiles.values(), groups_of(cluster))]
         dist.broadcast_object_list(new)
         (wanted,) = new
-        measured = links.measure_links_together(wanted, end_s) if wanted else {}
+        measured = gloo.measure_links_together(wanted, end_s) if wanted else {}
     for name, profile in profiles.items():
         of_level = {place: seconds for place, seconds in measured.items() if place[1].level == name}
         if rank == 0:
@@ -132,7 +132,7 @@ def _started(ranks: int) -> Iterator[None]:
 
 def _write(known: Profile, measured: Mapping[Place, Sequence[float]]) -> int:
     """Add seconds of turns to a profile; their number."""
-    from partitioner.backends.torch import links
+    from partitioner.profiling import gloo
 
     entries = []
     for (kind, group, nbytes, is_beside), seconds in measured.items():
@@ -145,7 +145,7 @@ def _write(known: Profile, measured: Mapping[Place, Sequence[float]]) -> int:
                 timing.seconds,
                 timing.spread,
                 timing.repeats,
-                links.NAME,
+                gloo.NAME,
                 dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             )
         )

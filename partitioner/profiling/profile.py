@@ -16,18 +16,18 @@ from typing_extensions import Unpack
 
 from partitioner import units
 from partitioner.backends.launch import run_job
-from partitioner.cost_model.cluster import Cluster, LinkLevel
-from partitioner.cost_model.entries import Entry
-from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.forms import memory_order
-from partitioner.cost_model.profile import Profile, check_writable
-from partitioner.cost_model.resolve import (
+from partitioner.cost_model.cluster.resolve import (
     cpu_fingerprint,
     device_type,
     gpu_count,
     is_of_gpu,
     one_process,
 )
+from partitioner.cost_model.cluster.topology import Cluster, LinkLevel
+from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.profiles.database import Profile, check_writable
+from partitioner.cost_model.profiles.entries import Entry
+from partitioner.cost_model.profiles.forms import memory_order
 from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.ir.checks import is_whole
 from partitioner.ir.errors import OptionError, PartitionerError
@@ -48,15 +48,15 @@ from partitioner.profiling.programs import on_one_device
 from partitioner.profiling.whole import whole_seconds
 from partitioner.profiling.work import RUNNER, Item, Program, Work, leave_work, read_status
 from partitioner.profiling.yardsticks import yardsticks
+from partitioner.rewrites.micro_batch_graph import micro_batch_graph
 from partitioner.search.request import Say, silent
-from partitioner.strategies.micro_batch_graph import micro_batch_graph
 from partitioner.strategies.spaces import check_space
 
 if TYPE_CHECKING:
     import onnx
     from torch import nn
 
-    from partitioner.backends.torch.links import Wanted
+    from partitioner.profiling.gloo import Wanted
 
 _TIME_LIMIT_S = 120.0
 #: Seconds that are kept for the communications while some are unknown, and their most of the time
@@ -462,10 +462,10 @@ def _is_new(candidate: Candidate, known: Profile, backend: str) -> tuple[bool, b
 def _backend(*, is_module: bool) -> str:
     """The name of the backend that will run the model, with its version."""
     if is_module:
-        from partitioner.backends.torch import timing as torch_timing
+        from partitioner.backends.torch.measuring import timing as torch_timing
 
         return torch_timing.NAME
-    from partitioner.backends.onnx import timing as onnx_timing
+    from partitioner.backends.onnx.measuring import timing as onnx_timing
 
     return onnx_timing.NAME
 

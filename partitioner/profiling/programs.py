@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from partitioner.cost_model.resolve import resolve_cluster
-from partitioner.cost_model.schedule import schedule
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.schedule.task_list import schedule
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import place

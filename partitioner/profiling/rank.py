@@ -16,12 +16,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from partitioner.backends.onnx import timing as onnx_timing
+from partitioner.backends.onnx.measuring import timing as onnx_timing
 from partitioner.backends.prepared import Prepared
-from partitioner.backends.torch import timing as torch_timing
-from partitioner.cost_model.entries import Entry
-from partitioner.cost_model.forms import Order
-from partitioner.cost_model.profile import write_entries
+from partitioner.backends.torch.measuring import timing as torch_timing
+from partitioner.cost_model.profiles.database import write_entries
+from partitioner.cost_model.profiles.entries import Entry
+from partitioner.cost_model.profiles.forms import Order
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import time
 
-from partitioner.backends.onnx import timing
-from partitioner.backends.onnx.whole import whole_runs
-from partitioner.cost_model.profile import Profile, whole_entry, whole_key, write_entries
+from partitioner.backends.onnx.measuring import timing
+from partitioner.backends.onnx.sessions.whole import whole_runs
+from partitioner.cost_model.profiles.database import Profile, whole_entry, whole_key, write_entries
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import Traced
 from partitioner.profiling.measure import Timing

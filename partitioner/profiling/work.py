@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from partitioner.cost_model.entries import Entry
-from partitioner.cost_model.forms import Order
+from partitioner.cost_model.profiles.entries import Entry
+from partitioner.cost_model.profiles.forms import Order
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import Programs
 

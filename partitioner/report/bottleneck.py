@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from partitioner import units
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.compute import node_limit
-from partitioner.cost_model.critical_path import critical_path
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation
-from partitioner.cost_model.schedule import Schedule
-from partitioner.cost_model.simulate import Event, simulate
+from partitioner.cost_model.prices.compute import node_limit
+from partitioner.cost_model.schedule.critical_path import critical_path
+from partitioner.cost_model.schedule.simulate import Event, simulate
+from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.ir.graph import Graph
 from partitioner.report.one_device import OneDevice
 

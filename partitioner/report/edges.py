@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from partitioner.cost_model.schedule import Key, Schedule, Task
+from partitioner.cost_model.schedule.task_list import Schedule
+from partitioner.cost_model.schedule.tasks import Key, Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import CommKind

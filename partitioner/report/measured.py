@@ -22,9 +22,10 @@ from partitioner.backends.observed import (
     measured_ranks,
     recorded_step_s,
 )
-from partitioner.cost_model.resolve import cpu_fingerprint, gpu_fingerprint
-from partitioner.cost_model.schedule import Schedule, Task
-from partitioner.cost_model.simulate import Timeline, simulate
+from partitioner.cost_model.cluster.resolve import cpu_fingerprint, gpu_fingerprint
+from partitioner.cost_model.schedule.simulate import Timeline, simulate
+from partitioner.cost_model.schedule.task_list import Schedule
+from partitioner.cost_model.schedule.tasks import Task
 from partitioner.files import ResultError
 from partitioner.report.planned import Planned
 

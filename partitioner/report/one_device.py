@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from partitioner import units
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, best_single, one_device
 from partitioner.ir.graph import Graph
-from partitioner.ir.offers import chosen
+from partitioner.rewrites.settle import chosen
 
 
 @dataclass(frozen=True)

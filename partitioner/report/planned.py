@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation
-from partitioner.cost_model.schedule import Schedule, schedule
+from partitioner.cost_model.schedule.task_list import Schedule, schedule
 from partitioner.files import ResultError
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import PartitionerError, did_you_mean, hints_keywords

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.cost_model.memory import peak_bytes
-from partitioner.cost_model.schedule import LocalKey, Schedule, Task, schedule
-from partitioner.cost_model.simulate import simulate
+from partitioner.cost_model.memory.lifetimes import peak_bytes
+from partitioner.cost_model.schedule.simulate import simulate
+from partitioner.cost_model.schedule.task_list import Schedule, schedule
+from partitioner.cost_model.schedule.tasks import LocalKey, Task
 from partitioner.ir.errors import IRError
 from partitioner.ir.pipeline import SCHEDULES
 from partitioner.ir.plan import Pipeline

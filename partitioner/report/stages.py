@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from partitioner import units
 from partitioner.cost_model.evaluate import Evaluation
-from partitioner.cost_model.memory import StepLives, safe_lifetimes, with_headroom
-from partitioner.cost_model.schedule import LocalKey, Schedule
-from partitioner.cost_model.traffic import moves
+from partitioner.cost_model.memory.lifetimes import StepLives, safe_lifetimes, with_headroom
+from partitioner.cost_model.schedule.task_list import Schedule
+from partitioner.cost_model.schedule.tasks import LocalKey
+from partitioner.cost_model.schedule.traffic import moves
 from partitioner.ir.phases import Part, StepOrder
 from partitioner.ir.pipeline import in_flight
 from partitioner.ir.plan import Pipeline, Plan

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from partitioner.cost_model.passes import LETTERS
-from partitioner.cost_model.schedule import Schedule, Task
+from partitioner.cost_model.schedule.passes import LETTERS
+from partitioner.cost_model.schedule.task_list import Schedule
+from partitioner.cost_model.schedule.tasks import Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.phases import Part, StepOrder

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.compute import Sources
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.prices.compute import Sources
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.plan import resolve
@@ -19,7 +19,7 @@ from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Request
 from partitioner.strategies.derive import Rules
-from partitioner.strategies.parallel import parallel_notes
+from partitioner.strategies.kinds.parallel import parallel_notes
 
 
 def summarise(

@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from partitioner import units
-from partitioner.cost_model.compute import Sources
 from partitioner.cost_model.evaluate import Evaluation
+from partitioner.cost_model.prices.compute import Sources
 from partitioner.ir.plan import Certificate, Plan, Trial, trial_of
 from partitioner.ir.rule import Rule
 from partitioner.report import split

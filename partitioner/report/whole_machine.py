@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from partitioner import units
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.compute import Sources
+from partitioner.cost_model.cluster.resolve import one_process
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import one_device
-from partitioner.cost_model.profile import whole_key
-from partitioner.cost_model.resolve import one_process
+from partitioner.cost_model.prices.compute import Sources
+from partitioner.cost_model.profiles.database import whole_key
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, resolve

@@ -18,7 +18,7 @@ from partitioner.backends.errors import one_line
 from partitioner.backends.optimization import Optimization, level_line
 from partitioner.compiled.folder import EXAMPLES, load_plan, load_summary
 from partitioner.compiled.rank_files import OnnxFiles, RankFiles, rank_files
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.drafts import draft_file
 from partitioner.files import ResultError, check_no_link, open_file, umask, write_file
 from partitioner.ir.errors import PartitionerError

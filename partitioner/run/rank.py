@@ -15,10 +15,10 @@ from partitioner.backends.arrays import assemble, check_inputs, local_inputs
 from partitioner.backends.errors import BackendError
 from partitioner.backends.header import Header
 from partitioner.backends.launch import threads_per_rank
-from partitioner.backends.onnx.load import RankFile, check_ranks, load_rank, read_rank
+from partitioner.backends.onnx.files.load import RankFile, check_ranks, load_rank, read_rank
+from partitioner.backends.onnx.files.steps import RankModel
 from partitioner.backends.onnx.rank import RankProcess, rank_device
-from partitioner.backends.onnx.sessions import SessionConfig
-from partitioner.backends.onnx.steps import RankModel
+from partitioner.backends.onnx.sessions.segments import SessionConfig
 from partitioner.backends.process_group import Start
 from partitioner.compiled.folder import load_plan
 from partitioner.compiled.rank_files import check_plan, has_module_file

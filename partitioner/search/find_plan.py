@@ -1,9 +1,9 @@
 """The search: one loop over spaces of plans; the best plan of all spaces wins.
 
 Small clusters: every space (all devices as a mesh, every device alone, equal sub-meshes) becomes
-one joint problem (`search.explicit`), and meshes of three axes are searched one axis at a time
-(`search.split_axes`). Large clusters: stages of equal meshes (`search.by_levels`). The certificate
-has the least bound of the spaces, so that it covers them all.
+one joint problem (`search.spaces.explicit`), and meshes of three axes are searched one axis at a
+time (`search.levels.split_axes`). Large clusters: stages of equal meshes (`search.levels.staged`).
+The certificate has the least bound of the spaces, so that it covers them all.
 """
 
 from __future__ import annotations
@@ -14,21 +14,14 @@ from dataclasses import replace
 from typing import Protocol
 
 from partitioner import units
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.overlap import most_joined
-from partitioner.cost_model.reshard import Resharder
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.prices.overlap import most_joined
+from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.ir.graph import Graph
 from partitioner.no_gc import no_collection
-from partitioner.search.by_levels import StagesSpace
-from partitioner.search.exact_memory import exact_plan, second_look
-from partitioner.search.explicit import JointSearch, JointSpace, KindSpace
+from partitioner.search.levels.split_axes import SplitAxesSpace, axes_meshes
+from partitioner.search.levels.staged import StagesSpace
 from partitioner.search.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
-from partitioner.search.one_device import (
-    OneDeviceSpace,
-    alone_is_faster,
-    is_to_run,
-    least_alone,
-)
 from partitioner.search.outcome import (
     NoCheaper,
     Outcome,
@@ -38,7 +31,14 @@ from partitioner.search.outcome import (
     winner,
 )
 from partitioner.search.request import Budget, Request
-from partitioner.search.split_axes import SplitAxesSpace, axes_meshes
+from partitioner.search.spaces.exact_memory import exact_plan, second_look
+from partitioner.search.spaces.explicit import JointSearch, JointSpace, KindSpace
+from partitioner.search.spaces.one_device import (
+    OneDeviceSpace,
+    alone_is_faster,
+    is_to_run,
+    least_alone,
+)
 from partitioner.solver import Infeasible
 from partitioner.solver.joint.shortage import shortage_message
 from partitioner.strategies.constraints import ConstraintError

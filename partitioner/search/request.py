@@ -17,8 +17,7 @@ from partitioner.solver import Objective
 from partitioner.solver.milp.engines import HIGHS, Engine, find
 from partitioner.solver.work import STEPS_PER_S, Work, now_s
 from partitioner.strategies.constraints import ConstraintError, Constraints
-from partitioner.strategies.named_dims import bound, check_named
-from partitioner.strategies.parallel import (
+from partitioner.strategies.kinds.parallel import (
     PIPELINE,
     axes_text,
     inside_stages,
@@ -27,6 +26,7 @@ from partitioner.strategies.parallel import (
     parallel_mesh,
     wants_stages,
 )
+from partitioner.strategies.named_dims import bound, check_named
 from partitioner.strategies.spaces import SearchError, check_mesh, check_strategy
 
 #: Whether the backward pass may compute values of the forward pass again.
@@ -53,7 +53,7 @@ class Request:
         strategy: "auto", "intra" or "inter".
         mesh: Axis sizes for intra plans; None searches them.
         constraints: Pins, or a plan whose decisions are kept.
-        parallel: Kind of parallelism, see `strategies.parallel`; None for the cheapest plan.
+        parallel: Kind of parallelism, see `strategies.kinds.parallel`; None for the cheapest plan.
         recompute: Whether a training plan may compute values of the forward pass again. "auto":
             where no plan that keeps them all fits or, by levels, memory forbids a cheaper one.
         time_limit_s: Limit of the whole search, in seconds; above 0 and finite.
@@ -63,7 +63,7 @@ class Request:
         schedule: Schedule of a pipeline, by name or as the rows of its table; None searches it.
         micro_batches: Micro-batches of a step; None searches their number in a pipeline. "auto"
             searches it in other plans too, if no plan of the whole batch fits: results may then be
-            those of the samples of a micro-batch (see `strategies.same_in_parts`).
+            those of the samples of a micro-batch (see `rewrites.same_in_parts`).
         lanes: Groups of devices, this one included, that share the model in stages.
         tune: Number of plans, of different spaces, that are to be run, so that the search keeps
             them; None for the best alone.

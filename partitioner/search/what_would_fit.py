@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from partitioner import units
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.memory import kept_bytes
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.memory.lifetimes import kept_bytes
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops.pieces import is_of_torch
 from partitioner.search.find_plan import find_plan

@@ -1,7 +1,7 @@
 """Dims of a model by name, and the mesh axes that they lie over.
 
 A name stands for dims of tensors; each is followed through the graph by the factor rules
-(`strategies.batch`), and every operator with a loop that is the dim is cut along it. So
+(`strategies.kinds.batch`), and every operator with a loop that is the dim is cut along it. So
 `batch = "x.0"` names the batch of all tensors, and `hidden = "*.up.weight.0"` the hidden dim of
 every MLP, of its weights, activations and gradients.
 A dim of heads and their sizes, or of a fused projection, is cut where its parts are: among the cuts
@@ -22,9 +22,9 @@ from partitioner.ir.layout import DimLayout
 from partitioner.ir.ops import rules_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import Rule
-from partitioner.strategies.batch import LINE, Dim, Followed, even, follow
 from partitioner.strategies.constraints import Along, ConstraintError, NamedDims
 from partitioner.strategies.derive import Rules, strategies
+from partitioner.strategies.kinds.batch import LINE, Dim, Followed, even, follow
 
 
 def check_named(named: NamedDims, graph: Graph) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.compute import node_seconds
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.prices.compute import node_seconds
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import place

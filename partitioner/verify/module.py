@@ -26,9 +26,9 @@ from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import one_line
 from partitioner.backends.tensors import from_numpy, to_numpy
-from partitioner.backends.torch.all_phases import AllPhases
-from partitioner.backends.torch.all_ranks import AllRanks, Step
-from partitioner.frontends.torch.nodes import dtype_name
+from partitioner.backends.torch.running.all_phases import AllPhases
+from partitioner.backends.torch.running.all_ranks import AllRanks, Step
+from partitioner.frontends.torch.element_types import dtype_name
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.graph import Graph
 from partitioner.ir.types import TensorType

@@ -15,12 +15,12 @@ import numpy as np
 
 from partitioner.backends.optimization import DEFAULT, Optimization
 from partitioner.frontends.inputs import random_inputs
-from partitioner.frontends.onnx.checks import nested_graphs
-from partitioner.frontends.onnx.fold import draws
 from partitioner.frontends.onnx.load import Traced
+from partitioner.frontends.onnx.reading.checks import nested_graphs
+from partitioner.frontends.onnx.rewriting.fold import draws
 from partitioner.ir.graph import Node, Opaque
 from partitioner.ir.program import Programs
-from partitioner.strategies.micro_batch_graph import MicroBatch
+from partitioner.rewrites.micro_batch_graph import MicroBatch
 from partitioner.verify.compare import (
     TOLERANCE,
     FirstDifference,
@@ -72,9 +72,9 @@ def verify(
             model draws random numbers without a seed.
         BackendError: A rank fails.
     """
-    from partitioner.backends.onnx.emit import emit_models
-    from partitioner.backends.onnx.simulator import run_lockstep
-    from partitioner.backends.onnx.whole import run_whole
+    from partitioner.backends.onnx.files.emit import emit_models
+    from partitioner.backends.onnx.running.simulator import run_lockstep
+    from partitioner.backends.onnx.sessions.whole import run_whole
 
     _check_draws(traced)
     check_memory(traced.graph)
@@ -146,7 +146,7 @@ def _first_of_parts(
     optimization: Optimization,
 ) -> FirstDifference | None:
     """The first value that differs in the first micro-batch in which any does."""
-    from partitioner.backends.onnx.emit import emit_models
+    from partitioner.backends.onnx.files.emit import emit_models
     from partitioner.backends.regions import cut
 
     alone = uncut_programs(part.graph)
@@ -174,7 +174,7 @@ def _run(
     micro_batch: int | None = None,
 ) -> Run:
     """Runs ranks that keep values, which are those of a micro-batch if its number is given."""
-    from partitioner.backends.onnx.simulator import Simulator
+    from partitioner.backends.onnx.running.simulator import Simulator
 
     def run(keep: Mapping[int, Collection[str]]) -> Mapping[int, Mapping[str, np.ndarray]]:
         values = Simulator(source, keep=keep, optimization=optimization).run([inputs])[0].values

@@ -87,7 +87,7 @@ def _at_another_level(
     traced: Traced, inputs: Arrays, whole: Arrays, optimization: Optimization
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Outputs at the level farthest from one; none if ONNX Runtime fails at that level."""
-    from partitioner.backends.onnx.whole import run_whole
+    from partitioner.backends.onnx.sessions.whole import run_whole
 
     other: Optimization = "disable" if optimization == "all" else "all"
     try:
@@ -101,8 +101,8 @@ def _moved(
     traced: Traced, inputs: Arrays, whole: Arrays, optimization: Optimization
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Outputs of the graph with moved numbers, and with the numbers as they are."""
-    from partitioner.backends.onnx.emit import emit_models
-    from partitioner.backends.onnx.simulator import run_lockstep
+    from partitioner.backends.onnx.files.emit import emit_models
+    from partitioner.backends.onnx.running.simulator import run_lockstep
 
     graph = traced.graph
     alone = uncut_programs(graph)

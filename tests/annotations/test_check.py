@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import drawn_plans
 import onnx
 import pytest
 from onnx import ModelProto, NodeDeviceConfigurationProto, ShardingSpecProto, helper
 
+from helpers.drawn import drawn_plans
 from partitioner.annotations.report import check_annotations
 from partitioner.annotations.write import annotated_model
 from partitioner.frontends.errors import FrontendError

@@ -4,15 +4,15 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
-import drawn_plans
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from drawn_plans import GRID, PLANS, TP2, TP3, compiled, mlp
 from onnx import ModelProto, NodeProto, ShardingSpecProto, helper
 
 import partitioner
+from helpers.drawn import drawn_plans
+from helpers.drawn.drawn_plans import GRID, PLANS, TP2, TP3, compiled, mlp
 from partitioner import examples
 from partitioner.annotations.report import check_annotations
 from partitioner.annotations.specs import NotInStandardError, sharding_spec

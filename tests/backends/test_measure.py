@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-import rank_programs as hand
-from measured import measured_bytes
 
+from helpers.plans import rank_programs as hand
+from helpers.plans.measured import measured_bytes
 from partitioner.backends.errors import BackendError
-from partitioner.backends.onnx.emit import emit
+from partitioner.backends.onnx.files.emit import emit
 from partitioner.ir.program import Comm, CommKind, Output, Part, Programs
 
 N = 256

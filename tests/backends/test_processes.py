@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import rank_programs as hand
-from rank_cases import CASES, check
-from rank_files import save_edited
-from torch_jobs import RunJob, free_port, rank_environment
 
+from helpers.onnx_files.rank_files import save_edited
+from helpers.plans import rank_programs as hand
+from helpers.plans.rank_cases import CASES, check
+from helpers.processes.torch_jobs import RunJob, free_port, rank_environment
 from partitioner.backends import launch, process_group
 from partitioner.backends.errors import BackendError
-from partitioner.backends.onnx.emit import emit
+from partitioner.backends.onnx.files.emit import emit
 from partitioner.backends.onnx.local import run_local
 
 pytestmark = pytest.mark.timeout(240)
@@ -71,7 +71,7 @@ def mine(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_case_over_gloo(run_job: RunJob, case: str) -> None:
-    run_job("gloo_jobs.py", case)
+    run_job("processes/gloo_jobs.py", case)
 
 
 @pytest.mark.slow

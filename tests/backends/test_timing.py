@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import modules
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from helpers import factories
 from partitioner import examples
-from partitioner.backends.onnx import timing as onnx_timing
+from partitioner.backends.onnx.measuring import timing as onnx_timing
 from partitioner.backends.prepared import Prepared
-from partitioner.backends.torch import timing as torch_timing
-from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.backends.torch.measuring import timing as torch_timing
+from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.model import open_model
 from partitioner.frontends.torch.options import OPTIMIZERS
@@ -89,7 +89,7 @@ def test_updates_are_steps_of_the_optimizer(
         return known[optimizer](parameters)
 
     monkeypatch.setattr(torch_timing, "OPTIMIZERS", {optimizer: noted})
-    module, batch = modules.classifier(training=True), modules.batch(labels=True)
+    module, batch = factories.classifier(training=True), factories.batch(labels=True)
     ready = prepared(module, "partitioner::update", batch, training=True, optimizer=optimizer)
     assert stepped
     assert {one.copies for one in ready} >= {len(parameters) for parameters in stepped}

@@ -50,14 +50,14 @@ from torch import nn
 import partitioner
 from partitioner import examples
 from partitioner.backends.onnx.local import run_local
-from partitioner.backends.torch.clocks import clock_of, timed_run
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.compute import Sources
+from partitioner.backends.torch.measuring.clocks import clock_of, timed_run
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
-from partitioner.cost_model.forms import Form
-from partitioner.cost_model.memory import MemoryPeak
-from partitioner.cost_model.profile import Profile, write_entries, write_links
-from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.cost_model.memory.lifetimes import MemoryPeak
+from partitioner.cost_model.prices.compute import Sources
+from partitioner.cost_model.profiles.database import Profile, write_entries, write_links
+from partitioner.cost_model.profiles.forms import Form
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.plan import Plan, resolve
 

@@ -1,6 +1,6 @@
 """Models in a share of the memory that they need on one device: bytes and seconds, measured.
 
-    PYTHONPATH=tests/helpers python tests/benchmarks/blocks.py [vgg19|unet|load|N ...]
+    PYTHONPATH=tests python tests/benchmarks/blocks.py [vgg19|unet|load|N ...]
 
 Bytes are those that ONNX Runtime requests, by its profile, with those between sessions, on the
 fullest device; seconds are the median of three requests on one thread, after one to warm up, with
@@ -19,15 +19,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from measured import measured_bytes
-from unets import exported, unet
 
 import partitioner
+from helpers.modules.unets import exported, unet
+from helpers.plans.measured import measured_bytes
 from partitioner import examples
-from partitioner.backends.onnx.load import load_rank
-from partitioner.backends.onnx.sessions import SessionConfig, open_session
-from partitioner.backends.onnx.simulator import Simulator
-from partitioner.backends.onnx.steps import Segment
+from partitioner.backends.onnx.files.load import load_rank
+from partitioner.backends.onnx.files.steps import Segment
+from partitioner.backends.onnx.running.simulator import Simulator
+from partitioner.backends.onnx.sessions.segments import SessionConfig, open_session
 from partitioner.compiled.base import Compiled
 from partitioner.frontends.inputs import random_inputs
 

@@ -1,6 +1,6 @@
 """Nets of one image, trained in blocks in a share of the memory that they need on one device.
 
-    PYTHONPATH=tests/helpers python tests/benchmarks/blocks_in_training.py [unet|norms|vgg|N ...]
+    PYTHONPATH=tests python tests/benchmarks/blocks_in_training.py [unet|norms|vgg|N ...]
 
 Bytes are those that PyTorch allocates, by its profiler, with parameters, their gradients and the
 optimizer's state, on the fullest device; seconds are of a step with its optimizer. The last but one
@@ -20,9 +20,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from trained_images import Loss, apart, normed_unet, plain_unet, vgg
 
 import partitioner
+from helpers.modules.trained_images import Loss, apart, normed_unet, plain_unet, vgg
 from partitioner.compiled.module import ModuleProgram
 
 MIB = 2**20

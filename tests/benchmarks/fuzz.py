@@ -13,10 +13,9 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import drawn_graphs
-import fuzzing
+from helpers.drawn import drawn_graphs, fuzzing
 
 #: Plans of each graph.
 PLANS = 4

@@ -20,8 +20,8 @@ from side_by_side import start_rank
 from torch import Tensor, nn
 
 import partitioner
-from partitioner.cost_model.cluster import Cluster, DeviceSpec, LinkLevel
-from partitioner.search import explicit
+from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel
+from partitioner.search.spaces import explicit
 
 CALLS = 5  # of one program in a round
 

@@ -52,19 +52,20 @@ from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import partitioner
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.graph import Graph
 from partitioner.ir.pipeline import textbook_lanes
+from partitioner.rewrites.staging import changing_nodes
 from partitioner.strategies.constraints import Constraints
-from partitioner.strategies.staging import changing_nodes
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from accuracy import reference_s
-from staged import on_trace, staged_plan, traced
 from training import GPT, VOCABULARY, Block
+
+from helpers.plans.staged import on_trace, staged_plan, traced
 
 RANKS = 2
 TWICE = ("interleaved", "zbv", "dualpipev")  #: Schedules with two stages on each process.

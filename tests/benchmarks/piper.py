@@ -7,7 +7,7 @@
 known; both are only compared with. Planning counts all but reading the file. Every plan is
 priced anew by `evaluate_plan`. `--grid` adds all pairs of devices and memory of the paper's first
 figure; a line without a plan says why. `--wide` plans graphs in which every node differs, of
-`tests/helpers/wide_pipelines.py`, on their own devices.
+`tests/helpers/problems/wide_pipelines.py`, on their own devices.
 """
 
 import argparse
@@ -18,10 +18,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from wide_pipelines import WIDE
-
+from helpers.problems.wide_pipelines import WIDE
 from partitioner.solver import Infeasible
 from partitioner.solver.formats.json_files import read, write_solution
 from partitioner.solver.formats.piper import Instance, parse

@@ -2,10 +2,10 @@
 
     python tests/benchmarks/published.py collectives|products [--all]
 
-"fit" tables are those that `partitioner/cost_model/published.py` rests on: their error is that of
-the fit. "check" tables were not fitted to: theirs is an error of prediction. Collectives print
-every fourth size of long tables; `--all` prints every one. The last lines have the median and the
-largest error of each table.
+"fit" tables are those that `partitioner/cost_model/cluster/published.py` rests on: their error is
+that of the fit. "check" tables were not fitted to: theirs is an error of prediction. Collectives
+print every fourth size of long tables; `--all` prints every one. The last lines have the median and
+the largest error of each table.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from partitioner.cost_model import presets
-from partitioner.cost_model.collectives import collective, tabled
-from partitioner.cost_model.compute import node_estimates
-from partitioner.cost_model.published import _ALL_REDUCE_BUS
-from partitioner.cost_model.resolve import preset_cluster
+from partitioner.cost_model.cluster import presets
+from partitioner.cost_model.cluster.published import _ALL_REDUCE_BUS
+from partitioner.cost_model.cluster.resolve import preset_cluster
+from partitioner.cost_model.prices.collectives import collective, tabled
+from partitioner.cost_model.prices.compute import node_estimates
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rule_of

@@ -11,11 +11,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import browser as headless
-import synthetic
-
+from helpers.pages import browser as headless
+from helpers.pages import synthetic
 from partitioner.report.page.page import render
 
 VIEW_MS = """

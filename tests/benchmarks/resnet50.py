@@ -23,11 +23,11 @@ import onnx
 
 import partitioner
 from partitioner import examples
-from partitioner.backends.onnx.emit import emit_models
-from partitioner.backends.onnx.sessions import SessionConfig
-from partitioner.backends.onnx.simulator import Simulator
-from partitioner.backends.onnx.whole import open_whole
-from partitioner.cost_model.forms import chain
+from partitioner.backends.onnx.files.emit import emit_models
+from partitioner.backends.onnx.running.simulator import Simulator
+from partitioner.backends.onnx.sessions.segments import SessionConfig
+from partitioner.backends.onnx.sessions.whole import open_whole
+from partitioner.cost_model.profiles.forms import chain
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import Traced, load_onnx
 from partitioner.ir.graph import Graph

@@ -17,9 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import browser as headless
 import gpt3
 import torch
 import transformers
@@ -28,6 +27,7 @@ from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
 import partitioner
+from helpers.pages import browser as headless
 from partitioner import examples
 from partitioner.compiled.base import Compiled
 

@@ -6,7 +6,7 @@ The machines are network namespaces of this one (as root, on Linux), and each ru
 under torchrun; `--rate` is that of the link, in bytes per second, in each direction. Modes take
 turns, round by round; printed are the median milliseconds of a step over the rounds, those that the
 plan predicts for the cluster file, and the plan's groups. The model is that of
-`tests/jobs/across_machines.py`: 12 layers of 512 by 512, 128 rows.
+`tests/jobs/processes/across_machines.py`: 12 layers of 512 by 512, 128 rows.
 """
 
 import argparse
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests/helpers"))
-from two_machines import TwoMachines, cluster_of, two_machines  # noqa: E402 - of the tests
+sys.path.insert(0, str(ROOT / "tests"))
+from helpers.processes.two_machines import TwoMachines, cluster_of, two_machines  # noqa: E402 - of the tests
 
 STAGES = {"schedule": "1f1b", "micro_batches": 4}
 MODES: dict[str, dict[str, Any]] = {
@@ -36,7 +36,7 @@ def measured(
     cluster, result = folder / "machines.toml", folder / "result.json"
     cluster.write_text(cluster_of(processes, rate))
     arguments = [str(cluster), str(result), "times", json.dumps(MODES[mode])]
-    script = ROOT / "tests/jobs/across_machines.py"
+    script = ROOT / "tests/jobs/processes/across_machines.py"
     for ended in machines.run(script, arguments, processes, folder, limit_s=300):
         if ended.returncode:
             sys.exit(f"{mode}: {ended.stderr[-3000:]}")

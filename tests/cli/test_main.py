@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_models
 import pytest
-from command_line import one_line
 from onnx import helper
 
+from helpers.onnx_files import onnx_models
+from helpers.pages.command_line import one_line
 from partitioner import __version__, examples
 from partitioner.backends.onnx import local
 from partitioner.cli.main import main

@@ -7,14 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import modules
 import numpy as np
 import pytest
 import torch
-from command_line import one_line
-from torch_jobs import free_port, rank_environment
 
 import partitioner
+from helpers import factories
+from helpers.pages.command_line import one_line
+from helpers.processes.torch_jobs import free_port, rank_environment
 from partitioner.cli.main import main
 from partitioner.compiled.module import ModuleProgram
 from partitioner.ir.errors import OptionError, PartitionerError
@@ -26,13 +26,13 @@ QUIET = ["--cluster", "2xideal", "-q"]
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with m.pt2 and its partition, and t.partition of a factory for training."""
     folder = tmp_path_factory.mktemp("cli")
-    module, example = modules.build()
+    module, example = factories.build()
     torch.export.save(torch.export.export(module, example, strict=False), folder / "m.pt2")
     target = str(folder / "m.partition")
     assert main([str(folder / "m.pt2"), *QUIET, "-o", target]) == 0
     target = str(folder / "t.partition")
     options = ["--training", "--optimizer", "momentum", "-o", target]
-    assert main(["modules:build_training", *QUIET, *options]) == 0
+    assert main(["helpers.factories:build_training", *QUIET, *options]) == 0
     return folder
 
 
@@ -55,8 +55,11 @@ def test_an_exported_program_is_verified_from_its_files(
 
 def test_a_factory_for_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     request = json.loads((here / "t.partition/request.json").read_text())
-    assert (request["factory"], request["optimizer"]) == ("modules:build_training", "momentum")
-    named = ["--module", "modules:build_training"]
+    assert (request["factory"], request["optimizer"]) == (
+        "helpers.factories:build_training",
+        "momentum",
+    )
+    named = ["--module", "helpers.factories:build_training"]
     assert main(["verify", "t.partition", *named]) == 0
     assert "grad:table.weight: " in capsys.readouterr().out
     assert main(["run", "t.partition", "--requests", "2", *named]) == 0
@@ -69,12 +72,12 @@ def test_steps_in_stages_run_and_are_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stages = ["--parallel", "pp", "--schedule", "1f1b", "--micro-batches", "2", "--devices", "2"]
-    source = ["modules:build_training", "--training", *stages, "-o", "s.partition", "-q"]
+    source = ["helpers.factories:build_training", "--training", *stages, "-o", "s.partition", "-q"]
     assert main(source) == 0
     capsys.readouterr()
     written = tmp_path / "out.npz"
     run = ["run", "s.partition", "--requests", "2", "--profile", "--steps", "1"]
-    run += ["--module", "modules:build_training"]
+    run += ["--module", "helpers.factories:build_training"]
     assert main([*run, "--outputs", str(written)]) == 0
     out = capsys.readouterr().out
     assert "measured on this machine: 2 steps in " in out
@@ -88,7 +91,7 @@ def test_steps_in_stages_run_and_are_recorded(
 def test_processes_run_an_exported_program(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module, (ids,) = modules.build()
+    module, (ids,) = factories.build()
     np.savez(tmp_path / "in.npz", ids=ids.numpy())
     written = tmp_path / "out.npz"
     fed = ["--inputs", str(tmp_path / "in.npz"), "--outputs", str(written), "--requests", "2"]
@@ -124,7 +127,7 @@ def test_commands_that_look_at_a_plan(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.usefixtures("here")
 def test_the_summary_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = str(tmp_path / "p")
-    assert main(["modules:build", *QUIET, "--plan-only", "--json", "-o", target]) == 0
+    assert main(["helpers.factories:build", *QUIET, "--plan-only", "--json", "-o", target]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["directory"] == target
     assert facts["devices_used"] == 2
@@ -137,7 +140,7 @@ def test_names_and_folders_by_default(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The current folder is searched first, as by `python -m`; a saved plan imports nothing."""
-    text = Path(modules.__file__).read_text()
+    text = Path(factories.__file__).read_text()
     (tmp_path / "own_models.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -185,15 +188,21 @@ def test_options_of_the_other_kind_exit_2(
         (["junk.pt2"], "junk.pt2: not an archive of torch.export.save"),
         (["bare.pt2"], "bare.pt2: it holds no example inputs"),
         (["nothing.at_all:make"], "nothing.at_all:make: there is no module 'nothing'"),
-        (["modules.deep:make"], "modules.deep:make: there is no module 'modules.deep'"),
-        (["modules:make"], "modules:make: modules has no function 'make'"),
-        (["modules:torch"], "modules:torch is a module, not a function"),
-        (["modules:three"], "modules:three returned int; it must return (module, example_inputs)"),
-        (["modules:batch"], "modules:batch returned (Tensor); it must return"),
-        (["modules:broken"], "modules:broken: ValueError: no weights"),
+        (["helpers.deep:make"], "helpers.deep:make: there is no module 'helpers.deep'"),
+        (
+            ["helpers.factories:make"],
+            "helpers.factories:make: helpers.factories has no function 'make'",
+        ),
+        (["helpers.factories:torch"], "helpers.factories:torch is a module, not a function"),
+        (
+            ["helpers.factories:three"],
+            "helpers.factories:three returned int; it must return (module, example_inputs)",
+        ),
+        (["helpers.factories:batch"], "helpers.factories:batch returned (Tensor); it must return"),
+        (["helpers.factories:broken"], "helpers.factories:broken: ValueError: no weights"),
         (["m.pt2", "--training"], "training needs a module that returns its loss first"),
         (
-            ["modules:build_training", "--training", "--optimizer", "lion"],
+            ["helpers.factories:build_training", "--training", "--optimizer", "lion"],
             "optimizer 'lion' is not one of adamw, ",
         ),
         (["m.pt2", "-o", "m.partition"], "m.partition is there already; pass --force"),
@@ -208,7 +217,7 @@ def test_a_module_that_cannot_be_had(
 ) -> None:
     (here / "junk.pt2").write_bytes(b"junk")
     if arguments[0] == "bare.pt2":
-        program = torch.export.export(*modules.build(), strict=False)
+        program = torch.export.export(*factories.build(), strict=False)
         program.example_inputs = None
         torch.export.save(program, here / "bare.pt2")
     code = main([*QUIET, "-o", str(tmp_path / "x"), *arguments])
@@ -270,7 +279,7 @@ def test_the_problem_of_a_module(tmp_path: Path, capsys: pytest.CaptureFixture[s
     """
     problem, solution = str(tmp_path / "p.json"), str(tmp_path / "s.json")
     arguments = [
-        "modules:build_training",
+        "helpers.factories:build_training",
         "--training",
         "--parallel",
         "zero3",
@@ -294,7 +303,14 @@ def test_the_problem_of_a_module(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.usefixtures("here")
 def test_a_sweep_of_a_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A kind of parallelism that a number of devices cannot have is a point without a plan."""
-    arguments = ["modules:build_training", "--training", "--parallel", "dp", "--memory", "1GB"]
+    arguments = [
+        "helpers.factories:build_training",
+        "--training",
+        "--parallel",
+        "dp",
+        "--memory",
+        "1GB",
+    ]
     page = str(tmp_path / "p.html")
     assert main(["sweep", *arguments, "--devices", "1,2,9", "-q", "--json", "-o", page]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -322,7 +338,7 @@ def test_kinds_of_parallelism_in_inference(
 def test_meshes_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
         "sweep",
-        "modules:build_training",
+        "helpers.factories:build_training",
         "--training",
         "--parallel",
         "dp+tp",
@@ -343,13 +359,13 @@ def test_meshes_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_sweep_from_python() -> None:
-    swept = partitioner.sweep(*modules.build(), [1], clusters=["cpu"], memory=["1kB", None])
+    swept = partitioner.sweep(*factories.build(), [1], clusters=["cpu"], memory=["1kB", None])
     short, planned = swept.data["points"]
     assert "bytes are short on device 0" in short["why"]
     assert planned["strategy"] == "single"
     assert str(swept).startswith("devices")
     with pytest.raises(OptionError, match="give devices, or clusters with counts"):
-        partitioner.sweep(*modules.build())
+        partitioner.sweep(*factories.build())
 
 
 @pytest.mark.slow

@@ -4,10 +4,10 @@ import json
 import sys
 from pathlib import Path
 
-import drawn_plans
 import onnx
 import pytest
 
+from helpers.drawn import drawn_plans
 from partitioner.cli.main import main
 
 

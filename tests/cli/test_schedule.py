@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import one_line
 
 import partitioner
+from helpers.pages.command_line import one_line
 from partitioner.cli import schedule as cli_schedule
 from partitioner.cli.main import main
 from partitioner.ir.pipeline import from_csv, pipeline_schedule

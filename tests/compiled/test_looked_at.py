@@ -6,14 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import modules
 import numpy as np
-import onnx_models as om
 import pytest
 import torch
 from onnx.helper import make_node as node
 
 import partitioner
+from helpers import factories
+from helpers.onnx_files import onnx_models as om
 from partitioner import examples
 from partitioner.backends.errors import BackendError
 from partitioner.backends.optimization import OPTIMIZATIONS
@@ -45,7 +45,7 @@ def moved(onnx_plan: Path, tmp_path: Path) -> Path:
 def from_factory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plan of a module, that says that it is from a factory which does not exist."""
     result = partitioner.compile(
-        modules.classifier(), modules.batch(), cluster="2xideal", strategy="intra"
+        factories.classifier(), factories.batch(), cluster="2xideal", strategy="intra"
     )
     folder = result.save(tmp_path_factory.mktemp("factory") / "f.partition", plan_only=True)
     request = json.loads((folder / "request.json").read_text())
@@ -66,7 +66,7 @@ def test_the_stored_graph_tells_what_the_model_tells(
     looked = look(moved)
     assert looked.graph.digest == partitioner.load(onnx_plan).graph.digest
     assert text_of(looked, capsys) == text_of(partitioner.load(onnx_plan), capsys)
-    again = partitioner.load(from_factory, modules.classifier(), modules.batch())
+    again = partitioner.load(from_factory, factories.classifier(), factories.batch())
     assert text_of(look(from_factory), capsys) == text_of(again, capsys)
     for seed in (0, 5):
         drawn = looked.model.random_inputs(seed)
@@ -213,7 +213,7 @@ def test_a_graph_that_was_changed(moved: Path) -> None:
     ],
 )  # fmt: skip
 def test_rank_files_that_are_damaged(moved: Path, spoil: object, message: str) -> None:
-    from partitioner.backends.onnx.simulator import Simulator
+    from partitioner.backends.onnx.running.simulator import Simulator
 
     assert callable(spoil)
     spoil(moved / "rank0.weights")
@@ -230,7 +230,7 @@ def flip(file: Path, at: int) -> None:
 def test_weights_that_lie_elsewhere(moved: Path) -> None:
     import onnx
 
-    from partitioner.backends.onnx.simulator import Simulator
+    from partitioner.backends.onnx.running.simulator import Simulator
 
     model = onnx.load_from_string((moved / "rank0.onnx").read_bytes())
     for tensor in model.graph.initializer:
@@ -271,7 +271,7 @@ def test_levels_of_optimization(onnx_plan: Path) -> None:
 
 
 def test_a_module_has_no_levels(from_factory: Path) -> None:
-    result = partitioner.load(from_factory, modules.classifier(), modules.batch())
+    result = partitioner.load(from_factory, factories.classifier(), factories.batch())
     with pytest.raises(OptionError, match="that is of ONNX Runtime, the plan is of a module"):
         result.verify(optimization="basic")
 
@@ -306,7 +306,7 @@ def test_a_link_is_no_place_for_a_file(tmp_path: Path) -> None:
 
 
 def test_operators_of_an_exported_program() -> None:
-    from partitioner.backends.torch.allowed import may_call
+    from partitioner.backends.torch.files.allowed import may_call
 
     assert may_call("aten", "linear", "default")
     assert may_call("aten", "add", "Tensor")
@@ -348,7 +348,7 @@ def test_operators_that_export_and_traces_keep_are_loaded(tmp_path: Path) -> Non
 
 def test_no_operator_of_the_list_takes_memory_as_it_is() -> None:
     """Files, storages and packed weights are given to operators by arguments of their own types."""
-    from partitioner.backends.torch.allowed import may_call
+    from partitioner.backends.torch.files.allowed import may_call
 
     for name in torch._C._dispatch_get_all_op_names():
         space, _, rest = name.partition("::")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import modules
 import numpy as np
 import pytest
 import torch
@@ -15,11 +14,16 @@ from torch import fx, nn
 from torch.nn import functional
 
 import partitioner
+from helpers import factories
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch.all_ranks import AllRanks, run_lockstep
-from partitioner.backends.torch.emit import PassGraph, RankGraphs, emit_rank
+from partitioner.backends.torch.files.rank_files import (
+    read_rank_file,
+    read_rank_files,
+    with_written,
+)
+from partitioner.backends.torch.graphs.emit import PassGraph, RankGraphs, emit_rank
 from partitioner.backends.torch.local import run_module_files
-from partitioner.backends.torch.rank_files import read_rank_file, read_rank_files, with_written
+from partitioner.backends.torch.running.all_ranks import AllRanks, run_lockstep
 from partitioner.compiled.module import ModuleProgram
 from partitioner.compiled.rank_files import rank_files
 from partitioner.files import DirectoryError, ResultError
@@ -37,12 +41,14 @@ def compiled(module: nn.Module, example: object, **options: object) -> ModulePro
 
 @pytest.fixture(scope="module")
 def inference() -> ModuleProgram:
-    return compiled(modules.classifier(), modules.batch())
+    return compiled(factories.classifier(), factories.batch())
 
 
 @pytest.fixture(scope="module")
 def training() -> ModuleProgram:
-    return compiled(modules.classifier(training=True), modules.batch(labels=True), training=True)
+    return compiled(
+        factories.classifier(training=True), factories.batch(labels=True), training=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +91,7 @@ def test_gradients_and_written_buffers_are_verified(training: ModuleProgram) -> 
 
 def test_dropout_is_compared_with_the_program_on_one_device() -> None:
     program = compiled(
-        modules.classifier(0.5, training=True), modules.batch(labels=True), training=True
+        factories.classifier(0.5, training=True), factories.batch(labels=True), training=True
     )
     verification = program.verify()
     assert verification
@@ -188,7 +194,7 @@ def test_bfloat16_allows_what_rounding_does(factor: float, equal: bool) -> None:
 
 @pytest.mark.parametrize("parallel", [None, "dp"])
 def test_what_a_device_holds_adds_up_to_its_peak(parallel: str | None) -> None:
-    module, batch = modules.classifier(training=True), modules.batch(labels=True)
+    module, batch = factories.classifier(training=True), factories.batch(labels=True)
     program = compiled(module, batch, training=True, parallel=parallel)
     holdings = Holdings.of(program.graph, program.plan, program.cluster)
     for device, peak in program.evaluation.peak.items():
@@ -213,7 +219,7 @@ def test_random_arguments_leave_the_examples_as_they_are() -> None:
 def test_random_arguments_are_like_the_examples(inference: ModuleProgram) -> None:
     (ids,), kwargs = random_arguments(inference.model.module, 5)
     assert kwargs == {}
-    (example,) = modules.batch()
+    (example,) = factories.batch()
     assert ids.shape == example.shape
     assert not torch.equal(ids, example)
     assert torch.equal(ids.reshape(-1).sort().values, example.reshape(-1).sort().values)
@@ -335,13 +341,13 @@ def test_results_that_are_no_tensors_come_back(training: bool, tmp_path: Path) -
 
 def test_fake_weights_are_planned_and_not_verified(tmp_path: Path) -> None:
     with torch.device("meta"):
-        module = modules.Classifier().eval()
-    program = compiled(module, modules.batch())
+        module = factories.Classifier().eval()
+    program = compiled(module, factories.batch())
     with pytest.raises(VerificationError, match="weights or example inputs have no contents"):
         program.verify()
     folder = program.save(tmp_path / "p", plan_only=True)
     assert not (folder / "rank0.pt2").exists()
-    assert partitioner.load(folder, module, modules.batch()).plan == program.plan
+    assert partitioner.load(folder, module, factories.batch()).plan == program.plan
 
 
 def test_example_inputs_on_the_meta_device_are_planned_as_others() -> None:
@@ -379,18 +385,18 @@ def test_the_files_of_a_program(saved: Path, saved_training: Path) -> None:
 
 
 def test_a_saved_program_is_loaded_with_its_module(saved: Path, inference: ModuleProgram) -> None:
-    again = partitioner.load(saved, modules.classifier(), modules.batch())
+    again = partitioner.load(saved, factories.classifier(), factories.batch())
     assert isinstance(again, ModuleProgram)
     assert again.plan == inference.plan
     assert again.summary["cost"] == inference.summary["cost"]
     assert again.verify_written(saved)
-    assert torch.equal(again(*modules.batch())["logits"], inference(*modules.batch())["logits"])
+    assert torch.equal(again(*factories.batch())["logits"], inference(*factories.batch())["logits"])
 
 
 @pytest.mark.slow
 def test_backward_files_are_verified(saved_training: Path) -> None:
-    module = modules.classifier(training=True)
-    again = partitioner.load(saved_training, module, modules.batch(labels=True))
+    module = factories.classifier(training=True)
+    again = partitioner.load(saved_training, module, factories.batch(labels=True))
     verification = again.verify_written(saved_training, seed=4)
     assert verification, str(verification)
     assert any(output.name == "grad:table.weight" for output in verification.outputs)
@@ -416,15 +422,15 @@ def test_a_module_that_is_not_there(
 
 def test_a_module_without_example_inputs(saved: Path) -> None:
     with pytest.raises(OptionError, match="give example_inputs"):
-        partitioner.load(saved, modules.classifier())
+        partitioner.load(saved, factories.classifier())
     with pytest.raises(OptionError, match="example_inputs are of a module: give both"):
-        partitioner.load(saved, example_inputs=modules.batch())
+        partitioner.load(saved, example_inputs=factories.batch())
 
 
 def test_other_weights_than_the_files_have(saved: Path) -> None:
-    module = modules.classifier()
+    module = factories.classifier()
     nn.init.ones_(module.up.bias)
-    again = partitioner.load(saved, module, modules.batch())
+    again = partitioner.load(saved, module, factories.batch())
     with pytest.raises(
         DirectoryError, match=r"rank0.pt2 holds other weights than the model; give the"
     ):
@@ -440,7 +446,7 @@ def test_files_of_another_plan(saved: Path, tmp_path: Path) -> None:
         node.clear()
         node["group"] = 0
     (folder / "plan.json").write_text(json.dumps(plan))
-    again = partitioner.load(folder, modules.classifier(), modules.batch())
+    again = partitioner.load(folder, factories.classifier(), factories.batch())
     with pytest.raises(DirectoryError, match=r"rank0.pt2 is not of its plan.json"):
         again.verify_written(folder)
 
@@ -474,7 +480,9 @@ def test_passes_that_were_exchanged(saved_training: Path, tmp_path: Path) -> Non
     folder = tmp_path / "p"
     shutil.copytree(saved_training, folder)
     spoil("rank1.backward.pt2", "rank1.pt2")(folder)
-    again = partitioner.load(folder, modules.classifier(training=True), modules.batch(labels=True))
+    again = partitioner.load(
+        folder, factories.classifier(training=True), factories.batch(labels=True)
+    )
     with pytest.raises(BackendError, match=r"backward.pt2 is the forward pass of rank 1"):
         again.verify_written(folder)
 
@@ -485,7 +493,7 @@ def test_pytorch_loads_the_files_too(saved: Path, inference: ModuleProgram) -> N
         rank: torch.export.load(saved / f"rank{rank}.pt2").module(check_guards=False)
         for rank in range(2)
     }
-    fed = inference.signature.feed(modules.batch(), {}, 0)
+    fed = inference.signature.feed(factories.batch(), {}, 0)
     feeds = {}
     for file in files:
         parts = file.header.inputs
@@ -495,14 +503,14 @@ def test_pytorch_loads_the_files_too(saved: Path, inference: ModuleProgram) -> N
     outputs = {
         o.whole: results[0][files[0].results.index(o.value)] for o in files[0].header.outputs
     }
-    whole = inference(*modules.batch())["logits"]
+    whole = inference(*factories.batch())["logits"]
     (logits,) = outputs.values()
     assert torch.equal(logits, whole)
 
 
 @pytest.mark.slow  # the command line runs them too
 def test_processes_run_the_files(saved: Path, inference: ModuleProgram) -> None:
-    (ids,) = modules.batch()
+    (ids,) = factories.batch()
     done = run_module_files(saved, {"ids": ids.numpy()}, requests=2, timeout_s=100)
     (logits,) = done.outputs.values()
     whole = inference(ids)["logits"].numpy()
@@ -517,7 +525,7 @@ def test_what_is_not_run_from_files(saved_training: Path, saved: Path, tmp_path:
         rank_files(saved).run({}, 1)
     with pytest.raises(BackendError, match="requests is 0"):
         run_module_files(saved, {}, 0)
-    program = compiled(modules.classifier(training=True), modules.batch())
+    program = compiled(factories.classifier(training=True), factories.batch())
     folder = program.save(tmp_path / "p")
     assert rank_files(folder).needs_model
 
@@ -540,7 +548,7 @@ def test_verify_directory_needs_the_module(saved: Path) -> None:
 
 
 def test_a_program_runs_by_the_names_of_its_graph(inference: ModuleProgram) -> None:
-    (ids,) = modules.batch()
+    (ids,) = factories.batch()
     (name,), (result,) = inference.graph.inputs, inference.graph.outputs
     outputs = inference.run({name: ids.numpy()})
     assert [*outputs] == [result]
@@ -558,7 +566,7 @@ def test_a_program_runs_by_the_names_of_its_graph(inference: ModuleProgram) -> N
 def test_a_run_with_other_inputs_is_refused(
     inference: ModuleProgram, names: list[str], message: str
 ) -> None:
-    (ids,) = modules.batch()
+    (ids,) = factories.batch()
     with pytest.raises(BackendError, match=message):
         inference.run(dict.fromkeys(names, ids.numpy()))
 

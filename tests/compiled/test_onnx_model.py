@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from rank_files import save_edited
 
 import partitioner
+from helpers.onnx_files.rank_files import save_edited
 from partitioner import examples, units
-from partitioner.backends.onnx.sessions import open_session
+from partitioner.backends.onnx.sessions.segments import open_session
 from partitioner.cli.main import main
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.folder import is_written
@@ -393,7 +393,7 @@ def counted_sessions(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
         opened.append(weakref.ref(session))
         return session
 
-    monkeypatch.setattr("partitioner.backends.onnx.block_sessions.open_session", note)
+    monkeypatch.setattr("partitioner.backends.onnx.sessions.blocks.open_session", note)
     return opened
 
 

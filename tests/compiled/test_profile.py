@@ -5,14 +5,14 @@ import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
-import drawn_plans
-import modules
 import pytest
-import schema_check
-from profiled import write_profile
-from small_gpt import small_gpt
 
 import partitioner
+from helpers import factories
+from helpers.drawn import drawn_plans
+from helpers.modules.small_gpt import small_gpt
+from helpers.pages import schema_check
+from helpers.plans.profiled import write_profile
 from partitioner import examples, units
 from partitioner.backends.errors import BackendError
 from partitioner.backends.observed import MeasuredRank, MeasuredTask
@@ -23,7 +23,7 @@ from partitioner.compiled import base
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.module import ModuleProgram
 from partitioner.compiled.rank_files import rank_files
-from partitioner.cost_model.profile import Profile
+from partitioner.cost_model.profiles.database import Profile
 from partitioner.files import ResultError
 from partitioner.report.measured import FILE, Measured
 from partitioner.report.page.data import report_data
@@ -323,7 +323,7 @@ def in_training(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleProgram
     """A small module in training, whose devices have a profile, and its folder."""
     folder = tmp_path_factory.mktemp("classifier")
     program = partitioner.compile(
-        *(modules.classifier(training=True), modules.batch(labels=True)),
+        *(factories.classifier(training=True), factories.batch(labels=True)),
         cluster="2xideal",
         training=True,
     )

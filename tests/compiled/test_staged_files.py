@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from staged import Devices, staged
-from staged_models import Halved, Model, Plain, Tied, UNet, Wide, seeded
 from torch.utils._pytree import tree_leaves
 
 import partitioner
+from helpers.modules.staged_models import Halved, Model, Plain, Tied, UNet, Wide, seeded
+from helpers.plans.staged import Devices, staged
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch.rank_files import read_rank_files
+from partitioner.backends.torch.files.rank_files import read_rank_files
 from partitioner.compiled.module import ModuleProgram
 
 TWO: Devices = [(0,), (1,)]

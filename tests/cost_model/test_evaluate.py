@@ -3,13 +3,13 @@ import math
 from collections.abc import Mapping
 
 import pytest
-from cost_cases import TWO_LEVELS, chain_graph, flat, graph, matmul_graph
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.plans.cost_cases import TWO_LEVELS, chain_graph, flat, graph, matmul_graph
+from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.evaluate import evaluate, one_device
-from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Plan, PlanError

@@ -1,9 +1,10 @@
 """What the kinds of ZeRO hold between steps: as the papers say, as predicted, as measured."""
 
-import at_rest_jobs
 import pytest
-from at_rest_jobs import JOBS, expected_bytes, program
-from torch_jobs import RunJob, job_parameters
+
+from helpers.processes.torch_jobs import RunJob, job_parameters
+from jobs.modules import at_rest_jobs
+from jobs.modules.at_rest_jobs import JOBS, expected_bytes, program
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import one_line
 from torch import nn
 
 import partitioner
+from helpers.pages.command_line import one_line
 from partitioner.cli.main import main
 from partitioner.compiled.module import ModuleProgram
 from partitioner.ir.errors import PartitionerError

@@ -9,16 +9,16 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from measured import measured_bytes
 from onnx import helper, numpy_helper
 from torch import nn
-from unets import exported, unet
 
 import partitioner
+from helpers.modules.unets import exported, unet
+from helpers.plans.measured import measured_bytes
 from partitioner import examples
 from partitioner.cli.main import main
 from partitioner.compiled.base import Compiled
-from partitioner.cost_model.schedule import LOAD_BYTES_PER_S
+from partitioner.cost_model.schedule.task_list import LOAD_BYTES_PER_S
 from partitioner.files import ResultError
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.errors import OptionError

@@ -13,25 +13,25 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from block_jobs import JOBS
 from torch import Tensor, nn
 from torch.nn import functional
-from torch_jobs import RunJob, job_parameters
-from trained_images import Loss, apart, normed_unet, plain_unet, vgg
-from unets import UNet
 
 import partitioner
+from helpers.modules.trained_images import Loss, apart, normed_unet, plain_unet, vgg
+from helpers.modules.unets import UNet
+from helpers.processes.torch_jobs import RunJob, job_parameters
+from jobs.kinds.block_jobs import JOBS
 from partitioner.compiled.module import ModuleModel, ModuleProgram
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.ir.blocks import Blocks
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan
 from partitioner.problem.decode import planned_on
+from partitioner.rewrites.block_graph import block_graph
+from partitioner.search.blocks.shared import Shared
+from partitioner.search.blocks.training import Parts
 from partitioner.search.request import Budget, Request
-from partitioner.search.shared_blocks import Shared
-from partitioner.search.training_blocks import Parts
 from partitioner.solver import Infeasible
-from partitioner.strategies.block_graph import block_graph
 
 
 class Twice(nn.Module):
@@ -382,7 +382,7 @@ def test_devices_share_each_block(form: str, asked: Request, devices: int, batch
 
 @pytest.mark.parametrize("job", job_parameters(JOBS))
 def test_ranks_that_share_blocks_train_to_the_same_weights(run_job: RunJob, job: str) -> None:
-    run_job("block_jobs.py", job)
+    run_job("kinds/block_jobs.py", job)
 
 
 @pytest.mark.slow

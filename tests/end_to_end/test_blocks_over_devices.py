@@ -6,11 +6,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from measured import measured_bytes
 from torch import nn
-from unets import exported, unet
 
 import partitioner
+from helpers.modules.unets import exported, unet
+from helpers.plans.measured import measured_bytes
 from partitioner import examples
 from partitioner.backends.onnx.local import run_local
 from partitioner.cli.main import main

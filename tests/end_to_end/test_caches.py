@@ -5,19 +5,27 @@ from pathlib import Path
 
 import pytest
 import torch
-from decoders import Attend, Keeping, Step, are_cut_along_keys, llama, qwen, writes
 from torch import nn
 
 import partitioner
-from partitioner.backends.torch.eager import eager
-from partitioner.backends.torch.emit import emit_rank
+from helpers.onnx_files.decoders import (
+    Attend,
+    Keeping,
+    Step,
+    are_cut_along_keys,
+    llama,
+    qwen,
+    writes,
+)
+from partitioner.backends.torch.graphs.eager import eager
+from partitioner.backends.torch.graphs.emit import emit_rank
 from partitioner.backends.torch.operators.caches import write_part
 from partitioner.compiled.module import ModuleProgram
-from partitioner.cost_model.traffic import moves
-from partitioner.ir.keys import has_few_queries, keys_in_parts
+from partitioner.cost_model.schedule.traffic import moves
 from partitioner.ir.plan import resolve
-from partitioner.strategies.batch import sequence_of
+from partitioner.rewrites.keys import has_few_queries, keys_in_parts
 from partitioner.strategies.constraints import ConstraintError
+from partitioner.strategies.kinds.batch import sequence_of
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"llama": llama, "qwen": qwen}
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from expert_models import Experts, Loss
 from torch import Tensor, nn
 
 import partitioner
+from helpers.modules.expert_models import Experts, Loss
 from partitioner import examples
-from partitioner.backends.torch import all_ranks
+from partitioner.backends.torch.running import all_ranks
 from partitioner.compiled.module import ModuleProgram
-from partitioner.cost_model.compute import node_seconds
-from partitioner.cost_model.even_mesh import EvenMesh, stand_in
-from partitioner.cost_model.traffic import sent_bytes
+from partitioner.cost_model.equal_devices.even_mesh import EvenMesh, stand_in
+from partitioner.cost_model.prices.compute import node_seconds
+from partitioner.cost_model.schedule.traffic import sent_bytes
 from partitioner.ir.dispatch import Dispatch
 from partitioner.ir.errors import OptionError
 from partitioner.ir.mesh import DeviceMesh

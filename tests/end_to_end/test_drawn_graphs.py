@@ -1,7 +1,8 @@
 """Random ONNX graphs on 2, 3, 5, 2 x 2 and 2 x 3 devices: what all ranks compute is the whole's."""
 
 import pytest
-from drawn_graphs import Counts, ran_plans
+
+from helpers.drawn.drawn_graphs import Counts, ran_plans
 
 
 def check(seeds: range) -> Counts:

@@ -3,9 +3,9 @@
 import random
 
 import pytest
-from drawn_modules import Drawn, batch
 
 import partitioner
+from helpers.drawn.drawn_modules import Drawn, batch
 from partitioner.frontends.model import open_model
 from partitioner.ir.errors import PartitionerError
 

@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 import torch
-from drawn_modules import Drawn, batch, drawn_stages
-from staged import on_trace, staged_plan, traced
 
-from partitioner.backends.torch.micro_batches import micro_batch_sizes
+from helpers.drawn.drawn_modules import Drawn, batch, drawn_stages
+from helpers.plans.staged import on_trace, staged_plan, traced
+from partitioner.backends.torch.graphs.micro_batches import micro_batch_sizes
 from partitioner.ir.phases import PhaseError
 from partitioner.ir.pipeline import PipelineScheduleError
 

@@ -1,14 +1,15 @@
 """Rare and random modules trained for some steps: as in one process, or refused by a known line."""
 
 import pytest
-from drawn_jobs import JOBS
-from drawn_training import outcome, refused
-from torch_jobs import RunJob, job_parameters
+
+from helpers.drawn.drawn_training import outcome, refused
+from helpers.processes.torch_jobs import RunJob, job_parameters
+from jobs.kinds.drawn_jobs import JOBS
 
 
 @pytest.mark.parametrize("job", job_parameters(JOBS))
 def test_ranks_train_as_one_process(run_job: RunJob, job: str) -> None:
-    run_job("drawn_jobs.py", job)
+    run_job("kinds/drawn_jobs.py", job)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from expert_models import Experts, Loss
 from torch import nn
 
 import partitioner
+from helpers.modules.expert_models import Experts, Loss
 from partitioner import examples
 from partitioner.compiled.module import ModuleProgram
 from partitioner.ir.errors import OptionError

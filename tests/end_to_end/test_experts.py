@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 import torch
-from expert_jobs import JOBS
-from expert_models import BUILDERS, Experts, Loss, expert_model
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name
-from torch_jobs import RunJob, job_parameters
-from torch_models import gradients
 
 import partitioner
+from helpers.modules.expert_models import BUILDERS, Experts, Loss, expert_model
+from helpers.modules.torch_models import gradients
+from helpers.processes.torch_jobs import RunJob, job_parameters
+from jobs.kinds.expert_jobs import JOBS
 from partitioner.compiled.module import ModuleProgram
-from partitioner.cost_model.traffic import sent_bytes
-from partitioner.frontends.torch.experts import replace_experts
+from partitioner.cost_model.schedule.traffic import sent_bytes
+from partitioner.frontends.torch.patterns.experts import replace_experts
 from partitioner.ir.plan import resolve
 from partitioner.strategies.constraints import ConstraintError
 
@@ -311,7 +311,7 @@ def test_models_with_experts(name: str, at: str) -> None:
 @pytest.mark.parametrize("job", job_parameters(JOBS))
 def test_ten_steps_on_processes(run_job: RunJob, job: str) -> None:
     """Losses and all final weights are those of one process."""
-    run_job("expert_jobs.py", job)
+    run_job("kinds/expert_jobs.py", job)
 
 
 class Biased(nn.Module):

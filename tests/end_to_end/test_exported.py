@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import models
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+
+from helpers.onnx_files import models
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from rank_files import assert_rank_files_run
 
 import partitioner
+from helpers.onnx_files.rank_files import assert_rank_files_run
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.onnx_model import OnnxRanks
 

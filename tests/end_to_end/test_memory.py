@@ -6,9 +6,9 @@ from pathlib import Path
 
 import onnx
 import pytest
-from measured import measured_bytes
 
 import partitioner
+from helpers.plans.measured import measured_bytes
 from partitioner import examples
 from partitioner.cli.main import main
 from partitioner.frontends.inputs import random_inputs

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from model_jobs import JOBS
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch_jobs import RunJob, job_parameters
-from torch_models import BUILDERS, build, gradients
 
 import partitioner
+from helpers.modules.torch_models import BUILDERS, build, gradients
+from helpers.processes.torch_jobs import RunJob, job_parameters
+from jobs.kinds.model_jobs import JOBS
 from partitioner.compiled.module import ModuleProgram
 
 #: Differences relative to the largest value of a result, and of all gradients.
@@ -137,4 +137,4 @@ def test_dropout_does_not_depend_on_the_number_of_devices(name: str) -> None:
 @pytest.mark.parametrize("job", job_parameters(JOBS))
 def test_ten_steps_on_processes(run_job: RunJob, job: str) -> None:
     """Losses and all final weights are those of one process."""
-    run_job("model_jobs.py", job)
+    run_job("kinds/model_jobs.py", job)

@@ -5,17 +5,17 @@ from functools import cache
 
 import pytest
 import torch
-from cost_cases import SLOW
-from parallel_jobs import JOBS
-from small_gpt import small_gpt
 from torch import nn
 from torch.nn import functional
-from torch_jobs import RunJob, job_parameters
 
 import partitioner
+from helpers.modules.small_gpt import small_gpt
+from helpers.plans.cost_cases import SLOW
+from helpers.processes.torch_jobs import RunJob, job_parameters
+from jobs.kinds.parallel_jobs import JOBS
 from partitioner.compiled.module import ModuleProgram
-from partitioner.cost_model import buckets
-from partitioner.cost_model.cluster import Cluster, LinkLevel
+from partitioner.cost_model.cluster.topology import Cluster, LinkLevel
+from partitioner.cost_model.schedule import buckets
 from partitioner.ir.errors import OptionError
 from partitioner.ir.program import CommKind
 from partitioner.strategies.constraints import ConstraintError
@@ -270,4 +270,4 @@ def test_unknown_kinds_and_meshes_are_refused() -> None:
 
 @pytest.mark.parametrize("job", job_parameters(JOBS))
 def test_ranks_train_to_the_same_weights(run_job: RunJob, job: str) -> None:
-    run_job("parallel_jobs.py", job)
+    run_job("kinds/parallel_jobs.py", job)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from small_gpt import small_gpt
 from torch import Tensor, nn
 
 import partitioner
+from helpers.modules.small_gpt import small_gpt
 from partitioner import examples
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.module import ModuleProgram

@@ -4,7 +4,8 @@ import re
 
 import pytest
 import torch
-from odd_modules import MODULES, REFUSED, outcome
+
+from helpers.modules.odd_modules import MODULES, REFUSED, outcome
 
 #: The cases of the default suite.
 FAST = {"nested inputs", "oblique weights", "unregistered parameters", "attribute set in forward"}

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_models
 import onnxruntime
 import pytest
-from decoders import are_cut_along_keys, writes
 from onnx import helper
 
 import partitioner
+from helpers.onnx_files import onnx_models
+from helpers.onnx_files.decoders import are_cut_along_keys, writes
 from partitioner.backends.errors import BackendError
 from partitioner.compiled.base import Compiled
 from partitioner.ir.plan import resolve

@@ -13,15 +13,15 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
-from onnx_models import model
-from rank_files import save_edited
 
 import partitioner
+from helpers.onnx_files.onnx_models import model
+from helpers.onnx_files.rank_files import save_edited
 from partitioner import examples
 from partitioner.backends.errors import BackendError
-from partitioner.backends.onnx.load import load_rank, read_directory
+from partitioner.backends.onnx.files.load import load_rank, read_directory
+from partitioner.backends.onnx.files.steps import Cut
 from partitioner.backends.onnx.local import run_local
-from partitioner.backends.onnx.steps import Cut
 from partitioner.cli.main import main
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.onnx_model import OnnxModel

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_models
 import pytest
 from onnx import helper
 
 import partitioner
+from helpers.onnx_files import onnx_models
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.errors import PartitionerError
 from partitioner.strategies.constraints import Constraints, Pin
@@ -82,6 +82,23 @@ def test_norms_cut_along_space(
     assert max(output.error for output in found.outputs) <= 1e-5, str(found)
     compiled.save(tmp_path / "saved")
     assert partitioner.load(tmp_path / "saved").verify(seed=0).equal
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-6, 0.0])
+def test_small_deviations(scale: float) -> None:
+    """ONNX Runtime's kernel adds nothing to a deviation, nor do the nodes that are cut."""
+    norm = helper.make_node("MeanVarianceNormalization", ["x"], ["y"], name="norm")
+    shapes = {"x": ("float32", [2, 3, 4, 5])}, {"y": ("float32", [2, 3, 4, 5])}
+    model = onnx_models.model([norm], *shapes, opset=13)
+    rows = Constraints((Pin("rows", tensor="y", dim=2, side="made"),))
+    compiled = partitioner.compile(
+        model, cluster="2xideal", strategy="intra", mesh={"h": 2}, constraints=rows
+    )
+    assert "norm" not in compiled.plan.nodes
+    x = scale * np.random.default_rng(0).normal(size=(2, 3, 4, 5)).astype(np.float32)
+    (expected,) = onnx_models.run(model, {"x": x})
+    np.testing.assert_allclose(compiled.run({"x": x})["y"], expected, rtol=1e-4)
+    assert np.isnan(expected).all() == (scale == 0.0)
 
 
 def test_a_kernel_stays_where_space_is_whole() -> None:

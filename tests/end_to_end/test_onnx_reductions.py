@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_models
 import onnxruntime
 import pytest
-from cost_cases import SLOW, flat
 from onnx import helper
 
 import partitioner
+from helpers.onnx_files import onnx_models
+from helpers.plans.cost_cases import SLOW, flat
 from partitioner.compiled.base import Compiled
-from partitioner.cost_model.cluster import Cluster, LinkLevel
+from partitioner.cost_model.cluster.topology import Cluster, LinkLevel
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import CommKind

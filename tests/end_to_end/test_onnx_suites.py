@@ -14,11 +14,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnx_suites import SUITES, Ended, SuiteCase, cases, end_of, runtime_passes
 
+from helpers.onnx_files.onnx_suites import SUITES, Ended, SuiteCase, cases, end_of, runtime_passes
 from partitioner.frontends.errors import FrontendError
-from partitioner.frontends.onnx.checks import OLDEST_OPSET
 from partitioner.frontends.onnx.load import load_onnx
+from partitioner.frontends.onnx.reading.checks import OLDEST_OPSET
 from partitioner.ir.types import numpy_dtype
 
 #: Devices to cut over.

@@ -4,9 +4,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from rank_files import assert_rank_files_run
 
 import partitioner
+from helpers.onnx_files.rank_files import assert_rank_files_run
 from partitioner import examples
 from partitioner.compiled.onnx_model import OnnxRanks
 from partitioner.report import split

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from batch_models import made
-from small_gpt import small_gpt
 from torch import nn
 
 import partitioner
+from helpers.modules.batch_models import made
+from helpers.modules.small_gpt import small_gpt
 from partitioner import examples
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.module import ModuleProgram

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_model_jobs import JOBS
 from torch import nn
-from torch_jobs import RunJob, job_parameters
 
 import partitioner
+from helpers.processes.torch_jobs import RunJob, job_parameters
+from jobs.stages.pipeline_model_jobs import JOBS
 from partitioner.backends.errors import BackendError
 from partitioner.ir.errors import OptionError
 from partitioner.strategies.constraints import ConstraintError
@@ -20,7 +20,7 @@ from partitioner.strategies.constraints import ConstraintError
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("job", job_parameters(JOBS))
 def test_ten_steps_are_those_of_one_process(run_job: RunJob, job: str) -> None:
-    run_job("pipeline_model_jobs.py", job)
+    run_job("stages/pipeline_model_jobs.py", job)
 
 
 def test_a_plan_in_stages_is_no_constraint(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import partitioner
-from partitioner.backends.torch.comms import COLLECTIVES
+from partitioner.backends.torch.graphs.comms import COLLECTIVES
 from partitioner.compiled.module import ModuleProgram
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default

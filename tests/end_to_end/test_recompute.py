@@ -6,24 +6,24 @@ from typing import Any
 
 import pytest
 import torch
-from small_gpt import small_gpt
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import partitioner
+from helpers.modules.small_gpt import small_gpt
 from partitioner.compiled.module import ModuleProgram
 from partitioner.compiled.variants import variant
+from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate, one_device
-from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
-from partitioner.ir.offers import chosen
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.text.diff import diff
 from partitioner.report.text.show import show
-from partitioner.search.explicit import first_problem
+from partitioner.rewrites.settle import chosen
 from partitioner.search.request import Request
+from partitioner.search.spaces.explicit import first_problem
 from partitioner.solver import Infeasible, evaluate_choices
 
 

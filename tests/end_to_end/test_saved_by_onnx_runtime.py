@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_models as om
 import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
@@ -21,6 +20,7 @@ from onnxruntime.quantization import (
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 import partitioner
+from helpers.onnx_files import onnx_models as om
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import load_onnx
 

@@ -5,22 +5,22 @@ import re
 import warnings
 from typing import Any
 
-import batch_losses
 import pytest
 import torch
 from torch import Tensor, nn
 
 import partitioner
+from helpers.modules import batch_losses
 from partitioner.compiled.module import ModuleProgram
-from partitioner.frontends.torch.graph import SEED
+from partitioner.frontends.torch.building.graph import SEED
 from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.trace import trace_module
 from partitioner.ir.errors import PartitionerError
+from partitioner.rewrites.same_in_parts import difference
 from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import ConstraintError
-from partitioner.strategies.same_in_parts import difference
 
 #: The cut of a batch into three, and into samples.
 COUNTS = (3, batch_losses.SAMPLES)

@@ -7,15 +7,23 @@ from typing import Any
 
 import pytest
 import torch
-from sequences import ATTENTION, FORMS, Block, cuts_of, forced, is_of_form, trains_alike
 from torch import nn
 from torch.nn import functional
 
 import partitioner
+from helpers.plans.sequences import (
+    ATTENTION,
+    FORMS,
+    Block,
+    cuts_of,
+    forced,
+    is_of_form,
+    trains_alike,
+)
 from partitioner.compiled.module import ModuleProgram
-from partitioner.cost_model.cluster import Cluster, DeviceSpec, LinkLevel
-from partitioner.strategies.batch import sequence_of
+from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel
 from partitioner.strategies.constraints import ConstraintError
+from partitioner.strategies.kinds.batch import sequence_of
 
 MIXES = {"cp+dp": (2, 3), "cp+tp": (2, 2), "ring+dp": (2, 2), "ring+tp": (2, 2)}
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from expert_models import BUILDERS
-from sequences import FORMS, forced, is_of_form, keys_of, trains_alike
 from torch import nn
+
+from helpers.modules.expert_models import BUILDERS
+from helpers.plans.sequences import FORMS, forced, is_of_form, keys_of, trains_alike
 
 VOCABULARY, ROWS = 31, 9
 

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_models
 import pytest
 import torch
-from image_nets import Classifier, Grown, Planes, UNet, Volumes
 from onnx import helper
-from spatial_jobs import JOBS
-from spatial_jobs import Loss as Weighted
 from torch import nn
-from torch_jobs import RunJob, job_parameters
 
 import partitioner
+from helpers.modules.image_nets import Classifier, Grown, Planes, UNet, Volumes
+from helpers.onnx_files import onnx_models
+from helpers.processes.torch_jobs import RunJob, job_parameters
+from jobs.kinds.spatial_jobs import JOBS
+from jobs.kinds.spatial_jobs import Loss as Weighted
 from partitioner.compiled.base import Compiled
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import rules_of
@@ -299,7 +299,7 @@ def test_resnet_50(mesh: Mapping[str, int], zoo: Callable[[str], Path]) -> None:
 
 @pytest.mark.parametrize("job", job_parameters(JOBS))
 def test_ranks_train_to_the_same_weights(run_job: RunJob, job: str) -> None:
-    run_job("spatial_jobs.py", job)
+    run_job("kinds/spatial_jobs.py", job)
 
 
 @pytest.mark.parametrize(

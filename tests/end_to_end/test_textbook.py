@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from searching import search
 from torch import nn
 
 import partitioner
+from helpers.plans.searching import search
 from partitioner.compiled.module import ModuleProgram
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.ir.graph import Constant, Graph, Node
 from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.types import TensorType

@@ -5,27 +5,27 @@ from typing import Any
 
 import pytest
 import torch
-from staged import on_trace, staged, staged_plan, traced
-from tight_models import ACTIVATIONS, Tight, tight
 from torch import Tensor, nn
 
 import partitioner
+from helpers.modules.tight_models import ACTIVATIONS, Tight, tight
+from helpers.plans.staged import on_trace, staged, staged_plan, traced
 from partitioner.compiled.module import ModuleProgram
-from partitioner.cost_model.memory import StepLives, exact_lifetimes
-from partitioner.cost_model.schedule import Schedule, schedule
+from partitioner.cost_model.memory.lifetimes import StepLives, exact_lifetimes
+from partitioner.cost_model.schedule.task_list import Schedule, schedule
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
-from partitioner.ir.offers import chosen
 from partitioner.ir.ops import row_of
 from partitioner.ir.phases import PhaseError
 from partitioner.ir.pipeline import PipelineScheduleError
 from partitioner.ir.plan import Plan, resolve
-from partitioner.search import pipelines
+from partitioner.rewrites.settle import chosen
+from partitioner.rewrites.staging import changing_nodes
+from partitioner.search.stages import pipelines
 from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import ConstraintError
-from partitioner.strategies.staging import changing_nodes
 
 WIDTH, ROWS = 16, 8
 

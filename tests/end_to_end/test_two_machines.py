@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import two_machines
-from two_machines import ROOT, NotPermittedError, TwoMachines, cluster_of
 
-SCRIPT = ROOT / "tests/jobs/across_machines.py"
+from helpers.processes import two_machines
+from helpers.processes.two_machines import ROOT, NotPermittedError, TwoMachines, cluster_of
+
+SCRIPT = ROOT / "tests/jobs/processes/across_machines.py"
 LINK_BYTES_PER_S = 25e6  # which makes stages the cheapest plan
 #: Ranks end within these seconds; gloo waits for five.
 SOON_S = 10

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_models
 import pytest
 from onnx import helper
 
 import partitioner
+from helpers.onnx_files import onnx_models
 from partitioner.strategies.constraints import ConstraintError
 
 NUMBERS = {

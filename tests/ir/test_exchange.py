@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from placements import MESHES, cut, placement, random_placement, receive
 
+from helpers.op_rows.placements import MESHES, cut, placement, random_placement, receive
 from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import (
     Region,

@@ -1,9 +1,9 @@
 """Phases of plans in stages: numbers, orders, and what cannot run."""
 
 import pytest
-from staged import equal_stages, staged_plan
-from staged_models import Plain, Tied, Towers, seeded
 
+from helpers.modules.staged_models import Plain, Tied, Towers, seeded
+from helpers.plans.staged import equal_stages, staged_plan
 from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example

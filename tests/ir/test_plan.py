@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cost_cases import chain_graph, graph, matmul_graph
 
+from helpers.plans.cost_cases import chain_graph, graph, matmul_graph
 from partitioner.ir.graph import Node
 from partitioner.ir.layout import DimLayout
 from partitioner.ir.mesh import DeviceMesh

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from cost_cases import flat
-from whole_plans import build as graph_of
-from whole_plans import candidates, random_plan, weight
 
+from helpers.plans.cost_cases import flat
+from helpers.plans.whole_plans import build as graph_of
+from helpers.plans.whole_plans import candidates, random_plan, weight
 from partitioner import examples
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.columns import DeviceColumns
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.cost_model.reshard import Resharder
-from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh

@@ -8,9 +8,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from partitioner import examples
-from partitioner.cost_model.columns import DeviceColumns
-from partitioner.cost_model.reshard import Resharder
-from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.equal_devices.columns import DeviceColumns
+from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh

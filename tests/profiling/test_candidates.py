@@ -4,12 +4,12 @@ from collections import Counter
 
 import pytest
 import torch
-from cost_cases import flat
-from expert_models import Experts
 from torch import Tensor, nn
 
-from partitioner.backends.torch.timing import prepared
-from partitioner.cost_model.forms import call_form
+from helpers.modules.expert_models import Experts
+from helpers.plans.cost_cases import flat
+from partitioner.backends.torch.measuring.timing import prepared
+from partitioner.cost_model.profiles.forms import call_form
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example

@@ -15,19 +15,19 @@ from torch import nn
 
 import partitioner
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch import timing as torch_timing
-from partitioner.backends.torch.clocks import StreamClock, timed_run
+from partitioner.backends.torch.measuring import timing as torch_timing
+from partitioner.backends.torch.measuring.clocks import StreamClock, timed_run
 from partitioner.compiled.base import Compiled
-from partitioner.cost_model.entries import Entry
-from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.profile import write_entries
-from partitioner.cost_model.resolve import (
+from partitioner.cost_model.cluster.resolve import (
     cpu_fingerprint,
     device_type,
     gpu_fingerprint,
     is_of_gpu,
     local_cluster,
 )
+from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.profiles.database import write_entries
+from partitioner.cost_model.profiles.entries import Entry
 from partitioner.examples import build
 from partitioner.frontends.model import open_model
 from partitioner.ir.errors import OptionError

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import onnx
 import pytest
-import two_machines
-from two_machines import ROOT, NotPermittedError, cluster_of
 
+from helpers.processes import two_machines
+from helpers.processes.two_machines import ROOT, NotPermittedError, cluster_of
 from partitioner import examples
-from partitioner.backends.torch.links import LinkGroup, added_seconds, link_groups
-from partitioner.cost_model.collectives import collective
-from partitioner.cost_model.profile import Profile
-from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.prices.collectives import collective
+from partitioner.cost_model.profiles.database import Profile
 from partitioner.ir.program import CommKind
+from partitioner.profiling.gloo import LinkGroup, added_seconds, link_groups
 
 LINK_BYTES_PER_S = 25e6
 PROFILE = 'profile = {{ file = "{file}", device = "core", threads = 1 }}\n'
@@ -57,7 +57,7 @@ def test_two_machines_measure_groups_of_both_levels(tmp_path: Path) -> None:
     cluster.write_text(text)
     onnx.save(examples.build("mlp", layers=2, hidden=8, batch=6), model)
     arguments = [str(model), "--cluster", str(cluster)]
-    script = ROOT / "tests/jobs/far_links.py"
+    script = ROOT / "tests/jobs/processes/far_links.py"
     try:
         with two_machines.two_machines(LINK_BYTES_PER_S) as machines:
             ended = machines.run(script, arguments, 2, tmp_path, limit_s=200)

@@ -8,25 +8,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import modules
 import onnx
 import pytest
 import torch
 from torch import nn
 
 import partitioner
+from helpers import factories
 from partitioner import examples, units
-from partitioner.backends.torch import links
 from partitioner.cli.main import main
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.entries import LinkEntry
+from partitioner.cost_model.cluster.resolve import local_cluster, one_process, resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.profile import BORDER, whole_key, write_links
-from partitioner.cost_model.resolve import local_cluster, one_process, resolve_cluster
+from partitioner.cost_model.profiles.database import BORDER, whole_key, write_links
+from partitioner.cost_model.profiles.entries import LinkEntry
 from partitioner.frontends.model import open_model
 from partitioner.ir.errors import OptionError
 from partitioner.ir.plan import Plan
-from partitioner.profiling import yardsticks
+from partitioner.profiling import gloo, yardsticks
 from partitioner.profiling.candidates import (
     candidates,
     graph_before,
@@ -68,8 +67,8 @@ def with_links(empty: Path) -> Path:
         return empty
     assert spec.profile is not None
     known = [
-        LinkEntry(kind, 2, nbytes, 1e-3, 0.01, 7, links.NAME, "2026-01-01")
-        for kind, _, nbytes in links.wanted_of(links.link_groups([("", 2)]))
+        LinkEntry(kind, 2, nbytes, 1e-3, 0.01, 7, gloo.NAME, "2026-01-01")
+        for kind, _, nbytes in gloo.wanted_of(gloo.link_groups([("", 2)]))
     ]
     write_links(empty, spec.profile.device, spec.profile.threads, known)
     return empty
@@ -292,8 +291,8 @@ def test_a_time_limit_ends_between_measurements(mlp: onnx.ModelProto, file: Path
 @pytest.mark.parametrize("training", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_modules_are_measured_in_pytorch(file: Path, training: bool) -> None:
     two_processes(file)
-    module: nn.Module = modules.classifier(training=training)
-    batch = modules.batch(labels=training)
+    module: nn.Module = factories.classifier(training=training)
+    batch = factories.batch(labels=training)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -313,7 +312,7 @@ def test_modules_are_measured_in_pytorch(file: Path, training: bool) -> None:
 @pytest.mark.slow
 def test_micro_batches_are_measured_for_plans_in_stages(file: Path) -> None:
     two_processes(file)
-    module, batch = modules.classifier(training=True), modules.batch(labels=True)
+    module, batch = factories.classifier(training=True), factories.batch(labels=True)
     options = {"devices": 2, "training": True, "profile": file}
     done = profile(module, batch, strategy="inter", micro_batches=2, **options)
     assert done.measured == done.forms
@@ -378,7 +377,7 @@ def test_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     two_processes(empty)
-    monkeypatch.setattr(links, "SIZES", (1024, 2**16))
+    monkeypatch.setattr(gloo, "SIZES", (1024, 2**16))
     onnx.save(mlp, tmp_path / "m.onnx")
     command = [str(tmp_path / "m.onnx"), "--devices", "2", "--profile", str(empty)]
     assert main(["profile", *command, "-q", "--json"]) == 0

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import onnx
 import pytest
-import schema_check
 
 import partitioner
+from helpers.pages import schema_check
 from partitioner import examples
 from partitioner.cli.main import main
 from partitioner.compiled.folder import load_summary

@@ -4,10 +4,10 @@ import itertools
 from pathlib import Path
 
 import pytest
-import schema_check
-import staged_plans
 
-from partitioner.cost_model.memory import exact_lifetimes, safe_lifetimes
+from helpers.pages import schema_check
+from helpers.plans import staged_plans
+from partitioner.cost_model.memory.lifetimes import exact_lifetimes, safe_lifetimes
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.report.page.data import report_data, result_bottleneck
 from partitioner.report.page.page import render

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from profiled import write_profile
 from torch import nn
 
 import partitioner
+from helpers.plans.profiled import write_profile
 from partitioner import examples
+from partitioner.cost_model.cluster.resolve import local_cluster
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.profile import Profile, whole_entry, write_entries
-from partitioner.cost_model.resolve import local_cluster
+from partitioner.cost_model.profiles.database import Profile, whole_entry, write_entries
 from partitioner.frontends.model import open_model
 from partitioner.frontends.onnx.load import load_onnx
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from solver_instances import placement
 
 import partitioner
+from helpers.problems.solver_instances import placement
 from partitioner import examples
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Pipeline, Plan

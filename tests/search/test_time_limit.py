@@ -8,20 +8,20 @@ import torch
 from torch import nn
 
 import partitioner
+from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.cost_model.resolve import resolve_cluster
-from partitioner.frontends.torch.capture import capture, export_module
-from partitioner.frontends.torch.decompositions import DECOMPOSITIONS
-from partitioner.frontends.torch.graph import module_graph
+from partitioner.frontends.torch.building.graph import module_graph
+from partitioner.frontends.torch.patterns.decompositions import DECOMPOSITIONS
+from partitioner.frontends.torch.tracing.capture import capture, export_module
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.problem.folding import fold
 from partitioner.search.levels.axis_sharder import AxisSharder, MeshPlan
 from partitioner.search.levels.mesh_sharder import Sharder
-from partitioner.search.micro_batch_counts import CountSearch, Trial
 from partitioner.search.outcome import OutOfTime
-from partitioner.search.pipelines import find_pipeline
 from partitioner.search.request import Budget, Request
+from partitioner.search.stages.micro_batch_counts import CountSearch, Trial
+from partitioner.search.stages.pipelines import find_pipeline
 from partitioner.solver import work as work_module
 from partitioner.solver.work import Work
 from partitioner.strategies.derive import Rules

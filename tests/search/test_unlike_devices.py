@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from searching import search
 
 import partitioner
+from helpers.plans.searching import search
 from partitioner import examples
-from partitioner.cost_model.cluster import Cluster, DeviceSpec
-from partitioner.cost_model.compute import local_flops
-from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec
+from partitioner.cost_model.prices.compute import local_flops
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve
@@ -78,7 +78,7 @@ def test_an_intra_plan_takes_total_work_over_total_speed(
     assert outcome.evaluation.step_s < 1.02 * ideal_s(graph)
     done = flops(graph, outcome.plan)
     np.testing.assert_allclose(done / done.sum(), SPEEDS / SPEEDS.sum(), rtol=0.02)
-    monkeypatch.setattr("partitioner.search.explicit.device_speeds", lambda *_: None)
+    monkeypatch.setattr("partitioner.search.spaces.explicit.device_speeds", lambda *_: None)
     balanced = search(graph, MIXED, request)
     assert balanced.plan.certificate is not None
     assert outcome.evaluation.step_s < 0.55 * balanced.plan.certificate.bound
@@ -149,7 +149,7 @@ def test_a_cut_by_speed_fits_where_a_balanced_one_does_not(
     outcome = search(graph, cluster, request)
     assert outcome.evaluation.fits
     assert outcome.evaluation.step_s < 1.01 * ideal_s(graph, cluster)
-    monkeypatch.setattr("partitioner.search.explicit.device_speeds", lambda *_: None)
+    monkeypatch.setattr("partitioner.search.spaces.explicit.device_speeds", lambda *_: None)
     with pytest.raises(Infeasible):
         search(graph, cluster, request)
 
@@ -157,7 +157,7 @@ def test_a_cut_by_speed_fits_where_a_balanced_one_does_not(
 def test_a_balanced_plan_is_told_of_the_cuts_by_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = mlp(layers=2, hidden=64, batch=1)
     with monkeypatch.context() as without:
-        without.setattr("partitioner.search.explicit.device_speeds", lambda *_: None)
+        without.setattr("partitioner.search.spaces.explicit.device_speeds", lambda *_: None)
         plan = search(graph, MIXED, Request(strategy="intra", time_limit_s=10)).plan
     offered = Neighbourhood(graph, plan, MIXED).alternatives(graph.nodes[0])
     sizes = {layout.sizes() for entry in offered[1:] for layout in entry.placed.layouts.values()}

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from drawn_plans import mlp
-from small_gpt import small_gpt
 from torch import nn
 
 import partitioner
-from partitioner.cost_model.memory import kept_bytes
+from helpers.drawn.drawn_plans import mlp
+from helpers.modules.small_gpt import small_gpt
+from partitioner.cost_model.memory.lifetimes import kept_bytes
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.search.what_would_fit import MOST_TIMES, _least_count
 from partitioner.solver import Infeasible

@@ -5,10 +5,10 @@ import random
 from collections.abc import Callable
 
 import pytest
-from searching import search
 
+from helpers.plans.searching import search
 from partitioner import examples
-from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.plan import Certificate
 from partitioner.search.outcome import Outcome

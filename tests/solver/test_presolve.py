@@ -6,8 +6,8 @@ import random
 from dataclasses import replace
 
 import pytest
-from solver_instances import spmd
 
+from helpers.problems.solver_instances import spmd
 from partitioner.solver import Edge, brute_force, evaluate_choices
 from partitioner.solver.merge_equal import merge_equal
 from partitioner.solver.presolve import presolve

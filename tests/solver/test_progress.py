@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from solver_instances import spmd
 
+from helpers.problems.solver_instances import spmd
 from partitioner.solver import brute_force, evaluate_choices
 from partitioner.solver.progress import Progress
 from partitioner.solver.work import Work

@@ -4,8 +4,8 @@ import random
 from dataclasses import replace
 
 import pytest
-from solver_instances import placement
 
+from helpers.problems.solver_instances import placement
 from partitioner.solver import evaluate_choices
 from partitioner.solver.symmetry import canonical, symmetric_groups
 

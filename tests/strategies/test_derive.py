@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from whole_plans import build, weight
 
+from helpers.plans.whole_plans import build, weight
 from partitioner import examples
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph, Node

@@ -4,17 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_models
 import pytest
 from onnx import helper
 
 import partitioner
+from helpers.onnx_files import onnx_models
 from partitioner.compiled.base import Compiled
-from partitioner.cost_model.cluster import Cluster, DeviceSpec, LinkLevel
+from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.rule import FactorKind
-from partitioner.search import explicit
+from partitioner.search.spaces import explicit
 from partitioner.strategies.derive import Rules, strategies
 
 HEIGHT, LAYERS = 24, 4

@@ -8,9 +8,9 @@ import onnx
 import pytest
 import torch
 from onnx import helper, numpy_helper
-from rank_files import save_edited
 
 import partitioner
+from helpers.onnx_files.rank_files import save_edited
 from partitioner import examples
 from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.local import run_local

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import drawn_plans
 import numpy as np
 import onnx
-import onnx_models as om
 import pytest
 from onnx import helper
 
 import partitioner
-from partitioner.backends.onnx.emit import emit
+from helpers.drawn import drawn_plans
+from helpers.onnx_files import onnx_models as om
+from partitioner.backends.onnx.files.emit import emit
 from partitioner.cli.main import main
 from partitioner.compiled.base import Compiled, origin
 from partitioner.compiled.onnx_model import OnnxModel

@@ -13,8 +13,8 @@ from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.distributed.tensor.placement_types import Placement
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch.buffers import extent
-from partitioner.backends.torch.faults import named
+from partitioner.backends.torch.agreeing.faults import named
+from partitioner.backends.torch.state.buffers import extent
 
 
 def is_sum(tensor: Tensor) -> bool:

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
+from partitioner.backends.torch.agreeing.sums import checksum, code
 from partitioner.backends.torch.dtensors.schemas import written_tensors
-from partitioner.backends.torch.sums import checksum, code
 
 #: Times between two calls of a module that an operator with tensors of the same sizes is noted.
 _COMPARED = 3

@@ -376,7 +376,7 @@ def attention_part_backward(
 def _step_blocks(
     intervals: Sequence[int], counts: Sequence[int], step: int, is_causal: bool
 ) -> Iterator[_Block]:
-    """The blocks of a step of a ring (`ir.ring`), in places of its operands.
+    """The blocks of a step of a ring (`rewrites.ring`), in places of its operands.
 
     The rows lie as in the sequence, as keys of step 0 do; later keys lie part by part.
 

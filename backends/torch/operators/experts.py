@@ -29,12 +29,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partitioner.backends.torch.comms import group_name
 from partitioner.backends.torch.operators.registry import gradient, operator
 from partitioner.backends.torch.operators.sent import (
     Call,
     Steps,
     all_to_all,
+    group_name,
     packed,
     sending,
     unpacked,

@@ -23,6 +23,11 @@ Steps = Generator[Call, Any, tuple[Tensor, ...]]
 SENDING: dict[Any, Callable[..., Steps]] = {}
 
 
+def group_name(ranks: Sequence[int]) -> str:
+    """Name under which the process group of these ranks is registered."""
+    return "ranks_" + "_".join(map(str, ranks))
+
+
 def sending(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Steps]], Any]:
     """Register the decorated generator as an operator; `schema` and `fake` as of `operator`."""
 

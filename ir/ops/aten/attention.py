@@ -84,7 +84,7 @@ def _local_rows(view: OpView, local: LocalView, first: int) -> LocalOp:
 
 
 def _pieces(view: OpView) -> Sequence[Sequence[Interval]]:
-    """The intervals of the sequence of each part of a ring (`ir.ring`)."""
+    """The intervals of the sequence of each part of a ring (`rewrites.ring`)."""
     ends, counts = view.ints("intervals") or (), view.ints("counts") or ()
     intervals = iter(zip(ends[::2], ends[1::2], strict=True))
     return [[*itertools.islice(intervals, count)] for count in counts]

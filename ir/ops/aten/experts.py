@@ -1,4 +1,4 @@
-"""Layers of experts as single nodes, which `frontends.torch.experts` puts in their place."""
+"""Layers of experts as single nodes, which `frontends.torch.patterns.experts` puts there."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ import onnx_ir
 from onnx_ir import convenience
 
 from partitioner.frontends.errors import FrontendError
-from partitioner.frontends.onnx.bodies import captured
-from partitioner.frontends.onnx.border import border
-from partitioner.frontends.onnx.check_nodes import is_static
+from partitioner.frontends.onnx.inferring.check_nodes import is_static
+from partitioner.frontends.onnx.reading.bodies import captured
+from partitioner.frontends.onnx.reading.border import border
 from partitioner.ir.graph import Constant, Graph, Node
 from partitioner.ir.ops import rule_of
 from partitioner.ir.ops.estimate import estimated_flops

@@ -11,10 +11,10 @@ import numpy as np
 import onnx_ir
 
 from partitioner.frontends.errors import FrontendError
-from partitioner.frontends.onnx.bodies import captured
 from partitioner.frontends.onnx.body_flops import flops_of_body, runs_of_bodies
-from partitioner.frontends.onnx.dims import Declared
-from partitioner.frontends.onnx.names import fresh
+from partitioner.frontends.onnx.inferring.dims import Declared
+from partitioner.frontends.onnx.reading.bodies import captured
+from partitioner.frontends.onnx.reading.names import fresh
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Attr, Constant, Graph, Node, Opaque
 from partitioner.ir.onnx_types import from_onnx_dtype

@@ -16,21 +16,21 @@ from onnx import ModelProto
 from onnx_ir.passes.common import InlinePass
 
 from partitioner.frontends.errors import FrontendError, one_line
-from partitioner.frontends.onnx import norms, reductions
-from partitioner.frontends.onnx.bodies import lift_weights
-from partitioner.frontends.onnx.border import border
-from partitioner.frontends.onnx.bounded import bounded_values, keep_together
 from partitioner.frontends.onnx.build import build_graph
-from partitioner.frontends.onnx.check_nodes import check_rules
-from partitioner.frontends.onnx.dims import Binding, Declared, bind_dims, declared_dims
-from partitioner.frontends.onnx.fold import lift_constants, settle_outputs
-from partitioner.frontends.onnx.part_writer import in_parts
-from partitioner.frontends.onnx.read import Source, name_of, read_source
-from partitioner.frontends.onnx.runtime import runtime_operators
-from partitioner.frontends.onnx.shapes import make_static
+from partitioner.frontends.onnx.inferring.bounded import bounded_values, keep_together
+from partitioner.frontends.onnx.inferring.check_nodes import check_rules
+from partitioner.frontends.onnx.inferring.dims import Binding, Declared, bind_dims, declared_dims
+from partitioner.frontends.onnx.inferring.shapes import make_static
+from partitioner.frontends.onnx.reading.bodies import lift_weights
+from partitioner.frontends.onnx.reading.border import border
+from partitioner.frontends.onnx.reading.read import Source, name_of, read_source
+from partitioner.frontends.onnx.reading.runtime import runtime_operators
+from partitioner.frontends.onnx.rewriting import norms, reductions
+from partitioner.frontends.onnx.rewriting.fold import lift_constants, settle_outputs
+from partitioner.frontends.onnx.rewriting.part_writer import in_parts
 from partitioner.ir.graph import Graph, Opaque
-from partitioner.ir.keys import keys_in_parts
 from partitioner.ir.onnx_types import onnx_dtype
+from partitioner.rewrites.keys import keys_in_parts
 
 _NO_DIMS: Mapping[str, int] = MappingProxyType({})
 _NO_SHAPES: Mapping[str, tuple[int, ...]] = MappingProxyType({})

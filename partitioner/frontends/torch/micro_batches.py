@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch.micro_batches import MicroBatches, micro_batch_sizes, part
+from partitioner.backends.torch.graphs.micro_batches import MicroBatches, micro_batch_sizes, part
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.trace import TracedModule, trace_module

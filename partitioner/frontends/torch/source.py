@@ -102,7 +102,7 @@ class ModuleSource:
 
 
 def _read(file: Path) -> tuple[nn.Module, Example]:
-    from partitioner.backends.torch.archive import read_program
+    from partitioner.backends.torch.files.archive import read_program
 
     program = read_program(file)
     if program.example_inputs is None:

@@ -12,31 +12,31 @@ from torch.export import ExportedProgram
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from partitioner.backends.torch.micro_batches import MicroBatches
-from partitioner.backends.torch.originals import tracing
-from partitioner.backends.torch.signature import Signature
+from partitioner.backends.torch.graphs.micro_batches import MicroBatches
+from partitioner.backends.torch.graphs.signature import Signature
+from partitioner.backends.torch.guards.originals import tracing
 from partitioner.frontends.errors import FrontendError
-from partitioner.frontends.torch.attention import replace_attention
-from partitioner.frontends.torch.bags import replace_bags
-from partitioner.frontends.torch.capture import (
+from partitioner.frontends.torch.building.graph import ModuleGraph, module_graph
+from partitioner.frontends.torch.options import ModuleOptions
+from partitioner.frontends.torch.patterns.attention import replace_attention
+from partitioner.frontends.torch.patterns.bags import replace_bags
+from partitioner.frontends.torch.patterns.composites import keep_composites
+from partitioner.frontends.torch.patterns.counted import replace_counted
+from partitioner.frontends.torch.patterns.decompositions import DECOMPOSITIONS
+from partitioner.frontends.torch.patterns.dtypes import state_dtypes
+from partitioner.frontends.torch.patterns.experts import replace_experts, replace_lookups
+from partitioner.frontends.torch.patterns.losses import replace_losses
+from partitioner.frontends.torch.patterns.strides import make_contiguous
+from partitioner.frontends.torch.refusing.shared_memory import check_memory_apart
+from partitioner.frontends.torch.refusing.unchanged import Snapshot, check_registered, settings_of
+from partitioner.frontends.torch.source import Example
+from partitioner.frontends.torch.tracing.capture import (
     ASSIGNED,
     Role,
     capture,
     export_module,
     materialised,
 )
-from partitioner.frontends.torch.composites import keep_composites
-from partitioner.frontends.torch.counted import replace_counted
-from partitioner.frontends.torch.decompositions import DECOMPOSITIONS
-from partitioner.frontends.torch.dtypes import state_dtypes
-from partitioner.frontends.torch.experts import replace_experts, replace_lookups
-from partitioner.frontends.torch.graph import ModuleGraph, module_graph
-from partitioner.frontends.torch.losses import replace_losses
-from partitioner.frontends.torch.options import ModuleOptions
-from partitioner.frontends.torch.shared_memory import check_memory_apart
-from partitioner.frontends.torch.source import Example
-from partitioner.frontends.torch.strides import make_contiguous
-from partitioner.frontends.torch.unchanged import Snapshot, check_registered, settings_of
 from partitioner.ir.graph import Graph
 from partitioner.no_gc import no_collection
 

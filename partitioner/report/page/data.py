@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from partitioner import units
-from partitioner.cost_model.compute import local_flops, local_moved_bytes
 from partitioner.cost_model.evaluate import Evaluation
-from partitioner.cost_model.schedule import Task
+from partitioner.cost_model.prices.compute import local_flops, local_moved_bytes
+from partitioner.cost_model.schedule.tasks import Task
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from partitioner.cost_model.held import Held, Numbers, held
-from partitioner.cost_model.memory import (
+from partitioner.cost_model.memory.held import Held, Numbers, held
+from partitioner.cost_model.memory.lifetimes import (
     Lifetime,
     exact_lifetimes,
     loaded_among_activations,
     safe_lifetimes,
     with_headroom,
 )
-from partitioner.cost_model.schedule import Schedule
-from partitioner.cost_model.simulate import Timeline, simulate
+from partitioner.cost_model.schedule.simulate import Timeline, simulate
+from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.report.lanes import Lanes
 from partitioner.report.page.schema import Live, Memory
 from partitioner.report.planned import Planned

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Literal
 
-from partitioner.cost_model.simulate import simulate
+from partitioner.cost_model.schedule.simulate import simulate
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from partitioner.cost_model import simulate as simulator
-from partitioner.cost_model.critical_path import critical_path
-from partitioner.cost_model.passes import Pass, pass_text, passes
-from partitioner.cost_model.schedule import Schedule
-from partitioner.cost_model.simulate import Event, simulate
+from partitioner.cost_model.schedule import simulate as simulator
+from partitioner.cost_model.schedule.critical_path import critical_path
+from partitioner.cost_model.schedule.passes import Pass, pass_text, passes
+from partitioner.cost_model.schedule.simulate import Event, simulate
+from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.report.lanes import Lanes
 from partitioner.report.page.schema import Timeline
 

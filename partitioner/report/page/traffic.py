@@ -6,10 +6,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.collectives import comm_cost
-from partitioner.cost_model.schedule import Schedule, Task
-from partitioner.cost_model.traffic import moves
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.prices.collectives import comm_cost
+from partitioner.cost_model.schedule.task_list import Schedule
+from partitioner.cost_model.schedule.tasks import Task
+from partitioner.cost_model.schedule.traffic import moves
 from partitioner.ir.types import DTYPE_BITS
 from partitioner.report.lanes import Lanes
 from partitioner.report.page.schema import Link, Traffic

@@ -10,7 +10,7 @@ from typing import Literal
 
 from partitioner import units
 from partitioner.cost_model.evaluate import Evaluation
-from partitioner.cost_model.schedule import Task
+from partitioner.cost_model.schedule.tasks import Task
 from partitioner.report.bottleneck import balance, tightest
 from partitioner.report.lanes import joined, lanes
 from partitioner.report.page.data import device_rows

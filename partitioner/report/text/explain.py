@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from partitioner import units
-from partitioner.cost_model.compute import node_estimates, node_limit
-from partitioner.cost_model.forms import stores_parts
+from partitioner.cost_model.prices.compute import node_estimates, node_limit
+from partitioner.cost_model.profiles.forms import stores_parts
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import numbers
 from partitioner.ir.ops.estimate import estimated_flops

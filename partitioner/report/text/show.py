@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from partitioner import units
-from partitioner.cost_model.schedule import Task
+from partitioner.cost_model.schedule.tasks import Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import numbers
 from partitioner.ir.phases import StepOrder

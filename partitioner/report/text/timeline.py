@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partitioner import units
-from partitioner.cost_model.passes import LETTERS, Pass, passes
-from partitioner.cost_model.schedule import Schedule
-from partitioner.cost_model.simulate import Event, simulate
+from partitioner.cost_model.schedule.passes import LETTERS, Pass, passes
+from partitioner.cost_model.schedule.simulate import Event, simulate
+from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.ir.mesh import numbers
 
 WIDTH = 120  #: Columns of a step.

@@ -23,8 +23,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from partitioner.cost_model.columns import GroupColumns
-from partitioner.cost_model.even_mesh import EvenMesh, EvenResharder, stand_in
+from partitioner.cost_model.equal_devices.columns import GroupColumns
+from partitioner.cost_model.equal_devices.even_mesh import EvenMesh, EvenResharder, stand_in
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError
 from partitioner.ir.mesh import DeviceMesh
@@ -41,8 +41,8 @@ from partitioner.solver.problem import Problem
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import strategies
-from partitioner.strategies.kind import Asked
-from partitioner.strategies.parallel import KINDS as PARALLEL
+from partitioner.strategies.kinds.kind import Asked
+from partitioner.strategies.kinds.parallel import KINDS as PARALLEL
 
 Layouts = Mapping[str, DimLayout]  #: A cut over the axis of a line.
 Pick = tuple[int, ...]  #: Index of the cut over each axis of a mesh.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.ir.layout import DimLayout
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan

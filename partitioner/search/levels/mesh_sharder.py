@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.columns import GroupColumns
-from partitioner.cost_model.even_mesh import EvenMesh, EvenResharder, stand_in
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.equal_devices.columns import GroupColumns
+from partitioner.cost_model.equal_devices.even_mesh import EvenMesh, EvenResharder, stand_in
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode, place

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.ir.mesh import DeviceMesh
 
 
@@ -30,7 +30,7 @@ def sizes(pool: DevicePool, cluster: Cluster) -> tuple[int, ...]:
 
     Groups of a size lie within whole groups of each level of the cluster, or are made of them.
 
-    >>> from partitioner.cost_model.resolve import resolve_cluster
+    >>> from partitioner.cost_model.cluster.resolve import resolve_cluster
     >>> sizes(DevicePool(0, 24), resolve_cluster("3x8xh100"))
     (1, 2, 4, 8, 24)
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from partitioner.cost_model.even_mesh import EvenMesh
+from partitioner.cost_model.equal_devices.even_mesh import EvenMesh
 from partitioner.ir.graph import Graph
 from partitioner.problem.build import Built
 from partitioner.problem.memory_kinds import parts_text, planned_parts

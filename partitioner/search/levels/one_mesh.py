@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.ir.graph import Graph
 from partitioner.problem.folding import fold
 from partitioner.search.levels.axis_sharder import LEAST_GAIN, AxisSharder, MeshPlan

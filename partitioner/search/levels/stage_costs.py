@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.compute import sharded_flops_share, stored_bytes
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.equal_devices.even_mesh import EvenMesh, EvenResharder
 from partitioner.cost_model.evaluate import Evaluation
-from partitioner.cost_model.even_mesh import EvenMesh, EvenResharder
-from partitioner.cost_model.memory import HEADROOM_PERCENT, MemoryPeak, with_headroom
-from partitioner.cost_model.overlap import beside_compute
-from partitioner.cost_model.reshard import Hop
-from partitioner.cost_model.torch_kernels import step_tensors
+from partitioner.cost_model.memory.lifetimes import HEADROOM_PERCENT, MemoryPeak, with_headroom
+from partitioner.cost_model.memory.torch_kernels import step_tensors
+from partitioner.cost_model.prices.compute import sharded_flops_share, stored_bytes
+from partitioner.cost_model.prices.overlap import beside_compute
+from partitioner.cost_model.prices.reshard import Hop
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of

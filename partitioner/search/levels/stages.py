@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.columns import GroupColumns
-from partitioner.cost_model.even_mesh import EvenMesh, EvenResharder
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.equal_devices.columns import GroupColumns
+from partitioner.cost_model.equal_devices.even_mesh import EvenMesh, EvenResharder
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import place

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from partitioner import units
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import best_single
 from partitioner.ir.graph import Graph
-from partitioner.search.in_blocks import Prices, Unfit, least_limit, plan_in_blocks
+from partitioner.search.blocks.paths import Prices, Unfit, least_limit, plan_in_blocks
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Budget, Request
-from partitioner.search.stage_clock import StageClock
+from partitioner.search.ways.stage_clock import StageClock
 from partitioner.search.what_would_fit import Change
 from partitioner.solver import Infeasible
 

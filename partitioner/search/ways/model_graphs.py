@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from partitioner.ir.graph import Graph
-from partitioner.strategies.same_in_parts import Difference
+from partitioner.rewrites.same_in_parts import Difference
 
 
 class ModelGraphs(Protocol):

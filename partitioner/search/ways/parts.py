@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from partitioner import units
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
-from partitioner.search.micro_batch_counts import CountSearch, Trial, usual_trials
+from partitioner.rewrites.same_in_parts import Difference
 from partitioner.search.outcome import Outcome, stopped_refusal
 from partitioner.search.request import Budget, Request
-from partitioner.search.stage_clock import StageClock
+from partitioner.search.stages.micro_batch_counts import CountSearch, Trial, usual_trials
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.refusal import Nearly
+from partitioner.search.ways.stage_clock import StageClock
 from partitioner.search.what_would_fit import Change
 from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import ConstraintError
-from partitioner.strategies.same_in_parts import Difference
 
 
 @dataclass(frozen=True)

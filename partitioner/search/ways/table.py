@@ -6,24 +6,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import best_single
-from partitioner.cost_model.memory import kept_bytes
+from partitioner.cost_model.memory.lifetimes import kept_bytes
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
-from partitioner.search.in_blocks import why_not_in_blocks
+from partitioner.search.blocks.paths import why_not_in_blocks
 from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Budget, Request
-from partitioner.search.stage_clock import StageClock
 from partitioner.search.ways.blocks import InBlocks
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.parts import FewestParts, InStages, Parts
+from partitioner.search.ways.stage_clock import StageClock
 from partitioner.search.ways.way import Way, Weighing, nothing
 from partitioner.search.ways.whole import WholeBatch
 from partitioner.search.what_would_fit import Change, what_would_fit
 from partitioner.solver import Infeasible
-from partitioner.strategies.parallel import forms
+from partitioner.strategies.kinds.parallel import forms
 
 #: Share of a device's memory within which the whole model must fit one, so that nothing is short.
 AMPLE = 0.8

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.ir.graph import Graph
 from partitioner.search.find_plan import find_plan
 from partitioner.search.outcome import NoCheaper, Outcome, stopped_refusal
 from partitioner.search.request import Budget, Request
-from partitioner.search.stage_clock import StageClock
+from partitioner.search.ways.stage_clock import StageClock
 from partitioner.solver import Infeasible
 from partitioner.strategies.derive import Rules
 

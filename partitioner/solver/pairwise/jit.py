@@ -34,7 +34,7 @@ State = npt.NDArray[np.uint64]  #: Of the random numbers, one entry.
 def _sources() -> str:
     """A hash of the sources of this package and of the compiler's version."""
     here = Path(__file__).parent
-    contents = [path.read_bytes() for path in sorted(here.glob("*.py"))]
+    contents = [path.read_bytes() for path in sorted(here.rglob("*.py"))]
     contents.append(numba.__version__.encode())  # another one would discard what is kept
     return hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from partitioner.solver.pairwise.dive import dive
-from partitioner.solver.pairwise.dual import Dual
+from partitioner.solver.pairwise.bounding.dive import dive
+from partitioner.solver.pairwise.bounding.dual import Dual
 from partitioner.solver.pairwise.model import Model
-from partitioner.solver.pairwise.moves import Mover
+from partitioner.solver.pairwise.moving.moves import Mover
 from partitioner.solver.pairwise.problem import Flags, Floats, Ints
 from partitioner.solver.pairwise.progress import Progress
-from partitioner.solver.pairwise.relax import Relaxation
+from partitioner.solver.pairwise.reducing.relax import Relaxation
 from partitioner.solver.pairwise.rows import peaks
 
 #: Sizes of the balls, in nodes; as many balls as cover the graph about once.

@@ -6,11 +6,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-import rank_programs as hand
-from rank_cases import CASES, check
 
-from partitioner.backends.onnx.emit import emit, emit_models
-from partitioner.backends.onnx.simulator import Simulator, run_lockstep
+from helpers.plans import rank_programs as hand
+from helpers.plans.rank_cases import CASES, check
+from partitioner.backends.onnx.files.emit import emit, emit_models
+from partitioner.backends.onnx.running.simulator import Simulator, run_lockstep
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import Comm, CommKind, Output, Part, Programs

@@ -13,9 +13,9 @@ import torch.distributed as dist
 import partitioner
 from partitioner import examples
 from partitioner.backends.onnx import rank as rank_process
-from partitioner.backends.onnx.load import load_rank
+from partitioner.backends.onnx.files.load import load_rank
 from partitioner.backends.onnx.rank import RankProcess, rank_device
-from partitioner.backends.onnx.sessions import CPU, SessionConfig
+from partitioner.backends.onnx.sessions.segments import CPU, SessionConfig
 
 BUILT = ("CUDAExecutionProvider", "CPUExecutionProvider")
 

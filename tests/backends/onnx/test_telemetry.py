@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-CODE = "import partitioner.backends.onnx.sessions, os; print(len(os.listdir('/proc/self/task')))"
+CODE = """
+import os
+import partitioner.backends.onnx.sessions.segments
+print(len(os.listdir("/proc/self/task")))
+"""
 
 
 def test_importing_the_backend_starts_no_reporting(tmp_path: Path) -> None:

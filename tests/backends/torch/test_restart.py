@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch_jobs import ROOT
+
+from helpers.processes.torch_jobs import ROOT
 
 # torchrun ends the other rank as soon as it sees the dead one, often before gloo tells that rank,
 # or while it is still at the end of step 4: it does not listen, so its own words can be read.

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from operator_samples import operator_samples
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from whole_plans import lowered
 
-from partitioner.backends.torch.all_ranks import AllRanks
+from helpers.drawn.operator_samples import operator_samples
+from helpers.plans.whole_plans import lowered
+from partitioner.backends.torch.running.all_ranks import AllRanks
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example

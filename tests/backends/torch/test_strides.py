@@ -15,17 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from aten_rows import run_torch
-from laid_out import LAYOUTS, expanded
-from rows import Case, check_row, make_trial
 from torch import Tensor, fx, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name
 
 import partitioner
+from helpers.op_rows.aten_calls import run_node
+from helpers.op_rows.aten_rows import run_torch
+from helpers.op_rows.laid_out import LAYOUTS, expanded
+from helpers.op_rows.rows import Case, check_row, make_trial
 from partitioner.backends.tensors import from_numpy
-from partitioner.backends.torch.calls import COPIED, DENSE, run_node
-from partitioner.backends.torch.comms import RankComm
-from partitioner.backends.torch.shards import part_of
+from partitioner.backends.torch.graphs.calls import COPIED, DENSE
+from partitioner.backends.torch.graphs.comms import RankComm
+from partitioner.backends.torch.state.shards import part_of
 from partitioner.frontends.errors import FrontendError
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.graph import Node

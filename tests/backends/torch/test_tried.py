@@ -60,7 +60,7 @@ def test_what_is_missing_is_one_line(
     with pytest.raises(UntriedError, match=f"^{line}$"):
         partitioner.compile(torch.nn.Linear(4, 4), torch.randn(2, 4), devices=2)
     target = str(tmp_path / "m.partition")
-    assert main(["modules:build", "--devices", "2", "-q", "-o", target]) == 1
+    assert main(["helpers.factories:build", "--devices", "2", "-q", "-o", target]) == 1
     assert re.fullmatch(f"partition: {line}\n", capsys.readouterr().err)
 
 

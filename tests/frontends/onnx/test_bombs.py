@@ -6,13 +6,13 @@ import time
 
 import numpy as np
 import onnx
-import onnx_models as om
 import pytest
 from onnx import helper
 
+from helpers.onnx_files import onnx_models as om
 from partitioner.frontends.errors import FrontendError
-from partitioner.frontends.onnx.fold import MAX_GROWN_BYTES
 from partitioner.frontends.onnx.load import Traced, load_onnx
+from partitioner.frontends.onnx.rewriting.fold import MAX_GROWN_BYTES
 
 F32, I64 = "float32", "int64"
 MOST_S = 5

@@ -2,11 +2,11 @@
 
 import numpy as np
 import onnx
-import onnx_models as om
 import pytest
 from onnx import helper
 
-from partitioner.backends.onnx.nodes import node_proto
+from helpers.onnx_files import onnx_models as om
+from partitioner.backends.onnx.files.nodes import node_proto
 from partitioner.frontends.onnx.load import load_onnx
 
 RNG = np.random.default_rng(0)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_models as om
 import pytest
 from onnx import TensorProto, helper
 
 import partitioner
+from helpers.onnx_files import onnx_models as om
 from partitioner.cli.main import main
 from partitioner.frontends.errors import FrontendError
-from partitioner.frontends.onnx.dims import bind_dims, evaluate
+from partitioner.frontends.onnx.inferring.dims import bind_dims, evaluate
 from partitioner.frontends.onnx.load import load_onnx
 
 F32 = "float32"

@@ -5,12 +5,12 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import models
 import numpy as np
-import onnx_models as om
 import pytest
 import torch
 
+from helpers.onnx_files import models
+from helpers.onnx_files import onnx_models as om
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import load_onnx
 

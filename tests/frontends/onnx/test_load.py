@@ -5,10 +5,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import onnx
-import onnx_models as om
 import pytest
 from onnx import helper, numpy_helper
 
+from helpers.onnx_files import onnx_models as om
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.types import Dim

@@ -8,9 +8,9 @@ runs more of them.
 from pathlib import Path
 
 import pytest
-from fuzzing import GOOD, KINDS, Sample, Table, fuzz, run_sample
-from mutated_models import small_models
 
+from helpers.drawn.fuzzing import GOOD, KINDS, Sample, Table, fuzz, run_sample
+from helpers.onnx_files.mutated_models import small_models
 from partitioner.frontends.onnx.load import load_onnx
 
 #: Samples of one kind.

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.backend.test
-import onnx_models as om
 import pytest
 from onnx import helper, numpy_helper
 
 import partitioner
+from helpers.onnx_files import onnx_models as om
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.onnx.load import load_onnx
 

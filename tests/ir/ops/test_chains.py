@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 import pytest
-import rows
 from onnx import helper
 
-from partitioner.backends.onnx.nodes import node_proto, tensor_proto
+from helpers.op_rows import rows
+from partitioner.backends.onnx.files.nodes import node_proto, tensor_proto
 from partitioner.ir.graph import Attr, Constant, Graph, Node
 from partitioner.ir.layout import DimLayout, Sharding
 from partitioner.ir.mesh import DeviceMesh

@@ -10,8 +10,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
-from rows import Case, check_row, make_trial
 
+from helpers.op_rows.rows import Case, check_row, make_trial
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Attr
 from partitioner.ir.ops import ROWS, rule_of

@@ -1,8 +1,8 @@
 """FLOPs that rules give, against the formulas that people quote."""
 
 import pytest
-from rows import Case, case, f32, ints, make_trial, vec
 
+from helpers.op_rows.rows import Case, case, f32, ints, make_trial, vec
 from partitioner.ir.ops import rule_of
 from partitioner.ir.rule import Rule
 

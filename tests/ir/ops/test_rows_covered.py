@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import rows
-from rows import Case, case, check_opaque, check_row, f32, ints
 
+from helpers.op_rows import rows
+from helpers.op_rows.rows import Case, case, check_opaque, check_row, f32, ints
 from partitioner.ir.ops import ROWS
 from partitioner.ir.ops.rules.elementwise import elementwise
 from partitioner.ir.ops.signature import pattern

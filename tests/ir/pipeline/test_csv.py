@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch_tables import printed, torch_made, torch_runtime
 
+from helpers.problems.torch_tables import printed, torch_made, torch_runtime
 from partitioner.ir.pipeline import (
     SCHEDULES,
     PipelineScheduleError,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from torch_tables import printed, torch_made, torch_table
 
+from helpers.problems.torch_tables import printed, torch_made, torch_table
 from partitioner.ir.pipeline import check, from_csv, pipeline_schedule, textbook_lanes
 
 SIZES = [(lanes, m) for lanes in (1, 2, 3, 4, 5, 8) for m in range(1, 21)]

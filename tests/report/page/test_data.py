@@ -4,9 +4,9 @@ import json
 import math
 
 import pytest
-import schema_check
 
 import partitioner
+from helpers.pages import schema_check
 from partitioner import examples
 from partitioner.compiled.base import Compiled
 from partitioner.report.page.data import report_data, result_bottleneck, space_rows

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import browser as headless
 import pytest
-import synthetic
 from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from helpers.pages import browser as headless
+from helpers.pages import synthetic
 from partitioner.report.page import page
 from partitioner.report.page.schema import Report, Sweep
 

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-import browser as headless
 import numpy as np
 import onnx
 import pytest
@@ -13,6 +12,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 import partitioner
+from helpers.pages import browser as headless
 from partitioner import examples
 from partitioner.cli.main import main
 from partitioner.report.page.data import headline

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-import small_gpt
 
 import partitioner
+from helpers.modules import small_gpt
 from partitioner import examples
 from partitioner.compiled.base import Compiled
 from partitioner.report.lanes import lanes

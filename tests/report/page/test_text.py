@@ -3,9 +3,9 @@
 from importlib import resources
 from pathlib import Path
 
-import browser as headless
 import pytest
 
+from helpers.pages import browser as headless
 from partitioner import units
 
 FORMS = ("seconds", "size", "flops", "share")

@@ -4,10 +4,10 @@ import shutil
 import subprocess
 import xml.etree.ElementTree as ET
 
-import drawn_plans
 import pytest
-from dot_grammar import read
 
+from helpers.drawn import drawn_plans
+from helpers.pages.dot_grammar import read
 from partitioner.compiled.base import Compiled
 from partitioner.report.pictures.dot import dot
 from partitioner.report.pictures.palette import COMM

@@ -4,15 +4,15 @@ import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-import drawn_plans
 import networkx as nx
 import onnx
 import pytest
 from onnx import helper
 
+from helpers.drawn import drawn_plans
 from partitioner import examples
 from partitioner.compiled.base import Compiled
-from partitioner.cost_model.simulate import simulate
+from partitioner.cost_model.schedule.simulate import simulate
 from partitioner.files import FileError
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.edges import Terminal, edges, placed_nodes

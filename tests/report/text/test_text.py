@@ -6,8 +6,8 @@ from pathlib import Path
 
 import onnx
 import pytest
-import schema_check
 
+from helpers.pages import schema_check
 from partitioner import examples, sweeping
 from partitioner.cli.main import main
 from partitioner.frontends.onnx.load import load_onnx

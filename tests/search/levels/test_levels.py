@@ -14,26 +14,21 @@ from onnx import TensorProto, helper, numpy_helper
 
 import partitioner
 from partitioner import examples
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve
 from partitioner.problem.folding import Folded
-from partitioner.search.by_levels import cheapest_staged
-from partitioner.search.levels import (
-    Staged,
-    decisions,
-    evaluation,
-    groups,
-    layouts,
-    search_levels,
-    stretches,
-)
-from partitioner.search.levels.meshes import DevicePool, device_pools, sizes
+from partitioner.search.levels import stretches
+from partitioner.search.levels.decode import decisions, groups
+from partitioner.search.levels.meshes import DevicePool, device_pools, layouts, sizes
+from partitioner.search.levels.split_axes import SplitAxesSpace, axes_meshes
+from partitioner.search.levels.stage_costs import evaluation
+from partitioner.search.levels.staged import cheapest_staged
+from partitioner.search.levels.stages import Staged, search_levels
 from partitioner.search.request import Budget, Request
-from partitioner.search.split_axes import SplitAxesSpace, axes_meshes
 from partitioner.solver import Infeasible
 from partitioner.solver.stages import Pool, StageOption, StageProblem, evaluate_cut
 from partitioner.strategies.derive import Rules

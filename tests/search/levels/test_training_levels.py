@@ -13,28 +13,32 @@ import torch
 from torch import nn
 
 import partitioner
-from partitioner.cost_model import schedule
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.columns import DeviceColumns
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.evaluate import Evaluation, evaluate
-from partitioner.cost_model.reshard import Resharder
-from partitioner.cost_model.resolve import resolve_cluster
-from partitioner.frontends.torch.capture import capture, export_module
-from partitioner.frontends.torch.decompositions import DECOMPOSITIONS
-from partitioner.frontends.torch.graph import ModuleGraph, module_graph
+from partitioner.cost_model.prices.reshard import Resharder
+from partitioner.cost_model.schedule import task_list
+from partitioner.frontends.torch.building.graph import ModuleGraph, module_graph
+from partitioner.frontends.torch.patterns.decompositions import DECOMPOSITIONS
+from partitioner.frontends.torch.tracing.capture import capture, export_module
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.offers import alternatives, chosen, originals
+from partitioner.ir.offers import alternatives, originals
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import Plan
 from partitioner.problem.build import Built, build
 from partitioner.problem.folding import Folded, fold
 from partitioner.problem.memory_kinds import planned_parts
-from partitioner.search.levels import Staged, decisions, evaluation, groups, layouts, search_whole
+from partitioner.rewrites.settle import chosen
 from partitioner.search.levels.axis_sharder import AxisSharder, weight_side
+from partitioner.search.levels.decode import decisions, groups
 from partitioner.search.levels.mesh_sharder import Sharder
+from partitioner.search.levels.meshes import layouts
 from partitioner.search.levels.one_column import minimised
-from partitioner.search.levels.one_mesh import ranked
+from partitioner.search.levels.one_mesh import ranked, search_whole
+from partitioner.search.levels.stage_costs import evaluation
+from partitioner.search.levels.stages import Staged
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible, evaluate_choices
 from partitioner.solver.milp.engines import HIGHS
@@ -168,7 +172,7 @@ def before_buckets(
 ) -> Evaluation:
     """The referee's figures with the least that small collectives may cost in buckets."""
     with monkeypatch.context() as patch:
-        patch.setattr(schedule, "_as_they_travel", lambda tasks, *_: list(tasks))
+        patch.setattr(task_list, "_as_they_travel", lambda tasks, *_: list(tasks))
         return evaluate(graph, plan, cluster)
 
 
@@ -267,7 +271,7 @@ def test_a_step_of_the_optimizer_on_gpus_is_counted(batch: int) -> None:
 @pytest.mark.slow
 def test_by_levels_a_step_of_the_optimizer_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where there are too many devices to count each by itself."""
-    monkeypatch.setattr("partitioner.search.by_levels.MOST_EXPLICIT", 2)
+    monkeypatch.setattr("partitioner.search.levels.staged.MOST_EXPLICIT", 2)
     module, x = Stack(4, 256), torch.randn(16, 256)
     options = {"cluster": "4x8xh100", "training": True, "parallel": "tp", "time_limit_s": 5}
     roomy = partitioner.compile(module, x, **options)

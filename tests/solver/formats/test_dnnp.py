@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from solver_instances import Json, dnnp
 
+from helpers.problems.solver_instances import Json, dnnp
 from partitioner.solver import SolverError, evaluate_choices, solve
 from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem, to_solution

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from solver_instances import placement
 
+from helpers.problems.solver_instances import placement
 from partitioner.solver import Item, Problem, brute_force, evaluate_choices, solve
 from partitioner.solver.formats.dnnp import Instance, parse
 from partitioner.solver.formats.dnnp_problem import to_file, to_problem

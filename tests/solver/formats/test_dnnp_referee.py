@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from solver_instances import Json, dnnp
 
+from helpers.problems.solver_instances import Json, dnnp
 from partitioner.cli.main import main
 from partitioner.solver import brute_force, evaluate_choices
 from partitioner.solver.formats.dnnp import parse

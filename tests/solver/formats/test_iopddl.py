@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pairwise_cases import instance, optimum, second_opinion
 
+from helpers.problems.pairwise_cases import instance, optimum, second_opinion
 from partitioner.cli.main import main
 from partitioner.solver.formats.iopddl import parse, parse_solution, write
 from partitioner.solver.formats.json_files import FormatError, read

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from piper_files import piper as piper_file
-from solver_instances import dnnp as dnnp_file
 
+from helpers.problems.piper_files import piper as piper_file
+from helpers.problems.solver_instances import dnnp as dnnp_file
 from partitioner.solver.formats import dnnp, dnnp_referee, iopddl, json_files, piper, piper_referee
 from partitioner.solver.formats.files import FORMATS
 from partitioner.solver.formats.json_files import FormatError, read

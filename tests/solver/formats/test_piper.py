@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from piper_files import Json, all_plans, piper, price
 
+from helpers.problems.piper_files import Json, all_plans, piper, price
 from partitioner.cli.main import main
 from partitioner.solver import Infeasible, SolverError
 from partitioner.solver.formats.piper import Config, Instance, Sharded, parse

@@ -8,9 +8,9 @@ import random
 from pathlib import Path
 
 import pytest
-from piper_files import Json, Planned, all_plans, piper, price
-from wide_pipelines import convolutional, one_device_a_stage, recurrent
 
+from helpers.problems.piper_files import Json, Planned, all_plans, piper, price
+from helpers.problems.wide_pipelines import convolutional, one_device_a_stage, recurrent
 from partitioner.cli.main import main
 from partitioner.solver import Infeasible
 from partitioner.solver.formats.piper import Instance, parse

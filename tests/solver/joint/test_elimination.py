@@ -5,8 +5,8 @@ import math
 from dataclasses import replace
 
 import pytest
-from solver_instances import placement, spmd
 
+from helpers.problems.solver_instances import placement, spmd
 from partitioner.solver import (
     Choice,
     Edge,

@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from solver_instances import spmd
 
+from helpers.problems.solver_instances import spmd
 from partitioner.solver import Choice, Edge, Item, Problem, brute_force, solve
 from partitioner.solver.joint import elimination
 from partitioner.solver.joint.greedy import along

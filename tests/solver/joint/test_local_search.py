@@ -4,8 +4,8 @@ import random
 from dataclasses import replace
 
 import pytest
-from solver_instances import hops, placement, shared_holds, spmd, uneven
 
+from helpers.problems.solver_instances import hops, placement, shared_holds, spmd, uneven
 from partitioner.solver import brute_force, evaluate_choices
 from partitioner.solver.joint.latency import Latency, critical_path_s, list_schedule
 from partitioner.solver.joint.local_search import local_search

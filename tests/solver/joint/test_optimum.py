@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from solver_instances import placement, spmd, uneven
 
+from helpers.problems.solver_instances import placement, spmd, uneven
 from partitioner.solver import (
     Infeasible,
     Objective,

@@ -4,13 +4,13 @@ import math
 from dataclasses import replace
 
 import pytest
-from solver_instances import spmd
 
+from helpers.problems.solver_instances import spmd
 from partitioner import examples
-from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
-from partitioner.search.explicit import first_problem
 from partitioner.search.request import Request
+from partitioner.search.spaces.explicit import first_problem
 from partitioner.solver import Problem, brute_force, evaluate_choices, solve
 from partitioner.solver.joint.incumbents import relax, seek
 from partitioner.solver.joint.programs import round_relaxation, run_milp

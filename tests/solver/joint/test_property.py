@@ -7,8 +7,8 @@ from collections.abc import Callable
 from importlib import import_module
 
 import pytest
-from solver_instances import dnnp, hops, placement, shared_holds, spmd, uneven
 
+from helpers.problems.solver_instances import dnnp, hops, placement, shared_holds, spmd, uneven
 from partitioner.solver import (
     Infeasible,
     Objective,

@@ -5,8 +5,8 @@ from dataclasses import replace
 from importlib import import_module
 
 import pytest
-from solver_instances import spmd
 
+from helpers.problems.solver_instances import spmd
 from partitioner.solver import Infeasible, Problem, brute_force
 from partitioner.solver.joint.shortage import seek_least, shortage_message
 from partitioner.solver.milp.program import MilpResult

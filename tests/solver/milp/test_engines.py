@@ -9,10 +9,10 @@ from typing import Any
 import onnx
 import pulp
 import pytest
-from pairwise_cases import instance, optimum
-from solver_instances import dnnp, knapsack, placement, spmd
 
 import partitioner
+from helpers.problems.pairwise_cases import instance, optimum
+from helpers.problems.solver_instances import dnnp, knapsack, placement, spmd
 from partitioner import examples
 from partitioner.cli.main import main
 from partitioner.solver import Infeasible, SolverError, brute_force, solve
@@ -31,7 +31,7 @@ from partitioner.solver.milp.program import MilpBuilder
 from partitioner.solver.pairwise import evaluate
 from partitioner.solver.pairwise.exact import solve_exactly
 from partitioner.solver.pairwise.model import build
-from partitioner.solver.pairwise.reduce import prune
+from partitioner.solver.pairwise.reducing.reduce import prune
 from partitioner.solver.work import Work
 
 CBC = Engine("CBC", "PULP_CBC_CMD")

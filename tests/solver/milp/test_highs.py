@@ -8,14 +8,14 @@ import highspy
 import numpy as np
 import onnx
 import pytest
-from pairwise_cases import instance
 
+from helpers.problems.pairwise_cases import instance
 from partitioner import examples
 from partitioner.cli.main import main
 from partitioner.solver.milp.highs import new_highs
 from partitioner.solver.pairwise.exact import solve_exactly
 from partitioner.solver.pairwise.model import build
-from partitioner.solver.pairwise.reduce import prune
+from partitioner.solver.pairwise.reducing.reduce import prune
 from partitioner.solver.placement.covering import Covering
 
 BANNER = b"Running HiGHS\n"

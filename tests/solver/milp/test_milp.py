@@ -1,8 +1,8 @@
 """MILPs: the results of HiGHS, and the rows of the formulation."""
 
 import pytest
-from solver_instances import knapsack, placement, spmd
 
+from helpers.problems.solver_instances import knapsack, placement, spmd
 from partitioner.solver.milp.engines import solve_milp
 from partitioner.solver.milp.formulation import formulate
 from partitioner.solver.milp.program import MilpBuilder

@@ -4,8 +4,8 @@ import math
 import random
 
 import pytest
-from solver_instances import hops, placement, shared_holds, spmd
 
+from helpers.problems.solver_instances import hops, placement, shared_holds, spmd
 from partitioner.solver import (
     Choice,
     Edge,

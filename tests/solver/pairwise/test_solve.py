@@ -7,7 +7,8 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from pairwise_cases import (
+
+from helpers.problems.pairwise_cases import (
     FEASIBLE,
     REFUTED_OF_NINE,
     instance,
@@ -17,17 +18,16 @@ from pairwise_cases import (
     pruned,
     second_opinion,
 )
-
 from partitioner.solver.pairwise import FORBIDDEN, PairwiseSolution, evaluate, solve
-from partitioner.solver.pairwise.decode import decode
-from partitioner.solver.pairwise.dual import Dual
+from partitioner.solver.pairwise.bounding.decode import decode
+from partitioner.solver.pairwise.bounding.dual import Dual
+from partitioner.solver.pairwise.bounding.messages import Messages
 from partitioner.solver.pairwise.exact import solve_exactly
-from partitioner.solver.pairwise.ledger import add, ledger
-from partitioner.solver.pairwise.messages import Messages
 from partitioner.solver.pairwise.model import CONFLICT, build
-from partitioner.solver.pairwise.moves import Mover
+from partitioner.solver.pairwise.moving.ledger import add, ledger
+from partitioner.solver.pairwise.moving.moves import Mover
 from partitioner.solver.pairwise.progress import Progress
-from partitioner.solver.pairwise.reduce import reduce
+from partitioner.solver.pairwise.reducing.reduce import reduce
 from partitioner.solver.problem import SolverError
 
 #: Starts of twenty seeds; every one is the same property, so that most are for the slow run.

@@ -4,7 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-from pairwise_cases import (
+
+from helpers.problems.pairwise_cases import (
     FEASIBLE,
     INFEASIBLE,
     REFUTED_OF_NINE,
@@ -16,15 +17,14 @@ from pairwise_cases import (
     pruned,
     second_opinion,
 )
-
 from partitioner.solver.pairwise import solve
-from partitioner.solver.pairwise.dual import Dual
-from partitioner.solver.pairwise.fold import fold
-from partitioner.solver.pairwise.messages import Messages
+from partitioner.solver.pairwise.bounding.dual import Dual
+from partitioner.solver.pairwise.bounding.messages import Messages
 from partitioner.solver.pairwise.model import CONFLICT, Model, build
-from partitioner.solver.pairwise.moves import Mover
-from partitioner.solver.pairwise.reduce import reduce
-from partitioner.solver.pairwise.relax import relax
+from partitioner.solver.pairwise.moving.moves import Mover
+from partitioner.solver.pairwise.reducing.fold import fold
+from partitioner.solver.pairwise.reducing.reduce import reduce
+from partitioner.solver.pairwise.reducing.relax import relax
 from partitioner.solver.pairwise.rows import peaks
 
 

@@ -5,15 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from pairwise_cases import FEASIBLE, choices, instance, make, optimum, presolved
 
-from partitioner.solver.pairwise import FORBIDDEN, wide
-from partitioner.solver.pairwise.dive import dive
-from partitioner.solver.pairwise.dual import Dual
+from helpers.problems.pairwise_cases import FEASIBLE, choices, instance, make, optimum, presolved
+from partitioner.solver.pairwise import FORBIDDEN
+from partitioner.solver.pairwise.bounding.dive import dive
+from partitioner.solver.pairwise.bounding.dual import Dual
 from partitioner.solver.pairwise.jit import seeded
 from partitioner.solver.pairwise.model import Model, build
-from partitioner.solver.pairwise.moves import Mover
-from partitioner.solver.pairwise.order import eliminated_order
+from partitioner.solver.pairwise.moving import wide
+from partitioner.solver.pairwise.moving.moves import Mover
+from partitioner.solver.pairwise.moving.order import eliminated_order
 
 
 @pytest.mark.parametrize("seed", FEASIBLE)

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from solver_instances import dnnp, placement, spmd, uneven
 
+from helpers.problems.solver_instances import dnnp, placement, spmd, uneven
 from partitioner.solver import Choice, Problem, brute_force, evaluate_choices
 from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem

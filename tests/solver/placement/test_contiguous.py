@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from solver_instances import dnnp, placement
 
+from helpers.problems.solver_instances import dnnp, placement
 from partitioner.solver import Edge, Hold, Item, Problem, evaluate_choices
 from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem

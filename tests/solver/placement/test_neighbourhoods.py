@@ -5,8 +5,8 @@ import math
 import random
 
 import pytest
-from solver_instances import placement, spmd
 
+from helpers.problems.solver_instances import placement, spmd
 from partitioner.solver import brute_force, evaluate_choices
 from partitioner.solver.placement.neighbourhoods import share_anew
 from partitioner.solver.placement.subproblem import set_free

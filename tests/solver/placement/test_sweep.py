@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from solver_instances import placement
 
+from helpers.problems.solver_instances import placement
 from partitioner.solver import brute_force, evaluate_choices
 from partitioner.solver.placement.exchange import exchange
 from partitioner.solver.placement.fleet import Knapsack, Star, fleet, longest_runs

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stage_problems import Spec, all_cuts, brute_force, draw_problem
 
+from helpers.problems.stage_problems import Spec, all_cuts, brute_force, draw_problem
 from partitioner.solver import Infeasible, SolverError
 from partitioner.solver.stages import (
     Pool,

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from functional_jobs import JOBS
-from torch_jobs import ROOT, RunJob, job_parameters
 
 import partitioner
+from helpers.processes.torch_jobs import ROOT, RunJob, job_parameters
+from jobs.by_hand.functional_jobs import JOBS
 from partitioner import functional as comm
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.by_hand import wire
@@ -16,7 +16,7 @@ from partitioner.backends.torch.by_hand.labels import DTYPES, LABEL_SIZE, Label,
 
 @pytest.mark.parametrize("job", job_parameters(JOBS))
 def test_values_gradients_and_errors_on_ranks(run_job: RunJob, job: str) -> None:
-    run_job("functional_jobs.py", job)
+    run_job("by_hand/functional_jobs.py", job)
 
 
 def test_public_names_are_sorted_and_documented() -> None:

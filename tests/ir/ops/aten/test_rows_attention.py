@@ -1,8 +1,9 @@
 """Attention and its gradients as single nodes."""
 
 import pytest
-from aten_rows import aten
-from rows import Case, check_row, f32, flags
+
+from helpers.op_rows.aten_rows import aten
+from helpers.op_rows.rows import Case, check_row, f32, flags
 
 Q, K, V, W = (4, 4, 6, 8), (4, 4, 5, 8), (4, 4, 5, 8), (4, 4, 5, 3)
 GQ, GK = (2, 8, 6, 8), (2, 4, 5, 8)  #: Two query heads a key-value head.

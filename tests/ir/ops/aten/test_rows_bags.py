@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from aten_rows import aten
-from rows import Case, check_row, f32, ints
 from torch.nn import functional as F  # noqa: N812 - the usual name
+
+from helpers.op_rows.aten_rows import aten
+from helpers.op_rows.rows import Case, check_row, f32, ints
 
 ROWS, CHANNELS, COUNT, BAGS = 7, 4, 11, 5
 PADDING = 2

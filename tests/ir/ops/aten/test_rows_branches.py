@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from aten_rows import run_torch
-from rows import Case, check_row, f32, make_trial
 
+from helpers.op_rows.aten_rows import run_torch
+from helpers.op_rows.rows import Case, check_row, f32, make_trial
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import rule_of
 from partitioner.ir.ops.aten.branches import BRANCHES, COND

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import transformers.integrations.moe  # noqa: F401 - registers its grouped products
-from aten_rows import aten
-from rows import Case, check_opaque, check_row, f32
+
+from helpers.op_rows.aten_rows import aten
+from helpers.op_rows.rows import Case, check_opaque, check_row, f32
 
 #: Where the groups of seven rows end; the second one is empty.
 OFFSETS = np.array([3, 3, 7], np.int32)

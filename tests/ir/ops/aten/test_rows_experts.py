@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from aten_rows import aten
-from rows import Case, check_row, f32, ints
 
+from helpers.op_rows.aten_rows import aten
+from helpers.op_rows.rows import Case, check_row, f32, ints
 from partitioner.backends.torch.operators.experts import ACTIVATIONS
 
 TOKENS, CHOSEN, EXPERTS, CHANNELS, WIDTH = 6, 2, 5, 4, 3

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from aten_rows import aten
-from rows import Case, check_row, f32, flags, ints
+
+from helpers.op_rows.aten_rows import aten
+from helpers.op_rows.rows import Case, check_row, f32, flags, ints
 
 NONE: dict[str, Any] = {"min_cuts": 0}
 ONE: dict[str, Any] = {"min_cuts": 1}

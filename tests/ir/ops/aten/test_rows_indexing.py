@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from aten_rows import aten
-from rows import Case, check_opaque, check_row, f32, flags, ints, vec
+
+from helpers.op_rows.aten_rows import aten
+from helpers.op_rows.rows import Case, check_opaque, check_row, f32, flags, ints, vec
 
 CASES = [
     aten("index.Tensor", f32(4, 6, 5), [ints(7, low=0, high=3)], options={"min_cuts": 4}),

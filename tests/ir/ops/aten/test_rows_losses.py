@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from aten_rows import aten
-from rows import Case, check_opaque, check_row, f32, ints, scalar
+
+from helpers.op_rows.aten_rows import aten
+from helpers.op_rows.rows import Case, check_opaque, check_row, f32, ints, scalar
 
 NONE, MEAN, SUM = 0, 1, 2
 

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-import aten_rows
 import numpy as np
 import pytest
 import torch
-from aten_rows import aten, run_torch
-from rows import Case, check_opaque, check_row, f32, flags, ints, make_trial
 
-from partitioner.backends.torch.calls import run_node
+from helpers.op_rows import aten_rows
+from helpers.op_rows.aten_calls import run_node
+from helpers.op_rows.aten_rows import aten, run_torch
+from helpers.op_rows.rows import Case, check_opaque, check_row, f32, flags, ints, make_trial
 from partitioner.ir.graph import Node
 from partitioner.ir.ops import LocalOp, LocalView, OpView, row_of
 from partitioner.ir.ops.signature import pattern

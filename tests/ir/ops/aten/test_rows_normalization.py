@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from aten_rows import aten
-from rows import Case, Draw, check_row, f32
+
+from helpers.op_rows.aten_rows import aten
+from helpers.op_rows.rows import Case, Draw, check_row, f32
 
 X = f32(4, 6, 5)
 IMAGES = f32(4, 6, 3, 3)

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from aten_rows import aten
-from rows import Case, Draw, check_row, f32, flags, ints, make_trial
 
+from helpers.op_rows.aten_rows import aten
+from helpers.op_rows.rows import Case, Draw, check_row, f32, flags, ints, make_trial
 from partitioner.ir.ops import rule_of
 from partitioner.ir.rule import PENDING, Rule
 

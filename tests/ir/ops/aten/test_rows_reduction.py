@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from aten_rows import aten
-from rows import Case, Draw, check_row, f32, flags, ints, make_trial
 
-from partitioner.backends.torch.calls import run_node
+from helpers.op_rows.aten_calls import run_node
+from helpers.op_rows.aten_rows import aten
+from helpers.op_rows.rows import Case, Draw, check_row, f32, flags, ints, make_trial
 from partitioner.ir.ops import LocalView, OpView, row_of
 
 ONE: dict[str, Any] = {"min_cuts": 1}

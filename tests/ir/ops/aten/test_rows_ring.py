@@ -1,11 +1,11 @@
 """Nodes of a ring of attention."""
 
 import pytest
-from aten_rows import aten
-from rings import attention
-from rows import Case, Draw, check_row, f32, flags
 
-from partitioner.ir.ring import STEP, ring
+from helpers.op_rows.aten_rows import aten
+from helpers.op_rows.rings import attention
+from helpers.op_rows.rows import Case, Draw, check_row, f32, flags
+from partitioner.rewrites.ring import STEP, ring
 
 
 def operand(name: str, rows: int) -> Draw | None:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 import torch
-from aten_rows import aten
-from rows import Case, check_row, f32, scalar
 
+from helpers.op_rows.aten_rows import aten
+from helpers.op_rows.rows import Case, check_row, f32, scalar
 from partitioner.ir.ops import LocalOp
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from aten_rows import aten
-from rows import Case, Draw, check_row, f32
 
+from helpers.op_rows.aten_rows import aten
+from helpers.op_rows.rows import Case, Draw, check_row, f32
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops.aten.windows import UPSAMPLING
 

@@ -1,8 +1,8 @@
 """Rows of attention and rotary embeddings."""
 
 import pytest
-from rows import Case, Draw, case, check_opaque, check_row, f32, flags, ints, vec
 
+from helpers.op_rows.rows import Case, Draw, case, check_opaque, check_row, f32, flags, ints, vec
 from partitioner.ir.graph import Attr
 
 MS = "com.microsoft::"

@@ -1,7 +1,8 @@
 """Rows of matrix products."""
 
 import pytest
-from rows import Case, Draw, case, check_opaque, check_row, f32, ints
+
+from helpers.op_rows.rows import Case, Draw, case, check_opaque, check_row, f32, ints
 
 
 def u8(*shape: int) -> Draw:

@@ -2,7 +2,19 @@
 
 import numpy as np
 import pytest
-from rows import Case, Draw, case, check_opaque, check_row, f32, flags, ints, scalar, vec
+
+from helpers.op_rows.rows import (
+    Case,
+    Draw,
+    case,
+    check_opaque,
+    check_row,
+    f32,
+    flags,
+    ints,
+    scalar,
+    vec,
+)
 
 #: Domain of definition of the unary ops that are not defined on [-2, 2].
 POSITIVE = {"low": 0.1, "high": 3.0}

@@ -1,7 +1,8 @@
 """Rows of tensors made from shapes and scalars."""
 
 import pytest
-from rows import Case, case, check_row, f32, scalar, vec
+
+from helpers.op_rows.rows import Case, case, check_row, f32, scalar, vec
 
 CASES = (
     case("Shape", f32(4, 5), min_cuts=2),

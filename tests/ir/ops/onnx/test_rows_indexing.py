@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from rows import Case, case, check_row, f32, flags, ints, scalar, vec
+
+from helpers.op_rows.rows import Case, case, check_row, f32, flags, ints, scalar, vec
 
 CASES = (
     case("Gather", f32(7, 4), ints(3, 5, low=-7, high=6), min_cuts=4),

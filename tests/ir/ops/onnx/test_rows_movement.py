@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from rows import Case, case, check_opaque, check_row, f32, ints, scalar, vec
 
+from helpers.op_rows.rows import Case, case, check_opaque, check_row, f32, ints, scalar, vec
 from partitioner.ir.ops import ROWS
 
 

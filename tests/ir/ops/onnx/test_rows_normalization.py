@@ -1,7 +1,8 @@
 """Rows of normalizations."""
 
 import pytest
-from rows import Case, Draw, case, check_opaque, check_row, f32
+
+from helpers.op_rows.rows import Case, Draw, case, check_opaque, check_row, f32
 
 
 def variance(*shape: int) -> Draw:

@@ -1,7 +1,8 @@
 """Rows of matrix products with packed or quantised factors."""
 
 import pytest
-from rows import Case, Draw, case, check_opaque, check_row, f32, ints
+
+from helpers.op_rows.rows import Case, Draw, case, check_opaque, check_row, f32, ints
 
 MS = "com.microsoft::"
 STEP = f32(low=0.5, high=1.0)

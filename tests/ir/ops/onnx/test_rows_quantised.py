@@ -1,7 +1,8 @@
 """Rows of operators of quantised elements that ONNX Runtime writes, and of fused convolutions."""
 
 import pytest
-from rows import Case, Draw, case, check_opaque, check_row, f32, ints, scalar
+
+from helpers.op_rows.rows import Case, Draw, case, check_opaque, check_row, f32, ints, scalar
 
 MS = "com.microsoft::"
 STEP, FINE = scalar(0.05, "float32"), scalar(0.03, "float32")

@@ -1,7 +1,8 @@
 """Rows of reductions and of ops that need a whole dim."""
 
 import pytest
-from rows import Case, Draw, case, check_opaque, check_row, f32, ints, scalar, vec
+
+from helpers.op_rows.rows import Case, Draw, case, check_opaque, check_row, f32, ints, scalar, vec
 
 JOINED = ("ReduceL1", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum")
 ROOTED = ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp")

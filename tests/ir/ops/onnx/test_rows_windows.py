@@ -5,9 +5,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rows import Case, Draw, case, check_opaque, check_row, f32, ints, make_trial, scalar, vec
-from whole_plans import build
 
+from helpers.op_rows.rows import (
+    Case,
+    Draw,
+    case,
+    check_opaque,
+    check_row,
+    f32,
+    ints,
+    make_trial,
+    scalar,
+    vec,
+)
+from helpers.plans.whole_plans import build
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rule_of

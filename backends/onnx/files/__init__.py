@@ -1,0 +1,1 @@
+"""Rank files of ONNX: written, read as steps, and checked."""

@@ -1,0 +1,361 @@
+"""A rank file -> steps: cut at its communications, everything checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import GraphProto, ModelProto, NodeProto, helper
+
+from partitioner.backends.errors import BackendError, one_line, why_unreadable
+from partitioner.backends.header import Header, fits
+from partitioner.backends.onnx.files.agreement import check_agreement, check_delivery, check_order
+from partitioner.backends.onnx.files.header import (
+    BLOCK_KEY,
+    DOMAIN,
+    PHASE_KEY,
+    PLAIN_KEY,
+    parse_transfers,
+    read_header,
+)
+from partitioner.backends.onnx.files.nodes import attribute_graphs
+from partitioner.backends.onnx.files.steps import Cut, RankModel, Segment
+from partitioner.backends.onnx.files.weights import check_digest
+from partitioner.backends.regions import region_shape
+from partitioner.files import read_file
+from partitioner.ir.errors import IRError
+from partitioner.ir.exchange import Transfer
+from partitioner.ir.onnx_types import from_onnx_dtype
+from partitioner.ir.phases import RunOrder
+from partitioner.ir.program import Comm, CommKind
+from partitioner.ir.types import TensorType
+
+#: Most bytes of a rank file without its weights: what a protobuf message may have.
+_MOST_BYTES = 2**31 - 1
+#: The header of a rank file, and its steps, of which segments have their first node only.
+RankFile = tuple[Header, tuple[Segment | Cut, ...]]
+
+
+def read_directory(directory: Path) -> tuple[Header, ...]:
+    """The headers of all rank files of a folder, in order of rank; no weights are read.
+
+    Raises:
+        BackendError: A file is missing or wrong, they are of different plans, or they disagree
+            about a communication.
+    """
+    first = read_rank(directory, 0)
+    others = (read_rank(directory, rank) for rank in range(1, first[0].ranks))
+    return check_ranks((first, *others), str(directory))
+
+
+def read_rank(directory: Path, rank: int) -> RankFile:
+    """Header and steps of a rank's file; the parts that it is fed and delivers fit its values.
+
+    Raises:
+        BackendError: The file is missing or wrong.
+    """
+    _, proto, header = _read_file(directory / f"rank{rank}.onnx")
+    steps, types = _steps(proto, header), _types(proto.graph)
+    parts = [(n, header.run_type(part.whole), part.region) for n, part in header.inputs.items()]
+    parts += [(out.value, header.run_type(out.whole), out.region) for out in header.outputs]
+    for name, whole, region in parts:
+        part = whole if region is None else TensorType.of(whole.dtype, region_shape(region))
+        if types.get(name) != part:
+            raise BackendError(
+                f"rank {header.rank}: {name!r} is {types.get(name)}, but its part is {part}"
+            )
+    return header, tuple(
+        replace(step, nodes=step.nodes[:1]) if isinstance(step, Segment) else step for step in steps
+    )
+
+
+def check_ranks(files: Sequence[RankFile], where: str) -> tuple[Header, ...]:
+    """The headers of the files of all ranks, in order of rank.
+
+    Args:
+        files: As `read_rank` gives them.
+        where: Name of their place, for errors.
+
+    Raises:
+        BackendError: They are of different plans, or disagree about a communication.
+    """
+    headers = tuple(header for header, _ in files)
+    for rank, header in enumerate(headers):
+        if _shared(header) != _shared(headers[0]):
+            raise BackendError(f"{where}: rank{rank}.onnx is not of the plan that rank0.onnx is of")
+    try:
+        check_agreement([steps for _, steps in files])
+        check_delivery(headers)
+        check_order(headers[0], [steps for _, steps in files])
+    except BackendError as error:
+        raise BackendError(f"{where}: {error}") from None
+    return headers
+
+
+def _shared(header: Header) -> tuple[object, ...]:
+    """The fields that are equal in all files of a folder."""
+    plan = header.ranks, header.programs, header.origin, header.batch
+    return *plan, header.whole_inputs, header.whole_outputs
+
+
+def load_rank(source: Path | ModelProto, keep: Collection[str] = ()) -> RankModel:
+    """A rank file, or its message with all constants inside, as steps.
+
+    Args:
+        source: The file or message.
+        keep: Local values to have after a run, beside the outputs.
+
+    Raises:
+        BackendError: It is no rank file, or its communications are incomplete or out of order.
+    """
+    if isinstance(source, ModelProto):
+        data, proto, header, folder = b"", source, read_header(source, "the message"), None
+    else:
+        (data, proto, header), folder = _read_file(source), source.parent
+    steps, types = _steps(proto, header), _types(proto.graph)
+    model = RankModel(header, proto, folder, steps, types, tuple(keep))
+    linked = tuple(_link(model))
+    values = {name for step in linked for name in _values(step)}
+    values.update(output.value for output in header.outputs)
+    for name in sorted(values - set(types)):
+        raise BackendError(f"rank {header.rank}: value {name!r} has no type in the file")
+    if isinstance(source, Path):  # last, as it reads all weights
+        check_digest(source, data, proto)
+    return replace(model, steps=linked)
+
+
+def _read_file(path: Path) -> tuple[bytes, ModelProto, Header]:
+    try:
+        data = read_file(path, _MOST_BYTES)
+        proto = ModelProto.FromString(data)
+    except (OSError, ValueError, DecodeError) as error:
+        raise BackendError(f"{path}: {why_unreadable(error)}") from error
+    header = read_header(proto, str(path))
+    if path.name != f"rank{header.rank}.onnx":
+        raise BackendError(f"{path} says that it is of rank {header.rank}")
+    return data, proto, header
+
+
+def _steps(proto: ModelProto, header: Header) -> tuple[Segment | Cut, ...]:
+    """Segments (not linked yet) and cuts in file order.
+
+    Raises:
+        BackendError: A tool has re-sorted or dropped nodes: the global order is broken.
+    """
+    steps = tuple(_split(proto.graph.node, header.rank))
+    cuts = [step for step in steps if isinstance(step, Cut)]
+    order = [cut.comm.seq for cut in cuts]
+    if any(a >= b for a, b in pairwise(order)):
+        raise BackendError(f"rank {header.rank}: communications are out of order: {order}")
+    for cut in cuts:
+        if cut.pipelined and cut.comm.kind is CommKind.ALL_REDUCE:
+            raise BackendError(f"rank {header.rank}: {cut} cannot end in a later phase")
+    if header.batch is not None:
+        _check_phases(steps, header.rank, header.batch.order)
+    if len(cuts) != header.comms:
+        raise BackendError(
+            f"rank {header.rank}: the file holds {len(cuts)} communications, not {header.comms}"
+        )
+    return steps
+
+
+def _check_phases(steps: Iterable[Segment | Cut], rank: int, order: RunOrder) -> None:
+    """Refuse steps in phases that the rank does not run, or as often as it does not.
+
+    Raises:
+        BackendError: There are such steps.
+    """
+    for step in steps:
+        if isinstance(step, Segment):
+            what, phases = f"node {step.nodes[0].name!r}", {step.phase}
+        else:
+            ends = (step.source, step.comm.phase), (step.target, step.comm.target_phase)
+            what, phases = str(step), {phase for type_, phase in ends if type_ is not None}
+        for phase in sorted(phases - order.own(rank)):
+            raise BackendError(
+                f"rank {rank}: {what} is in phase {phase}, which its schedule does not run there"
+            )
+        if len({order.phases.is_once(phase) for phase in step.span}) > 1:
+            raise BackendError(
+                f"rank {rank}: {what} is between phase {step.span[0]} and phase {step.span[1]}, of "
+                "which one runs once a request and one for each micro-batch"
+            )
+
+
+def _split(nodes: Iterable[NodeProto], rank: int) -> Iterator[Segment | Cut]:
+    run: list[NodeProto] = []
+    run_phase, run_block = 0, None
+    for node in nodes:
+        communicates = node.domain == DOMAIN
+        phase = run_phase if communicates else _number(node, PHASE_KEY, "phase", rank) or 0
+        block = None if communicates else _number(node, BLOCK_KEY, "block", rank)
+        if run and (communicates or (phase, block) != (run_phase, run_block)):
+            yield _segment(run_phase, run, run_block)
+            run = []
+        run_phase, run_block = phase, block
+        if communicates:
+            yield _cut(node, rank)
+        else:
+            run.append(node)
+    if run:
+        yield _segment(run_phase, run, run_block)
+
+
+def _segment(phase: int, nodes: Sequence[NodeProto], block: int | None) -> Segment:
+    plain = any(entry.key == PLAIN_KEY for node in nodes for entry in node.metadata_props)
+    return Segment(phase, tuple(nodes), block=block, plain=plain)
+
+
+def _number(node: NodeProto, key: str, what: str, rank: int) -> int | None:
+    """A number in a node's metadata, None without one."""
+    text = next((entry.value for entry in node.metadata_props if entry.key == key), None)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise BackendError(f"rank {rank}: node {node.name!r} has {what} {text!r}")
+    return int(text)
+
+
+def _cut(node: NodeProto, rank: int) -> Cut:
+    try:
+        attrs = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        dtype = from_onnx_dtype(attrs["dtype"])
+        comm = Comm(
+            seq=attrs["seq"],
+            kind=CommKind(attrs["kind"].decode()),
+            ranks=tuple(attrs["ranks"]),
+            source=node.input[0] if node.input else "",
+            target=node.output[0] if "target_shape" in attrs else "",
+            dtype=dtype,
+            transfers=parse_transfers(attrs["transfers"].decode()),
+            reduce=attrs["reduce"].decode(),
+            phase=attrs["phase"],
+            target_phase=attrs["target_phase"],
+            why=attrs["why"].decode(),
+        )
+        source, target = (
+            _local_type(attrs.get(key), dtype) for key in ("source_shape", "target_shape")
+        )
+        uniform = bool(attrs["uniform"])
+        _check_bounds(comm.transfers, rank, source, target)
+        return Cut(rank, comm, tuple(attrs["active"]), uniform, source, target)
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError, IRError) as error:
+        where = f"rank {rank}: communication {node.name!r}"
+        raise BackendError(f"{where}: {one_line(error)}") from error
+
+
+def _local_type(shape: onnx.TensorProto | None, dtype: str) -> TensorType | None:
+    if shape is None:
+        return None
+    return TensorType.of(dtype, onnx.numpy_helper.to_array(shape).tolist())
+
+
+def _check_bounds(
+    transfers: Iterable[Transfer], rank: int, source: TensorType | None, target: TensorType | None
+) -> None:
+    for transfer in transfers:
+        for end, region, type_ in (
+            (transfer.source, transfer.read, source),
+            (transfer.target, transfer.write, target),
+        ):
+            if end == rank and not (type_ is not None and fits(region, type_.shape)):
+                raise ValueError(f"region {region} is not within {type_ or 'a local tensor'}")
+
+
+def _types(graph: GraphProto) -> dict[str, TensorType]:
+    types: dict[str, TensorType] = {}
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        proto = value.type.tensor_type
+        sizes = (dim.dim_value for dim in proto.shape.dim)
+        types[value.name] = TensorType.of(from_onnx_dtype(proto.elem_type), sizes)
+    for tensor in graph.initializer:
+        types[tensor.name] = TensorType.of(from_onnx_dtype(tensor.data_type), tensor.dims)
+    return types
+
+
+def _link(model: RankModel) -> Iterator[Segment | Cut]:
+    """Give each segment its inputs, outputs and constants."""
+    delivered = (*(output.value for output in model.header.outputs), *model.keep)
+    reads_of = [
+        step.reads if isinstance(step, Cut) else tuple(dict.fromkeys(_free(step.nodes, set())))
+        for step in model.steps
+    ]
+    last_read = {name: index for index, reads in enumerate(reads_of) for name in reads}
+    last_read |= dict.fromkeys(delivered, len(model.steps))
+    made = dict.fromkeys(model.header.inputs, 0)  # the phase in which each value is made
+    runs_first = _runs_first(model.header)
+    for index, (step, reads) in enumerate(zip(model.steps, reads_of, strict=True)):
+        missing = [name for name in reads if name not in made and name not in model.constants]
+        if missing:
+            raise BackendError(f"rank {model.rank}: {missing[0]!r} is read before it is made")
+        phase, last = step.span
+        late = [name for name in reads if made.get(name, 0) > phase]
+        late += [name for name in reads if name in made and not runs_first(made[name], phase)]
+        if late:
+            raise BackendError(
+                f"rank {model.rank}: {late[0]!r} is made in phase {made[late[0]]}, "
+                f"but read in phase {phase}"
+            )
+        if isinstance(step, Cut):
+            made.update(dict.fromkeys(step.writes, last))
+            yield step
+            continue
+        writes = [name for node in step.nodes for name in node.output if name]
+        made.update(dict.fromkeys(writes, last))
+        yield replace(
+            step,
+            inputs=tuple(name for name in reads if name in made),
+            outputs=tuple(name for name in writes if last_read.get(name, -1) > index),
+            constants=tuple(name for name in reads if name not in made),
+        )
+    for name in delivered:
+        if name not in made and name not in model.constants:
+            raise BackendError(f"rank {model.rank}: no value {name!r}")
+
+
+def _runs_first(header: Header) -> Callable[[int, int], bool]:
+    """A function that tells whether a rank runs a phase before another one of the same pass."""
+    if header.batch is None:
+        return lambda one, other: one <= other
+    phases, count = header.batch.order.phases, header.batch.parts.count
+    index = {run: at for at, run in enumerate(header.batch.order.runs(header.rank))}
+
+    def runs_first(one: int, other: int) -> bool:
+        return all(
+            index[one, 0 if phases.is_once(one) else m] <= index[other, m] for m in range(count)
+        )
+
+    return lambda one, other: one == other or phases.is_once(other) or runs_first(one, other)
+
+
+def _values(step: Segment | Cut) -> tuple[str, ...]:
+    """Values that cross steps at this one, once it is linked."""
+    if isinstance(step, Cut):
+        return (*step.reads, *step.writes)
+    return (*step.inputs, *step.outputs)
+
+
+def _free(nodes: Iterable[NodeProto], known: set[str]) -> Iterator[str]:
+    """Values that nodes, or the bodies inside them, read and do not make."""
+    known = set(known)
+    for node in nodes:
+        for name in node.input:
+            if name and name not in known:
+                yield name
+        for body in (body for attribute in node.attribute for body in attribute_graphs(attribute)):
+            passed = {value.name for value in (*body.input, *body.initializer)}
+            yield from _free(body.node, known | passed)
+            made = passed.union(name for inner in body.node for name in inner.output)
+            yield from (v.name for v in body.output if v.name not in made | known)
+        known.update(name for name in node.output if name)
+
+
+def constants_outside(model: RankModel) -> Mapping[str, TensorType]:
+    """Constants that are sent, delivered or kept: the runtime itself reads them."""
+    names = [name for step in model.steps if isinstance(step, Cut) for name in _values(step)]
+    names += [output.value for output in model.header.outputs] + list(model.keep)
+    return {name: model.types[name] for name in names if name in model.constants}

@@ -1,0 +1,174 @@
+"""The steps of a loaded rank: segments of local nodes, and communications between. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
+
+from partitioner.backends.header import Header
+from partitioner.backends.onnx.files.header import DOMAIN
+from partitioner.backends.onnx.files.nodes import value_info
+from partitioner.backends.regions import is_whole
+from partitioner.ir.program import Comm, CommKind
+from partitioner.ir.types import TensorType
+
+_REDUCING = (CommKind.ALL_REDUCE, CommKind.REDUCE_SCATTER)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A maximal run of local nodes of one phase and block: one ONNX Runtime session.
+
+    Attributes:
+        phase: Pipeline phase of its nodes.
+        nodes: In order.
+        inputs: Values that come from elsewhere.
+        outputs: Values that are used elsewhere; none if nothing is (it is not run then).
+        constants: Initializers that it reads.
+        block: Block of its nodes: its session is open while it runs, and no longer. None for a
+            session that stays open.
+        plain: Whether its convolutions are kept out of blocked layouts.
+    """
+
+    phase: int
+    nodes: tuple[NodeProto, ...]
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
+    block: int | None = None
+    plain: bool = False
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Phases in which it reads and writes."""
+        return self.phase, self.phase
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A rank's side of a communication.
+
+    Attributes:
+        rank: The rank.
+        comm: The communication, with this rank's transfers only; `source` and `target` are ""
+            where this rank does not read or write.
+        active: Ranks that send or receive something, ascending.
+        uniform: Of a broadcast: one part goes to all. Of an all-gather: parts are of equal size and
+            every rank gets all of them.
+        source: Type of the local tensor that is read, None if this rank only receives.
+        target: Type of the local tensor that is written, None if this rank only sends.
+    """
+
+    rank: int
+    comm: Comm
+    active: tuple[int, ...]
+    uniform: bool
+    source: TensorType | None
+    target: TensorType | None
+
+    @property
+    def reduces(self) -> bool:
+        """Whether received parts are combined."""
+        return self.comm.kind in _REDUCING
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The local value that this rank reads, if it does."""
+        return (self.comm.source,) if self.comm.source else ()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The local value that this rank writes, if it does."""
+        return (self.comm.target,) if self.comm.target else ()
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Phases in which it reads and writes."""
+        return self.comm.phase, self.comm.target_phase
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether the receiving side runs in a later turn than the sending side."""
+        return self.comm.target_phase > self.comm.phase
+
+    @cached_property
+    def keeps_all(self) -> bool:
+        """Whether the target here is the source here, unchanged: nothing needs to be received."""
+        if self.source is None or self.target is None or self.reduces:
+            return False
+        arriving = [t for t in self.comm.transfers if t.target == self.rank and t.numel]
+        return (
+            len(arriving) == 1
+            and arriving[0].source == self.rank
+            and is_whole(arriving[0].read, self.source.shape)
+            and is_whole(arriving[0].write, self.target.shape)
+        )
+
+    def __str__(self) -> str:
+        why = f" for {self.comm.why}" if self.comm.why else ""
+        return f"{self.comm.kind} {self.comm.seq}{why}"
+
+
+@dataclass(frozen=True)
+class RankModel:
+    """A rank file, cut into steps.
+
+    Attributes:
+        header: Its description.
+        proto: The file's message.
+        folder: Where its external weights lie; None if it has none.
+        steps: In order.
+        types: Types of the values that cross steps.
+        keep: Values to have after a run beside the outputs.
+    """
+
+    header: Header
+    proto: ModelProto
+    folder: Path | None
+    steps: tuple[Segment | Cut, ...]
+    types: Mapping[str, TensorType]
+    keep: tuple[str, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        """The rank it is of."""
+        return self.header.rank
+
+    @cached_property
+    def constants(self) -> Mapping[str, TensorProto]:
+        """Initializers by name."""
+        return {tensor.name: tensor for tensor in self.proto.graph.initializer}
+
+    def segment(self, index: int) -> Segment:
+        """The segment that is a step."""
+        step = self.steps[index]
+        assert isinstance(step, Segment)
+        return step
+
+    def around(self, graph: GraphProto) -> ModelProto:
+        """A model of a graph of this file's operators; communications are none of them."""
+        opsets = [entry for entry in self.proto.opset_import if entry.domain != DOMAIN]
+        return ModelProto(ir_version=self.proto.ir_version, graph=graph, opset_import=opsets)
+
+    @cached_property
+    def bounded(self) -> frozenset[str]:
+        """Local values whose sizes depend on data."""
+        header = self.header
+        return frozenset(o.value for o in header.outputs if o.whole in header.bounded)
+
+    def output_info(self, name: str) -> ValueInfoProto:
+        """An output of a session: with a bound for a size, ONNX Runtime would fold the size."""
+        info = value_info(name, self.types[name])
+        for dim in info.type.tensor_type.shape.dim if name in self.bounded else ():
+            dim.ClearField("dim_value")
+        return info
+
+    def constant(self, name: str) -> np.ndarray:
+        """Contents of an initializer."""
+        base = "" if self.folder is None else str(self.folder)
+        return numpy_helper.to_array(self.constants[name], base_dir=base)

@@ -1,0 +1,144 @@
+"""Communication nodes and the model-local functions that stand in for them in stock runtimes.
+
+A function gives the true output type and shape, so that checkers accept a rank file and stock
+ONNX Runtime loads it; what it computes is one rank's view (its own tensor, or zeros).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper, numpy_helper
+
+from partitioner.backends.onnx.files.header import DOMAIN, dump_transfers
+from partitioner.ir.onnx_types import onnx_dtype
+from partitioner.ir.program import Comm, CommKind, RankProgram
+
+#: First operator set with ConstantOfShape.
+_CONSTANT_OF_SHAPE = 9
+_ATTRIBUTES = (
+    "seq", "kind", "ranks", "active", "uniform", "dtype", "reduce", "phase", "target_phase",
+    "transfers", "source_shape", "target_shape", "old_shape", "old_numel", "why",
+)  # fmt: skip
+
+
+def comm_node(comm: Comm, program: RankProgram, opset: int) -> NodeProto:
+    """The node of a communication in a file of a rank that takes part.
+
+    The node's result is the value that the rank writes or, if it only sends, the tensor that
+    leaves, under a name that none of the program's values has.
+    """
+    reads, writes = program.rank in comm.sources(), program.rank in comm.targets()
+    local = tuple(t for t in comm.transfers if program.rank in (t.source, t.target))
+    result = comm.target if writes else f"{DOMAIN}.sent{comm.seq}"
+    while not writes and result in program.types:
+        result += "'"
+    attributes: dict[str, Any] = {
+        "seq": comm.seq,
+        "kind": comm.kind.value,
+        "ranks": list(comm.ranks),
+        "active": sorted(comm.sources() | comm.targets()),
+        "uniform": int(_uniform(comm)),
+        "dtype": onnx_dtype(comm.dtype),
+        "reduce": comm.reduce,
+        "phase": comm.phase,
+        "target_phase": comm.target_phase,
+        "transfers": dump_transfers(local),
+        "why": comm.why,
+    }
+    if reads:
+        attributes["source_shape"] = _sizes(program.types[comm.source].shape)
+    if writes:
+        target = program.types[comm.target]
+        attributes["target_shape"] = _sizes(target.shape)
+        if opset < _CONSTANT_OF_SHAPE:
+            attributes["old_shape"] = _sizes(target.shape, np.float64)
+            attributes["old_numel"] = _sizes((target.numel,), np.float64)
+    return helper.make_node(
+        _stub_name(comm.kind, reads, writes),
+        [comm.source] if reads else [],
+        [result],
+        name=f"{DOMAIN}.comm{comm.seq}",
+        domain=DOMAIN,
+        **attributes,
+    )
+
+
+def _uniform(comm: Comm) -> bool:
+    """Whether a broadcast or an all-gather is a regular one: equal parts, each to every rank.
+
+    Only the emitter sees the transfers of all ranks, and all ranks must agree.
+    """
+    moved = [t for t in comm.transfers if t.numel]
+    reads = {(t.source, t.read) for t in moved}
+    if comm.kind is CommKind.BROADCAST:
+        return len(reads) == 1
+    if comm.kind is not CommKind.ALL_GATHER:
+        return False
+    ranks = comm.sources() | comm.targets()
+    pairs = {(t.source, t.target) for t in moved}
+    one_part = len(reads) == len(ranks) and len(moved) == len(pairs) == len(ranks) ** 2
+    return one_part and len({t.numel for t in moved}) == 1
+
+
+def _stub_name(kind: CommKind, reads: bool, writes: bool) -> str:
+    """Operator and function name of a rank's side: "CommAllReduce", "CommSend", "CommScatterRecv".
+
+    Never a name that ONNX has too: an optimization of ONNX Runtime looks at the name `Gather`
+    without its domain, and aborts the process.
+    """
+    camel = "".join(word.capitalize() for word in kind.split("_"))
+    side = "" if reads and writes else "Send" if reads else "Recv"
+    return f"Comm{side if kind is CommKind.SEND and side else camel + side}"
+
+
+def stub(name: str, node: NodeProto, opset: int) -> FunctionProto:
+    """The function behind communication nodes of this name, of which `node` is one.
+
+    A function must import the model's own version of the default domain, `opset`.
+    """
+    sends_only = all(attribute.name != "target_shape" for attribute in node.attribute)
+    if sends_only or name == _stub_name(CommKind.ALL_REDUCE, reads=True, writes=True):
+        body = [helper.make_node("Identity", ["X"], ["Y"])]
+    else:
+        body = _zeros(opset)
+    opsets = [helper.make_opsetid("", opset)]
+    return helper.make_function(
+        DOMAIN, name, ["X"] * len(node.input), ["Y"], body, opsets, attributes=list(_ATTRIBUTES)
+    )
+
+
+def _zeros(opset: int) -> list[NodeProto]:
+    """Zeros of `target_shape` and `dtype`."""
+    cast = _referring("Cast", ["zeros"], "Y", "to", "dtype", AttributeProto.INT)
+    if opset < _CONSTANT_OF_SHAPE:
+        return [*_old_zeros(), cast]
+    shape = _referring("Constant", [], "shape", "value", "target_shape", AttributeProto.TENSOR)
+    return [shape, helper.make_node("ConstantOfShape", ["shape"], ["zeros"]), cast]
+
+
+def _old_zeros() -> list[NodeProto]:
+    """The same in operator sets whose constants are floating-point numbers only."""
+    zero = numpy_helper.from_array(np.zeros(1, np.float32))
+    nodes = [helper.make_node("Constant", [], ["zero"], value=zero)]
+    for name in ("old_shape", "old_numel"):
+        nodes.append(_referring("Constant", [], name, "value", name, AttributeProto.TENSOR))
+        nodes.append(helper.make_node("Cast", [name], [f"{name}_"], to=TensorProto.INT64))
+    nodes.append(helper.make_node("Tile", ["zero", "old_numel_"], ["flat"]))
+    nodes.append(helper.make_node("Reshape", ["flat", "old_shape_"], ["zeros"]))
+    return nodes
+
+
+def _referring(
+    op: str, inputs: list[str], output: str, attribute: str, refers_to: str, type_: int
+) -> NodeProto:
+    node = helper.make_node(op, inputs, [output])
+    node.attribute.append(
+        AttributeProto(name=attribute, ref_attr_name=refers_to, type=type_)  # type: ignore[arg-type]
+    )
+    return node
+
+
+def _sizes(shape: tuple[int, ...], dtype: type = np.int64) -> TensorProto:
+    return numpy_helper.from_array(np.array(shape, dtype))

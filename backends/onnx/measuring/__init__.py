@@ -1,0 +1,1 @@
+"""Measurements of ONNX ranks: records of steps, and programs that are timed."""

@@ -1,0 +1,276 @@
+"""The record of a rank's steps: its kernels by ONNX Runtime's profile, its communications timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from onnx import NodeProto
+
+from partitioner.backends.observed import Event, Role, Step
+from partitioner.backends.onnx.files.header import DOMAIN, ORIGIN_KEY
+from partitioner.backends.onnx.files.steps import Cut, RankModel, Segment
+from partitioner.backends.onnx.running.executor import Action, Executor
+from partitioner.backends.onnx.running.executor import Role as Part
+from partitioner.backends.onnx.sessions.kernels import Kernel, kernel_runs, nodes_of_kernels
+from partitioner.ir.types import DTYPE_BITS
+
+#: Prefix of the names of nodes that cut a part of a local tensor: the communication's position is
+#: behind (see `slices`).
+_SLICE = f"{DOMAIN}.slice"
+_ROLES = {Part.SEND: Role.SEND, Part.RECEIVE: Role.RECEIVE}
+
+
+@dataclass
+class LiveBytes:
+    """Observes an executor: bytes of the values that live between segments, at each action."""
+
+    by_step: dict[int, int] = field(default_factory=dict)  #: By the index of the rank's step.
+
+    def __call__(self, action: Action, values: Mapping[str, torch.Tensor]) -> None:
+        """See `executor.Observer`."""
+        if action.role is not Part.SEND:
+            storages = {value.untyped_storage().data_ptr(): value for value in values.values()}
+            self.by_step[action.index] = sum(
+                value.untyped_storage().nbytes() for value in storages.values()
+            )
+
+
+@dataclass
+class Spans:
+    """Observes an executor: when each action of a step began and ended."""
+
+    clock: Callable[[], float] = time.perf_counter
+    actions: list[tuple[Action, float, float]] = field(default_factory=list)
+    _last_s: float = 0.0
+
+    def begin(self) -> float:
+        """Begin a step now; returns the time."""
+        self.actions = []
+        self._last_s = self.clock()
+        return self._last_s
+
+    def __call__(self, action: Action, values: Mapping[str, torch.Tensor]) -> None:
+        """See `executor.Observer`."""
+        del values
+        now = self.clock()
+        self.actions.append((action, self._last_s, now))
+        self._last_s = self.clock()
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Records the steps of an executor, whose sessions write profiles and their graphs.
+
+    Attributes:
+        executor: The rank.
+        serve: Runs one request on it.
+        barrier: Waits for the other ranks.
+    """
+
+    executor: Executor
+    serve: Callable[[], object]
+    barrier: Callable[[], None]
+
+    def record(self, steps: int) -> tuple[tuple[Step, ...], int]:
+        """Run a request to warm up and then `steps` recorded ones; all ranks must call it.
+
+        The sessions' profiles end here.
+
+        Returns:
+            The steps, and the most bytes that the rank held.
+        """
+        live, spans = LiveBytes(), Spans()
+        self.executor.observe = live
+        self.serve()
+        self.executor.observe = spans
+        timed = []
+        for _ in range(steps):
+            self.barrier()
+            begin = spans.begin()
+            self.serve()
+            timed.append((begin, spans.clock(), spans.actions))
+        self.executor.observe = None
+        runs = kernels_of(self.executor)
+        names = {index: self._names(index) for index in runs}
+        recorded = tuple(
+            Step(begin, end, tuple(self._events(number, actions, runs, names)))
+            for number, (begin, end, actions) in enumerate(timed, 1)
+        )
+        model = self.executor.model
+        return recorded, held_bytes(model, live.by_step, runs, shared=True).total
+
+    def _names(self, index: int) -> Mapping[str, _Work]:
+        segment = self.executor.model.segment(index)
+        by_kernel = nodes_of_kernels(segment.nodes, self.executor.sessions.graph_of(index))
+        return {kernel: _Work.of(nodes) for kernel, nodes in by_kernel.items()}
+
+    def _events(
+        self,
+        number: int,
+        actions: Iterable[tuple[Action, float, float]],
+        runs: Mapping[int, list[tuple[Kernel, ...]]],
+        names: Mapping[int, Mapping[str, _Work]],
+    ) -> Iterator[Event]:
+        for action, begin, end in actions:
+            step = self.executor.model.steps[action.index]
+            if isinstance(step, Cut):
+                seqs, role = (step.comm.seq,), _ROLES[action.role]
+                yield Event((), seqs, step.comm.kind.value, role, begin, end)
+                continue
+            for kernel in runs[action.index][number]:
+                work = names[action.index].get(kernel.name, _Work((), ()))
+                label = kernel.op if work.nodes or work.comms else f"{kernel.op} {kernel.name}"
+                yield Event(
+                    work.nodes,
+                    work.comms,
+                    label,
+                    Role.COMPUTE,
+                    end + kernel.begin_s,
+                    end + kernel.end_s,
+                )
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The plan's nodes, and local communications, that a kernel computes."""
+
+    nodes: tuple[str, ...]
+    comms: tuple[int, ...]
+
+    @classmethod
+    def of(cls, nodes: Iterable[NodeProto]) -> _Work:
+        """The work of nodes of a rank file."""
+        names: dict[str, None] = {}
+        comms: dict[int, None] = {}
+        for node in nodes:
+            if node.name.startswith(_SLICE):
+                comms[int(node.name.removeprefix(_SLICE).partition(".")[0])] = None
+            else:
+                origin = (one.value for one in node.metadata_props if one.key == ORIGIN_KEY)
+                names[next(origin, node.name)] = None
+        return cls(tuple(names), tuple(comms))
+
+
+def kernels_of(executor: Executor) -> Mapping[int, list[tuple[Kernel, ...]]]:
+    """Kernels of each run of each segment, by the index of its step; ends the profiles."""
+    profiles = executor.sessions.end_profiling()
+    return {
+        index: [kernels for file in files for kernels in kernel_runs(file)]
+        for index, files in profiles.items()
+    }
+
+
+@dataclass(frozen=True)
+class HeldBytes:
+    """Bytes of one rank, without interpreter and libraries, for one request at a time.
+
+    Attributes:
+        weights: Of its constants.
+        sessions: Held by ONNX Runtime for them before the first kernel, packed copies included,
+            over all segments but those of blocks. A packed copy takes the place of the original,
+            which stays on disk (96 MiB of weights grew a process by 105 MiB with packing and
+            without).
+        peak: Most at one time beside those: a segment's own activations or a communication's
+            parts in transit, the values that live between segments, and the sessions of blocks
+            that are open then.
+    """
+
+    weights: int
+    sessions: int
+    peak: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return max(self.weights, self.sessions) + self.peak
+
+
+def held_bytes(
+    model: RankModel,
+    live: Mapping[int, int],
+    runs: Mapping[int, Sequence[Sequence[Kernel]]],
+    *,
+    shared: bool,
+) -> HeldBytes:
+    """The most bytes that a rank held.
+
+    Args:
+        model: The rank.
+        live: Bytes of the values between segments while a step runs, by its index.
+        runs: Kernels of each run of each segment's session, by the index of its step.
+        shared: Whether the sessions have one allocator, which counts for all of them.
+    """
+    idle = {
+        index: kernels[0][0].in_use_bytes - kernels[0][0].taken_bytes
+        for index, kernels in runs.items()
+        if kernels and kernels[0]
+    }
+    most = {
+        index: max(kernel.in_use_bytes for kernels in runs[index] for kernel in kernels)
+        for index in idle
+    }
+    opened = _opened_bytes(model, idle)
+    moments = [
+        nbytes + most.get(at, 0) - idle.get(at, 0) + opened.get(at, 0)
+        for at, nbytes in live.items()
+    ]
+    moments += [
+        live.get(index, 0) + _transit_bytes(step) + opened.get(index, 0)
+        for index, step in enumerate(model.steps)
+        if isinstance(step, Cut)
+    ]
+    stays = [nbytes for at, nbytes in idle.items() if _block(model, at) is None]
+    in_turn = {name for step in _in_blocks(model) for name in step.constants}
+    in_turn -= {
+        name
+        for step in model.steps
+        if isinstance(step, Segment) and step.block is None
+        for name in step.constants
+    }
+    return HeldBytes(
+        weights=sum(model.types[name].nbytes for name in model.constants if name not in in_turn),
+        sessions=min(stays, default=0) if shared else sum(stays),
+        peak=max(moments, default=0),
+    )
+
+
+def _block(model: RankModel, index: int) -> int | None:
+    step = model.steps[index]
+    return step.block if isinstance(step, Segment) else None
+
+
+def _in_blocks(model: RankModel) -> Iterator[Segment]:
+    for step in model.steps:
+        if isinstance(step, Segment) and step.block is not None:
+            yield step
+
+
+def _opened_bytes(model: RankModel, idle: Mapping[int, int]) -> Mapping[int, int]:
+    """Bytes of the sessions of blocks that are open at each step, by its index.
+
+    A block's own, and that of the next one, which is opened meanwhile.
+    """
+
+    def own(index: int) -> int:
+        step = model.segment(index)
+        return max(idle.get(index, 0), sum(model.types[name].nbytes for name in step.constants))
+
+    blocks = [index for index in range(len(model.steps)) if _block(model, index) is not None]
+    opened = {}
+    for at in range(len(model.steps)) if blocks else ():
+        ahead = next((i for i in blocks if i > at), None) if at >= blocks[0] else None
+        opened[at] = (own(at) if at in blocks else 0) + (own(ahead) if ahead is not None else 0)
+    return opened
+
+
+def _transit_bytes(cut: Cut) -> int:
+    """Parts on their way: what others send here, packed, before it is in place."""
+    arriving = sum(
+        transfer.numel
+        for transfer in cut.comm.transfers
+        if transfer.target == cut.rank != transfer.source
+    )
+    return (arriving * DTYPE_BITS[cut.comm.dtype] + 7) // 8

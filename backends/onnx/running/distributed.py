@@ -1,0 +1,350 @@
+"""Communication between processes through torch.distributed: gloo on the CPU, NCCL on GPUs.
+
+Data that is not reduced travels as bytes, so that every element type does. Sums and the like use
+the library's all-reduce where it takes the type; else parts are exchanged and combined here, in
+ascending order of rank.
+
+Data for a later turn is posted without waiting. Ranks match point-to-point data by its order
+alone: a sender posts in order of (turn, seq); with several requests or micro-batches in flight the
+receiver may want it in another order, so it posts its receives in the sender's order, which it can
+compute. On the CPU it posts those of a whole turn at once, a turn ahead: data arrives while it
+computes, at its place in the value that it is a part of, if it lies together there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from partitioner.backends.onnx.files.steps import Cut, RankModel
+from partitioner.backends.onnx.running.executor import write_parts
+from partitioner.backends.onnx.running.turns import Rounds, Turns
+from partitioner.backends.process_group import Group, Groups
+from partitioner.backends.regions import box_view, read_region, region_shape, write_region
+from partitioner.backends.tensors import REDUCIBLE, combine, torch_dtype
+from partitioner.ir.exchange import Region, Transfer
+from partitioner.ir.program import CommKind
+
+_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """Data on its way: `buffer` must live until `work` is done, at the latest in turn `due`."""
+
+    work: Any
+    buffer: torch.Tensor
+    due: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Message:
+    """A transfer of a pass to this rank for a later turn; each is an object of its own."""
+
+    cut: Cut
+    number: int
+    transfer: Transfer
+
+
+class DistributedCommunicator:
+    """A rank's side of all communications: a `Communicator`.
+
+    Args:
+        model: The rank's file.
+        groups: Made with `rank_sets(model)`.
+        device: Where received values are wanted.
+    """
+
+    def __init__(self, model: RankModel, groups: Groups, device: torch.device) -> None:
+        self._rank = model.rank
+        self._device = device
+        self._groups = groups
+        self._cuts = tuple(step for step in model.steps if isinstance(step, Cut))
+        self._turns: Turns = Rounds(0)
+        #: Messages by (seq, pass), and by source in the order in which it sends them.
+        self._messages: dict[tuple[int, int], list[_Message]] = {}
+        self._queues: dict[int, deque[_Message]] = {}
+        #: Of posted receives: their work, and the data if it is not at its place in the value.
+        self._arriving: dict[_Message, tuple[Any, torch.Tensor | None]] = {}
+        #: Values that data arrives in, by (seq, pass).
+        self._filling: dict[tuple[int, int], torch.Tensor] = {}
+        self._sources: dict[tuple[int, int], torch.Tensor] = {}
+        self._sent: deque[_Sent] = deque()
+
+    def begin(self, turns: Turns) -> None:
+        """Forget the last run and compute in which order the other ranks will send."""
+        messages = [
+            _Message(cut, number, transfer)
+            for cut in self._cuts
+            if cut.pipelined
+            for number in range(turns.passes)
+            for transfer in _moving(cut)
+            if transfer.target == self._rank
+        ]
+        self._turns = turns
+        self._messages = defaultdict(list)
+        for message in messages:
+            self._messages[message.cut.comm.seq, message.number].append(message)
+        self._queues = defaultdict(deque)
+        in_order = sorted(
+            messages,
+            key=lambda m: (self._sent_in(m), m.cut.comm.seq),
+        )
+        for message in in_order:
+            self._queues[message.transfer.source].append(message)
+        self._arriving.clear()
+        self._filling.clear()
+        self._sources.clear()
+        self._expect(0)
+
+    def send(self, cut: Cut, number: int, source: torch.Tensor) -> None:
+        """Post data for a later turn; else keep it for `receive`, or exchange it now."""
+        receives = cut.target is not None and not cut.keeps_all
+        if receives:
+            self._sources[cut.comm.seq, number] = source
+        if cut.pipelined:
+            self._post(cut, number, source)
+        elif not receives:
+            self._exchange(cut, number, source, None)
+
+    def receive(self, cut: Cut, number: int, target: torch.Tensor) -> torch.Tensor:
+        """The value: a tensor of its own for data of an earlier turn, else `target`."""
+        source = self._sources.pop((cut.comm.seq, number), None)
+        if cut.pipelined:
+            return self._collect(cut, number, source, target)
+        self._exchange(cut, number, source, target)
+        return target
+
+    def finish(self) -> None:
+        """Wait until all sends have completed."""
+        while self._sent:
+            self._sent.popleft().work.wait()
+
+    # Data of a later turn --------------------------------------------------------------------
+
+    def _post(self, cut: Cut, number: int, source: torch.Tensor) -> None:
+        due = self._turns.taken(self._rank, cut.comm, number)
+        self._reap(self._turns.turn(self._rank, cut.comm.phase, number))
+        for transfer in _moving(cut):
+            if transfer.source == self._rank != transfer.target:
+                data = _bytes(_packed(source, transfer.read))
+                group = self._groups.mail(self._rank, transfer.target)
+                work = dist.isend(data, transfer.target, group=group)
+                self._sent.append(_Sent(work, data, due))
+
+    def _reap(self, now: int) -> None:
+        """Drop completed sends; wait for those that receivers have taken before turn `now`."""
+        waiting: deque[_Sent] = deque()
+        for sent in self._sent:
+            if sent.due < now:
+                sent.work.wait()
+            elif not sent.work.is_completed():
+                waiting.append(sent)
+        self._sent = waiting
+
+    def _collect(
+        self, cut: Cut, number: int, source: torch.Tensor | None, target: torch.Tensor
+    ) -> torch.Tensor:
+        parts: list[tuple[Region, torch.Tensor]] = []
+        for message in self._messages[cut.comm.seq, number]:
+            transfer = message.transfer
+            if transfer.source == self._rank:
+                assert source is not None
+                parts.append((transfer.write, _packed(source, transfer.read)))
+                continue
+            while message not in self._arriving:
+                self._get_ready(self._queues[transfer.source].popleft())
+            work, buffer = self._arriving.pop(message)
+            work.wait()
+            if buffer is not None:
+                parts.append((transfer.write, buffer))
+        target = self._filling.pop((cut.comm.seq, number), target)
+        write_parts(cut, parts, target)
+        self._expect(self._turns.turn(self._rank, cut.comm.target_phase, number))
+        return target
+
+    def _expect(self, now: int) -> None:
+        """Post the receives that turn `now` is to post.
+
+        A single pass is one turn, or has few: of it one message a rank is expected at a time, so
+        that buffers do not add up. Not on GPUs, where a posted receive is a kernel that waits
+        there.
+        """
+        if self._device.type != "cpu":
+            return
+        coming = {message.transfer.source for message in self._arriving}
+        for source, queue in self._queues.items():
+            while queue and self._is_expected(queue[0], now):
+                if self._turns.passes == 1 and source in coming:
+                    break
+                coming.add(source)
+                self._get_ready(queue.popleft())
+
+    def _is_expected(self, message: _Message, now: int) -> bool:
+        return self._turns.is_expected(self._rank, message.cut.comm, message.number, now)
+
+    def _sent_in(self, message: _Message) -> int:
+        """The turn in which its source sends a message."""
+        source, phase = message.transfer.source, message.cut.comm.phase
+        return self._turns.turn(source, phase, message.number)
+
+    def _get_ready(self, message: _Message) -> None:
+        """Post the receive of the next data from a rank: ranks match data in the order sent."""
+        source, region = message.transfer.source, message.transfer.write
+        place, apart = self._place(message), None
+        if place is None:
+            place = apart = self._empty(message.cut, region_shape(region))
+        group = self._groups.mail(source, self._rank)
+        self._arriving[message] = dist.irecv(_bytes(place), source, group=group), apart
+
+    def _place(self, message: _Message) -> torch.Tensor | None:
+        """Where data belongs in the value, if it is not reduced and lies together there."""
+        cut = message.cut
+        if cut.reduces:
+            return None
+        assert cut.target is not None
+        key = cut.comm.seq, message.number
+        if key not in self._filling:
+            self._filling[key] = self._empty(cut, cut.target.shape)
+        return _together(self._filling[key], message.transfer.write)
+
+    def _empty(self, cut: Cut, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch_dtype(cut.comm.dtype), device=self._device)
+
+    # Data of this turn -----------------------------------------------------------------------
+
+    def _exchange(
+        self, cut: Cut, number: int, source: torch.Tensor | None, target: torch.Tensor | None
+    ) -> None:
+        group = self._groups.of[cut.active]
+        if cut.comm.kind is CommKind.ALL_REDUCE:
+            assert source is not None
+            assert target is not None
+            _all_reduce(cut, source, target, group)
+        elif cut.uniform and cut.comm.kind is CommKind.BROADCAST:
+            _broadcast(cut, source, target, group)
+        elif cut.uniform and source is not None and target is not None:
+            _all_gather(cut, source, target, group)
+        else:
+            self._point_to_point(cut, number, source, target)
+
+    def _point_to_point(
+        self, cut: Cut, number: int, source: torch.Tensor | None, target: torch.Tensor | None
+    ) -> None:
+        group, rank = self._groups.of[cut.active], self._rank
+        now = self._turns.turn(rank, cut.comm.phase, number)
+        self._reap(now)
+        works: list[Any] = []
+        parts: list[tuple[Region, torch.Tensor]] = []
+        for transfer in _moving(cut):
+            if transfer.source != rank:
+                assert target is not None
+                place = None if cut.reduces else _together(target, transfer.write)
+                if place is None:
+                    place = target.new_empty(region_shape(transfer.write))
+                    parts.append((transfer.write, place))
+                works.append(dist.irecv(_bytes(place), transfer.source, group=group))
+                continue
+            assert source is not None
+            part = _packed(source, transfer.read)
+            if transfer.target != rank:
+                work = dist.isend(_bytes(part), transfer.target, group=group)
+                self._sent.append(_Sent(work, part, now))
+            elif target is not None:
+                parts.append((transfer.write, part))
+        for work in works:
+            work.wait()
+        if target is not None:
+            write_parts(cut, parts, target)
+
+
+def rank_sets(model: RankModel) -> list[tuple[int, ...]]:
+    """Ranks of the communications within a turn: each set needs a process group."""
+    cuts = (step for step in model.steps if isinstance(step, Cut))
+    return sorted({cut.active for cut in cuts if not cut.pipelined})
+
+
+def _moving(cut: Cut) -> Iterator[Transfer]:
+    return (transfer for transfer in cut.comm.transfers if transfer.numel)
+
+
+def _all_reduce(cut: Cut, source: torch.Tensor, target: torch.Tensor, group: Group) -> None:
+    reduce = cut.comm.reduce
+    if target.dtype in REDUCIBLE and reduce in _OPS:
+        if target.data_ptr() != source.data_ptr():
+            target.copy_(source)
+        dist.all_reduce(target, _OPS[reduce], group=group)
+        return
+    parts = target.new_empty((len(cut.active), *target.shape))
+    dist.all_gather_single(_bytes(parts), _bytes(source), group=group)
+    target.copy_(combine(tuple(parts), reduce))
+
+
+def _broadcast(
+    cut: Cut, source: torch.Tensor | None, target: torch.Tensor | None, group: Group
+) -> None:
+    transfer = next(_moving(cut))
+    if source is not None:
+        part = _packed(source, transfer.read)
+    else:
+        assert target is not None
+        part = target.new_empty(region_shape(transfer.write))
+    dist.broadcast(_bytes(part), transfer.source, group=group)
+    if target is not None:
+        arriving = next(t for t in _moving(cut) if t.target == cut.rank)
+        write_region(target, arriving.write, part)
+
+
+def _all_gather(cut: Cut, source: torch.Tensor, target: torch.Tensor, group: Group) -> None:
+    """Equal parts: gathered in order of rank, straight into the target if they are its rows."""
+    moving = list(_moving(cut))
+    part = _packed(source, next(t for t in moving if t.source == cut.rank).read)
+    arriving = sorted((t for t in moving if t.target == cut.rank), key=lambda t: t.source)
+    if _are_rows(arriving, target):
+        dist.all_gather_single(_bytes(target), _bytes(part), group=group)
+        return
+    parts = target.new_empty((len(arriving), part.numel()))
+    dist.all_gather_single(_bytes(parts), _bytes(part), group=group)
+    for transfer, data in zip(arriving, parts, strict=True):
+        write_region(target, transfer.write, data.view(region_shape(transfer.write)))
+
+
+def _are_rows(arriving: list[Transfer], target: torch.Tensor) -> bool:
+    """Whether parts in this order fill the target's memory one after the other."""
+    at = target.data_ptr()
+    for transfer in arriving:
+        view = box_view(target, transfer.write)
+        if view is None or not view.is_contiguous() or view.data_ptr() != at:
+            return False
+        at += view.nbytes
+    return at == target.data_ptr() + target.nbytes
+
+
+def _together(tensor: torch.Tensor, region: Region) -> torch.Tensor | None:
+    """A view of a region; None if it does not lie together in memory."""
+    view = box_view(tensor, region)
+    return view if view is not None and view.is_contiguous() else None
+
+
+def _packed(tensor: torch.Tensor, region: Region) -> torch.Tensor:
+    """A region, dense: a view if it lies together in memory."""
+    view = box_view(tensor, region)
+    if view is not None:
+        return view.contiguous()
+    part = tensor.new_empty(region_shape(region))
+    read_region(tensor, region, part)
+    return part
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)

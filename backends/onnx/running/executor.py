@@ -1,0 +1,417 @@
+"""Runs the steps of a rank for one or several requests in flight, or in micro-batches.
+
+In which order is a matter of `turns`. The executor is a generator that pauses before it waits for
+data, so that one process can run all ranks in turn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+import onnxruntime as ort
+import torch
+
+from partitioner.backends.errors import BackendError, CommunicationError, one_line
+from partitioner.backends.onnx.files.load import constants_outside
+from partitioner.backends.onnx.files.steps import Cut, RankModel, Segment
+from partitioner.backends.onnx.running.turns import Turns
+from partitioner.backends.onnx.sessions.blocks import Sessions
+from partitioner.backends.onnx.sessions.joined import Sums
+from partitioner.backends.onnx.sessions.segments import SessionConfig
+from partitioner.backends.regions import write_region
+from partitioner.backends.tensors import combine, from_numpy, torch_dtype
+from partitioner.ir.exchange import Region
+from partitioner.ir.onnx_types import onnx_dtype
+from partitioner.ir.program import CommKind
+from partitioner.ir.types import TensorType
+
+Values = dict[str, torch.Tensor]
+
+
+class Communicator(Protocol):
+    """Exchange of data between ranks, which call `send` and `receive` in order of steps."""
+
+    def begin(self, turns: Turns) -> None:
+        """Announce the turns of the next run."""
+
+    def send(self, cut: Cut, number: int, source: torch.Tensor) -> None:
+        """Hand over this rank's parts of a pass, without waiting for a later turn."""
+
+    def receive(self, cut: Cut, number: int, target: torch.Tensor) -> torch.Tensor:
+        """The value received: `target`, filled, or a dense tensor of its own in its place.
+
+        For an all-reduce `target` may be the source's own memory.
+        """
+
+    def finish(self) -> None:
+        """Wait until all data that was handed over has left."""
+
+
+class Role(IntEnum):
+    """A rank's roles in a step, in the order in which it does them."""
+
+    COMPUTE = 0
+    SEND = 1
+    RECEIVE = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Action:
+    """A rank's part in one step, done in every pass; each is an object of its own.
+
+    Attributes:
+        index: Of the step.
+        role: Computing, sending or receiving.
+        phase: Pipeline phase it happens in.
+        reads: Values that must be there.
+        writes: Values that are there afterwards.
+    """
+
+    index: int
+    role: Role
+    phase: int
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A rank needs the data of a cut in a pass now."""
+
+    cut: Cut
+    number: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """A request is done on a rank; `values` are outputs and those to keep, by local name.
+
+    Of a request in micro-batches, they are those of all of them, as `arrays.local_inputs` has
+    inputs.
+    """
+
+    request: int
+    values: Mapping[str, torch.Tensor]
+
+
+def write_parts(
+    cut: Cut, parts: Iterable[tuple[Region, torch.Tensor]], target: torch.Tensor
+) -> None:
+    """Write packed parts to their regions; reduce those of one region, first to last."""
+    if not cut.reduces:
+        for region, part in parts:
+            write_region(target, region, part)
+        return
+    terms: dict[Region, list[torch.Tensor]] = {}
+    for region, part in parts:
+        terms.setdefault(region, []).append(part)
+    for region, summands in terms.items():
+        write_region(target, region, combine(summands, cut.comm.reduce))
+
+
+#: Gets an action that was just done and the values of its pass.
+Observer = Callable[[Action, Mapping[str, torch.Tensor]], None]
+
+
+class Executor:
+    """A rank with its sessions open.
+
+    Args:
+        model: The rank's file.
+        communicator: Its side of the communications.
+        config: How segments run.
+        observe: Called after each action of each pass with the values that live then.
+
+    Raises:
+        BackendError: ONNX Runtime refuses a segment.
+    """
+
+    def __init__(
+        self,
+        model: RankModel,
+        communicator: Communicator,
+        config: SessionConfig,
+        observe: Observer | None = None,
+    ) -> None:
+        self.model = model
+        self.communicator = communicator
+        self.config = config
+        self.observe = observe
+        self.actions = tuple(_actions(model.steps))
+        segments = (a.index for a in self.actions if a.role is Role.COMPUTE)
+        self.sessions = Sessions.of(model, config, segments)
+        self._constants = {
+            name: from_numpy(model.constant(name), type_.dtype).to(config.device)
+            for name, type_ in constants_outside(model).items()
+        }
+        self._kept = frozenset((*(o.value for o in model.header.outputs), *model.keep))
+        batch = model.header.batch
+        self._parts = 1 if batch is None else batch.parts.count
+        #: Of values to return, how many of a request there are.
+        self._times = dict.fromkeys(self._kept, self._parts)
+        if batch is not None:
+            self._times |= {o.value: len(batch.regions(o.whole)) for o in model.header.outputs}
+        #: Values that the micro-batches of a request have in common.
+        self._once = frozenset(
+            name
+            for action in self.actions
+            if batch is not None and batch.order.phases.is_once(action.phase)
+            for name in action.writes
+        )
+        self._bindings: dict[int, _Binding] = {}  # of sessions that stay open, by step
+        self._nowhere = torch.empty(1, device=config.device)  # of tensors without elements
+        self._in_place = frozenset(_in_place(model.steps, self._kept))
+
+    def run(self, feeds: Sequence[Mapping[str, torch.Tensor]]) -> Iterator[Waiting | Done]:
+        """Run requests, given by their local inputs, which are contiguous and on the device.
+
+        Of a request in micro-batches, inputs are as `arrays.local_inputs` has them.
+
+        Yields:
+            `Waiting` before each receive, `Done` after each request.
+
+        Raises:
+            BackendError: ONNX Runtime or a communication fails.
+        """
+        turns = Turns.of(self.model.header.batch, len(feeds))
+        in_phases = turns.passes > 1 or self.model.header.batch is not None
+        frees = _frees(self.actions, self._kept | self._once, in_phases=in_phases)
+        flying: dict[int, Values] = {}
+        results: dict[int, Values] = defaultdict(dict)  # of all micro-batches, by request
+        self.communicator.begin(turns)
+        for turn in turns.of_rank(self.model.rank, self.actions):
+            for action, number in turn.actions:
+                values = self._values(flying, number, feeds)
+                yield from self._act(action, number, values, frees[action])
+                self._put(action, number, values, results)
+                if self.observe is not None:
+                    self.observe(action, values)
+                for name in frees[action]:
+                    values.pop(name, None)
+            if turn.done is not None:
+                made = results.pop(turn.done, {})
+                yield Done(turn.done, self._done(flying, turn.done, feeds, made))
+        self.communicator.finish()
+
+    def _values(
+        self, flying: dict[int, Values], number: int, feeds: Sequence[Mapping[str, torch.Tensor]]
+    ) -> Values:
+        """The values of a pass that live, its inputs when it begins.
+
+        The first micro-batch of a request begins it: what does not depend on them is computed
+        then, and the others take it over.
+        """
+        if number not in flying:
+            request, micro_batch = divmod(number, self._parts)
+            feed = feeds[request]
+            if self.model.header.batch is not None:
+                feed = {name: of[min(micro_batch, len(of) - 1)] for name, of in feed.items()}
+            shared = flying.get(number - micro_batch, {}) if micro_batch else {}
+            once = {name: value for name, value in shared.items() if name in self._once}
+            flying[number] = {**self._constants, **once, **feed}
+        return flying[number]
+
+    def _done(
+        self,
+        flying: dict[int, Values],
+        request: int,
+        feeds: Sequence[Mapping[str, torch.Tensor]],
+        made: Values,
+    ) -> Mapping[str, torch.Tensor]:
+        """The values of a request to return; the others are dropped.
+
+        `made` are those that its passes have put together.
+        """
+        batch, first = self.model.header.batch, request * self._parts
+        passes = [self._values(flying, first + index, feeds) for index in range(self._parts)]
+        for index in range(self._parts):
+            del flying[first + index]
+        if batch is None:
+            return {name: passes[0][name] for name in self._kept}
+        return made | {
+            name: torch.stack([values[name] for values in passes[: self._times[name]]])
+            for name in self._kept - made.keys()
+        }
+
+    def _put(self, action: Action, number: int, values: Values, results: dict[int, Values]) -> None:
+        """Put the values to return that a micro-batch has made beside those of the others."""
+        if self.model.header.batch is None:
+            return
+        request, micro_batch = divmod(number, self._parts)
+        for name in self._kept.intersection(action.writes) - self._once:
+            value, made = values[name], results[request]
+            if micro_batch < self._times[name]:
+                if name not in made:
+                    made[name] = value.new_empty((self._times[name], *value.shape))
+                made[name][micro_batch].copy_(value)
+                values[name] = made[name][micro_batch]
+
+    def _act(
+        self, action: Action, number: int, values: Values, freed: Collection[str]
+    ) -> Iterator[Waiting]:
+        """Run an action; `freed` are the values that nothing reads after it."""
+        step = self.model.steps[action.index]
+        if isinstance(step, Segment):
+            self._compute(action.index, step, values, freed)
+        elif action.role is Role.SEND:
+            with _failing(self.model.rank, step):
+                self.communicator.send(step, number, values[step.comm.source])
+        elif step.keeps_all:
+            values[step.comm.target] = values[step.comm.source]
+        else:
+            in_place = step.comm.target in self._in_place
+            assert step.target is not None
+            target = values[step.comm.source] if in_place else self._empty(step.target)
+            yield Waiting(step, number)
+            with _failing(self.model.rank, step):
+                values[step.comm.target] = self.communicator.receive(step, number, target)
+
+    def _empty(self, type_: TensorType) -> torch.Tensor:
+        return torch.empty(type_.shape, dtype=torch_dtype(type_.dtype), device=self.config.device)
+
+    def _compute(
+        self, index: int, segment: Segment, values: Values, freed: Collection[str]
+    ) -> None:
+        places = [
+            (sums, self._place(sums, values, freed)) for sums in self.sessions.sums.get(index, ())
+        ]
+        targets = {sums.target: place for sums, place in places}
+        for name in self._sized(segment):
+            place = targets.get(name)
+            values[name] = self._empty(self.model.types[name]) if place is None else place
+        if (binding := self._bindings.get(index)) is not None:
+            self._run(binding, segment, values, places)
+            return
+        with self.sessions.opened(index) as session:
+            binding = _Binding(session)
+            if segment.block is None:
+                self._bindings[index] = binding
+            self._run(binding, segment, values, places)
+
+    def _place(self, sums: Sums, values: Values, freed: Collection[str]) -> torch.Tensor:
+        """Where sums of a segment lie: in the image that they begin with, if it is freed."""
+        if sums.source is not None and sums.source in freed:
+            return values[sums.source]
+        return self._empty(self.model.types[sums.image])
+
+    def _run(
+        self,
+        binding: _Binding,
+        segment: Segment,
+        values: Values,
+        places: Iterable[tuple[Sums, torch.Tensor]],
+    ) -> None:
+        types = self.model.types
+        for name in segment.inputs:
+            self._bind(binding, binding.io.bind_input, name, types[name], values[name])
+        device = self.config.device
+        for name in segment.outputs:
+            if name in self.model.bounded:
+                binding.io.bind_output(name, device.type, device.index or 0)
+            else:
+                self._bind(binding, binding.io.bind_output, name, types[name], values[name])
+        for sums, place in places:
+            for name in sums.inner:
+                self._bind(binding, binding.io.bind_output, name, types[sums.image], place)
+        if self.config.device.type == "cuda":
+            torch.cuda.synchronize(self.config.device)
+        try:
+            binding.session.run_with_iobinding(binding.io)
+        except Exception as error:
+            raise BackendError(
+                f"rank {self.model.rank}: ONNX Runtime: {one_line(error)}"
+            ) from error
+        for index, name in enumerate(segment.outputs):
+            if name in self.model.bounded:
+                array = binding.io.get_outputs()[index].numpy()
+                values[name] = from_numpy(array, types[name].dtype).to(device)
+
+    def _sized(self, segment: Segment) -> Iterator[str]:
+        """The outputs of a segment whose sizes are known."""
+        return (name for name in segment.outputs if name not in self.model.bounded)
+
+    def _bind(
+        self,
+        binding: _Binding,
+        bind: Callable[..., None],
+        name: str,
+        type_: TensorType,
+        tensor: torch.Tensor,
+    ) -> None:
+        """Tell a session where a value lies, if that has changed since its last run."""
+        address = tensor.data_ptr() or self._nowhere.data_ptr()
+        if binding.addresses.get(name) != address:
+            device, element = tensor.device, onnx_dtype(type_.dtype)
+            bind(name, device.type, device.index or 0, element, type_.shape, address)
+            binding.addresses[name] = address
+
+
+class _Binding:
+    """A session with the memory of its inputs and outputs.
+
+    Args:
+        session: The session.
+    """
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self.session = session
+        self.io = session.io_binding()
+        self.addresses: dict[str, int] = {}  #: By name.
+
+
+def _actions(steps: Sequence[Segment | Cut]) -> Iterator[Action]:
+    for index, step in enumerate(steps):
+        if isinstance(step, Segment):
+            if step.outputs:
+                yield Action(index, Role.COMPUTE, step.phase, step.inputs, step.outputs)
+            continue
+        comm = step.comm
+        if step.source is not None:
+            yield Action(index, Role.SEND, comm.phase, (comm.source,), ())
+        if step.target is not None:
+            reads = (comm.source,) if step.source is not None else ()
+            yield Action(index, Role.RECEIVE, comm.target_phase, reads, (comm.target,))
+
+
+def _frees(
+    actions: Sequence[Action], kept: frozenset[str], *, in_phases: bool
+) -> Mapping[Action, tuple[str, ...]]:
+    """Per action, the values that no later action of the same pass reads."""
+    ordered = sorted(actions, key=lambda a: (a.phase if in_phases else 0, a.index, a.role))
+    last: dict[str, Action] = {}
+    for action in ordered:
+        last.update(dict.fromkeys((*action.reads, *action.writes), action))
+    frees: dict[Action, tuple[str, ...]] = dict.fromkeys(actions, ())
+    for name, action in last.items():
+        if name not in kept:
+            frees[action] += (name,)
+    return frees
+
+
+def _in_place(steps: Sequence[Segment | Cut], kept: frozenset[str]) -> Iterator[str]:
+    """Targets of all-reduces that may overwrite their source: nothing else reads it."""
+    reads = Counter(
+        name
+        for step in steps
+        for name in (step.inputs if isinstance(step, Segment) else step.reads)
+    )
+    computed = {name for step in steps if isinstance(step, Segment) for name in step.outputs}
+    for step in steps:
+        if isinstance(step, Cut) and step.comm.kind is CommKind.ALL_REDUCE:
+            source = step.comm.source
+            if source in computed and source not in kept and reads[source] == 1:
+                yield step.comm.target
+
+
+@contextmanager
+def _failing(rank: int, cut: Cut) -> Iterator[None]:
+    """Name the rank and the communication in errors of the library."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise CommunicationError(f"rank {rank}: {cut}: {one_line(error)}") from error

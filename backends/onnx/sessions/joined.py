@@ -1,0 +1,330 @@
+"""Segments of a rank that hand images to each other: one graph to optimize, and its pieces.
+
+ONNX Runtime computes convolutions in a blocked layout, and gives what leaves a session in the plain
+one. So segments between which images pass are optimized together. The images are outputs of the
+joined graph, so no kernel computes across a border, but kernels of later segments read the images
+blocked, as they were made. The optimized graph is cut at the borders again into a piece for each
+segment, and the images cross blocked.
+
+A piece reads and makes the values that its segment does, under their names. A blocked image has the
+type of the plain one, because its channels fill blocks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+
+from partitioner.backends.onnx.files.header import DOMAIN
+from partitioner.backends.onnx.files.nodes import attribute_graphs, value_info
+from partitioner.backends.onnx.files.steps import RankModel, Segment
+from partitioner.backends.onnx.sessions.layouts import (
+    BLOCKS,
+    MAY_BE_BLOCKED,
+    is_image,
+    with_blocked_inputs,
+)
+
+#: Position of the operand of a blocked convolution that it adds to its result.
+_SUMMAND = 3
+
+
+@dataclass(frozen=True)
+class Group:
+    """Segments of a rank that are optimized together.
+
+    Attributes:
+        model: The rank.
+        segments: By the index of their step, in order.
+        images: Values to cross borders blocked: one segment makes each, only others read it.
+    """
+
+    model: RankModel
+    segments: Mapping[int, Segment]
+    images: frozenset[str]
+
+    def joined(self) -> ModelProto:
+        """All segments as one model; large constants still refer to the rank's weight file.
+
+        Every segment has inputs of its own for what is no image. So nothing but images and
+        constants connects the segments for ONNX Runtime.
+        """
+        graph = GraphProto(name=f"rank{self.model.rank}")
+        constants: dict[str, None] = {}
+        for index, segment in self.segments.items():
+            own = self.own_inputs(index)
+            types = {inner: self.model.types[name] for name, inner in own.items()}
+            nodes = tuple(_renamed(segment.nodes, own))
+            graph.node.extend(with_blocked_inputs(nodes, types, types, self.images))
+            graph.input.extend(value_info(name, type_) for name, type_ in types.items())
+            graph.output.extend(map(self.model.output_info, segment.outputs))
+            constants |= dict.fromkeys(segment.constants)
+        graph.initializer.extend(self.model.constants[name] for name in constants)
+        return self.model.around(graph)
+
+    def is_last_reader(self, index: int, image: str) -> bool:
+        """Whether a segment reads an image, and no other does so later, in whatever order."""
+        here = self.segments[index]
+        return image in here.inputs and all(
+            other <= index and segment.phase <= here.phase
+            for other, segment in self.segments.items()
+            if image in segment.inputs
+        )
+
+    def own_inputs(self, index: int) -> Mapping[str, str]:
+        """Names in the joined graph of a segment's inputs that are no images."""
+        inputs = self.segments[index].inputs
+        return {name: f"{DOMAIN}.{index}.{name}" for name in inputs if name not in self.images}
+
+
+def groups_of(
+    model: RankModel, steps: Iterable[int], plain: Collection[str] = ()
+) -> Iterator[Group]:
+    """The groups of a rank's segments.
+
+    Two segments are in one if an image passes from one to the other that no other step reads, whose
+    channels fill blocks of either size, and that is made, and read, by an operator that may be
+    blocked. A group has a convolution. Blocks and plain segments are in none, and segments with
+    nodes that have bodies neither: ONNX Runtime cannot read what it writes of those.
+
+    Args:
+        model: The rank.
+        steps: Indices of the segments that run, in order.
+        plain: Values that do not cross borders blocked.
+    """
+    segments = {index: segment for index in steps if _may_join(segment := model.segment(index))}
+    readers: dict[str, set[int]] = defaultdict(set)
+    for index, step in enumerate(model.steps):
+        for name in step.inputs if isinstance(step, Segment) else step.reads:
+            readers[name].add(index)
+    kept = {*plain, *model.keep, *(output.value for output in model.header.outputs)}
+    links = {
+        name: frozenset((index, *readers[name]))
+        for index, segment in segments.items()
+        for name in segment.outputs
+        if name not in kept
+        and readers[name] <= segments.keys()
+        and is_image(model.types[name], max(BLOCKS))
+        and _may_be_blocked(segment, name)
+        and any(_may_be_blocked(segments[reader], name) for reader in readers[name])
+    }
+    for indices in _connected(links.values()):
+        if any(node.op_type == "Conv" for index in indices for node in segments[index].nodes):
+            joined = {index: segments[index] for index in sorted(indices)}
+            images = frozenset(name for name, link in links.items() if link <= indices)
+            yield Group(model, joined, images)
+
+
+def _may_join(segment: Segment) -> bool:
+    attributes = (attribute for node in segment.nodes for attribute in node.attribute)
+    return (
+        segment.block is None and not segment.plain and not any(map(attribute_graphs, attributes))
+    )
+
+
+def _may_be_blocked(segment: Segment, value: str) -> bool:
+    """Whether one of a segment's operators may make or read a value in the blocked layout."""
+    return any(
+        node.op_type in MAY_BE_BLOCKED and (value in node.output or value in node.input)
+        for node in segment.nodes
+    )
+
+
+def _connected(links: Iterable[frozenset[int]]) -> list[frozenset[int]]:
+    groups: list[frozenset[int]] = []
+    for link in links:
+        touched = [group for group in groups if group & link]
+        groups = [group for group in groups if not group & link]
+        groups.append(link.union(*touched))
+    return groups
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Values of a piece that may lie in one place: each adds a convolution to the one before.
+
+    ONNX Runtime adds in place within a session. It copies the value before where that is an input
+    of the session, or where the sum is an output, unless both are told to lie in one place.
+
+    Attributes:
+        source: The image that the piece reads and the first sum adds to, if no other segment reads
+            it later; None if the first value is made in the piece.
+        inner: Values that no other segment knows, in order. They are outputs of the session too.
+        target: The image that the piece makes as the last sum; None if the last sum is inner.
+    """
+
+    source: str | None
+    inner: tuple[str, ...]
+    target: str | None
+
+    @property
+    def image(self) -> str:
+        """The image, or one of both; all values have its type."""
+        image = self.target or self.source
+        assert image is not None
+        return image
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The part of a segment in an optimized graph.
+
+    Attributes:
+        proto: The model.
+        sums: Those that begin or end with an image.
+    """
+
+    proto: ModelProto
+    sums: tuple[Sums, ...]
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """The joined graph of a group as ONNX Runtime runs it.
+
+    Attributes:
+        group: The segments.
+        proto: The graph; pieces refer to its weights.
+    """
+
+    group: Group
+    proto: ModelProto
+
+    @cached_property
+    def plain(self) -> frozenset[str]:
+        """The images that cannot cross blocked.
+
+        Such an image is made or read in the plain layout. All images are, if a piece would have to
+        read what its segment does not, because an optimization has computed across a border.
+        """
+        plain = self.group.images - self._blocked.keys()
+        for index, segment in self.group.segments.items():
+            images = self.group.images.intersection(segment.inputs)
+            ends = {*self.group.own_inputs(index).values(), *images}
+            ends |= {self._blocked[name] for name in images & self._blocked.keys()}
+            _, reached = self._behind(segment.outputs, ends)
+            if not reached <= ends | self._constants.keys():
+                return self.group.images
+            plain |= {name for name in images if self._blocked.get(name) not in reached}
+        return plain
+
+    def pieces(self) -> Mapping[int, Piece]:
+        """A piece for each segment, if no image is plain."""
+        assert not self.plain
+        return {index: self._piece(index) for index in self.group.segments}
+
+    def _piece(self, index: int) -> Piece:
+        segment, types = self.group.segments[index], self.group.model.types
+        own = self.group.own_inputs(index)
+        images = [n for n in (*segment.inputs, *segment.outputs) if n in self.group.images]
+        blocked = {name: self._blocked[name] for name in images}
+        ends = {*own.values(), *(blocked[name] for name in segment.inputs if name in blocked)}
+        nodes, reached = self._behind([blocked.get(n, n) for n in segment.outputs], ends)
+        names = {inner: name for name, inner in own.items()}
+        for name, inner in blocked.items():
+            names |= {inner: name, name: f"{DOMAIN}.plain.{name}"}
+        graph = GraphProto(name=self.proto.graph.name, node=_renamed(nodes, names))
+        graph.input.extend(value_info(name, types[name]) for name in segment.inputs)
+        graph.output.extend(map(self.group.model.output_info, segment.outputs))
+        graph.initializer.extend(self._constants[name] for name in sorted(reached - ends))
+        last = frozenset(name for name in images if self.group.is_last_reader(index, name))
+        sums = tuple(_sums(graph, self.group.images, last))
+        for one in sums:
+            graph.output.extend(value_info(name, types[one.image]) for name in one.inner)
+        version, opsets = self.proto.ir_version, self.proto.opset_import
+        return Piece(ModelProto(ir_version=version, graph=graph, opset_import=opsets), sums)
+
+    @cached_property
+    def _makers(self) -> Mapping[str, int]:
+        """The node that makes each value, by its position."""
+        nodes = enumerate(self.proto.graph.node)
+        return {name: at for at, node in nodes for name in node.output if name}
+
+    @cached_property
+    def _constants(self) -> Mapping[str, TensorProto]:
+        return {tensor.name: tensor for tensor in self.proto.graph.initializer}
+
+    @cached_property
+    def _blocked(self) -> Mapping[str, str]:
+        """The name of the blocked form of each image that is made in it."""
+        return {
+            node.output[0]: node.input[0]
+            for node in self.proto.graph.node
+            if node.op_type == "ReorderOutput"
+            and node.output[0] in self.group.images
+            and not any(entry.name == "channels_last" and entry.i for entry in node.attribute)
+        }
+
+    def _behind(
+        self, outputs: Iterable[str], ends: Collection[str]
+    ) -> tuple[Sequence[NodeProto], frozenset[str]]:
+        """The nodes that compute some values from `ends`, in order, and what they start from.
+
+        The latter are ends, constants, and other inputs of the graph.
+        """
+        found: set[int] = set()
+        reached: set[str] = set()
+        waiting = list(outputs)
+        while waiting:
+            name = waiting.pop()
+            at = None if name in ends else self._makers.get(name)
+            if at is None:
+                reached.add(name)
+            elif at not in found:
+                found.add(at)
+                waiting += [name for name in self.proto.graph.node[at].input if name]
+        return [self.proto.graph.node[at] for at in sorted(found)], frozenset(reached)
+
+
+def _sums(graph: GraphProto, images: frozenset[str], last: frozenset[str]) -> Iterator[Sums]:
+    """The sums of a piece, see `Sums`; `last` are the images that no other segment reads later."""
+    before = dict(_summands(graph))
+    made = {name for node in graph.node for name in node.output}
+    outputs = {value.name for value in graph.output}
+    for end in sorted(before.keys() - set(before.values())):
+        values = [end]
+        while values[0] in before:
+            values.insert(0, before[values[0]])
+        source = values[0] if values[0] in last else None
+        target = end if end in images else None
+        inner = tuple(name for name in values if name in made - outputs)
+        if source is not None or (target is not None and inner):
+            yield Sums(source, inner, target)
+
+
+def _summands(graph: GraphProto) -> Iterator[tuple[str, str]]:
+    """The sums of blocked convolutions, and what each adds to, if nothing reads that later.
+
+    Such a convolution has what it adds to as its fourth operand.
+    """
+    outputs = {value.name for value in graph.output}
+    behind: dict[str, frozenset[str]] = {}  # what is computed on the way to a value, with it
+    for node in graph.node:
+        before = (behind.get(name, frozenset[str]()) for name in node.input)
+        behind |= dict.fromkeys(node.output, frozenset(node.output).union(*before))
+    for node in graph.node:
+        if node.op_type != "Conv" or len(node.input) <= _SUMMAND:
+            continue
+        *operands, summand = node.input
+        done = frozenset[str]().union(*(behind.get(name, ()) for name in operands))
+        others = [one for one in graph.node if summand in one.input and one != node]
+        if (
+            summand not in outputs
+            and summand not in operands
+            and all(done.issuperset(one.output) for one in others)
+        ):
+            yield node.output[0], summand
+
+
+def _renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> Iterator[NodeProto]:
+    """The nodes, which have no bodies, with some values renamed."""
+    for node in nodes:
+        renamed = NodeProto()
+        renamed.CopyFrom(node)
+        renamed.input[:] = [names.get(name, name) for name in node.input]
+        renamed.output[:] = [names.get(name, name) for name in node.output]
+        yield renamed

@@ -1,0 +1,265 @@
+"""ONNX Runtime sessions of a rank's segments."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
+
+import onnx
+import onnxruntime as ort
+import torch
+from onnx import GraphProto, ModelProto, NodeProto
+
+from partitioner.backends.errors import BackendError, one_line
+from partitioner.backends.onnx.files.nodes import attribute_graphs, value_info
+from partitioner.backends.onnx.files.steps import RankModel, Segment
+from partitioner.backends.onnx.sessions.joined import Group, Optimized, Sums, groups_of
+from partitioner.backends.onnx.sessions.layouts import with_blocked_inputs
+
+_LEVELS = {
+    "disable": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+CPU = torch.device("cpu")
+_NUMBERS = count()  # profile files are named to the second otherwise
+
+
+@dataclass(frozen=True)
+class SessionConfig:
+    """Options of segments' sessions.
+
+    Attributes:
+        optimization: "disable" (cutting changes no bit), "basic", "extended" or "all".
+        threads: Of one operator.
+        device: Where values live; "cuda" needs ONNX Runtime's CUDA provider.
+        shared_arena: Whether the CPU sessions of this process share one allocator, so that their
+            peaks do not add. It lives as long as the process.
+        profile: Folder for one profile file a session; None for none.
+        optimized: Folder for the graph of each session as ONNX Runtime runs it, with its weights;
+            None writes none.
+    """
+
+    optimization: str = "all"
+    threads: int = 1
+    device: torch.device = CPU
+    shared_arena: bool = False
+    profile: Path | None = None
+    optimized: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.optimization not in _LEVELS:
+            raise BackendError(
+                f"optimization {self.optimization!r} is not one of {', '.join(_LEVELS)}"
+            )
+
+
+@dataclass(frozen=True)
+class JoinedSession:
+    """A session of a segment that was optimized together with others.
+
+    Attributes:
+        session: The session.
+        sums: See `joined.Piece`.
+    """
+
+    session: ort.InferenceSession
+    sums: tuple[Sums, ...]
+
+
+def open_joined(
+    model: RankModel,
+    steps: Sequence[int],
+    config: SessionConfig,
+    plain: frozenset[str] = frozenset(),
+) -> dict[int, JoinedSession]:
+    """Sessions of the segments that hand images to each other, by the index of their step.
+
+    They are optimized together (see `joined`), where ONNX Runtime has blocked layouts: on the CPU,
+    with all optimizations.
+
+    Args:
+        model: The rank.
+        steps: Indices of the segments that run.
+        config: How they run.
+        plain: Values that do not cross borders blocked.
+
+    Raises:
+        BackendError: ONNX Runtime does not take a segment.
+    """
+    sessions: dict[int, JoinedSession] = {}
+    for group in groups_of(model, steps, plain) if _has_blocked_layouts(config) else ():
+        sessions |= _open_group(group, config, plain)
+    return sessions
+
+
+def _open_group(
+    group: Group, config: SessionConfig, plain: frozenset[str]
+) -> dict[int, JoinedSession]:
+    """Sessions of a group, or of smaller ones without the images that turn out to be plain.
+
+    There are none, with a warning, if the optimized graph cannot be made, as where the temporary
+    folder is full. The segments then open by themselves, and images cross their borders plain.
+
+    The weights of the optimized graph lie in a file that is deleted when the sessions have mapped
+    it. They are not in memory twice: the session that writes them is closed before others open.
+    """
+    try:
+        folder = TemporaryDirectory(prefix="partitioner-", ignore_cleanup_errors=True)
+    except OSError as error:
+        _warn_of_plain_images(group, error)
+        return {}
+    with folder as name:
+        try:
+            optimized = _optimized(group, replace(config, optimized=Path(name)))
+        except (BackendError, OSError) as error:
+            _warn_of_plain_images(group, error)
+            return {}
+        if not optimized.plain:
+            as_it_is = replace(config, optimization="disable")
+            sessions = {}
+            for index, piece in optimized.pieces().items():
+                options = session_options(as_it_is, Path(name))
+                session = _opened(group.model, piece.proto, options, as_it_is)
+                sessions[index] = JoinedSession(session, piece.sums)
+            return sessions
+    return open_joined(group.model, tuple(group.segments), config, plain | optimized.plain)
+
+
+def _warn_of_plain_images(group: Group, error: Exception) -> None:
+    """Say that the segments of a group open by themselves, and why."""
+    warnings.warn(
+        f"rank {group.model.rank}: {len(group.segments)} segments open one by one and run slower, "
+        "because ONNX Runtime could not optimize them together in the temporary folder "
+        f"{gettempdir()!r}: {one_line(error)}",
+        stacklevel=2,
+    )
+
+
+def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> ort.InferenceSession:
+    """A session of one segment.
+
+    Raises:
+        BackendError: ONNX Runtime does not take it, or does not run it on the wanted device.
+    """
+    graph = GraphProto(name=f"rank{model.rank}")
+    if _has_blocked_layouts(config) and not segment.plain:
+        graph.node.extend(with_blocked_inputs(segment.nodes, segment.inputs, model.types))
+    else:
+        graph.node.extend(segment.nodes)
+    graph.input.extend(value_info(name, model.types[name]) for name in segment.inputs)
+    graph.output.extend(map(model.output_info, segment.outputs))
+    graph.initializer.extend(model.constants[name] for name in segment.constants)
+    options = session_options(config, model.folder)
+    return _opened(model, model.around(graph), options, config, optimizers_off(segment.plain))
+
+
+def _has_blocked_layouts(config: SessionConfig) -> bool:
+    return config.optimization == "all" and config.device.type == "cpu"
+
+
+def _optimized(group: Group, config: SessionConfig) -> Optimized:
+    """The joined graph as ONNX Runtime runs it; its weights lie in `config.optimized`.
+
+    Raises:
+        BackendError: ONNX Runtime does not take it, or cannot write it there.
+        OSError: What it wrote cannot be read.
+    """
+    config = replace(config, shared_arena=False, profile=None)
+    options = session_options(config, group.model.folder)
+    options.add_session_config_entry("session.disable_prepacking", "1")  # it does not run
+    _opened(group.model, group.joined(), options, config)
+    proto = onnx.load(options.optimized_model_filepath, load_external_data=False)
+    return Optimized(group, proto)
+
+
+def _opened(
+    model: RankModel,
+    proto: ModelProto,
+    options: ort.SessionOptions,
+    config: SessionConfig,
+    without: Sequence[str] = (),
+) -> ort.InferenceSession:
+    """A session of a model of a rank, without some optimizers.
+
+    Raises:
+        BackendError: ONNX Runtime does not take it, or does not run it on the wanted device.
+    """
+    providers: list[object] = ["CPUExecutionProvider"]
+    if config.device.type == "cuda":
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": config.device.index or 0}))
+    message = proto.SerializeToString()
+    try:
+        session = ort.InferenceSession(
+            message, options, providers=providers, disabled_optimizers=[*without, *keeping(proto)]
+        )
+    except Exception as error:
+        raise BackendError(f"rank {model.rank}: ONNX Runtime: {one_line(error)}") from error
+    if config.device.type == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
+        raise BackendError(f"rank {model.rank}: ONNX Runtime has no usable CUDA provider here")
+    return session
+
+
+def optimizers_off(plain: bool) -> list[str]:
+    """Names of the optimizers that a session does without: that of blocked layouts, if `plain`."""
+    return ["NchwcTransformer"] if plain else []
+
+
+def keeping(model: ModelProto) -> list[str]:
+    """Names of the optimizers that a session does without to compute what the model says.
+
+    `EliminateDropout` drops a Dropout in training mode as well, where its probability is constant.
+    """
+    drops = any(node.op_type == "Dropout" and len(node.input) > 2 for node in _nodes(model.graph))
+    return ["EliminateDropout"] if drops else []
+
+
+def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    """Nodes at any depth."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for body in attribute_graphs(attribute):
+                yield from _nodes(body)
+
+
+def session_options(config: SessionConfig, folder: Path | None) -> ort.SessionOptions:
+    """Options of a session whose external data, if any, lies in `folder`."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = _LEVELS[config.optimization]
+    options.intra_op_num_threads = config.threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    entries = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
+    if folder is not None:
+        key = "session.model_external_initializers_file_folder_path"
+        entries[key] = str(folder.resolve())
+    if config.shared_arena:
+        _share_arena()
+        entries["session.use_env_allocators"] = "1"
+    if config.optimized is not None:
+        number = next(_NUMBERS)
+        options.optimized_model_filepath = str(config.optimized / f"{number}.onnx")
+        prefix = "session.optimized_model_external_initializers"
+        entries |= {f"{prefix}_file_name": f"{number}.weights", f"{prefix}_min_size_in_bytes": "64"}
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
+    if config.profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(config.profile / f"{next(_NUMBERS)}")
+    return options
+
+
+@cache
+def _share_arena() -> None:
+    """Register one CPU allocator for all sessions of this process, once."""
+    memory = ort.OrtMemoryInfo(
+        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+    )
+    ort.create_and_register_allocator(memory, None)

@@ -1,0 +1,1 @@
+"""Agreement between ranks: their groups, what they compare, and what failed where."""

@@ -1,0 +1,356 @@
+"""Agreement of all ranks, before a step, that they are about to do the same.
+
+Ranks that are not (a batch of other sizes on one of them, evaluation on another) would wait in
+different collectives for ever, or abort in one of them; here every rank says who differs instead.
+Ranks that do the same with other weights or data would compute with pieces of different models or
+batches; they send checksums along.
+Gloo carries the messages, so that no rank waits for its accelerator.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from partitioner.backends.errors import BackendError, CommunicationError, one_line
+from partitioner.backends.group_lifetime import call_before_groups_end
+from partitioner.backends.torch.agreeing.faults import Roll, cause, named, own_process
+from partitioner.backends.torch.agreeing.groups import new_group, resolved_group
+from partitioner.backends.torch.agreeing.sums import Sums, code, differing_within
+from partitioner.backends.torch.agreeing.whereabouts import Whereabouts, look_out
+from partitioner.ir.errors import PartitionerError
+
+#: Time that a rank waits for the others before it looks where they are.
+_LOOK = timedelta(seconds=2)
+#: Least time that the ranks wait for rank 0's search.
+_SEARCH = timedelta(hours=1)
+
+
+class AgreedError(BackendError):
+    """An error that all ranks raise at the same time."""
+
+
+class Agreement:
+    """Messages between all ranks; every rank must call the same methods in the same order.
+
+    Args:
+        ranks: Number of ranks: those of torch.distributed, or 1 for this process alone.
+        searches: Whether ranks wait for a search on rank 0, for which the timeout of
+            torch.distributed may be too short.
+
+    Attributes:
+        words: Number of checksums that each `check` has room for; the same on all ranks. A check is
+            one message of 8 * (2 + words) bytes from each rank.
+    """
+
+    def __init__(self, ranks: int, *, searches: bool = False) -> None:
+        self.words = 0
+        self.ranks = ranks
+        self.rank = dist.get_rank() if ranks > 1 else 0
+        self._group = ""  # its name
+        self._device = torch.device("cpu")
+        self._whereabouts: Whereabouts | None = None
+        self._begun: Callable[[], bool] | None = None  # that the rank has not waited for
+        self.roll = Roll(())
+        if self.ranks > 1:
+            gloo = dist.is_gloo_available() and dist.get_backend() != "gloo"
+            least = _SEARCH if searches else None
+            group = new_group(range(self.ranks), "gloo" if gloo else None, least)
+            self._group = group.group_name
+            if dist.get_backend(group) == "nccl":
+                self._device = torch.device("cuda", torch.cuda.current_device())
+            self._whereabouts = Whereabouts.of(self.rank, self.ranks)
+            call_before_groups_end(partial(_let_go, weakref.ref(self)))
+            self.roll = Roll(tuple(self._texts(own_process())))
+            look_out(self.rank, self.roll, id(dist.group.WORLD))
+
+    def check(
+        self, doing: str, problem: str = "", sums: Sequence[Sums] = (), *, asks: bool = False
+    ) -> bool:
+        """Compare the activities that the ranks are about to begin, and the values that they take.
+
+        Returns, and raises, what the result of `begin` does.
+        """
+        return self.begin(doing, problem, sums, asks=asks)()
+
+    def begin(
+        self, doing: str, problem: str = "", sums: Sequence[Sums] = (), *, asks: bool = False
+    ) -> Callable[[], bool]:
+        """Begin to `check`: the rank may compute before it waits, but not communicate.
+
+        A rank that was interrupted before it waited does so first: other ranks may tell it that
+        they did something else.
+
+        Args:
+            doing: In words; the same on all ranks if they may go on.
+            problem: Why this rank cannot go on; "" if it can.
+            sums: Checksums of the values, at most `words` of them in all; given by all ranks that
+                have no problem, or by none. Where a rank has news, the last are not compared.
+            asks: Whether this rank has news that all are to `compare`.
+
+        Returns:
+            Waits for the other ranks, and returns whether any rank asks. It raises a BackendError
+            if a rank has a problem, or the ranks differ: the same text on every rank.
+        """
+        if not self._group:
+            return partial(_alone, problem)
+        words = [word for one in sums for word in one.words.values()]
+        words += [0] * (self.words - len(words))
+        row = [-1 if problem else code(doing.encode()), int(asks), *words]
+        if self._begun is not None:
+            self._begun()
+        gathered = self._begin_gather(torch.tensor(row), doing)
+
+        def finish() -> bool:
+            try:
+                rows = gathered()
+            except Exception:
+                self._begun = None
+                raise
+            self._begun = None
+            return self._compared(doing, problem, sums, row, rows)
+
+        self._begun = finish
+        return finish
+
+    def _compared(
+        self, doing: str, problem: str, sums: Sequence[Sums], row: list[int], gathered: Tensor
+    ) -> bool:
+        """Whether any rank asks, from the rows of all ranks, of which this one has `row`."""
+        if not problem and gathered.tolist() == row * self.ranks:
+            return bool(row[1])
+        rows = gathered.reshape(self.ranks, -1)
+        codes = rows[:, 0]
+        if bool((codes == codes[0]).all()) and not problem:
+            news, start = bool(rows[:, 1].any()), 2
+            for one in sums[:-1] if news else sums:
+                self._check_sums(one, rows[:, start : start + len(one.words)])
+                start += len(one.words)
+            return news
+        texts = self._texts(problem or doing)
+        wrong = {rank: texts[rank] for rank, mark in enumerate(codes.tolist()) if mark == -1}
+        if wrong:
+            raise AgreedError(_joined(wrong, self.ranks))
+        raise AgreedError(_differ(dict(enumerate(texts))))
+
+    def compare(self, sums: Sums) -> None:
+        """Compare values of the ranks, any number of them.
+
+        Raises:
+            BackendError: The ranks differ, or have other names; the same text on every rank.
+        """
+        if not self._group:
+            return
+        names = code("\n".join(sums.words).encode())
+        heads = self._gather(torch.tensor([names, len(sums.words)]), "comparing weights")
+        if not bool((heads.reshape(self.ranks, 2) == heads[:2]).all()):
+            raise AgreedError("the ranks have weights or constants of other names")
+        if sums.words:
+            words = self._gather(torch.tensor(list(sums.words.values())), "comparing weights")
+            self._check_sums(sums, words.reshape(self.ranks, -1))
+
+    def _check_sums(self, sums: Sums, rows: Tensor) -> None:
+        """Refuse other values; `rows` has the ranks' checksums."""
+        if bool((rows == rows[0]).all()):
+            return
+        differing = sums.differing(rows.tolist())
+        if not differing:
+            return
+        tables = [json.loads(text) for text in self._texts(json.dumps(dict(sums.inner)))]
+        if any(tables):
+            differing = differing_within(differing, tables)
+        if differing:
+            raise AgreedError(sums.problem(differing))
+
+    @contextmanager
+    def together(self, doing: str) -> Iterator[None]:
+        """Do something that may fail on single ranks: if it does on any, all of them raise.
+
+        Inside, ranks may meet in other calls of this object: the errors of those are all ranks'.
+
+        Args:
+            doing: As of `check`, which follows.
+
+        Raises:
+            BackendError: As `check`; where all ranks fail alike, each raises its own error.
+        """
+        error: Exception | None = None
+        try:
+            yield
+        except (CommunicationError, AgreedError):
+            raise
+        except Exception as raised:  # noqa: BLE001 - a user's function may raise anything
+            error = raised
+        if not self._group:
+            if error is not None:
+                raise error
+            return
+        problem = "" if error is None else _text_of(error)
+        try:
+            self.check(doing, problem)
+        except BackendError as agreed:
+            if error is not None and str(agreed) == problem:
+                raise error from None
+            raise agreed from error
+
+    def first(self, make: Callable[[], str], doing: str) -> str:
+        """A text that rank 0 makes, on every rank.
+
+        Args:
+            make: Called on rank 0.
+            doing: As of `check`, which comes before.
+
+        Raises:
+            PartitionerError: Rank 0's error, with the same text and of the same class on all ranks.
+        """
+        if not self._group:
+            return make()
+        self.check(doing)
+        text, error = "", None
+        if self.rank == 0:
+            try:
+                text = "+" + make()
+            except PartitionerError as raised:
+                text, error = f"-{type(raised).__name__}:{raised}", raised
+        text = self._texts(text)[0]
+        if error is not None:
+            raise error
+        if text.startswith("-"):
+            name, _, said = text[1:].partition(":")
+            raise _error_classes(PartitionerError).get(name, BackendError)(said)
+        return text[1:]
+
+    def parts(self, part: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        """Every rank's part of a tensor, on the CPU; `shapes` are the parts' sizes by rank."""
+        if not self._group:
+            return [part]
+        counts = [torch.Size(shape).numel() * part.element_size() for shape in shapes]
+        packed = torch.zeros(max(counts), dtype=torch.uint8)
+        flat = part.detach().cpu().contiguous().reshape(-1)
+        packed[: counts[self.rank]] = flat.view(torch.uint8)
+        rows = self._gather(packed, "gathering a batch").reshape(self.ranks, -1)
+        return [
+            row[:count].clone().view(part.dtype).reshape(shape)
+            for row, count, shape in zip(rows, counts, shapes, strict=True)
+        ]
+
+    def _texts(self, text: str) -> list[str]:
+        """Every rank's text."""
+        packed = torch.frombuffer(bytearray(text.encode() + b"\0"), dtype=torch.uint8)
+        sizes = self._gather(torch.tensor([packed.numel()]), "comparing texts").tolist()
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: packed.numel()] = packed
+        rows = self._gather(padded, "comparing texts").reshape(self.ranks, -1)
+        return [bytes(row.tolist()).rstrip(b"\0").decode() for row in rows]
+
+    def _gather(self, part: Tensor, doing: str) -> Tensor:
+        """The ranks' tensors along their first dim, on the CPU."""
+        return self._begin_gather(part, doing)()
+
+    def _begin_gather(self, part: Tensor, doing: str) -> Callable[[], Tensor]:
+        """Begin to gather; the result waits."""
+        whole = part.new_empty((self.ranks * part.shape[0], *part.shape[1:]), device=self._device)
+        with self._telling(doing):
+            group = resolved_group(self._group)
+            work = group._allgather_base(whole, part.to(self._device))
+        del group
+
+        def gathered() -> Tensor:
+            with self._telling(doing):
+                self._wait(work, doing)
+            return whole.cpu()
+
+        return gathered
+
+    @contextmanager
+    def _telling(self, doing: str) -> Iterator[None]:
+        """Say in errors of messages for what this rank waits."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, PartitionerError):
+                raise
+            raise CommunicationError(
+                f"rank {self.rank}: waiting for the other ranks before {doing}: "
+                f"{cause(error, self.roll)}"
+            ) from error
+
+    def _wait(self, work: Any, doing: str) -> None:
+        """Wait for a message, and look now and then whether another rank waits for this one.
+
+        Raises:
+            BackendError: A rank waits in another communication, which this one is to join.
+        """
+        assert self._whereabouts is not None
+        posted = False
+        while True:
+            try:
+                work.wait(_LOOK)
+                break
+            except RuntimeError:
+                if work.is_completed():  # it failed
+                    raise
+            if not posted:
+                self._whereabouts.post(doing)
+                posted = True
+            elsewhere = self._whereabouts.elsewhere(doing)
+            if elsewhere:
+                raise BackendError(_differ(elsewhere))
+        if posted:
+            self._whereabouts.post("")
+
+
+def _let_go(agreement: weakref.ref[Agreement]) -> None:
+    """Free a message that a rank has not waited for: it would hold the group behind its end."""
+    if (one := agreement()) is not None:
+        one._begun = None
+
+
+def _alone(problem: str) -> bool:
+    """The agreement of one rank with itself."""
+    if problem:
+        raise BackendError(problem)
+    return False
+
+
+def _differ(texts: Mapping[int, str]) -> str:
+    """The refusal of ranks that do different things, from what each of them does."""
+    by_text: dict[str, list[int]] = {}
+    for rank, text in sorted(texts.items()):
+        by_text.setdefault(text, []).append(rank)
+    said = "; ".join(f"{named(ranks)}: {text}" for text, ranks in by_text.items())
+    return f"the ranks do not do the same: {said}"
+
+
+def _joined(problems: Mapping[int, str], ranks: int) -> str:
+    """The problems of ranks, which name the rank unless all ranks have the same."""
+    texts = dict.fromkeys(problems.values())
+    if len(problems) == ranks and len(texts) == 1:
+        return next(iter(texts))
+    named = (
+        text if re.match(r"ranks? \d", text) else f"rank {rank}: {text}"
+        for rank, text in problems.items()
+    )
+    return "; ".join(dict.fromkeys(named))
+
+
+def _text_of(error: Exception) -> str:
+    return str(error) if isinstance(error, PartitionerError) else one_line(error)
+
+
+def _error_classes(base: type[PartitionerError]) -> dict[str, type[PartitionerError]]:
+    """The classes of our errors by name."""
+    found = {base.__name__: base}
+    for one in base.__subclasses__():
+        found |= _error_classes(one)
+    return found

@@ -1,0 +1,141 @@
+"""Process groups that the graphs of all ranks name, and PyTorch's meshes of stored values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh as TorchMesh
+from torch.distributed.distributed_c10d import GroupName
+
+from partitioner.backends.errors import BackendError
+from partitioner.backends.group_lifetime import free_default_arguments
+from partitioner.backends.torch.operators.sent import group_name
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.program import Comm, CommKind, Compute, Programs
+
+
+def check_world(ranks: int) -> int:
+    """This process's rank."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise BackendError(
+            f"module() needs {ranks} processes: start them with torchrun and call "
+            "torch.distributed.init_process_group() first"
+        )
+    if dist.get_world_size() != ranks:
+        raise BackendError(
+            f"the program is for {ranks} ranks; torch.distributed has {dist.get_world_size()}"
+        )
+    free_default_arguments()
+    return dist.get_rank()
+
+
+def group_ranks(programs: Programs) -> list[tuple[int, ...]]:
+    """The sets of ranks that communicate in any rank's program, in order."""
+    return sorted(
+        {ranks for program in programs.ranks for step in program.steps if (ranks := _group(step))}
+    )
+
+
+def _group(step: Compute | Comm) -> tuple[int, ...]:
+    """The ranks that communicate in a step; () of most nodes."""
+    if isinstance(step, Comm):
+        return () if step.kind is CommKind.SLICE else step.ranks
+    ranks = step.node.attrs.get("ranks", ())
+    assert isinstance(ranks, tuple)
+    return tuple(map(int, ranks))
+
+
+#: Names of the groups that were made, by the group of all ranks.
+_MADE: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+#: The way of messages: the phases that send and receive them, their source and their target.
+Link = tuple[int, int, int, int]
+
+
+def register_named(groups: Iterable[tuple[int, ...]]) -> None:
+    """Make process groups under the names that graphs call them by.
+
+    Each is made once, by all ranks: those outside of it take part too. They live until
+    `destroy_process_group`: nobody else may hold them, since their threads would still run while
+    Python shuts down.
+
+    Args:
+        groups: Ranks of each; the same on every rank, in the same order.
+    """
+    for ranks in groups:
+        _register(group_name(ranks), ranks)
+
+
+def register_links(links: Iterable[Link]) -> None:
+    """Make process groups of two ranks for messages, as `register_named` does."""
+    for link in links:
+        _register(_link_name(link), tuple(sorted(link[2:])))
+
+
+def resolved_link(link: Link) -> Any:
+    """The process group of messages, not to be held."""
+    return resolved_group(_link_name(link))
+
+
+def _link_name(link: Link) -> str:
+    return "link_" + "_".join(map(str, link))
+
+
+def _register(name: str, ranks: tuple[int, ...]) -> None:
+    made = _MADE.setdefault(dist.group.WORLD, set())
+    if name not in made:
+        made.add(name)
+        group = new_group(ranks)
+        if dist.get_rank() in ranks:
+            torch._C._distributed_c10d._register_process_group(GroupName(name), group)
+
+
+def new_group(
+    ranks: Sequence[int], backend: str | None = None, least: timedelta | None = None
+) -> Any:
+    """A process group with the timeout of the one of all ranks (PyTorch's default is 30 minutes).
+
+    Not to be held: see `register_named`.
+
+    Args:
+        least: The least timeout.
+    """
+    timeout = _timeout()
+    if least is not None and timeout is not None:
+        timeout = max(timeout, least)
+    return dist.new_group(list(ranks), timeout=timeout, backend=backend)
+
+
+def resolved_group(name: str) -> Any:
+    """The process group of a name, not to be held."""
+    return torch._C._distributed_c10d._resolve_process_group(GroupName(name))
+
+
+def _timeout() -> timedelta | None:
+    """The timeout given to `init_process_group`; None if the backend does not say."""
+    world: Any = dist.group.WORLD
+    for device_type in world._device_types:
+        options = getattr(world._get_backend(device_type), "options", None)
+        if options is not None:
+            timeout: timedelta = options._timeout
+            return timeout
+    return None
+
+
+def torch_meshes(
+    meshes: Iterable[DeviceMesh], device: torch.device
+) -> Mapping[DeviceMesh, TorchMesh]:
+    """PyTorch's meshes of ours, made in one order on every rank."""
+    torch_mesh = {}
+    for mesh in sorted(set(meshes), key=lambda m: (m.devices, m.axes)):
+        shape = tuple(size for _, size in mesh.axes) or (1,)
+        ranks = torch.tensor(mesh.devices).reshape(shape)
+        made = TorchMesh(device.type, ranks, mesh_dim_names=mesh.names or ("one",))
+        # The groups are not to be held; PyTorch finds them by their names, too.
+        made._pg_registry = WeakValueDictionary(made._pg_registry)  # type: ignore[assignment]
+        torch_mesh[mesh] = made
+    return torch_mesh

@@ -1,0 +1,1 @@
+"""Files of ranks: exported programs, written, and read without running what is in them."""

@@ -1,0 +1,316 @@
+"""A rank's passes as exported programs: ``rank0.pt2`` and, in training, ``rank0.backward.pt2``.
+
+Of a plan in stages they are its phases: ``rank0.pt2`` is the first that the rank runs, the others
+have their names, ``rank0.forward_2.pt2``; those of a smaller last micro-batch are
+``rank0.last_forward_2.pt2``.
+
+A file holds the rank's graph with its shards of the weights (a program for inference) or takes
+parameters and buffers as arguments (training). Beside the graph it holds `EXTRA`: the file's
+origin, the names of its arguments and results, and the ranks of each process group that its graph
+names.
+
+Arguments are contiguous. To run a file by itself: import `partitioner.backends.torch.operators`,
+start torch.distributed, and call `register_named`. Over gloo call `eager` on the graph module: the
+file's all-gathers spoil the heap (see there).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export.passes import move_to_device_pass
+
+from partitioner.backends.errors import BackendError, one_line
+from partitioner.backends.header import Header, Origin, count, header_data, parse_header, text
+from partitioner.backends.tensors import torch_dtype
+from partitioner.backends.torch.agreeing.groups import group_ranks
+from partitioner.backends.torch.files.archive import read_extra, read_program
+from partitioner.backends.torch.graphs.emit import PassGraph, RankGraphs
+from partitioner.backends.torch.graphs.phases import RankPhases
+from partitioner.ir.errors import IRError
+from partitioner.ir.program import Programs
+from partitioner.ir.types import TensorType
+
+#: Name of the description in an archive.
+EXTRA = "partitioner.json"
+#: Version of the contents of rank files; files of another version are refused.
+FORMAT_VERSION = 1
+PASSES = ("forward", "backward")
+CPU = torch.device("cpu")  #: The device that files are written for.
+_PHASE = re.compile(r"(last )?(setup|deliver|reduce|(forward|backward|weight) \d+)")
+
+
+@dataclass(frozen=True)
+class RankFile:
+    """The description in a rank file.
+
+    Attributes:
+        header: The part that rank files of all backends have.
+        which: "forward" or "backward"; of a plan in stages the phase, as "forward 2".
+        arguments: Local values that the graph takes, in order.
+        results: Local values that it returns, in order.
+        groups: Ranks of each process group that any rank's graphs name.
+        stored: Local values that are parameters and buffers, among the arguments.
+        training: Whether there is a backward pass.
+        staged: Whether the plan is in stages.
+    """
+
+    header: Header
+    which: str
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+    groups: tuple[tuple[int, ...], ...]
+    stored: tuple[str, ...]
+    training: bool
+    staged: bool = False
+
+
+def file_name(rank: int, which: str = "forward") -> str:
+    """``rank0.pt2``, ``rank0.backward.pt2``."""
+    name = which.replace(" ", "_")
+    return f"rank{rank}.pt2" if which == "forward" else f"rank{rank}.{name}.pt2"
+
+
+def write_rank(folder: Path, programs: Programs, graphs: RankGraphs, origin: Origin) -> None:
+    """Write the files of a rank.
+
+    Args:
+        origin: Digests of the plan and weights that they were made from.
+
+    Raises:
+        BackendError: PyTorch cannot export a graph.
+    """
+    common = _common(programs, graphs.rank, origin, graphs.stored)
+    common["training"] = graphs.backward is not None
+    for which, graph, examples in _passes(graphs):
+        data = {**common, "pass": which}
+        data |= {"arguments": graph.arguments, "results": graph.results}
+        _write(folder / file_name(graphs.rank, which), graph.module, examples, data)
+
+
+def _common(
+    programs: Programs, rank: int, origin: Origin, stored: tuple[str, ...]
+) -> dict[str, Any]:
+    """The parts of a description that all passes of a rank have."""
+    program = programs.ranks[rank]
+    header = header_data(program, programs, len(program.comms), origin)
+    groups = {"groups": group_ranks(programs), "stored": stored}
+    return {"version": FORMAT_VERSION, **header, **groups}
+
+
+def write_phases(
+    folder: Path, programs: Programs, phases: RankPhases, origin: Origin, *, last: bool = False
+) -> None:
+    """Write the files of a rank of a plan in stages, one for each phase.
+
+    Args:
+        folder: The folder.
+        programs: The programs of all ranks.
+        phases: The rank's.
+        origin: Digests of the plan and weights that they were made from.
+        last: Whether they are of the last micro-batch alone, which is smaller.
+
+    Raises:
+        BackendError: PyTorch cannot export a graph.
+    """
+    common = _common(programs, phases.rank, origin, phases.stored)
+    common |= {"staged": True, "training": not all(map(phases.is_forward, phases.graphs))}
+    for phase, name, examples in _phases(phases, last=last):
+        graph = phases.graphs[phase].graph
+        data = {**common, "pass": _phase_name(phases, phase, last=last)}
+        data |= {"arguments": graph.arguments, "results": graph.results}
+        _write(folder / name, graph.module, examples, data)
+
+
+def _phases(phases: RankPhases, *, last: bool) -> Iterator[tuple[int, str, tuple[Tensor, ...]]]:
+    """Each phase with the name of its file, and empty arguments of the sizes and strides of a run.
+
+    The phase of all micro-batches together is none of a smaller last one.
+    """
+    fakes: dict[str, Tensor] = {}
+    for phase, of_phase in phases.graphs.items():
+        graph = of_phase.graph
+        messages = {message.name: message for message in of_phase.receives}
+        examples = tuple(
+            torch.empty(messages[name].numel, dtype=messages[name].dtype)
+            if name in messages
+            else _empty(phases.types[name], fakes.get(name))
+            for name in graph.arguments
+        )
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+            results = graph.module(*map(mode.from_tensor, examples))
+        fakes |= dict(zip(graph.results, results, strict=True))
+        if not last or not phases.is_of_all(phase):
+            yield phase, _phase_file(phases, phase, last=last), examples
+
+
+def _phase_name(phases: RankPhases, phase: int, *, last: bool) -> str:
+    return ("last " if last else "") + phases.name(phase)
+
+
+def _phase_file(phases: RankPhases, phase: int, *, last: bool) -> str:
+    is_first = phase == min(phases.graphs) and not last
+    return phase_file(phases, phase, is_first=is_first, last=last)
+
+
+def phase_file(phases: RankPhases, phase: int, *, is_first: bool, last: bool = False) -> str:
+    """Name of the file of a phase; `is_first` of the first that the rank runs."""
+    return file_name(phases.rank, "forward" if is_first else _phase_name(phases, phase, last=last))
+
+
+def with_written_phases(folder: Path, phases: RankPhases, *, last: bool = False) -> RankPhases:
+    """The phases of a rank, with the graphs in a folder's files.
+
+    Raises:
+        BackendError: A file cannot be read, or takes or gives other values.
+    """
+    graphs = dict(phases.graphs)
+    for phase, of_phase in phases.graphs.items():
+        if last and phases.is_of_all(phase):
+            continue
+        path = folder / _phase_file(phases, phase, last=last)
+        name = _phase_name(phases, phase, last=last)
+        graphs[phase] = replace(of_phase, graph=_read(path, phases.rank, name, of_phase.graph))
+    return replace(phases, graphs=graphs)
+
+
+def _passes(graphs: RankGraphs) -> Iterator[tuple[str, PassGraph, tuple[Tensor, ...]]]:
+    """The passes, each with empty arguments of the sizes and strides of a run."""
+    forward, backward = graphs.forward, graphs.backward
+    arguments = tuple(_empty(graphs.types[name]) for name in forward.arguments)
+    yield "forward", forward, arguments
+    if backward is None:
+        return
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        fakes = forward.module(*map(mode.from_tensor, arguments))
+    results = dict(zip(forward.results, fakes, strict=True))
+    yield (
+        "backward",
+        backward,
+        tuple(_empty(graphs.types[name], results.get(name)) for name in backward.arguments),
+    )
+
+
+def _empty(tensor_type: TensorType, like: Tensor | None = None) -> Tensor:
+    """A tensor with the strides of another one; contiguous without."""
+    strides = (torch.empty(tensor_type.shape, device="meta") if like is None else like).stride()
+    return torch.empty_strided(tensor_type.shape, strides, dtype=torch_dtype(tensor_type.dtype))
+
+
+def _write(
+    path: Path, module: fx.GraphModule, examples: tuple[Tensor, ...], data: Mapping[str, Any]
+) -> None:
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            program = torch.export.export(module, examples, strict=False)
+            program.example_inputs = None  # as large as the rank's values
+            torch.export.save(program, path, extra_files={EXTRA: json.dumps(data)})
+        except Exception as error:
+            raise BackendError(
+                f"{path.name} cannot be exported: {one_line(error)[:300]}"
+            ) from error
+
+
+def read_rank_file(path: Path) -> RankFile:
+    """The description in a rank file; its graph and weights are not read.
+
+    Raises:
+        BackendError: The file is no rank file, or one of another version.
+    """
+    try:
+        data = json.loads(read_extra(path, EXTRA))
+        if data["version"] != FORMAT_VERSION:
+            raise BackendError(
+                f"{path} has format version {data['version']}, this is {FORMAT_VERSION}"
+            )
+        return RankFile(
+            parse_header(data),
+            _pass_name(data["pass"]),
+            tuple(map(text, data["arguments"])),
+            tuple(map(text, data["results"])),
+            tuple(tuple(map(count, ranks)) for ranks in data["groups"]),
+            tuple(map(text, data["stored"])),
+            bool(data["training"]),
+            bool(data.get("staged")),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, IRError) as error:
+        raise BackendError(f"{path}: {EXTRA}: {one_line(error)}") from error
+
+
+def _pass_name(name: str) -> str:
+    return name if _PHASE.fullmatch(name) else PASSES[PASSES.index(name)]
+
+
+def read_rank_files(folder: Path) -> tuple[RankFile, ...]:
+    """The descriptions of the forward passes of all ranks.
+
+    Raises:
+        BackendError: A file is missing or wrong, or they are of different programs.
+    """
+    files = [read_rank_file(folder / file_name(0))]
+    first = files[0].header
+    for rank in range(1, first.ranks):
+        path = folder / file_name(rank)
+        files.append(read_rank_file(path))
+        header = files[rank].header
+        if header.rank != rank or (header.ranks, header.programs, header.origin) != (
+            first.ranks,
+            first.programs,
+            first.origin,
+        ):
+            raise BackendError(f"{path} is not of the plan that {file_name(0)} is of")
+    return tuple(files)
+
+
+def read_pass(path: Path, device: torch.device = CPU) -> fx.GraphModule:
+    """The graph in a rank file, with its weights, for a device.
+
+    Raises:
+        BackendError: The file cannot be read.
+    """
+    program = read_program(path)
+    if device != CPU:
+        program = move_to_device_pass(program, device)
+    module = program.module(check_guards=False)
+    assert isinstance(module, fx.GraphModule)
+    return module
+
+
+def with_written(folder: Path, ranks: Sequence[RankGraphs]) -> tuple[RankGraphs, ...]:
+    """The graphs of all ranks, replaced by those in a folder's files.
+
+    Raises:
+        BackendError: A file cannot be read, or takes or gives other values.
+    """
+    return tuple(
+        replace(
+            graphs,
+            forward=_with_file(folder, graphs.rank, "forward", graphs.forward),
+            backward=graphs.backward
+            and _with_file(folder, graphs.rank, "backward", graphs.backward),
+        )
+        for graphs in ranks
+    )
+
+
+def _with_file(folder: Path, rank: int, which: str, graph: PassGraph) -> PassGraph:
+    return _read(folder / file_name(rank, which), rank, which, graph)
+
+
+def _read(path: Path, rank: int, which: str, graph: PassGraph) -> PassGraph:
+    file = read_rank_file(path)
+    if (file.header.rank, file.which) != (rank, which):
+        raise BackendError(f"{path} is the {file.which} pass of rank {file.header.rank}")
+    if (file.arguments, file.results) != (graph.arguments, graph.results):
+        raise BackendError(f"{path} takes or gives other values than the plan's program")
+    return replace(graph, module=read_pass(path))

@@ -1,0 +1,312 @@
+"""Communications of rank programs as functional collectives in graphs.
+
+A collective is started where the program has the communication, and waited for where its result is
+first read: the computation between the two overlaps with it. Collectives run in the group of the
+ranks that take part, whose name lists them (`group_name`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from partitioner.backends.regions import region_shape
+from partitioner.backends.tensors import torch_dtype
+from partitioner.backends.torch.graphs.pieces import join, take
+from partitioner.backends.torch.operators.sent import group_name
+from partitioner.ir.exchange import Region, Transfer
+from partitioner.ir.program import Comm, CommKind
+
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+
+#: Adds the nodes that wait for a result, and returns the result's node.
+Arrival = Callable[[], fx.Node]
+Shape = tuple[int, ...]
+
+#: The operators that start a communication.
+COLLECTIVES = frozenset(
+    {
+        c10d.all_reduce.default,
+        c10d.all_gather_into_tensor.default,
+        c10d.reduce_scatter_tensor.default,
+        c10d.all_to_all_single.default,
+    }
+)
+#: Bytes of element types that no backend of torch.distributed carries: they travel as bytes.
+_AS_BYTES = {"int16": 2, "float8e4m3fn": 1, "float8e5m2": 1, "complex64": 8, "complex128": 16}
+
+
+def wait_for_unread(graph: fx.Graph) -> None:
+    """Add waits for collectives whose results a rank does not read, at the end of a pass.
+
+    PyTorch keeps communications that nobody waits for. The other ranks of the group are in the
+    same pass.
+    """
+    for node in [n for n in graph.nodes if n.target in COLLECTIVES and not n.users]:
+        graph.call_function(c10d.wait_tensor.default, (node,))
+
+
+@dataclass(frozen=True)
+class RankComm:
+    """A rank's part in a communication, to be added to its graph.
+
+    Attributes:
+        source: Node of the tensor that the rank sends; None if it only receives.
+        source_shape: Its local sizes.
+        target_shape: Local sizes of the tensor that the rank gets.
+    """
+
+    graph: fx.Graph
+    comm: Comm
+    rank: int
+    source: fx.Node | None
+    source_shape: Shape
+    target_shape: Shape
+    device: torch.device
+
+    def start(self) -> Arrival | None:
+        """Add the nodes that start it; None if the rank gets no result."""
+        kind = self.comm.kind
+        if kind is CommKind.SLICE:
+            return self._slice()
+        if kind is CommKind.ALL_REDUCE:
+            return self._all_reduce()
+        if kind is CommKind.REDUCE_SCATTER:
+            return self._reduce_scatter()
+        if kind is CommKind.ALL_GATHER and self.comm.is_even:
+            return self._all_gather()
+        return self._exchange()
+
+    def _slice(self) -> Arrival:
+        parts = [t for t in self.comm.transfers if t.target == self.rank]
+        return lambda: join(
+            self.graph, [(t.write, self._part(t)) for t in parts], self.target_shape
+        )
+
+    def _all_reduce(self) -> Arrival:
+        operand = self._summable(self._dense(self._sent))
+        collective = self._call(c10d.all_reduce.default, operand, self._reduction, self._group)
+        shape = self._carried(self.source_shape)
+        self._note_shapes(collective, shape, shape)
+        return lambda: self._reduced(self._wait(collective))
+
+    def _reduce_scatter(self) -> Arrival:
+        """Parts in order of rank; where they differ in size, all is reduced and a part kept."""
+        comm = self.comm
+        by_target = {t.target: t for t in comm.transfers if t.source == self.rank}
+        if len({t.numel for t in comm.transfers}) != 1 or set(by_target) != set(comm.ranks):
+            arrival = self._all_reduce()
+            kept = by_target[self.rank]
+            return lambda: take(self.graph, arrival(), kept.read, self.source_shape)
+        ordered = [by_target[rank] for rank in comm.ranks]
+        if _fill_rows([t.read for t in ordered], self.source_shape):
+            packed = self._flat(self._dense(self._sent))
+        else:
+            packed = self._call(aten.cat.default, [self._flat(self._part(t)) for t in ordered])
+        operand = self._summable(packed)
+        collective = self._call(
+            c10d.reduce_scatter_tensor.default,
+            *(operand, self._reduction, len(comm.ranks), self._group),
+        )
+        size = math.prod(self.target_shape)  # ranks outside the group may keep the rest
+        shapes = (self._carried((count,)) for count in (size * len(comm.ranks), size))
+        self._note_shapes(collective, *shapes)
+        return lambda: self._shaped(self._reduced(self._wait(collective)), self.target_shape)
+
+    def _all_gather(self) -> Arrival:
+        comm = self.comm
+        by_source = {t.source: t for t in comm.transfers if t.target == self.rank}
+        operand = self._flat(self._coded(self._dense(self._sent)))
+        collective = self._call(
+            c10d.all_gather_into_tensor.default, operand, len(comm.ranks), self._group
+        )
+        size = by_source[self.rank].numel * _AS_BYTES.get(comm.dtype, 1)
+        self._note_shapes(collective, (size,), (size * len(comm.ranks),))
+
+        def arrive() -> fx.Node:
+            flat = self._decoded(self._wait(collective))
+            ordered = [by_source[rank] for rank in comm.ranks]
+            if _fill_rows([t.write for t in ordered], self.target_shape):
+                return self._shaped(flat, self.target_shape)
+            return join(
+                self.graph,
+                [(t.write, part) for t, part in self._split(flat, ordered)],
+                self.target_shape,
+            )
+
+        return arrive
+
+    def _exchange(self) -> Arrival | None:
+        """Any parts between any ranks, in one all-to-all; the rank's own parts are not sent."""
+        comm, others = self.comm, [rank for rank in self.comm.ranks if rank != self.rank]
+        leaving: dict[int, list[Transfer]] = {rank: [] for rank in comm.ranks}
+        arriving: dict[int, list[Transfer]] = {rank: [] for rank in comm.ranks}
+        for transfer in comm.transfers:
+            if transfer.numel and transfer.source == self.rank:
+                leaving[transfer.target].append(transfer)
+            if transfer.numel and transfer.target == self.rank:
+                arriving[transfer.source].append(transfer)
+        parts = [self._flat(self._part(t)) for rank in others for t in leaving[rank]]
+        if not parts:
+            call, dtype = self.graph.call_function, torch_dtype(comm.dtype)
+            parts = [
+                call(aten.empty.memory_format, ([0],), {"dtype": dtype, "device": self.device})
+            ]
+        packed = parts[0] if len(parts) == 1 else self._call(aten.cat.default, parts)
+        width = _AS_BYTES.get(comm.dtype, 1)
+        splits = [
+            [
+                width * sum(t.numel for t in transfers) if rank != self.rank else 0
+                for rank, transfers in by_rank.items()
+            ]
+            for by_rank in (arriving, leaving)
+        ]
+        operand = self._coded(self._dense(packed))
+        collective = self._call(c10d.all_to_all_single.default, operand, *splits, self._group)
+        if not any(arriving.values()):
+            return None
+
+        def arrive() -> fx.Node:
+            flat = self._decoded(self._wait(collective))
+            received = self._split(flat, [t for rank in others for t in arriving[rank]])
+            received += [(t, self._part(t)) for t in arriving[self.rank]]
+            return join(self.graph, [(t.write, part) for t, part in received], self.target_shape)
+
+        return arrive
+
+    # Messages between phases -----------------------------------------------------------------
+
+    def packed(self, target: int) -> fx.Node:
+        """All that the rank sends to a target, as one flat tensor of the carried type."""
+        leaving = [t for t in self.comm.transfers if (t.source, t.target) == (self.rank, target)]
+        parts = [self._flat(self._part(t)) for t in leaving]
+        packed = parts[0] if len(parts) == 1 else self._call(aten.cat.default, parts)
+        return self._flat(self._coded(self._dense(packed)))
+
+    def unpacked(self, messages: Mapping[int, fx.Node]) -> fx.Node:
+        """The rank's result, of the messages from each source."""
+        pieces = []
+        for source, message in messages.items():
+            pair = source, self.rank
+            arriving = [t for t in self.comm.transfers if (t.source, t.target) == pair]
+            pieces += self._split(self._decoded(message), arriving)
+        return join(self.graph, [(t.write, part) for t, part in pieces], self.target_shape)
+
+    # Nodes -----------------------------------------------------------------------------------
+
+    @property
+    def _sent(self) -> fx.Node:
+        assert self.source is not None
+        return self.source
+
+    @property
+    def _group(self) -> str:
+        return group_name(self.comm.ranks)
+
+    @property
+    def _reduction(self) -> str:
+        return "product" if self.comm.reduce == "prod" else self.comm.reduce
+
+    def _call(self, target: Callable[..., object], *args: fx.node.Argument) -> fx.Node:
+        return self.graph.call_function(target, args)
+
+    def _wait(self, collective: fx.Node) -> fx.Node:
+        return self._call(c10d.wait_tensor.default, collective)
+
+    def _carried(self, shape: Shape) -> Shape:
+        """Sizes of a tensor that is reduced: complex numbers are pairs."""
+        return (*shape, 2) if torch_dtype(self.comm.dtype).is_complex else shape
+
+    def _note_shapes(self, collective: fx.Node, operand: Shape, result: Shape) -> None:
+        """Note the shapes of the operand and of the result, by which collectives are joined."""
+        collective.meta["shapes"] = operand, result
+
+    def _part(self, transfer: Transfer) -> fx.Node:
+        return take(self.graph, self._sent, transfer.read, self.source_shape)
+
+    def _split(
+        self, flat: fx.Node, transfers: Sequence[Transfer]
+    ) -> list[tuple[Transfer, fx.Node]]:
+        """The parts of transfers that lie one after the other in a flat tensor."""
+        parts = []
+        start = 0
+        for transfer in transfers:
+            part, end = flat, start + transfer.numel
+            if len(transfers) > 1:
+                part = self._call(aten.slice.Tensor, flat, 0, start, end)
+            parts.append((transfer, self._shaped(part, region_shape(transfer.write))))
+            start = end
+        return parts
+
+    def _dense(self, tensor: fx.Node) -> fx.Node:
+        return self.graph.call_method("contiguous", (tensor,))
+
+    def _flat(self, tensor: fx.Node) -> fx.Node:
+        return self._call(aten.reshape.default, tensor, [-1])
+
+    def _shaped(self, tensor: fx.Node, shape: Shape) -> fx.Node:
+        return self._call(aten.reshape.default, tensor, list(shape))
+
+    def _cast(self, tensor: fx.Node, dtype: torch.dtype) -> fx.Node:
+        return self.graph.call_function(aten._to_copy.default, (tensor,), {"dtype": dtype})
+
+    def _summable(self, tensor: fx.Node) -> fx.Node:
+        """The operand in a type that is reduced: a copy, as reductions may be in place."""
+        if torch_dtype(self.comm.dtype).is_complex:
+            return self._call(aten.view_as_real_copy.default, tensor)
+        return self._cast(tensor, torch.int32) if self.comm.dtype == "int16" else tensor
+
+    def _reduced(self, tensor: fx.Node) -> fx.Node:
+        """The result of a reduction in the communication's type."""
+        if torch_dtype(self.comm.dtype).is_complex:
+            return self._call(aten.view_as_complex.default, tensor)
+        return self._cast(tensor, torch.int16) if self.comm.dtype == "int16" else tensor
+
+    def _coded(self, tensor: fx.Node) -> fx.Node:
+        """The operand in a type that is carried."""
+        if (
+            self.comm.dtype == "bool"
+        ):  # inductor (2.13) makes wrong code of a mask that was gathered
+            return self._cast(tensor, torch.uint8)
+        if self.comm.dtype not in _AS_BYTES:
+            return tensor
+        # a view of bytes needs a stride of one, which one element alone need not have
+        dense = self.graph.call_function(
+            aten.clone.default, (tensor,), {"memory_format": torch.contiguous_format}
+        )
+        return self._call(aten.view.dtype, self._flat(dense), torch.uint8)
+
+    def _decoded(self, tensor: fx.Node) -> fx.Node:
+        """The result of a communication in its type."""
+        if self.comm.dtype == "bool":
+            return self._call(aten.ne.Scalar, tensor, 0)
+        if self.comm.dtype not in _AS_BYTES:
+            return tensor
+        return self._call(aten.view.dtype, tensor, torch_dtype(self.comm.dtype))
+
+
+def carried(dtype: str) -> tuple[torch.dtype, int]:
+    """The element type in which a tensor travels, and how many such elements each of its own is."""
+    if dtype == "bool":
+        return torch.uint8, 1
+    if dtype in _AS_BYTES:
+        return torch.uint8, _AS_BYTES[dtype]
+    return torch_dtype(dtype), 1
+
+
+def _fill_rows(regions: Sequence[Region], shape: Shape) -> bool:
+    """Whether the parts of a tensor, one after the other, are its memory."""
+    if not shape:
+        return len(regions) == 1
+    end = 0
+    for rows, *others in regions:
+        rest = all(i == ((0, size),) for i, size in zip(others, shape[1:], strict=True))
+        if not rest or len(rows) != 1 or rows[0][0] != end:
+            return False
+        end += rows[0][1]
+    return end == shape[0]

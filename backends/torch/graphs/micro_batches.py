@@ -1,0 +1,150 @@
+"""The micro-batches of a module's call, and their results as those of the call.
+
+A tensor argument is split along its first dim if that is the batch: as long as the first dim of the
+first tensor argument that has one. Others go to every micro-batch whole. Micro-batches have equal
+sizes but the last, which may be smaller, as `torch.chunk` makes them. Results whose first dim is
+the micro-batch are put together; the loss, and other floating scalars, are means over the batch.
+Results of one micro-batch are those of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.graphs.signature import Signature
+from partitioner.ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """The micro-batches of a call.
+
+    Attributes:
+        sizes: Their sizes; all but the last are equal.
+        split: Graph inputs that are split.
+        joined: Results that are put together; the others are means.
+    """
+
+    sizes: tuple[int, ...]
+    split: frozenset[str]
+    joined: frozenset[str]
+
+    @property
+    def count(self) -> int:
+        """Number of micro-batches."""
+        return len(self.sizes)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The share of each micro-batch in the loss of the call."""
+        return tuple(size / sum(self.sizes) for size in self.sizes)
+
+    @property
+    def rest(self) -> int:
+        """Size of the last micro-batch if it is smaller than the others; else 0."""
+        return self.sizes[-1] if self.sizes[-1] < self.sizes[0] else 0
+
+    @classmethod
+    def of(
+        cls, sizes: tuple[int, ...], whole: Signature, types: Mapping[str, TensorType]
+    ) -> MicroBatches:
+        """The micro-batches of a module.
+
+        Args:
+            sizes: Their sizes.
+            whole: The signature of a call with the whole batch.
+            types: Types of the results of the first micro-batch.
+
+        Raises:
+            BackendError: A result has no batch dim, and is no floating scalar.
+        """
+        inputs = zip(whole.inputs, whole.example, strict=True)
+        split = frozenset(
+            name for name, example in inputs if name and _length(example) == sum(sizes)
+        )
+        joined = set()
+        for name in filter(None, whole.results):
+            shape, dtype = types[name].shape, types[name].dtype
+            if len(sizes) == 1 or (shape and shape[0] == sizes[0]):
+                joined.add(name)
+            elif shape or not dtype.startswith(("float", "bfloat")):
+                raise BackendError(
+                    f"micro_batches={len(sizes)}: the module's result {name!r} is {types[name]}, "
+                    f"neither as long as a micro-batch ({sizes[0]}) nor a floating scalar, whose "
+                    "mean is taken: return other results, or give micro_batches=1"
+                )
+        return cls(sizes, split, frozenset(joined))
+
+    def parts(self, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Graph inputs of each micro-batch; those of a rank's part of the batch are parts, too."""
+        cut = {
+            name: self._cut(value) if name in self.split else [value] * self.count
+            for name, value in inputs.items()
+        }
+        return [{name: of[index] for name, of in cut.items()} for index in range(self.count)]
+
+    def _cut(self, value: Tensor) -> Sequence[Tensor]:
+        """A tensor of the batch, or of an equal part of each of its micro-batches."""
+        rows, batch = len(value), sum(self.sizes)
+        ends = [rows * sum(self.sizes[: index + 1]) // batch for index in range(self.count)]
+        return value.tensor_split(ends[:-1])
+
+    def inputs(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """The inverse of `parts`, for inputs of the whole batch."""
+        return {
+            name: torch.cat([one[name] for one in parts]) if name in self.split else value
+            for name, value in parts[0].items()
+        }
+
+    def whole(self, results: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Results of a call, of those of each micro-batch."""
+        if len(results) == 1:
+            return dict(results[0])
+        return {
+            name: torch.cat([one[name] for one in results])
+            if name in self.joined
+            else self._mean([one[name] for one in results])
+            for name in results[0]
+        }
+
+    def _mean(self, scalars: Sequence[Tensor]) -> Tensor:
+        """The mean over the batch of means over its micro-batches."""
+        if not self.rest:
+            return torch.stack(list(scalars)).mean(0)
+        return torch.stack([x * share for x, share in zip(scalars, self.shares, strict=True)]).sum(
+            0
+        )
+
+
+def micro_batch_sizes(arguments: Any, count: int) -> tuple[int, ...]:
+    """Sizes of the micro-batches of a call: at most `count`, and fewer if some would be empty.
+
+    Raises:
+        BackendError: There is no batch.
+    """
+    lengths = [length for leaf in pytree.tree_leaves(arguments) if (length := _length(leaf))]
+    if not lengths:
+        raise BackendError(f"micro_batches={count}: no argument of the call has a batch dim")
+    size = -(-lengths[0] // count)
+    whole, rest = divmod(lengths[0], size)
+    return (size,) * whole + ((rest,) if rest else ())
+
+
+def part(arguments: Any, batch: int, rows: slice) -> Any:
+    """The arguments of a call with some rows of its batch."""
+
+    def of(leaf: Any) -> Any:
+        return leaf[rows] if _length(leaf) == batch else leaf
+
+    return pytree.tree_map(of, arguments)
+
+
+def _length(value: Any) -> int:
+    return int(value.shape[0]) if isinstance(value, Tensor) and value.dim() else 0

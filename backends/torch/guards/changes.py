@@ -1,0 +1,418 @@
+"""Refuses changes of a rank's module that its graphs would not notice."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, wraps
+from operator import is_
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.autograd.graph import increment_version
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from partitioner.backends.errors import BackendError
+from partitioner.backends.tensors import dtype_word
+from partitioner.backends.torch.agreeing.agreement import Agreement
+from partitioner.backends.torch.dtensors.local_steps import Arguments, over_parts, take_back
+from partitioner.backends.torch.guards.global_hooks import global_hooks
+from partitioner.backends.torch.state.whole import Stored
+
+#: The hooks of `count_steps`, which change no group of parameters.
+_STEP_HOOKS: WeakSet[Callable[..., object]] = WeakSet()
+#: Optimizers with operators that PyTorch (2.13) cannot run on parts of a tensor.
+_WHOLE_ONLY = (torch.optim.Rprop, torch.optim.Adafactor, torch.optim.SparseAdam)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The objects that a rank's module consists of, by which changes of it are noticed.
+
+    A check at each call compares objects by identity. Only where one is another does it look at
+    names, to say what was changed.
+
+    Attributes:
+        stored: The parameters and buffers of the whole model.
+        tensors: Those of the rank, by first name.
+        at_rest: The storage of each tensor that lies in the memory of what the plan keeps between
+            steps. An assignment to its `data` would move it out of there: it is refused.
+        parts: The submodules.
+        names: Names of the submodules, of the parameters and of the buffers of the module and of
+            each part.
+        objects: These submodules, parameters and buffers.
+        facts: Sizes and element type of each tensor, and its storage, if that is to stay.
+        frozen: Tensors that must not require a gradient.
+    """
+
+    stored: Sequence[Stored]
+    tensors: Mapping[str, Tensor]
+    at_rest: Mapping[str, torch.UntypedStorage]
+    parts: Sequence[nn.Module]
+    names: Sequence[tuple[str, ...]]
+    objects: Sequence[object]
+    facts: Sequence[tuple[torch.Size, torch.dtype, int]]
+    frozen: Sequence[Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        stored: Sequence[Stored],
+        tensors: Mapping[str, Tensor],
+        rests: Iterable[Tensor],
+    ) -> Contents:
+        """The contents of a module as it is.
+
+        Args:
+            module: The rank's module.
+            stored: The parameters and buffers of the whole model.
+            tensors: Those of the rank, by first name.
+            rests: What the plan keeps between steps besides them.
+        """
+        parts = tuple(module.modules())[1:]
+        held_by_part = _contents((module, *parts))
+        held = [entry for entry in stored if entry.names[0] in tensors]
+        kept = {rest.untyped_storage()._cdata for rest in rests}
+        storages = {name: _storage_of(tensor) for name, tensor in tensors.items()}
+        at_rest = {name: one for name, one in storages.items() if one._cdata in kept}
+        types = {entry.names[0]: entry.dtype for entry in held}
+        return cls(
+            *(stored, tensors, at_rest, parts),
+            *([*map(tuple, held_by_part)], [x for one in held_by_part for x in one.values()]),
+            [
+                (tensor.shape, types[name], at_rest[name]._cdata if name in at_rest else 0)
+                for name, tensor in tensors.items()
+            ],
+            [tensors[e.names[0]] for e in held if e.value and e.frozen],
+        )
+
+    def check(self, module: nn.Module) -> None:
+        """Refuse the module if it was changed.
+
+        Raises:
+            BackendError: All modules have a hook; a submodule is in another mode than the module,
+                or has hooks; a parameter or buffer was replaced by another tensor, its `data` was
+                where the plan keeps that in memory of its own, or it has another element type or
+                other sizes; a parameter requires a gradient and was frozen in the trace. (One that
+                required a gradient in the trace, and that the loss does not use, gets none.)
+        """
+        for name in global_hooks():
+            raise BackendError(f"{name} is a hook of all modules, not of these: {_HOOKS_ADVICE}")
+        is_same = self._are_plain_parts(module.training) and self._are_same_objects(module)
+        if is_same and self._are_same_tensors():
+            return
+        parts = dict(module.named_modules())
+        _check_parts(module, parts)
+        for entry in self.stored:
+            tensor = self.tensors.get(entry.names[0])
+            if tensor is not None:
+                self._check_tensor(module, entry, tensor, parts)
+
+    def _are_plain_parts(self, mode: bool) -> bool:
+        """Whether all submodules are in the mode of the module, and have no hooks."""
+        for part in self.parts:  # a loop: every call of a module comes here
+            if _has_hooks(part) or not (part.training is mode or _is_in(mode, part)):
+                return False
+        return True
+
+    def _are_same_objects(self, module: nn.Module) -> bool:
+        held = _contents((module, *self.parts))
+        if list(map(tuple, held)) != self.names:
+            return False
+        return all(map(is_, [x for one in held for x in one.values()], self.objects))
+
+    def _are_same_tensors(self) -> bool:
+        facts = [
+            (x.shape, x.dtype, _storage_of(x)._cdata if name in self.at_rest else 0)
+            for name, x in self.tensors.items()
+        ]
+        return facts == self.facts and not any(x.requires_grad for x in self.frozen)
+
+    def _check_tensor(
+        self,
+        module: nn.Module,
+        entry: Stored,
+        tensor: Tensor,
+        parts: Mapping[str, nn.Module],
+    ) -> None:
+        if tensor.dtype != entry.dtype:
+            raise BackendError(
+                f"{entry.names[0]} is {dtype_word(tensor.dtype)} now and was "
+                f"{dtype_word(entry.dtype)}: for another element type, compile the module in it"
+            )
+        if tuple(tensor.shape) != tuple(entry.shape):
+            raise BackendError(
+                f"{entry.names[0]} has the sizes {list(tensor.shape)} now and had "
+                f"{list(entry.shape)}: for other sizes, compile the module with them"
+            )
+        rest = self.at_rest.get(entry.names[0])
+        if rest is not None and _storage_of(tensor)._cdata != rest._cdata:
+            raise BackendError(
+                f"{entry.names[0]}.data was set, and the plan keeps it in memory of its own "
+                "between steps: write in place under torch.no_grad(), as by copy_()"
+            )
+        for name in entry.names:
+            if _tensor_of(module, parts, name) is not tensor:
+                raise BackendError(
+                    f"{name} was replaced by another tensor: write to it instead, with "
+                    "load_state_dict() or in place under torch.no_grad(); for another element "
+                    "type, compile the module in it"
+                )
+        if tensor.requires_grad and entry.value and entry.frozen:
+            raise BackendError(
+                f"{entry.names[0]} requires a gradient now, but was frozen when the module was "
+                "compiled: compile it again"
+            )
+
+
+def _storage_of(tensor: Tensor) -> torch.UntypedStorage:
+    """That of a tensor, or of this rank's part of it."""
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return local.untyped_storage()
+
+
+def _contents(parts: Iterable[nn.Module]) -> list[Mapping[str, object]]:
+    """The submodules, the parameters and the buffers of each part, in order, by name."""
+    return [
+        contents for part in parts for contents in (part._modules, part._parameters, part._buffers)
+    ]
+
+
+#: Where a submodule keeps whether the trace has it in training mode.
+TRACED_MODE = "_mode_in_the_trace"
+
+
+def _is_in(mode: bool, part: nn.Module) -> bool:
+    """Whether a submodule is as it is in the graphs of a mode of the module."""
+    return part.training is mode or (mode and not vars(part).get(TRACED_MODE, True))
+
+
+def _has_hooks(part: nn.Module) -> bool:
+    """Whether a submodule has hooks that would not be called."""
+    return bool(
+        part._forward_hooks
+        or part._forward_pre_hooks
+        or part._backward_hooks
+        or part._backward_pre_hooks
+    )
+
+
+#: What ranks' modules do with hooks.
+_HOOKS_ADVICE = (
+    "submodules do not run by themselves; hooks of the whole module and of parameters are called"
+)
+
+
+def _check_parts(module: nn.Module, parts: Mapping[str, nn.Module]) -> None:
+    for name, submodule in parts.items():
+        if not _is_in(module.training, submodule):
+            mode = "training" if submodule.training else "evaluation"
+            raise BackendError(
+                f"{name} is in {mode} mode, the module is not, and its mode was traced: call "
+                f"{name}.{'train' if submodule.training else 'eval'}() before compile, and only "
+                "train() and eval() of the whole module after it"
+            )
+        if name and _has_hooks(submodule):
+            raise BackendError(
+                f"{name} has a hook, which would not be called: set it, as torch.nn.utils.prune "
+                f"does, before compile, which traces what it computes; {_HOOKS_ADVICE}"
+            )
+
+
+def _tensor_of(module: nn.Module, parts: Mapping[str, nn.Module], name: str) -> Tensor | None:
+    """The parameter or buffer that has this name now; None if there is none.
+
+    `parts` are the submodules by path, of a shared one by its first path.
+    """
+    path, _, leaf = name.rpartition(".")
+    owner = parts.get(path)
+    try:
+        owner = module.get_submodule(path) if owner is None else owner
+    except AttributeError:
+        return None
+    return owner._parameters.get(leaf, owner._buffers.get(leaf))
+
+
+def count_steps(
+    owner: object,
+    tensors: Mapping[str, Tensor],
+    elsewhere: Mapping[str, Tensor],
+    *,
+    holds_all: bool,
+) -> None:
+    """Count each optimizer's step as a write to the parameters that have gradients.
+
+    PyTorch counts no writes of steps with `foreach=True` or `fused=True` to DTensors, nor those of
+    steps over parts (see `local_steps`). Optimizers that fail on parts of tensors, and those that
+    lack options, are refused by name when they step.
+
+    Args:
+        owner: Steps are counted while it lives.
+        tensors: The rank's parameters and buffers.
+        elsewhere: Parameters that it lists and does not hold; no step trains them.
+        holds_all: Whether it has a shard of every parameter of the model.
+    """
+    ours = frozenset(map(id, tensors.values()))
+    has_parts = any(isinstance(tensor, DTensor) for tensor in tensors.values())
+    others = frozenset(map(id, elsewhere.values()))
+
+    def stepped(optimizer: Optimizer, args: tuple[Any, ...], _: Mapping[str, Any]) -> None:
+        take_back(optimizer, args)
+        parameters = (x for group in optimizer.param_groups for x in group["params"])
+        increment_version([x for x in parameters if id(x) in ours and x.grad is not None])
+
+    def steps(
+        optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Arguments | None:
+        for group in optimizer.param_groups:
+            for tensor in (x for x in group["params"] if id(x) in others and x.grad is not None):
+                tensor.requires_grad_(False)  # else PyTorch's checkpoints look for its state
+                tensor.grad = None
+            if any(id(x) in ours for x in group["params"]):
+                _check_options(optimizer, group)
+                if isinstance(optimizer, torch.optim.LBFGS) and not holds_all:
+                    raise BackendError(
+                        "LBFGS measures along all parameters at once, and this rank holds those of "
+                        "its own layers only: take an optimizer that works element by element"
+                    )
+        if not has_parts:
+            return None
+        if not isinstance(optimizer, _WHOLE_ONLY):
+            return over_parts(optimizer, args, kwargs, ours, _STEP_HOOKS)
+        _check_are_whole(optimizer, ours)
+        return None
+
+    _STEP_HOOKS.add(steps)
+    handles = register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(stepped)
+    for handle in handles:
+        weakref.finalize(owner, handle.remove).atexit = False
+
+
+def _check_are_whole(optimizer: Optimizer, ours: Collection[int]) -> None:
+    """Refuse an optimizer that fails on parts of tensors if any of ours is cut."""
+    parameters = (x for group in optimizer.param_groups for x in group["params"])
+    cut = (x for x in parameters if id(x) in ours and isinstance(x, DTensor))
+    if any(not all(place.is_replicate() for place in x.placements) for x in cut):
+        raise BackendError(
+            f"{type(optimizer).__name__} does not work on parts of tensors in PyTorch: take "
+            "another optimizer, or a plan that keeps parameters whole, as parallel='dp'"
+        )
+
+
+def _check_options(optimizer: Optimizer, group: Mapping[str, Any]) -> None:
+    """Refuse a group of parameters without the optimizer's options.
+
+    PyTorch's checkpoints hold one rank's groups for all ranks, by the names of their parameters. A
+    rank with other parameters finds none of its own there, and no options either.
+    """
+    lacking = sorted(optimizer.defaults.keys() - group.keys())
+    if lacking:
+        raise BackendError(
+            f"{type(optimizer).__name__} has no {', '.join(map(repr, lacking))} for parameters of "
+            "this rank: torch.distributed.checkpoint saved the options of another rank's "
+            "parameters; get and set the optimizer's state with "
+            "options=StateDictOptions(flatten_optimizer_state_dict=True)"
+        )
+
+
+#: Modules of which this rank holds some parameters only, in the order in which they were made.
+_PARTIAL: WeakKeyDictionary[nn.Module, Agreement] = WeakKeyDictionary()
+
+
+def watch_partial_gradients(module: nn.Module, agreement: Agreement) -> None:
+    """Watch what PyTorch computes of all gradients, of which other ranks hold others.
+
+    `torch.nn.utils.clip_grad_norm_` would scale the gradients of each rank by another factor: it is
+    refused. A `GradScaler` would leave out the step on some ranks only: the ranks agree.
+    `clip_grad_value_` fails on a rank that has no gradients: it does nothing there.
+    """
+    _PARTIAL[module] = agreement
+    _watch_norms()
+    _watch_scalers()
+    _watch_clipping()
+
+
+@cache
+def _watch_norms() -> None:
+    """Put a check before the norm that `clip_grad_norm_` and `get_total_norm` compute."""
+
+    def watched(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @wraps(norm)
+        def checked(tensors: Tensor | Iterable[Tensor], *args: Any, **kwargs: Any) -> Tensor:
+            tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            given = set(map(id, tensors))
+            if any(id(p.grad) in given for module in _PARTIAL for p in module.parameters()):
+                raise BackendError(
+                    "this rank's gradients are those of its own layers only, so their norm is not "
+                    "that of the model: call module.clip_grad_norm_() in place of PyTorch's"
+                )
+            return norm(tensors, *args, **kwargs)
+
+        return checked
+
+    for place in (clip_grad, nn.utils):
+        for name in ("_get_total_norm", "get_total_norm"):
+            if hasattr(place, name):
+                setattr(place, name, watched(getattr(place, name)))
+
+
+@cache
+def _watch_scalers() -> None:
+    """Let a `GradScaler` know what it would find in the gradients of all ranks.
+
+    All ranks must leave out the same steps and have the same scale. The scaler looks at the
+    gradients of its own rank only, and fails where there are none.
+    """
+    unscale = GradScaler._unscale_grads_
+
+    @wraps(unscale)
+    def agreed(
+        scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any
+    ) -> dict[torch.device, Tensor]:
+        found = unscale(scaler, optimizer, *args, **kwargs)
+        given = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for module, agreement in list(_PARTIAL.items()):
+            if not any(id(p) in given for p in module.parameters()):
+                continue
+            overflows = any(bool(one) for one in found.values())
+            overflows = agreement.check("scaled gradients", asks=overflows)
+            devices = list(found) or [next(module.parameters()).device]
+            answer = torch.tensor(float(overflows), dtype=torch.float32)  # as the scaler's own
+            found = {device: answer.to(device) for device in devices}
+        return found
+
+    GradScaler._unscale_grads_ = agreed  # type: ignore[assignment,method-assign]
+
+
+@cache
+def _watch_clipping() -> None:
+    """Let `clip_grad_value_` sort no gradients, where PyTorch's function wants one at least."""
+    name = "_group_tensors_by_device_and_dtype"
+    sort = getattr(clip_grad, name)
+
+    @wraps(sort)
+    def of_any_number(tensors: list[list[Tensor]], *args: Any, **kwargs: Any) -> Any:
+        return sort(tensors, *args, **kwargs) if any(tensors) else {}
+
+    setattr(clip_grad, name, of_any_number)
+
+
+def check_inputs(values: Iterable[Any]) -> None:
+    """Refuse inputs that require a gradient in a training step."""
+    for value in values:
+        if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
+            raise BackendError(
+                "an input requires a gradient: only parameters get one; detach() it, or make what "
+                "computes it a part of the module"
+            )

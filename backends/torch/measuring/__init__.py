@@ -1,0 +1,1 @@
+"""Measurements of ranks: clocks, records of steps, and programs that are timed."""

@@ -1,0 +1,126 @@
+"""A program with the programs of all ranks, and what its model stores, as every rank needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.graphs.emit import rest_argument
+from partitioner.backends.torch.graphs.micro_batches import MicroBatches
+from partitioner.backends.torch.graphs.phases import Rest
+from partitioner.backends.torch.graphs.signature import Signature
+from partitioner.backends.torch.state.own_state import OwnState
+from partitioner.ir.graph import Graph
+from partitioner.ir.layout import Placement
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.program import Programs
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A parameter or buffer of the whole model.
+
+    Attributes:
+        value: Name in the graph; "" if nothing computes with it.
+        names: Its names in the module, the first one first.
+        trained: Whether it has a gradient.
+        frozen: Whether `requires_grad` was off when the module was compiled.
+        parameter: Whether it is a parameter; a buffer otherwise.
+        shape: Sizes of the whole value.
+        gradient: Graph output of its gradient; "" if it has none.
+        written: Graph output of its next contents; "" if it is not written.
+        hidden: Those of its names that are not in the module's `state_dict`.
+        rest: Name in the graph of the value as it lies between steps; "" if that is `value`.
+    """
+
+    value: str
+    names: tuple[str, ...]
+    trained: bool
+    frozen: bool
+    parameter: bool
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    gradient: str = ""
+    written: str = ""
+    hidden: frozenset[str] = frozenset()
+    rest: str = ""
+
+
+@dataclass(frozen=True)
+class Submodule:
+    """What a rank's module shows of a submodule of the whole model, beside what it holds.
+
+    Attributes:
+        kind: Its class.
+        constants: Names of its attributes that are constants of the graph.
+        absent: Names of its parameters and buffers that are None.
+        training: Whether it was in training mode.
+        first: The first path of a submodule that has several; "" at the first.
+        values: Plain values of attributes, by name.
+        state: What it saves and loads beside parameters and buffers.
+    """
+
+    kind: type[nn.Module] = nn.Module
+    constants: frozenset[str] = frozenset()
+    absent: frozenset[str] = frozenset()
+    training: bool = True
+    first: str = ""
+    values: Mapping[str, object] = field(default_factory=dict)
+    state: OwnState = field(default_factory=OwnState)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A program with the programs of all ranks.
+
+    Attributes:
+        training: Whether it has a backward pass.
+        spare: Mesh of all ranks, each of which holds the stored values that nothing computes with.
+        submodules: Those of the model by path, in its order; the model itself has the path "".
+        micro: The micro-batches of a call, of a plan in stages.
+        rest: The last of them, if it is smaller.
+    """
+
+    programs: Programs
+    graph: Graph
+    signature: Signature
+    stored: tuple[Stored, ...]
+    training: bool
+    spare: DeviceMesh
+    submodules: Mapping[str, Submodule] = field(default_factory=dict)
+    micro: MicroBatches | None = None
+    rest: Rest | None = None
+
+    @property
+    def places(self) -> Mapping[str, Placement]:
+        """Placement of each stored value that the program computes with, by its first name."""
+        homes = self.programs.homes
+        return {e.names[0]: homes[e.value].placement for e in self.stored if e.value in homes}
+
+    @cached_property
+    def written(self) -> tuple[str, ...]:
+        """First names of the stored values that the program writes to."""
+        return tuple(entry.names[0] for entry in self.stored if entry.written)
+
+    def check_places(self, places: Mapping[str, Placement]) -> None:
+        """Raise a BackendError unless stored values have the placements of the program."""
+        for name, place in self.places.items():
+            if places.get(name) != place:
+                raise BackendError(f"{name} is stored as {places.get(name)}, not as {place}")
+
+    def local_shards(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A rank's shards, which have first names, and values at rest, by local name."""
+        return {local: shards[name] for local, name in self._local_names if name in shards}
+
+    @cached_property
+    def _local_names(self) -> list[tuple[str, str]]:
+        """Local name of each stored value with its first name, and of each value at rest."""
+        homes = self.programs.homes
+        used = [(homes[e.value].name, e.names[0]) for e in self.stored if e.value in homes]
+        rests = (entry.rest for entry in self.stored if entry.rest in homes)
+        return used + [(rest_argument(homes[rest].name), rest) for rest in rests]

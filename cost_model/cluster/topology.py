@@ -1,0 +1,472 @@
+"""Clusters: devices and the links between them, as plain data.
+
+Rates of a `DeviceSpec` and a `LinkLevel` are those that large kernels and collectives reach;
+`presets` derives them from the peak rates of datasheets. Tables say more than a rate does: those
+of published measurements, and the profile of a machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from partitioner.cost_model.cluster.published import KERNELS, LINKS, Kernels
+from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.profiles.database import Profile
+from partitioner.cost_model.profiles.link_table import LinkTable
+from partitioner.ir.errors import hints_keywords
+from partitioner.ir.types import DTYPE_BITS
+
+_UNITS_BYTES: dict[str, int] = {
+    "": 1,
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("kMGTP", 1)},
+    "KB": 1000,
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGTP", 1)},
+}
+
+#: Largest cluster that is described device by device.
+MAX_DEVICES = 16_384
+
+
+def parse_bytes(size: str | float) -> int:
+    """Bytes of ``"8GiB"`` (1024^3), ``"10GB"`` (1000^3), ``"512MiB"`` or a number of bytes.
+
+    Raises:
+        CostError: The text is something else, or not positive.
+
+    >>> parse_bytes("8GiB"), parse_bytes("1.5kB"), parse_bytes(7)
+    (8589934592, 1500, 7)
+    """
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE]\+?[0-9]+)?)\s*([A-Za-z]*)\s*", str(size))
+    unit = _UNITS_BYTES.get(match[2]) if match else None
+    nbytes = float(match[1]) * unit if match and unit else 0.0
+    if not 0 < nbytes < math.inf:
+        raise CostError(f"size {size!r} is not like '8GiB', '10GB', '512MiB' or a number of bytes")
+    return round(nbytes)
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """A device."""
+
+    name: str
+    #: FLOP/s that large kernels reach, by element type. "float32" is required; absent types run at
+    #: its rate.
+    peak_flops_per_s: Mapping[str, float] = field(hash=False)
+    memory_bytes_per_s: float  #: Bandwidth of its memory that streaming kernels reach.
+    memory_bytes: int  #: Memory that a plan may fill.
+    #: Least time between the starts of two kernels, and the start-up of a collective.
+    launch_s: float
+    profile: Profile | None = None  #: Measured seconds, which go before those by the rates.
+    table: str | None = None  #: Key of `published.KERNELS`, which shapes what the rates give.
+    is_gpu: bool = False  #: Whether its kernels take the memory for themselves that a GPU's take.
+    #: Seconds that a communication takes beside the links', as a program of ONNX Runtime ends there
+    #: and another begins; None for none.
+    border_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_table(f"device {self.name!r}", self.table, KERNELS)
+        unknown = sorted(set(self.peak_flops_per_s) - set(DTYPE_BITS))
+        if unknown:
+            raise CostError(f"device {self.name!r}: {unknown[0]!r} is not an element type")
+        if "float32" not in self.peak_flops_per_s:
+            raise CostError(f"device {self.name!r}: peak_flops_per_s gives no 'float32'")
+        for title, figure in (
+            *((f"peak_flops_per_s of {k}", v) for k, v in self.peak_flops_per_s.items()),
+            ("memory_bytes_per_s", self.memory_bytes_per_s),
+            ("memory_bytes", self.memory_bytes),
+        ):
+            _check(f"device {self.name!r}: {title}", figure, figure > 0)
+        for title, latency_s in (("launch_s", self.launch_s), ("border_s", self.border_s or 0.0)):
+            _check_seconds(f"device {self.name!r}: {title}", latency_s)
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """The published measurements of its kernels."""
+        return None if self.table is None else KERNELS[self.table]
+
+    def start_s(self, *, is_known: bool) -> float:
+        """Seconds of the start-up of a communication, with the border that it makes.
+
+        Args:
+            is_known: Whether its own seconds are measured or published, which contain the start-up.
+        """
+        return (0.0 if is_known else self.launch_s) + (self.border_s or 0.0)
+
+    def flops_per_s(self, dtype: str) -> float:
+        """FLOP/s reached in an element type."""
+        return self.peak_flops_per_s.get(dtype) or self.peak_flops_per_s["float32"]
+
+
+@dataclass(frozen=True)
+class LinkLevel:
+    """A level of the network: devices are numbered so that its groups are consecutive."""
+
+    name: str  #: For people ("nvlink", "node", "rack").
+    size: int  #: Devices in one group of this level; inner levels' sizes divide it.
+    #: Of one device, in one direction, that collectives reach; inf is free.
+    bandwidth_bytes_per_s: float
+    latency_s: float  #: Of one hop.
+    #: Bandwidth of reducing collectives if it differs (gloo sums on the host); None if it is the
+    #: same.
+    reduce_bytes_per_s: float | None = None
+    #: Bandwidth of reduce-scatters if it differs (gloo sums all and keeps a part); None if it is
+    #: that of other reducing collectives.
+    scatter_bytes_per_s: float | None = None
+    #: Share of a communication's seconds, 0 to 1, that compute hides if no node waits for it at
+    #: once (see `cost_model.prices.overlap`), where it is not measured.
+    overlap: float = 0.0
+    profile: Profile | None = None  #: Measured seconds, which go before those by tables and rates.
+    table: str | None = None  #: Key of `published.LINKS`, which goes before the rates.
+
+    def __post_init__(self) -> None:
+        _check_table(f"level {self.name!r}", self.table, LINKS)
+        _check(f"level {self.name!r}: size", self.size, self.size >= 1)
+        bandwidth = self.bandwidth_bytes_per_s
+        _check(f"level {self.name!r}: bandwidth_bytes_per_s", bandwidth, bandwidth > 0)
+        _check_seconds(f"level {self.name!r}: latency_s", self.latency_s)
+        for name in ("reduce_bytes_per_s", "scatter_bytes_per_s"):
+            rate = getattr(self, name)
+            if rate is not None:
+                _check(f"level {self.name!r}: {name}", rate, rate > 0)
+        if not 0 <= self.overlap <= 1:
+            raise CostError(f"level {self.name!r}: overlap is {self.overlap}, not within 0 and 1")
+
+    def tables(self, each: int) -> LinkTable | None:
+        """Published seconds of communications of `each` ranks in every group of the level below."""
+        return None if self.table is None else LINKS[self.table].get(each)
+
+    def known_sizes(self, each: int) -> frozenset[float]:
+        """Bytes at which communications of `each` ranks a group are measured or published."""
+        measured = frozenset[float]() if self.profile is None else self.profile.link_sizes
+        table = self.tables(each)
+        return measured if table is None else measured | table.sizes
+
+    @property
+    def message_s(self) -> float:
+        """Seconds of a message without contents."""
+        return self._sent_s(0.0) or self.latency_s
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the seconds of messages are measured or published: the start-up is in them."""
+        return self._sent_s(0.0) is not None
+
+    def hidden_share(self, ranks: int) -> float:
+        """Share of a communication among so many ranks that compute hides: measured or assumed."""
+        measured = None if self.profile is None else self.profile.hidden_share(ranks)
+        return self.overlap if measured is None else measured
+
+    def transfer_s(self, nbytes: float) -> float:
+        """Seconds that the contents of a message add."""
+        sent_s = self._sent_s(nbytes)
+        return nbytes / self.bandwidth_bytes_per_s if sent_s is None else sent_s - self.message_s
+
+    @property
+    def waiting_s(self) -> float:
+        """Seconds that ranks which send to each other take more than for a message, for each other.
+
+        They are measured or published; by rates, none.
+        """
+        return max(0.0, (self._exchanged_s(0.0) or 0.0) - self.message_s)
+
+    def exchanged_contents_s(self, nbytes: float) -> float:
+        """Seconds that the contents add where two ranks send so many bytes to each other."""
+        exchanged_s = self._exchanged_s(nbytes)
+        empty_s = self._exchanged_s(0.0)
+        if exchanged_s is None or empty_s is None:
+            return self.transfer_s(nbytes)
+        return exchanged_s - empty_s
+
+    def _exchanged_s(self, nbytes: float) -> float | None:
+        """Measured or published seconds of an exchange of two ranks; None if they are not known."""
+        return self._known_s("all_to_all", 2 * nbytes)
+
+    def _sent_s(self, nbytes: float) -> float | None:
+        """Measured or published seconds of a message; None if they are not known."""
+        return self._known_s("send", nbytes)
+
+    def _known_s(self, kind: str, nbytes: float) -> float | None:
+        """Measured or published seconds of a communication of two ranks; None if not known."""
+        if self.profile is not None:
+            measured_s = self.profile.link_seconds(kind, 2, nbytes)
+            if measured_s is not None:
+                return measured_s
+        table = self.tables(1)
+        return None if table is None else table.seconds(kind, 2, nbytes)
+
+
+@hints_keywords
+@dataclass(frozen=True)
+class Cluster:
+    """Devices 0 .. n-1 and the levels of links between them, innermost first.
+
+    Two devices communicate over the innermost level that has both in one group: ``device // size``.
+    """
+
+    name: str
+    devices: tuple[DeviceSpec, ...]
+    levels: tuple[LinkLevel, ...]
+
+    def __post_init__(self) -> None:
+        if not self.devices or not self.levels:
+            raise CostError(f"cluster {self.name!r} needs at least one device and one level")
+        if len(self.devices) > MAX_DEVICES:
+            raise CostError(
+                f"cluster {self.name!r} has {len(self.devices)} devices, more than {MAX_DEVICES}"
+            )
+        for inner, outer in itertools.pairwise(self.levels):
+            if outer.size % inner.size or outer.size == inner.size:
+                raise CostError(
+                    f"cluster {self.name!r}: level {outer.name!r} of {outer.size} devices is not "
+                    f"made of groups of {inner.size} (level {inner.name!r})"
+                )
+        if self.levels[-1].size != len(self.devices):
+            raise CostError(
+                f"cluster {self.name!r}: outermost level {self.levels[-1].name!r} has size "
+                f"{self.levels[-1].size}, the cluster has {len(self.devices)} devices"
+            )
+
+    @cached_property
+    def first_of_spec(self) -> Mapping[DeviceSpec, int]:
+        """The first device of each specification, in ascending order."""
+        first: dict[DeviceSpec, int] = {}
+        for device, spec in enumerate(self.devices):
+            first.setdefault(spec, device)
+        return first
+
+    @property
+    def has_equal_devices(self) -> bool:
+        """Whether all devices have one specification."""
+        return len(self.first_of_spec) == 1
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all devices are equal and any two talk over the same links."""
+        return self.has_equal_devices and len(self.levels) == 1
+
+    def level(self, devices: Iterable[int]) -> LinkLevel:
+        """The innermost level with all these devices in one group: the outermost they span."""
+        wanted = tuple(devices)
+        for level in self.levels:
+            if len({device // level.size for device in wanted}) <= 1:
+                return level
+        raise CostError(f"devices {wanted} are not all of cluster {self.name!r} ({len(self)})")
+
+    def beside(self, devices: Iterable[int]) -> Cluster:
+        """The cluster as it is for a plan that keeps these devices busy alone.
+
+        Processes share the memory's bandwidth and the caches of their machine: where the seconds of
+        operators were measured with one process alone, a plan on one device takes those.
+        """
+        if len(self) == 1 or all(spec.profile is None for spec in self.first_of_spec):
+            return self
+        if len(set(devices)) > 1:
+            return self
+        alone = {
+            spec: spec if spec.profile is None else replace(spec, profile=spec.profile.beside(1))
+            for spec in self.first_of_spec
+        }
+        return replace(self, devices=tuple(alone[spec] for spec in self.devices))
+
+    @property
+    def crowded(self) -> Cluster:
+        """The cluster for programs of one device each that keep all devices busy; see `beside`."""
+        if len(self) == 1 or all(spec.profile is None for spec in self.first_of_spec):
+            return self
+        busy = {
+            spec: spec if spec.profile is None else replace(spec, profile=spec.profile.crowded)
+            for spec in self.first_of_spec
+        }
+        return replace(self, devices=tuple(busy[spec] for spec in self.devices))
+
+    def first(self, count: int) -> Cluster:
+        """The cluster of the first devices alone."""
+        inner = [level for level in self.levels if level.size < count]
+        last = replace(self.level((0, count - 1)), size=count)
+        return replace(self, devices=self.devices[:count], levels=(*inner, last))
+
+    def for_backend(self, *, in_sessions: bool) -> Cluster:
+        """The cluster as it is for ONNX Runtime, or for PyTorch.
+
+        Args:
+            in_sessions: Whether programs are sessions, whose borders take measured seconds if they
+                are known, else those that the devices give; others have none.
+        """
+        borders = {
+            spec: (spec.border_s if border is None else border.seconds) if in_sessions else None
+            for spec in self.first_of_spec
+            for border in (spec.profile.border if spec.profile else None,)
+        }
+        if all(spec.border_s == border_s for spec, border_s in borders.items()):
+            return self
+        made = {spec: replace(spec, border_s=border_s) for spec, border_s in borders.items()}
+        return replace(self, devices=tuple(made[spec] for spec in self.devices))
+
+    def with_memory(self, memory_bytes: int) -> Cluster:
+        """The same cluster with this limit on every device."""
+        limited = tuple(replace(device, memory_bytes=memory_bytes) for device in self.devices)
+        return replace(self, devices=limited)
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain data for JSON (inf is text there) and `from_data`; equal devices are counted."""
+        devices = [
+            {"count": len(tuple(same)), **_plain(vars(spec))}
+            for spec, same in itertools.groupby(self.devices)
+        ]
+        levels = [_plain(vars(level)) for level in self.levels]
+        return {"name": self.name, "devices": devices, "levels": levels}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Cluster:
+        """Inverse of `to_data`.
+
+        Sizes and rates may be text: ``"80GB"``, ``"inf"``; `count` defaults to 1.
+
+        Raises:
+            CostError: A key is missing, unknown or malformed.
+        """
+        keys = {"name", "devices", "levels"}
+        _check_keys("cluster", data, keys, keys)
+        for key in ("devices", "levels"):
+            if not isinstance(data[key], list):
+                raise CostError(f"cluster {data['name']!r}: {key} is {data[key]!r}, not a list")
+        inner = data["levels"][:1]
+        entries = enumerate(data["devices"], 1)
+        devices = [spec for entry in entries for spec in _devices(*entry, inner)]
+        levels = tuple(_level(*entry) for entry in enumerate(data["levels"], 1))
+        return cls(str(data["name"]), tuple(devices), levels)
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+
+def _check_seconds(title: str, figure: float) -> None:
+    if not 0 <= figure < math.inf:
+        raise CostError(f"{title} is {figure}; it must be at least 0, and not infinite")
+
+
+def _check(title: str, figure: float, good: bool) -> None:
+    if not good or math.isnan(figure):
+        raise CostError(f"{title} is {figure}; it must be above 0")
+
+
+def _check_table(title: str, name: str | None, tables: Mapping[str, Any]) -> None:
+    if name is not None and name not in tables:
+        raise CostError(f"{title}: no table {name!r}; there are {', '.join(sorted(tables))}")
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _number(value) for key, value in values.items() if value is not None}
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, Profile):
+        keys = ("file", "device", "threads", "processes")  # the level is that which has it
+        return {**{key: getattr(value, key) for key in keys}, "file": str(value.file)}
+    if isinstance(value, Mapping):
+        return {key: _number(item) for key, item in sorted(value.items())}
+    return "inf" if value == math.inf else value
+
+
+#: Keys that tables of levels may leave out.
+_OPTIONAL_RATES = {"reduce_bytes_per_s", "scatter_bytes_per_s", "overlap", "profile", "table"}
+
+
+def _check_keys(title: str, entry: Any, needed: set[str], known: set[str], number: int = 0) -> None:
+    """Check the keys of a table; `number` is its position among those of its title, 0 for one."""
+    if not isinstance(entry, Mapping):
+        raise CostError(f"{title} is {entry!r}, not a table of figures")
+    label = f"{title} {repr(entry['name']) if 'name' in entry else number or ''}".rstrip()
+    missing, unknown = sorted(needed - set(entry)), sorted(set(entry) - known)
+    if missing:
+        stray = f" (it has an unknown key {unknown[0]!r})" if unknown else ""
+        keys = ", ".join(sorted(needed - {"size"}))  # cluster files may leave out the size
+        raise CostError(f"{label} has no {missing[0]!r}{stray}; a {title} needs {keys}")
+    if unknown:
+        keys = ", ".join(sorted(known))
+        raise CostError(f"{label} has an unknown key {unknown[0]!r}; known: {keys}")
+
+
+def _float(title: str, value: Any) -> float:
+    try:
+        if not isinstance(value, bool):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise CostError(f"{title} is {value!r}, not a number")
+
+
+def _count(title: str, value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= MAX_DEVICES:
+        raise CostError(
+            f"{title} is {value!r}, not a whole number of at least 1 (and at most {MAX_DEVICES})"
+        )
+    return value
+
+
+def _devices(number: int, entry: Any, inner: Sequence[Any]) -> tuple[DeviceSpec, ...]:
+    """The devices of a table; `inner` is that of the innermost level, if there is one."""
+    known = {item.name for item in fields(DeviceSpec)}
+    optional = {"profile", "table", "is_gpu", "border_s"}
+    _check_keys("device", entry, known - optional, known | {"count"}, number)
+    rates, name, is_gpu = entry["peak_flops_per_s"], entry["name"], entry.get("is_gpu", False)
+    if not isinstance(rates, Mapping):
+        raise CostError(f"device {name!r}: peak_flops_per_s is {rates!r}, not rates by type")
+    if not isinstance(is_gpu, bool):
+        raise CostError(f"device {name!r}: is_gpu is {is_gpu!r}, not true or false")
+    count = _count(f"device {name!r}: count", entry.get("count", 1))
+    spec = DeviceSpec(
+        str(name),
+        {dtype: _float(f"rate of {dtype}", rate) for dtype, rate in rates.items()},
+        _float(f"memory_bytes_per_s of device {name!r}", entry["memory_bytes_per_s"]),
+        parse_bytes(entry["memory_bytes"]),
+        _float(f"launch_s of device {name!r}", entry["launch_s"]),
+        _profile(f"device {name!r}: profile", entry["profile"], inner=inner)
+        if "profile" in entry
+        else None,
+        str(entry["table"]) if "table" in entry else None,
+        is_gpu,
+        _float(f"border_s of device {name!r}", entry["border_s"]) if "border_s" in entry else None,
+    )
+    return (spec,) * count
+
+
+def _profile(title: str, entry: Any, level: str = "", inner: Sequence[Any] = ()) -> Profile:
+    """The profile of a table: of the devices of the level `inner`, if it gives no `processes`."""
+    keys = {"file", "device", "threads"}
+    _check_keys(title, entry, keys, keys | {"processes"})
+    threads = _count(f"{title}: threads", entry["threads"])
+    if "processes" in entry:
+        processes = _count(f"{title}: processes", entry["processes"])
+    else:
+        processes = max((_level_size(1, one) for one in inner), default=1)
+    return Profile.read(Path(str(entry["file"])), str(entry["device"]), threads, processes, level)
+
+
+def _level_size(number: int, entry: Any) -> int:
+    """The devices of a group of a level, whose keys are checked."""
+    known = {item.name for item in fields(LinkLevel)}
+    _check_keys("level", entry, known - _OPTIONAL_RATES, known, number)
+    return _count(f"level {entry['name']!r}: size", entry["size"])
+
+
+def _level(number: int, entry: Any) -> LinkLevel:
+    size = _level_size(number, entry)
+    rates = {
+        key: _float(f"{key} of level {entry['name']!r}", value)
+        for key, value in entry.items()
+        if key not in ("name", "size", "profile", "table")
+    }
+    title = f"level {entry['name']!r}: profile"
+    level = str(entry["name"]) if number > 1 else ""  # the innermost has the plain entries
+    profile = _profile(title, entry["profile"], level) if "profile" in entry else None
+    table = str(entry["table"]) if "table" in entry else None
+    return LinkLevel(str(entry["name"]), size, **rates, profile=profile, table=table)

@@ -1,0 +1,1 @@
+"""Prices and classes of devices that do equal work, of which one stands for all."""

@@ -1,0 +1,123 @@
+"""Costs by column of a problem; a column is a device, or the representative of a device group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from partitioner.cost_model.equal_devices.even_mesh import EvenResharder
+from partitioner.cost_model.prices.compute import adding_seconds, node_seconds
+from partitioner.cost_model.prices.reshard import Resharder
+from partitioner.ir.graph import Graph
+from partitioner.ir.layout import Placement
+from partitioner.ir.ops import row_of
+from partitioner.ir.plan import PlacedNode
+
+
+@dataclass(frozen=True)
+class DeviceColumns:
+    """A column per device of the cluster.
+
+    Attributes:
+        graph: The graph.
+        resharder: Gives the reshards.
+        micro_batches: Times that the graph runs in a step.
+        lanes: Groups of devices that share what is stored and the gradients, in stages.
+    """
+
+    graph: Graph
+    resharder: Resharder
+    micro_batches: int = 1
+    lanes: int = 1
+
+    def held_share(self, value: str) -> float:
+        """Share of the bytes of a value that a device of one stage holds.
+
+        The first stages hold the activations of as many micro-batches as there are lanes, which is
+        as much as one micro-batch of the whole model.
+        """
+        return 1 / self.lanes if self.lanes > 1 and value in self._at_rest else 1.0
+
+    @cached_property
+    def _at_rest(self) -> frozenset[str]:
+        """Stored values and gradients, which are views of others at most."""
+        values = set(self._gradients)
+        for node in reversed(self.graph.nodes):
+            row = row_of(node)
+            if row is not None and (row.stored or (row.view and values.intersection(node.writes))):
+                values.update(node.writes if row.stored else node.inputs[:1])
+        return frozenset(values)
+
+    def move_share(self, value: str, before: Placement, after: Placement) -> float:
+        """Share of the seconds of a reshard that a micro-batch takes.
+
+        Gradients are added up over devices once a step if their parts stay as large; parts that are
+        stored cut further are taken from each micro-batch.
+        """
+        if self.micro_batches == 1 or value not in self._gradients:
+            return 1.0
+        same = before.sharding.dims == after.sharding.dims
+        return 1 / self.micro_batches if same else 1.0
+
+    @cached_property
+    def _gradients(self) -> frozenset[str]:
+        nodes = (node for node in self.graph.nodes if node.attrs.get("role") == "gradient")
+        return frozenset(node.inputs[0] for node in nodes)
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The device of each column."""
+        return tuple(range(len(self.resharder.cluster)))
+
+    def node_seconds(self, placed: PlacedNode) -> Mapping[int, float]:
+        """Seconds of a node in a micro-batch, by column.
+
+        The optimizer runs once a step; each micro-batch adds its gradient to the sum of the others.
+        """
+        seconds = self._run_seconds(placed)
+        if self.micro_batches == 1 or placed.node.attrs.get("role") != "gradient":
+            return seconds
+        (gradient, at), *_ = placed.operands()
+        sizes = self.local_bytes(at, self.graph.types[gradient].dtype)
+        count, devices = self.micro_batches, self.resharder.cluster.devices
+        return {
+            column: s / count
+            + adding_seconds(self.graph, gradient, sizes[column], devices[column], count)
+            for column, s in seconds.items()
+        }
+
+    def _run_seconds(self, placed: PlacedNode) -> Mapping[int, float]:
+        """Seconds of one run of a node by column."""
+        return node_seconds(self.graph, placed, self.resharder.cluster)
+
+    def local_bytes(self, at: Placement, dtype: str) -> Mapping[int, int]:
+        """Bytes of a value's local parts by device."""
+        return at.local_bytes(dtype)
+
+
+@dataclass(frozen=True)
+class GroupColumns(DeviceColumns):
+    """A column per group of equal devices: the group of an `EvenResharder`, and its other one.
+
+    Placements are on the groups' stand-in meshes; see `cost_model.equal_devices.even_mesh`.
+    """
+
+    resharder: EvenResharder
+    micro_batches: int = 1
+    lanes: int = 1
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The representative of each group."""
+        even, other = self.resharder.even, self.resharder.other
+        return (even.device,) if other is None else (even.device, other.device)
+
+    def _run_seconds(self, placed: PlacedNode) -> Mapping[int, float]:
+        """Seconds of one run of a node on the representative of its group."""
+        seconds = self.resharder.even.node_seconds(self.graph, placed)
+        return {self.resharder.column(placed.mesh): seconds}
+
+    def local_bytes(self, at: Placement, dtype: str) -> Mapping[int, int]:
+        """Bytes of a value's local part on the representative of its group."""
+        return {self.resharder.column(at.mesh): self.resharder.even.local_bytes(at, dtype)}

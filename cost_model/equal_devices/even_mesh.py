@@ -1,0 +1,494 @@
+"""Prices on large meshes where all cuts are even: one representative device is priced.
+
+If every layout gives each device an equal share, all devices do the same work, and the price of a
+reshard depends on the axes that cut each dim, not on the number of devices. So strategies and
+layouts are derived on a *stand-in*: a mesh with the same axes, each as long as its least prime
+factor. Here they are priced at the axes' real lengths by closed formulas, in time that does not
+grow with the mesh.
+
+Within a group, a reshard costs what `reshard.Resharder` gives for the busiest device of the real
+mesh, to rounding. A reshard has no price if, of a dim, neither the share before nor that after
+contains the other (the dim moves from one axis to another: devices on the diagonal keep their
+share, the others do not). `EvenResharder.allows` is False for it, and plans do without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
+
+import numpy as np
+
+from partitioner.cost_model.cluster.topology import Cluster, LinkLevel
+from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.prices.collectives import collective, joined_seconds, tabled
+from partitioner.cost_model.prices.compute import (
+    call_estimate,
+    is_free,
+    kernel_estimate,
+    moved_bytes,
+)
+from partitioner.cost_model.prices.dispatched_rows import COUNT_BYTES, dispatch_s
+from partitioner.cost_model.prices.reshard import Hop, PricedComm, Reshard, Resharder, overlap_share
+from partitioner.ir.dispatch import Dispatch
+from partitioner.ir.exchange import intersect
+from partitioner.ir.graph import Graph
+from partitioner.ir.layout import DimLayout, Interval, Placement
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops.estimate import estimated_flops
+from partitioner.ir.plan import PlacedNode
+from partitioner.ir.program import Comm, CommKind
+from partitioner.ir.types import dense_bytes, item_bytes
+
+
+def stand_in(mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh of the same axes, each as long as its least prime factor.
+
+    >>> str(stand_in(DeviceMesh.of({"dp": 128, "tp": 9})))
+    'dp=2 tp=3 on 0-5'
+    """
+    return DeviceMesh.of({axis: _least_factor(size) for axis, size in mesh.axes})
+
+
+def _least_factor(size: int) -> int:
+    return next((p for p in range(2, math.isqrt(size) + 1) if size % p == 0), size)
+
+
+@dataclass(frozen=True)
+class EvenMesh:
+    """A group of equal devices, and the stand-in mesh that its layouts are written on."""
+
+    mesh: DeviceMesh
+    model: DeviceMesh  #: The stand-in.
+    cluster: Cluster
+
+    @property
+    def device(self) -> int:
+        """The representative."""
+        return self.mesh.devices[0]
+
+    def fits(self, layout: DimLayout) -> bool:
+        """Whether the real axes cut each segment evenly, as those of the stand-in do."""
+        return not layout.axes or _fits(layout, self.mesh.size(layout.axes))
+
+    def admits(self, placed: PlacedNode) -> bool:
+        """Whether a strategy on the stand-in is one on the mesh."""
+        dims = (
+            dim for _, at in (*placed.operands(), *placed.results()) for dim in at.sharding.dims
+        )
+        return all(map(self.fits, (*placed.layouts.values(), *dims)))
+
+    def parts(self, layout: DimLayout) -> int:
+        """The number of parts of a dim."""
+        return self.mesh.size(layout.axes)
+
+    def local_size(self, layout: DimLayout) -> int:
+        """Elements of a dim on each device."""
+        return layout.size // self.parts(layout)
+
+    def copies(self, at: Placement) -> int:
+        """The number of devices that hold the same part of a tensor."""
+        if not at.mesh.axes:
+            return 1
+        return self.mesh.size() // math.prod(map(self.parts, at.sharding.dims))
+
+    def local_numel(self, at: Placement) -> int:
+        """Elements of a tensor on each device; all of them if it is on a single device."""
+        if not at.mesh.axes:
+            return math.prod(at.sharding.shape)
+        return math.prod(map(self.local_size, at.sharding.dims))
+
+    def local_bytes(self, at: Placement, dtype: str) -> int:
+        """Bytes of a tensor on each device."""
+        return dense_bytes(self.local_numel(at), dtype)
+
+    def line(self, axes: frozenset[str]) -> tuple[int, ...]:
+        """The devices that differ from the representative along these axes only, it included."""
+        return _line(self.mesh, axes)
+
+    def node_seconds(self, graph: Graph, placed: PlacedNode) -> float:
+        """Seconds that each device spends on its part; see `compute.node_seconds`."""
+        if placed.sent:
+            inside_s = self.node_seconds(graph, placed.inside(graph))
+            return inside_s + self._dispatch_seconds(placed)
+        if is_free(placed):
+            return call_estimate(placed, self.cluster.devices[self.device]).seconds
+        rule, popularity = placed.rule, 1.0
+        if rule is None:
+            flops = estimated_flops(graph, placed.node)
+        else:
+            sizes = {name: self.local_size(layout) for name, layout in placed.layouts.items()}
+            loops = (sizes.get(name, rule.factors[name].size) for name in rule.points)
+            flops = rule.flops_per_point * math.prod(loops)
+            if rule.rising in placed.layouts:  # the last device has the most to do
+                part, size = sizes[rule.rising], rule.factors[rule.rising].size
+                flops *= rule.steepness([(size - part, part)])
+            popularity = self._popularity(placed)
+            flops *= popularity
+        moved = moved_bytes(graph, placed, self.local_bytes)
+        spec = self.cluster.devices[self.device]
+        shape = self._local_shape
+        return kernel_estimate(
+            graph, placed, spec, flops, moved, shape, popularity=popularity
+        ).seconds
+
+    def _dispatch_seconds(self, placed: PlacedNode) -> float:
+        """Seconds of what the device sends inside of a node; see `dispatch_seconds`."""
+        assert placed.rule is not None
+        dispatch = placed.rule.dispatch
+        assert dispatch is not None
+        rows, owners = placed.layouts[dispatch.rows], placed.layouts[dispatch.owners]
+        share = dispatch.share(self._busiest(dispatch, placed), owners.size)
+        moved = self.local_size(rows) * share
+        sizes = moved * dispatch.there_bytes, moved * dispatch.back_bytes
+        ranks = self.line(frozenset(placed.sent))
+        return sum(
+            dispatch_s(ranks, nbytes, self.cluster)[self.device] for nbytes in (COUNT_BYTES, *sizes)
+        )
+
+    def _popularity(self, placed: PlacedNode) -> float:
+        """`Rule.popularity` of the busiest device."""
+        dispatch = placed.rule.dispatch if placed.rule is not None else None
+        owners = placed.layouts.get(dispatch.owners) if dispatch is not None else None
+        if dispatch is None or owners is None or not dispatch.loads:
+            return 1.0
+        load = dispatch.load(self._busiest(dispatch, placed), owners.size)
+        return load * self.mesh.size(owners.axes)
+
+    def _busiest(self, dispatch: Dispatch, placed: PlacedNode) -> tuple[Interval]:
+        """The part of the owners of a node with the largest load, all parts being of one size."""
+        owners = placed.layouts[dispatch.owners]
+        part = self.local_size(owners)
+        parts = ((start, part) for start in range(0, owners.size, part))
+        return (max(parts, key=lambda at: dispatch.load([at], owners.size)),)
+
+    def _local_shape(self, at: Placement) -> tuple[int, ...]:
+        if not at.mesh.axes:
+            return at.sharding.shape
+        return tuple(map(self.local_size, at.sharding.dims))
+
+
+@lru_cache(maxsize=65536)
+def _fits(layout: DimLayout, parts: int) -> bool:
+    return not layout.windows and all(
+        len(set(cuts)) == 1 and sum(cuts) % parts == 0 and cuts[0] > 0 for cuts in layout.segments
+    )
+
+
+@lru_cache(maxsize=4096)
+def _line(mesh: DeviceMesh, axes: frozenset[str]) -> tuple[int, ...]:
+    grid = np.array(mesh.devices).reshape([size for _, size in mesh.axes])
+    line = grid[tuple(slice(None) if name in axes else 0 for name in mesh.names)]
+    return tuple(int(device) for device in np.asarray(line).flat)
+
+
+class Overlap(Enum):
+    """Relation of a device's share of a dim before a reshard to its share after it."""
+
+    EQUAL = "equal"
+    SLICE = "slice"  #: The share after lies within the share before.
+    GATHER = "gather"  #: The share before lies within the share after.
+    MIXED = "mixed"
+
+
+@lru_cache(maxsize=65536)
+def overlap(before: DimLayout, after: DimLayout, mesh: DeviceMesh) -> Overlap:
+    """The relation of the shares of one dim, which is the same at all coordinates."""
+    if before == after:
+        return Overlap.EQUAL
+    axes = {*before.axes, *after.axes}
+    is_slice = is_gather = True
+    for _, point in mesh.coords():
+        if any(point[name] for name in mesh.names if name not in axes):
+            continue
+        held, wanted = before.pieces(mesh, point), after.pieces(mesh, point)
+        common = intersect(held, wanted)
+        is_slice &= common == wanted
+        is_gather &= common == held
+    return Overlap.SLICE if is_slice else Overlap.GATHER if is_gather else Overlap.MIXED
+
+
+def _sizes(layout: DimLayout) -> tuple[int, ...]:
+    return tuple(map(sum, layout.segments))
+
+
+@lru_cache(maxsize=65536)
+def _shared(
+    held: tuple[int, ...], before: int, wanted: tuple[int, ...], after: int
+) -> tuple[int, int, int]:
+    """Of two even cuts of a dim, the most parts of the first that one of the second overlaps.
+
+    Then the most of the second that one of the first overlaps, and the most elements of an overlap.
+
+    Args:
+        held, wanted: Sizes of the segments of each.
+        before, after: Parts of each.
+
+    >>> _shared((12,), 3, (12,), 2)
+    (2, 2, 4)
+    >>> _shared((12,), 2, (6, 6), 2)
+    (2, 2, 3)
+    """
+    starts = []
+    for sizes, parts in ((held, before), (wanted, after)):
+        each = np.array(sizes)[:, None] // parts * np.arange(parts)
+        starts.append((each + (np.cumsum(sizes) - sizes)[:, None]).ravel())
+    points = np.unique(np.concatenate(starts))
+    first, second = (
+        (np.searchsorted(at, points, side="right") - 1) % parts
+        for at, parts in zip(starts, (before, after), strict=True)
+    )
+    pairs, index = np.unique(first * after + second, return_inverse=True)
+    most = np.bincount(index, np.diff(points, append=sum(held))).max()
+    return (
+        int(np.bincount(pairs % after).max()),
+        int(np.bincount(pairs // after).max()),
+        int(most),
+    )
+
+
+def _overlaps(source: Placement, target: Placement) -> tuple[Overlap, ...]:
+    """The relation of each dim, of placements on one mesh."""
+    dims = zip(source.sharding.dims, target.sharding.dims, strict=True)
+    return tuple(
+        Overlap.EQUAL if before is after else overlap(before, after, source.mesh)
+        for before, after in dims
+    )
+
+
+@dataclass
+class EvenResharder(Resharder):
+    """Reshards within one group of equal devices and between two such groups, by formula.
+
+    Placements are on the group's stand-in or, for the other group, on that of `other`; a single
+    device of the stand-in is one device of the group. Seconds are those of the representative.
+    """
+
+    even: EvenMesh = field(kw_only=True)  #: The group.
+    #: Another group, on a stand-in of other devices: reshards between the two groups are priced as
+    #: between their representatives.
+    other: EvenMesh | None = field(default=None, kw_only=True)
+    _peers: dict[tuple[int, ...], Mapping[LinkLevel, int]] = field(default_factory=dict)
+
+    def allows(self, source: Placement, target: Placement) -> bool:
+        """Whether the reshard has a price: no dim's shares overlap in part only."""
+        return source.mesh != target.mesh or Overlap.MIXED not in _overlaps(source, target)
+
+    def priced(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
+        """The steps of `hops`, which have prices and no transfers."""
+        return self.hops(dtype, source, target)
+
+    def _shift(self, _source: DeviceMesh, _target: DeviceMesh) -> int:
+        """0: the devices of a stand-in are not those of the cluster."""
+        return 0
+
+    def column(self, mesh: DeviceMesh) -> int:
+        """The representative of the group of a stand-in, or of one of its devices."""
+        if self.other is not None and self._is_other(mesh):
+            return self.other.device
+        return self.even.device
+
+    def _is_other(self, mesh: DeviceMesh) -> bool:
+        return self.other is not None and mesh.devices[0] in self.other.model.devices
+
+    def _all_reduce(self, dtype: str, source: Placement) -> Hop:
+        axes = frozenset(axis for axis, _ in source.sharding.partial)
+        numel, target = self.even.local_numel(source), source.without_partial()
+        return self._collective(CommKind.ALL_REDUCE, axes, numel, (dtype, source, target))
+
+    def _reduce_scatter(self, dtype: str, source: Placement, target: Placement) -> Hop | None:
+        if source.mesh != target.mesh or len({op for _, op in source.sharding.partial}) > 1:
+            return None
+        axes = frozenset(axis for axis, _ in source.sharding.partial)
+        if axes - target.sharding.axes:
+            return None
+        if not {Overlap.GATHER, Overlap.MIXED}.isdisjoint(_overlaps(source, target)):
+            return None
+        numel = self.even.local_numel(target)
+        return self._collective(CommKind.REDUCE_SCATTER, axes, numel, (dtype, source, target))
+
+    def _mask(self, target: Placement) -> Hop:
+        """All devices but the first hold zeros, so the representative is priced as one of them."""
+        return Hop(target, zeros=frozenset((self.column(target.mesh),)))
+
+    def _move(self, dtype: str, source: Placement, target: Placement) -> list[Hop]:
+        if source == target:
+            return []
+        if self._is_other(source.mesh) != self._is_other(target.mesh):
+            return [self._across((dtype, source, target))]
+        if source.mesh != target.mesh:
+            return [self._to_or_from_one((dtype, source, target))]
+        return [self._within((dtype, source, target))]
+
+    def _within(self, reshard: Reshard) -> Hop:
+        dtype, source, target = reshard
+        overlaps = _overlaps(source, target)
+        if Overlap.MIXED in overlaps:
+            raise CostError(f"{source} -> {target} is not priced on a large mesh")
+        if {*overlaps} <= {Overlap.EQUAL}:
+            return self._alias(target)
+        numel = self.even.local_numel(target)
+        if Overlap.GATHER not in overlaps:
+            device = self.even.device
+            spec = self.cluster.devices[device]
+            copy_s = 2 * numel * item_bytes(dtype) / spec.memory_bytes_per_s
+            seconds = max(spec.launch_s, copy_s)
+            return self._hop(CommKind.SLICE, (device,), reshard, seconds)
+        pairs = zip(source.sharding.dims, target.sharding.dims, overlaps, strict=True)
+        gathered = [(before, after) for before, after, how in pairs if how is Overlap.GATHER]
+        axes = frozenset(a for before, after in gathered for a in {*before.axes} - {*after.axes})
+        if Overlap.SLICE not in overlaps:
+            part = self.even.local_numel(source)
+            return self._collective(CommKind.ALL_GATHER, axes, part, reshard)
+        # each device gets an equal share from every device along the axes
+        ranks = self.even.line(axes)
+        share = numel / len(ranks) * item_bytes(dtype)
+        whole = share * len(ranks)
+        in_table = tabled(CommKind.ALL_TO_ALL, ranks, whole, self.cluster)
+        by_formula_s = self._pairwise_s(self._peers_of(ranks), share, both_ways=True)
+        seconds = by_formula_s
+        if in_table is not None:
+            spec = self.cluster.devices[self.even.device]
+            seconds = in_table.start_s(spec) + in_table.seconds
+        sent = share * (len(ranks) - 1)
+        return self._hop(CommKind.ALL_TO_ALL, ranks, reshard, seconds, sent)
+
+    def _to_or_from_one(self, reshard: Reshard) -> Hop:
+        """Between the group and one device of it (an op that is kept whole), its busiest."""
+        dtype, source, target = reshard
+        ranks = self.even.line(frozenset(self.even.mesh.names))
+        if not target.mesh.axes:
+            if source.sharding.is_replicated:
+                return self._alias(target)
+            share = self.even.local_numel(source) * item_bytes(dtype)
+            pieces = math.prod(self.even.mesh.size(dim.axes) for dim in source.sharding.dims)
+            far = {self.cluster.level(ranks): pieces - 1}
+            peers = self._peers_of(ranks) if pieces == len(ranks) else far
+            seconds = self._pairwise_s(peers, share)
+            return self._hop(CommKind.GATHER, ranks, reshard, seconds)
+        share = self.even.local_numel(target) * item_bytes(dtype)
+        if target.sharding.is_replicated:
+            kind = CommKind.BROADCAST
+            seconds = self._collective_s(kind, ranks, share)
+        else:
+            kind, seconds = CommKind.SCATTER, self._pairwise_s(self._peers_of(ranks), share)
+        return self._hop(kind, ranks, reshard, seconds, share * (len(ranks) - 1))
+
+    def _across(self, reshard: Reshard) -> Hop:
+        """To another group: each device there gets its share from the holders of its pieces.
+
+        The holders of a piece take turns. A device of each group counts, the busiest.
+        """
+        dtype, source, target = reshard
+        assert self.other is not None
+        here, there = self.even, self.other
+        if self._is_other(source.mesh):
+            here, there = there, here
+        sent = received = numel = 1  # shares of a part, and the most elements of one
+        for held, wanted in zip(source.sharding.dims, target.sharding.dims, strict=True):
+            before, after = here.parts(held), there.parts(wanted)
+            of_target, of_source, most = _shared(_sizes(held), before, _sizes(wanted), after)
+            received, sent, numel = received * of_target, sent * of_source, numel * most
+        copies, holders = there.copies(target), here.copies(source)
+        messages = -(-sent * copies // holders)
+        nbytes = there.local_numel(target) * item_bytes(dtype)
+        wanted_numel = copies * here.local_numel(source)  # of a part, by all
+        sent_bytes = min(messages * numel, wanted_numel) * item_bytes(dtype)
+        ends = here.device, there.device
+        level, kind = self.cluster.level(ends), CommKind.ALL_TO_ALL
+
+        def messages_s(device: int, count: int, size: float) -> float:
+            wires_s = count * level.message_s + level.transfer_s(size)
+            return self._start_s([level], device) + wires_s
+
+        busy = {
+            here.device: messages_s(here.device, messages, sent_bytes),
+            there.device: messages_s(there.device, received, nbytes),
+        }
+        if sent == received == 1 < messages:  # a holder's whole part goes to all that it serves
+            kind, free = CommKind.BROADCAST, frozenset(target.mesh.names) - target.sharding.axes
+            served = there.line(free)[::holders]
+            busy = self._broadcast_s((here.device, *served), nbytes, ends)
+            if copies < 2 * holders:  # another holder serves one device
+                busy = {d: max(s, messages_s(d, 1, nbytes)) for d, s in busy.items()}
+        comm = Comm(-1, kind, ends, "", "", dtype)
+        hidden = level.hidden_share(received + messages)
+        return Hop(target, (PricedComm(comm, busy, sent_bytes, hidden),))
+
+    def _broadcast_s(
+        self, ranks: tuple[int, ...], nbytes: float, ends: tuple[int, ...]
+    ) -> dict[int, float]:
+        """Seconds of a broadcast on some of its ranks."""
+        best = collective(CommKind.BROADCAST, ranks, nbytes, self.cluster)
+        return {d: best.start_s(self.cluster.devices[d]) + best.seconds for d in ends}
+
+    def _alias(self, target: Placement) -> Hop:
+        return Hop(target, aliases=frozenset((self.column(target.mesh),)))
+
+    def _collective(
+        self, kind: CommKind, axes: frozenset[str], numel: int, reshard: Reshard
+    ) -> Hop:
+        """A collective over the line of the axes; `numel` of the part that each member has."""
+        ranks = self.even.line(axes)
+        whole = numel * item_bytes(reshard[0]) * (1 if kind is CommKind.ALL_REDUCE else len(ranks))
+        seconds = self._collective_s(kind, ranks, whole)
+        passes = 2 if kind is CommKind.ALL_REDUCE else 1
+        sent = passes * whole * (len(ranks) - 1) / len(ranks)
+        joined_s = None
+        if self.even.mesh.size() == len(self.cluster):
+            device = self.even.device
+            alone_s = {device: seconds}
+            joined_s = joined_seconds(kind, ranks, whole, alone_s, self.cluster)[device]
+        return self._hop(kind, ranks, reshard, seconds, sent, joined_s)
+
+    def _hop(
+        self,
+        kind: CommKind,
+        ranks: tuple[int, ...],
+        reshard: Reshard,
+        seconds: float,
+        sent: float = 0.0,
+        joined_s: float | None = None,
+    ) -> Hop:
+        """A step of one communication, priced for the source's representative."""
+        dtype, source, target = reshard
+        comm = Comm(-1, kind, ranks, "", "", dtype)
+        device, share = self.column(source.mesh), overlap_share(comm, self.cluster)
+        joined = None if joined_s is None else {device: joined_s}
+        return Hop(target, (PricedComm(comm, {device: seconds}, sent, share, joined),))
+
+    def _collective_s(self, kind: CommKind, ranks: tuple[int, ...], nbytes: float) -> float:
+        """Seconds of a collective on the representative."""
+        best = collective(kind, ranks, nbytes, self.cluster)
+        return best.start_s(self.cluster.devices[self.even.device]) + best.seconds
+
+    def _start_s(self, levels: Iterable[LinkLevel], device: int) -> float:
+        """Seconds of the start-up of messages on a device, which measured ones contain."""
+        is_known = all(level.is_measured for level in levels)
+        return self.cluster.devices[device].start_s(is_known=is_known)
+
+    def _peers_of(self, ranks: tuple[int, ...]) -> Mapping[LinkLevel, int]:
+        """Number of the other ranks that the first one reaches over each level."""
+        if ranks not in self._peers:
+            peers: dict[LinkLevel, int] = {}
+            for rank in ranks[1:]:
+                level = self.cluster.level((ranks[0], rank))
+                peers[level] = peers.get(level, 0) + 1
+            self._peers[ranks] = peers
+        return self._peers[ranks]
+
+    def _pairwise_s(
+        self, peers: Mapping[LinkLevel, int], share: float, *, both_ways: bool = False
+    ) -> float:
+        """Seconds to send `share` bytes to each peer, to receive them, or both."""
+        waits = sum(level.message_s * count for level, count in peers.items())
+        if both_ways:
+            waits += max((level.waiting_s for level in peers), default=0.0)
+        wires = (
+            level.exchanged_contents_s(share * n) if both_ways else level.transfer_s(share * n)
+            for level, n in peers.items()
+        )
+        return self._start_s(peers, self.even.device) + waits + max(wires, default=0.0)

@@ -1,0 +1,368 @@
+"""Bytes that PyTorch's kernels take for themselves, beside operands and results.
+
+On a processor PyTorch hands most convolutions to oneDNN, which computes in *blocked* layouts:
+channels lie in blocks of as many as a vector of the processor has and are filled up to whole ones.
+A kernel reorders what it reads, and its result once more, so that both forms lie there at once.
+Strided convolutions are spread (transposed ones, and gradients of the data) with channels last. A
+single small image is computed by PyTorch itself, from *columns* that hold each window. Any of them,
+and some others, first copy an operand that is a strided part of another tensor, or pad a part of
+it.
+
+The rules are those of PyTorch 2.13 with oneDNN 3.12 (`ConvParams::use_mkldnn`), and were compared
+with the allocations that PyTorch's profiler records on a processor with AVX-512. On one thread
+kernels of one element take less, and so do tensors whose channels lie last in memory.
+
+Of GPUs only the steps of optimizers are known: they go over all parameters at once there (PyTorch's
+`foreach`), so that what they compute on the way lies there for all of them. What cuBLAS and cuDNN
+take is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from partitioner.cost_model.memory.cpu_kernels import CHANNEL_BLOCK, Tensor
+from partitioner.cost_model.memory.lifetimes import Curve, Curves
+from partitioner.cost_model.schedule.task_list import Schedule
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.layout import Placement
+from partitioner.ir.ops import row_of
+from partitioner.ir.plan import PlacedNode
+from partitioner.ir.types import dense_bytes, item_bytes
+
+#: Elements of an image up to which PyTorch convolves it by itself (`ConvParams::use_mkldnn`).
+SMALL_IMAGE = 20_480
+#: Kernels of more elements along each of the last dims are always oneDNN's.
+SMALL_KERNEL = 3
+#: Channels of which the gradient of the weights reads no blocked form.
+FEW_CHANNELS = 3
+#: Channels of a block where the gradient of the weights reads more, but no whole block.
+HALF_BLOCK = 8
+#: Threads of a kernel that are counted.
+THREADS = 2
+_IMAGE_DIMS = 4  # of a batch of images: those that `use_mkldnn` multiplies
+_FULL_BYTES = 4  # of an element in which norms compute
+
+_UPDATE = "partitioner::update"
+#: Tensors of a parameter's size that an optimizer's step over all of them takes (PyTorch 2.13,
+#: `torch/optim`): the square roots of second moments and, of Adagrad, products of gradients.
+_STEP_TENSORS = {"adamw": 1, "adam": 1, "sgd": 0, "momentum": 0, "rmsprop": 1, "adagrad": 2}
+
+_Point = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A node on a device.
+
+    Attributes:
+        node: The node.
+        operands: Its operands; None where absent.
+        results: Its results; None where absent.
+        strided: Whether each operand is a strided part of another tensor, or one that is padded.
+    """
+
+    node: Node
+    operands: tuple[Tensor | None, ...]
+    results: tuple[Tensor | None, ...]
+    strided: tuple[bool, ...]
+
+    def operand(self, index: int) -> Tensor:
+        """An operand that is there."""
+        tensor = self.operands[index]
+        assert tensor is not None
+        return tensor
+
+    @property
+    def made(self) -> Tensor:
+        """Its first result."""
+        tensor = self.results[0]
+        assert tensor is not None
+        return tensor
+
+    def copied(self, *indices: int) -> int:
+        """Bytes of contiguous copies of some operands."""
+        return sum(self.operand(index).nbytes for index in indices if self.strided[index])
+
+    def setting(self, name: str) -> tuple[int, ...]:
+        """An attribute of a convolution: a number for each dim of space, or one for all."""
+        value = self.node.attrs[name]
+        assert isinstance(value, tuple)
+        return tuple(number for number in value if isinstance(number, int))
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether it is of a transposed convolution."""
+        return bool(self.node.attrs["transposed"])
+
+    @property
+    def groups(self) -> int:
+        """Groups of a convolution."""
+        groups = self.node.attrs["groups"]
+        assert isinstance(groups, int)
+        return groups
+
+
+def scratch_curves(graph: Graph, schedule: Schedule, gpus: Container[int]) -> Curves:
+    """Bytes that kernels take for themselves at each position of a task, by device with any.
+
+    Args:
+        gpus: The devices that are GPUs; the others are processors.
+    """
+    curves: dict[int, Curve] = defaultdict(lambda: np.zeros(len(schedule.tasks), np.int64))
+    steps: dict[int, tuple[int, int]] = {}
+    for position, task in enumerate(schedule.tasks):
+        if task.placed is None or task.placed.node.op not in {*_KERNELS, _UPDATE}:
+            continue
+        points = dict(task.placed.mesh.coords())
+        for device in task.devices:
+            if device in gpus:
+                _, before = steps.get(device, (0, 0))
+                steps[device] = position, before + _step_bytes(graph, task.placed, points[device])
+            elif taken := scratch_bytes(graph, task.placed, points[device]):
+                curves[device][position] = taken
+    for device, (position, taken) in steps.items():
+        if taken:
+            curves[device][position] = taken
+    return curves
+
+
+def step_tensors(node: Node) -> int:
+    """Tensors of a parameter's size that an optimizer's step over all takes for it; 0 for none."""
+    return _STEP_TENSORS.get(str(node.attrs.get("optimizer")), 0)
+
+
+def _step_bytes(graph: Graph, placed: PlacedNode, point: _Point) -> int:
+    """Bytes that an optimizer's step over all parameters takes for that of an update."""
+    tensors = step_tensors(placed.node)
+    if placed.absent or not tensors:
+        return 0
+    (_, parameter), (_, at) = placed.node.inputs, placed.ins
+    assert at is not None
+    shape = at.sharding.local_shape(at.mesh, point)
+    return tensors * Tensor(shape, graph.types[parameter].dtype).nbytes
+
+
+def scratch_bytes(graph: Graph, placed: PlacedNode, point: _Point) -> int:
+    """Bytes that a node's kernel takes for itself on a processor; 0 if that is not known.
+
+    Args:
+        graph: The graph.
+        placed: The node.
+        point: The mesh coordinate.
+    """
+    kernel = _KERNELS.get(placed.node.op)
+    if kernel is None or placed.absent:
+        return 0
+    node = placed.node
+
+    def tensor(value: str, at: Placement | None) -> Tensor | None:
+        if at is None:
+            return None
+        return Tensor(at.sharding.local_shape(at.mesh, point), graph.types[value].dtype)
+
+    slides = placed.rule is not None and placed.rule.slides(placed.layouts)
+    call = _Call(
+        node,
+        tuple(map(tensor, node.inputs, placed.ins)),
+        tuple(map(tensor, node.outputs, placed.outs)),
+        tuple(bool(value) and (slides or _is_strided(graph, value)) for value in node.inputs),
+    )
+    return kernel(call)
+
+
+def _is_strided(graph: Graph, value: str) -> bool:
+    """Whether a value is a view whose elements do not follow each other in memory."""
+    node = graph.producers.get(value)
+    row = None if node is None else row_of(node)
+    if node is None or row is None or not row.view:
+        return False
+    if node.op in ("aten::slice.Tensor", "aten::select.int", "aten::split.Tensor"):
+        dim, shape = node.attrs.get("dim", 0), graph.types[node.inputs[0]].shape
+        assert isinstance(dim, int)
+        if any(size > 1 for size in shape[: dim % max(len(shape), 1)]):
+            return True
+    elif node.op in ("aten::permute", "aten::t", "aten::transpose.int", "aten::expand"):
+        return True
+    return _is_strided(graph, node.inputs[0])
+
+
+# Convolutions ------------------------------------------------------------------------------------
+
+
+def _convolution(call: _Call) -> int:
+    """``data, weights, bias -> result``."""
+    data, weights = call.operand(0), call.operand(1)
+    convolve = _spread if call.is_transposed else _gathered
+    return call.copied(0) + convolve(call, data, weights, call.made)
+
+
+def _grad_input(call: _Call) -> int:
+    """``gradient, weights -> gradient of the data``.
+
+    oneDNN has it as a convolution of the gradient; else memory of the data's size is taken for it.
+    """
+    gradient, weights, data = call.operand(0), call.operand(1), call.made
+    convolve = _gathered if call.is_transposed else _spread
+    if _is_of_onednn(call, gradient, weights):
+        return call.copied(0) + convolve(call, gradient, weights, data)
+    return data.nbytes + call.copied(0) + convolve(call, gradient, weights, data, image=data)
+
+
+def _grad_weight(call: _Call) -> int:
+    """``gradient, data -> gradient of the weights``, for which memory of its size is allocated."""
+    gradient, data, weights = call.operand(0), call.operand(1), call.made
+    copies = weights.nbytes + call.copied(0, 1)
+    if not _is_of_onednn(call, data, weights):
+        swept, over = (gradient, data) if call.is_transposed else (data, gradient)
+        return copies + _columns(call, swept, weights, over)
+    read, met = (gradient, data) if call.is_transposed else (data, gradient)
+    channels = read.shape[1]
+    fills = channels > FEW_CHANNELS or call.groups > 1 or _is_point(weights)
+    is_half = fills and channels < CHANNEL_BLOCK and call.groups == 1 and not _is_point(weights)
+    block = HALF_BLOCK if is_half else CHANNEL_BLOCK
+    blocked = _blocked_weights(call, weights, block, fills=fills)
+    reads = _blocked(read, block) + _unstrided(call, read, weights, met) if fills else 0
+    sums = THREADS * blocked  # each thread has its own
+    scratch = max(reads + _blocked(met, block) + sums - weights.nbytes, blocked)
+    if is_half and _is_dilated(call):
+        scratch = max(scratch, _columns(call, read, weights, met))
+    return copies + scratch
+
+
+def _gathered(
+    call: _Call, read: Tensor, weights: Tensor, made: Tensor, image: Tensor | None = None
+) -> int:
+    """A convolution in which each element of the result reads a window."""
+    if not _is_of_onednn(call, image or read, weights):
+        return _columns(call, read, weights, made)
+    is_few = call.groups == 1 and read.shape[1] < CHANNEL_BLOCK and not _is_point(weights)
+    reads = 0 if is_few else _blocked(read) + _unstrided(call, read, weights, made)
+    return _reordered(reads + _blocked_weights(call, weights, fills=not is_few), made)
+
+
+def _spread(
+    call: _Call, read: Tensor, weights: Tensor, made: Tensor, image: Tensor | None = None
+) -> int:
+    """One in which each element that is read is added to a window of the result."""
+    is_gradient = image is not None
+    if not _is_of_onednn(call, image or read, weights):
+        has_columns = not is_gradient or len(read.shape) > _IMAGE_DIMS or _is_dilated(call)
+        return _columns(call, made, weights, read) if has_columns else 0
+    if any(step > 1 for step in call.setting("stride")):
+        return max(read.nbytes + _blocked_weights(call, weights, fills=True), 2 * made.nbytes)
+    return _reordered(_blocked(read) + _blocked_weights(call, weights, fills=True), made)
+
+
+def _reordered(others: int, made: Tensor) -> int:
+    """Bytes beside a result that is made in a blocked form beside others, and then reordered."""
+    return max(others + _blocked(made) - made.nbytes, _blocked(made))
+
+
+def _is_point(weights: Tensor) -> bool:
+    """Whether a kernel has one element."""
+    return max(weights.shape[2:]) == 1
+
+
+def _unstrided(call: _Call, read: Tensor, weights: Tensor, over: Tensor) -> int:
+    """Bytes of what a strided kernel of one element reads, gathered by each thread first."""
+    if math.prod(call.setting("stride")) == 1 or not _is_point(weights):
+        return 0
+    return THREADS * _blocked(Tensor((1, read.shape[1], *over.shape[2:]), read.dtype))
+
+
+def _is_of_onednn(call: _Call, image: Tensor, weights: Tensor) -> bool:
+    """Whether oneDNN convolves a batch of images."""
+    if image.dtype in ("bfloat16", "float16"):
+        return True
+    if image.dtype != "float32":
+        return False
+    # PyTorch gives images of one dim a second one, of one element.
+    kernel = (1, *weights.shape[2:])[-2:]
+    is_small = image.shape[0] == 1 and math.prod(image.shape[:_IMAGE_DIMS]) <= SMALL_IMAGE
+    return not is_small or call.groups > 1 or min(kernel) > SMALL_KERNEL
+
+
+def _is_dilated(call: _Call) -> bool:
+    return any(step > 1 for step in call.setting("dilation"))
+
+
+def _columns(call: _Call, swept: Tensor, weights: Tensor, over: Tensor) -> int:
+    """Bytes of the windows of a tensor that are swept, one for each position of another."""
+    kernel, is_plane = weights.shape[2:], len(weights.shape) <= _IMAGE_DIMS
+    is_alone = {*kernel, *call.setting("stride")} == {1} and not any(call.setting("padding"))
+    if is_alone and is_plane and not call.is_transposed:
+        return 0
+    elements = swept.shape[1] * math.prod(kernel) * math.prod(over.shape[2:])
+    return dense_bytes(elements * swept.shape[0], swept.dtype)
+
+
+def _blocked(image: Tensor, block: int = CHANNEL_BLOCK) -> int:
+    """Bytes of a tensor whose channels are filled up to whole blocks."""
+    batch, channels, *space = image.shape
+    return dense_bytes(math.prod((batch, _filled(channels, block), *space)), image.dtype)
+
+
+def _filled(channels: int, block: int) -> int:
+    return -(-channels // block) * block
+
+
+def _blocked_weights(
+    call: _Call, weights: Tensor, block: int = CHANNEL_BLOCK, *, fills: bool
+) -> int:
+    """Bytes of blocked weights; `fills` says whether channels that are read are filled up, too."""
+    first, second, *kernel = weights.shape
+    groups, dims = call.groups, [first, second]
+    if groups > 1:  # each group by itself; oneDNN keeps those of one channel in one block
+        return math.ceil(weights.nbytes / groups) * _filled(groups, block)
+    for at, is_filled in enumerate((True, fills)):
+        index = 1 - at if call.is_transposed else at
+        if is_filled:
+            dims[index] = _filled(dims[index], block)
+    return dense_bytes(math.prod((*dims, *kernel)), weights.dtype)
+
+
+# Norms, pools and others -------------------------------------------------------------------------
+
+
+def _in_full(*indices: int) -> Callable[[_Call], int]:
+    """A norm that computes in float32: tensors of fewer bits have copies of two at once."""
+
+    def scratch(call: _Call) -> int:
+        copied, made = call.copied(*indices), call.made
+        if item_bytes(made.dtype) >= _FULL_BYTES:
+            return copied
+        return copied + 2 * _FULL_BYTES * math.prod(made.shape)
+
+    return scratch
+
+
+def _copying(*indices: int) -> Callable[[_Call], int]:
+    """A kernel that makes operands contiguous."""
+    return lambda call: call.copied(*indices)
+
+
+_KERNELS: Mapping[str, Callable[[_Call], int]] = {
+    "aten::convolution": _convolution,
+    "partitioner::convolution_grad_input": _grad_input,
+    "partitioner::convolution_grad_weight": _grad_weight,
+    "partitioner::batch_norm_grad_input": _in_full(),
+    "partitioner::group_norm_grad_planes": _in_full(0, 1),
+    "partitioner::group_norm_apply": _copying(0),
+    "partitioner::group_norm_sums": _copying(0),
+    "partitioner::group_norm_grad_input": _copying(0, 1),
+    "partitioner::group_norm_grad_sums": _copying(0, 1),
+    "partitioner::group_norm_grad_weight": _copying(0, 1),
+    "aten::native_layer_norm": _copying(0),
+    "aten::_log_softmax": _copying(0),
+    "aten::_log_softmax_backward_data": _copying(0),
+    "aten::_softmax": _copying(0),
+    "aten::_softmax_backward_data": _copying(0),
+    "aten::max_pool2d_with_indices": _copying(0),
+    "aten::avg_pool2d": _copying(0),
+}

@@ -1,0 +1,1 @@
+"""Seconds of operators, of communications and of reshards."""

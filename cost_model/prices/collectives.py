@@ -1,0 +1,382 @@
+"""Seconds of communications: alpha-beta formulas, the cheapest algorithm of each kind.
+
+Alpha is the latency of a hop, beta the inverse of a device's bandwidth at the level of the
+cluster that the ranks span; a start-up (`launch_s`) is added once. For p ranks and n bytes (the
+whole tensor of a gather, the local partial tensor of a reduction):
+
+| kind           | ring                          | tree                              |
+|----------------|-------------------------------|-----------------------------------|
+| all-reduce     | 2 (p-1) (alpha + n/p beta)    | 2 ceil(log2 p) alpha + 2 n beta'  |
+| all-gather     | (p-1) (alpha + n/p beta)      | ceil(log2 p) alpha + (p-1)/p n beta' |
+| reduce-scatter | (p-1) (alpha + n/p beta)      | ceil(log2 p) alpha + (p-1)/p n beta' |
+| broadcast      | (p-1) alpha + n beta          | ceil(log2 p) (alpha + n beta)     |
+
+Ring, and recursive doubling or halving (under "tree"): Thakur, Rabenseifner, Gropp, "Optimization
+of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005. The tree all-reduce is
+NCCL's double binary tree, the ring broadcast its pipelined chain; beta' is beta / TREE_SHARE.
+
+Across levels, a two-level algorithm competes with the flat one: reduce-scatter inside the groups of
+the level below, the collective among the devices of equal rank in each group, then all-gather
+inside. Reduction arithmetic is bound by links and not priced. Point-to-point kinds and
+all-to-all are pairwise: alpha for each peer, and the busiest direction of the busiest level, since
+levels have separate wires and overlap. Where an exchange of two ranks is measured or published, it
+gives what ranks that send to each other wait for each other, and the seconds of the contents.
+
+Where the level knows measured seconds of so many ranks, or published ones, these go before all
+formulas, start-up included. Both tell ranks of one group of the level below each from several.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel
+from partitioner.ir.program import BUCKET_BYTES, JOINING, SMALL_BYTES, Comm, CommKind
+from partitioner.ir.types import item_bytes
+
+#: Share of a ring's bandwidth that trees reach:
+#: https://github.com/NVIDIA/nccl/blob/01afd20a77b5/src/graph/tuning.cc (NCCL_ALGO_TREE)
+TREE_SHARE = 0.9
+
+_REDUCING = (CommKind.ALL_REDUCE, CommKind.REDUCE_SCATTER)
+_Formula = Callable[[int, float, float, float], float]  #: (p, n bytes, alpha s, beta s/byte) -> s
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """The algorithm of a collective, and its seconds without start-up."""
+
+    name: str
+    seconds: float
+
+    def start_s(self, device: DeviceSpec) -> float:
+        """Seconds of the start-up on a device; see `DeviceSpec.start_s`."""
+        return device.start_s(is_known=self.name in ("measured", "published"))
+
+
+@dataclass(frozen=True)
+class CommCost:
+    """A communication's algorithm ("pairwise" and "copy" included) and seconds by rank."""
+
+    algorithm: str
+    seconds: Mapping[int, float]
+
+
+def comm_cost(comm: Comm, numel: int, cluster: Cluster) -> CommCost:
+    """Algorithm, and seconds that the communication keeps each of its ranks (devices) busy.
+
+    `numel` are the elements of the largest local tensor that an ALL_REDUCE reduces.
+    """
+    if comm.kind is CommKind.SLICE:
+        return CommCost("copy", _copy_seconds(comm, cluster))
+    if comm.kind not in _FLAT:
+        exchange = _even_exchange(comm, cluster)
+        if exchange is not None:
+            return _on_devices(exchange, comm.ranks, cluster)
+        return CommCost("pairwise", _pairwise_seconds(comm, cluster))
+    best = collective(comm.kind, comm.ranks, whole_bytes(comm, numel), cluster)
+    return _on_devices(best, comm.ranks, cluster)
+
+
+def _on_devices(best: Algorithm, ranks: tuple[int, ...], cluster: Cluster) -> CommCost:
+    """The cost of an algorithm, with its start-up on each device."""
+    starts = {rank: best.start_s(cluster.devices[rank]) for rank in ranks}
+    return CommCost(best.name, {rank: start_s + best.seconds for rank, start_s in starts.items()})
+
+
+def joined_comm_seconds(
+    comm: Comm,
+    numel: int,
+    alone_s: Mapping[int, float],
+    cluster: Cluster,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> Mapping[int, float] | None:
+    """`joined_seconds` of a communication that takes `alone_s` by itself; None if it stays alone.
+
+    `numel` is as of `comm_cost`.
+    """
+    if comm.kind not in JOINING:
+        return None
+    nbytes = whole_bytes(comm, numel)
+    if not _is_small(comm.kind, comm.ranks, nbytes):
+        return None
+    return joined_seconds(comm.kind, comm.ranks, nbytes, alone_s, cluster, bucket_bytes)
+
+
+def joined_seconds(
+    kind: CommKind,
+    ranks: tuple[int, ...],
+    nbytes: float,
+    alone_s: Mapping[int, float],
+    cluster: Cluster,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> Mapping[int, float]:
+    """The least seconds of a collective that may share a bucket, for plans that are not known yet.
+
+    They are those of its share in the bucket that is cheapest for it, or alone. What its bucket
+    really takes is `bucket_seconds`, never less.
+
+    Args:
+        kind: One of the ring-or-tree kinds.
+        ranks: Its group.
+        nbytes: As of `collective`.
+        alone_s: Its seconds alone on some of the ranks, the most that it takes there; a large one
+            takes them.
+        cluster: The devices.
+        bucket_bytes: Most bytes of a bucket's operands on one rank, at most `BUCKET_BYTES`.
+    """
+    parts = _parts_in_result(kind, ranks)
+    if kind not in JOINING or not _is_small(kind, ranks, nbytes):
+        return alone_s
+    most = max(nbytes, bucket_bytes * parts)
+    doublings = range(math.ceil(math.log2(most / nbytes)))
+    known = [size for size in _known_sizes(ranks, cluster) if nbytes < size < most]
+    sizes = [*(nbytes * 2**power for power in doublings), *known, most]
+    return {
+        rank: min(
+            seconds,
+            *(bucket_seconds(kind, ranks, nbytes, size, rank, cluster) for size in sizes),
+        )
+        for rank, seconds in alone_s.items()
+    }
+
+
+def _known_sizes(ranks: tuple[int, ...], cluster: Cluster) -> set[float]:
+    """Sizes for which a level has seconds: between two of them, the least is at one of both."""
+    level, groups = cluster.level(ranks), _inner_groups(ranks, cluster)
+    inner = groups[0] if groups else ()
+    sizes = {float(size) for each in {1, len(inner)} - {0} for size in level.known_sizes(each)}
+    if inner:  # steps of two levels pass the whole tensor, and a part of it
+        below = _known_sizes(inner, cluster)
+        sizes |= below | {size * len(inner) for size in sizes}
+    return sizes
+
+
+def bucket_seconds(
+    kind: CommKind,
+    ranks: tuple[int, ...],
+    nbytes: float,
+    bucket_bytes: float,
+    rank: int,
+    cluster: Cluster,
+    paid_bytes: float = 0.0,
+    paid_s: float = 0.0,
+) -> float:
+    """Seconds of a collective in a bucket on a rank: its share of the bucket's, and its copies.
+
+    Its operand is copied into the bucket, and a gather's parts out of it, at memory bandwidth;
+    parts of other results are read where they lie.
+
+    Args:
+        kind: One of `JOINING`.
+        ranks: The group.
+        nbytes: As of `collective`.
+        bucket_bytes: The same of all that share what the bucket takes.
+        rank: The rank.
+        cluster: The devices.
+        paid_bytes: The same of others in the bucket, which pay for themselves.
+        paid_s: Seconds that these pay.
+    """
+    best = collective(kind, ranks, bucket_bytes + paid_bytes, cluster)
+    device = cluster.devices[rank]
+    copied = nbytes / _parts_in_result(kind, ranks)
+    copied += nbytes if kind is CommKind.ALL_GATHER else 0.0
+    copies_s = 2 * copied / device.memory_bytes_per_s  # read and written
+    left_s = max(0.0, best.start_s(device) + best.seconds - paid_s)
+    return left_s * nbytes / bucket_bytes + copies_s
+
+
+def _is_small(kind: CommKind, ranks: tuple[int, ...], nbytes: float) -> bool:
+    return 0 < nbytes / _parts_in_result(kind, ranks) < SMALL_BYTES
+
+
+def _parts_in_result(kind: CommKind, ranks: tuple[int, ...]) -> int:
+    """The number of operands in what `collective` takes as the bytes of a kind."""
+    return len(ranks) if kind is CommKind.ALL_GATHER else 1
+
+
+def collective(
+    kind: CommKind, ranks: tuple[int, ...], nbytes: float, cluster: Cluster
+) -> Algorithm:
+    """The cheapest algorithm of a ring-or-tree kind for `nbytes` (n above) over these ranks."""
+    if len(ranks) < 2 or not nbytes:
+        return Algorithm("none", 0.0)
+    level, groups = cluster.level(ranks), _inner_groups(ranks, cluster)
+    in_groups = _tabled(kind, ranks, nbytes, level, groups)
+    if in_groups is not None:
+        return in_groups
+    # One rank in every inner group: the ranks of a flat algorithm.
+    one_each = _tabled(kind, ranks, nbytes, level, [])
+    options = [_flat(kind, name, len(ranks), nbytes, level) for name in _FLAT[kind]]
+    options = options if one_each is None else [one_each]
+    if groups:
+        options.append(_two_level(kind, groups, nbytes, cluster))
+    return min(options, key=lambda option: option.seconds)
+
+
+def tabled(
+    kind: CommKind, ranks: tuple[int, ...], nbytes: float, cluster: Cluster
+) -> Algorithm | None:
+    """Measured or published seconds of a collective, start-up included; None if there are none.
+
+    `nbytes` of an all-to-all are those of all parts that a rank holds.
+    """
+    return _tabled(kind, ranks, nbytes, cluster.level(ranks), _inner_groups(ranks, cluster))
+
+
+def _tabled(
+    kind: CommKind,
+    ranks: tuple[int, ...],
+    nbytes: float,
+    level: LinkLevel,
+    groups: Sequence[tuple[int, ...]],
+) -> Algorithm | None:
+    """`tabled` of ranks on a level in these inner groups; of none, each rank is in its own."""
+    each = len(groups[0]) if groups else 1
+    if level.profile is not None:
+        measured_s = level.profile.link_seconds(kind.value, len(ranks), nbytes, each)
+        if measured_s is not None:
+            return Algorithm("measured", measured_s)
+    table = level.tables(each)
+    seconds = None if table is None else table.seconds(kind.value, len(ranks), nbytes)
+    return None if seconds is None else Algorithm("published", seconds)
+
+
+def _flat(kind: CommKind, name: str, p: int, nbytes: float, level: LinkLevel) -> Algorithm:
+    bandwidth = level.bandwidth_bytes_per_s
+    if kind in _REDUCING:
+        bandwidth = level.reduce_bytes_per_s or bandwidth
+    if kind is CommKind.REDUCE_SCATTER:
+        bandwidth = level.scatter_bytes_per_s or bandwidth
+    return Algorithm(name, _FLAT[kind][name](p, nbytes, level.latency_s, 1 / bandwidth))
+
+
+def _inner_groups(ranks: tuple[int, ...], cluster: Cluster) -> list[tuple[int, ...]]:
+    """The ranks by group of the level below; [] unless all groups have the same number above 1."""
+    index = cluster.levels.index(cluster.level(ranks))
+    if index == 0:
+        return []
+    size = cluster.levels[index - 1].size
+    groups: dict[int, list[int]] = defaultdict(list)
+    for rank in sorted(ranks):
+        groups[rank // size].append(rank)
+    counts = {len(group) for group in groups.values()}
+    return [*map(tuple, groups.values())] if counts != {1} and len(counts) == 1 else []
+
+
+def _two_level(
+    kind: CommKind, groups: list[tuple[int, ...]], nbytes: float, cluster: Cluster
+) -> Algorithm:
+    inner, across = groups[0], tuple(group[0] for group in groups)
+    part = nbytes / len(inner)
+    reduce_scatter, all_gather = CommKind.REDUCE_SCATTER, CommKind.ALL_GATHER
+    steps: Mapping[CommKind, list[tuple[CommKind, tuple[int, ...], float]]] = {
+        CommKind.ALL_REDUCE: [
+            (reduce_scatter, inner, nbytes),
+            (kind, across, part),
+            (all_gather, inner, nbytes),
+        ],
+        reduce_scatter: [(kind, inner, nbytes), (kind, across, part)],
+        all_gather: [(kind, across, part), (kind, inner, nbytes)],
+        CommKind.BROADCAST: [(kind, across, nbytes), (kind, inner, nbytes)],
+    }
+    parts = [collective(step, ranks, size, cluster) for step, ranks, size in steps[kind]]
+    name = " + ".join(part.name for part in parts)
+    return Algorithm(f"two-level({name})", sum(part.seconds for part in parts))
+
+
+def whole_bytes(comm: Comm, numel: int) -> float:
+    """Bytes that the formulas call n; uneven parts count as the largest."""
+    item = item_bytes(comm.dtype)
+    if comm.kind is CommKind.ALL_REDUCE:
+        return numel * item
+    largest = max((transfer.numel for transfer in comm.transfers), default=0)
+    return largest * item * (1 if comm.kind is CommKind.BROADCAST else len(comm.ranks))
+
+
+def _copy_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
+    """Read and write once, at memory bandwidth, in one kernel."""
+    moved: dict[int, float] = dict.fromkeys(comm.ranks, 0.0)
+    for transfer in comm.transfers:
+        moved[transfer.target] += 2 * transfer.numel * item_bytes(comm.dtype)
+    devices = cluster.devices
+    return {
+        rank: max(devices[rank].launch_s, nbytes / devices[rank].memory_bytes_per_s)
+        for rank, nbytes in moved.items()
+    }
+
+
+def _even_exchange(comm: Comm, cluster: Cluster) -> Algorithm | None:
+    """`tabled` seconds of an all-to-all whose ranks all send each other equal parts."""
+    sizes: dict[tuple[int, int], int] = defaultdict(int)
+    for transfer in comm.transfers:
+        if transfer.source != transfer.target:
+            sizes[transfer.source, transfer.target] += transfer.numel
+    count = len(comm.ranks)
+    is_even = len(sizes) == count * (count - 1) and len(set(sizes.values())) == 1
+    if comm.kind is not CommKind.ALL_TO_ALL or not is_even:
+        return None
+    nbytes = count * next(iter(sizes.values())) * item_bytes(comm.dtype)
+    return tabled(comm.kind, comm.ranks, nbytes, cluster)
+
+
+def _pairwise_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
+    """Messages one after the other; ranks that send to each other also wait for each other once."""
+    item = item_bytes(comm.dtype)
+    sent: dict[tuple[int, int], float] = defaultdict(float)
+    for transfer in comm.transfers:
+        if transfer.source != transfer.target:
+            sent[transfer.source, transfer.target] += transfer.numel * item
+    wires: dict[int, dict[tuple[LinkLevel, str], float]] = defaultdict(lambda: defaultdict(float))
+    peers: dict[int, dict[int, float]] = defaultdict(dict)
+    exchanging: dict[int, set[LinkLevel]] = defaultdict(set)
+    for (source, target), nbytes in sent.items():
+        level = cluster.level((source, target))
+        wires[source][level, "out"] += nbytes
+        wires[target][level, "in"] += nbytes
+        peers[source][target] = peers[target][source] = level.message_s
+        if (target, source) in sent:
+            exchanging[source].add(level)
+
+    def contents_s(rank: int) -> float:
+        both_ways = exchanging[rank]
+        seconds = (
+            level.exchanged_contents_s(n) if level in both_ways else level.transfer_s(n)
+            for (level, _), n in wires[rank].items()
+        )
+        return max((level.waiting_s for level in both_ways), default=0.0) + max(
+            seconds, default=0.0
+        )
+
+    is_measured = cluster.level(comm.ranks).is_measured
+    return {
+        rank: cluster.devices[rank].start_s(is_known=is_measured)
+        + sum(peers[rank].values())
+        + contents_s(rank)
+        for rank in comm.ranks
+    }
+
+
+def _log2(p: int) -> int:
+    return math.ceil(math.log2(p))
+
+
+_PARTS: Mapping[str, _Formula] = {
+    "ring": lambda p, n, alpha, beta: (p - 1) * (alpha + n / p * beta),
+    "tree": lambda p, n, alpha, beta: _log2(p) * alpha + (p - 1) / p * n * beta / TREE_SHARE,
+}
+_FLAT: Mapping[CommKind, Mapping[str, _Formula]] = {
+    CommKind.ALL_REDUCE: {
+        "ring": lambda p, n, alpha, beta: 2 * ((p - 1) * (alpha + n / p * beta)),
+        "tree": lambda p, n, alpha, beta: 2 * _log2(p) * alpha + 2 * n * beta / TREE_SHARE,
+    },
+    CommKind.ALL_GATHER: _PARTS,
+    CommKind.REDUCE_SCATTER: _PARTS,
+    CommKind.BROADCAST: {
+        "ring": lambda p, n, alpha, beta: (p - 1) * alpha + n * beta,
+        "tree": lambda p, n, alpha, beta: _log2(p) * (alpha + n * beta),
+    },
+}

@@ -1,0 +1,401 @@
+"""Reshards: the communications from one placement of a value to another, and their prices.
+
+One function serves the search, the referee and the lowering. Pending reductions are resolved
+first (reduce-scatter straight to the target where its parts allow, else all-reduce); then one
+exchange moves exactly the parts that each device lacks, so no sequence of collectives over single
+mesh axes can move less. See docs/concepts/reshard.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.prices.collectives import comm_cost, joined_comm_seconds
+from partitioner.ir.exchange import (
+    Transfer,
+    components,
+    exchange,
+    intersect,
+    region_numel,
+    sent_numel,
+)
+from partitioner.ir.layout import DimLayout, Placement, Sharding
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.program import BUCKET_BYTES, Comm, CommKind
+
+
+@dataclass(frozen=True)
+class PricedComm:
+    """A communication without names and `seq`, and its price."""
+
+    comm: Comm
+    seconds: Mapping[int, float]  #: Seconds that it takes on each device.
+    #: Bytes that each device sends, if it is priced by formula, without transfers.
+    sent_bytes: float = 0.0
+    #: Share of the seconds that compute hides, if no node waits for it at once.
+    overlap: float = 0.0
+    #: Least seconds of it in a bucket (see `collectives.joined_seconds`); None if it has none.
+    joined: Mapping[int, float] | None = None
+
+    def whole_seconds(self, *, beside: bool) -> Mapping[int, float]:
+        """Seconds that it takes on each device; `beside` compute small ones may share buckets."""
+        return self.joined if beside and self.joined is not None else self.seconds
+
+    def busy_seconds(self, *, beside: bool) -> Mapping[int, float]:
+        """Seconds that it keeps each device from computing, if it passes `beside` compute or not.
+
+        See `cost_model.prices.overlap`.
+        """
+        seconds = self.whole_seconds(beside=beside)
+        if not beside or not self.overlap:
+            return seconds
+        return {device: (1 - self.overlap) * whole for device, whole in seconds.items()}
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A step of a reshard."""
+
+    after: Placement  #: Placement of the value after it.
+    comms: tuple[PricedComm, ...] = ()  #: Communications, independent of each other.
+    #: Devices whose part does not change: the same buffer serves.
+    aliases: frozenset[int] = frozenset()
+    #: Devices that hold zeros afterwards (a whole value becomes a pending sum), or a part of no
+    #: elements, which no device needs to send.
+    zeros: frozenset[int] = frozenset()
+
+    @cached_property
+    def roles(self) -> Mapping[int, Hashable]:
+        """The part that each device takes, whoever its peers are."""
+        roles: dict[int, list[Hashable]] = defaultdict(list)
+        for priced in self.comms:
+            comm = priced.comm
+            sources, targets = comm.sources(), comm.targets()
+            sent = sent_numel(comm.transfers)
+            for device, seconds in priced.seconds.items():
+                sides = device in sources, device in targets
+                role = (comm.kind, seconds, priced.overlap, sides, sent.get(device, 0))
+                roles[device].append(role)
+        for name, devices in (("alias", self.aliases), ("zeros", self.zeros)):
+            for device in devices:
+                roles[device].append(name)
+        return {device: tuple(parts) for device, parts in roles.items()}
+
+
+Reshard = tuple[str, Placement, Placement]  #: (element type, source, target).
+
+
+@dataclass
+class Resharder:
+    """Reshards on one cluster, each priced once.
+
+    Attributes:
+        cluster: The cluster.
+        bucket_bytes: Most bytes of a bucket's operands on one rank, by kind (see
+            `overlap.most_joined`); of other kinds, as many as a bucket holds.
+    """
+
+    cluster: Cluster
+    bucket_bytes: Mapping[CommKind, int] = field(default_factory=dict)
+    _hops: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
+    _priced: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
+    _shifts: dict[tuple[DeviceMesh, DeviceMesh], int] = field(default_factory=dict)
+
+    def allows(self, source: Placement, target: Placement) -> bool:
+        """Whether the reshard has a price; here every one between shardings of one shape has."""
+        return source.sharding.shape == target.sharding.shape
+
+    def hops(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
+        """Steps from `source` to `target`; () if they are equal."""
+        if source == target:
+            return ()
+        key = (dtype, source, target)
+        if key not in self._hops:
+            shift = self._shift(source.mesh, target.mesh)
+            if shift:
+                alike = self.hops(dtype, *(_shifted(at, -shift) for at in (source, target)))
+                self._hops[key] = tuple(_shifted_hop(hop, shift) for hop in alike)
+            else:
+                self._hops[key] = self._plan(dtype, source, target)
+        return self._hops[key]
+
+    def _shift(self, source: DeviceMesh, target: DeviceMesh) -> int:
+        """Number by which all devices of two meshes may be lowered without a change of any price.
+
+        Lowered by whole groups of the level below the one that they span, equal devices talk over
+        the same levels as before.
+        """
+        meshes = (source, target)
+        if meshes not in self._shifts:
+            devices = {*source.devices, *target.devices}
+            spanned = self.cluster.levels.index(self.cluster.level((min(devices), max(devices))))
+            inner = self.cluster.levels[spanned - 1].size if spanned else 1
+            shift, specs = min(devices) // inner * inner, self.cluster.devices
+            alike = self.cluster.has_equal_devices or all(
+                specs[device] == specs[device - shift] for device in devices
+            )
+            self._shifts[meshes] = shift if alike else 0
+        return self._shifts[meshes]
+
+    def priced(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
+        """The steps of `hops` with the communications of a simpler tensor, at the same prices.
+
+        Reshards that have one simplest form share one tuple of communications.
+        """
+        if source == target:
+            return ()
+        key = (dtype, source, target)
+        if key not in self._priced:
+            simple = simplest(source, target)
+            real = dict(zip(_stations(*simple), _stations(source, target), strict=True))
+            self._priced[key] = tuple(
+                replace(hop, after=real[hop.after]) for hop in self.hops(dtype, *simple)
+            )
+        return self._priced[key]
+
+    def _plan(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
+        whole = target.without_partial()
+        reductions = {op for _, op in source.sharding.partial}
+        if len(reductions) > 1:
+            raise CostError(f"{source} is partial by several reductions {sorted(reductions)}")
+        if reductions:
+            heads = [self._all_reduce(dtype, source)]
+            if scatter := self._reduce_scatter(dtype, source, whole):
+                heads.append(scatter)
+            options = ([head, *self._move(dtype, head.after, whole)] for head in heads)
+            hops = min(options, key=_busiest_s)
+        else:
+            hops = self._move(dtype, source, whole)
+        if target.sharding.partial:
+            hops.append(self._mask(target))
+        return tuple(hops)
+
+    def _mask(self, target: Placement) -> Hop:
+        """A whole value becomes a pending sum: the first device keeps it, the others get zeros."""
+        axes = [axis for axis, _ in target.sharding.partial]
+        first = frozenset(d for d, point in target.mesh.coords() if not any(point[a] for a in axes))
+        return Hop(target, (), first, frozenset(target.mesh.devices) - first)
+
+    def _move(self, dtype: str, source: Placement, target: Placement) -> list[Hop]:
+        if source == target:
+            return []
+        transfers = exchange(source, target)
+        groups = components(transfers)
+        before, after = dict(source.parts()), dict(target.parts())
+        alone = (group[0] for group in groups if len(group) == 1)
+        aliases = frozenset(d for d in alone if d in before and before[d] == after[d])
+        joins = self._joins(dtype, source, target)
+        comms = [
+            self._price(_classify(dtype, group, transfers, source, target), joins=joins)
+            for group in groups
+            if group[0] not in aliases or len(group) > 1
+        ]
+        empty = frozenset(d for d, pieces in target.parts() if not region_numel(pieces))
+        return [Hop(target, tuple(comms), aliases, empty)]
+
+    def _all_reduce(self, dtype: str, source: Placement) -> Hop:
+        after = source.without_partial()
+        return Hop(after, tuple(self._reductions(CommKind.ALL_REDUCE, dtype, source, after)))
+
+    def _reduce_scatter(self, dtype: str, source: Placement, target: Placement) -> Hop | None:
+        """Straight to the target, if each member's part lies within the part its group reduces."""
+        if source.mesh != target.mesh or len({op for _, op in source.sharding.partial}) > 1:
+            return None
+        if {a for a, _ in source.sharding.partial} - target.sharding.axes:
+            return None
+        if any(dim.windows for dim in target.sharding.dims):  # parts that overlap
+            return None
+        held, wanted = dict(source.parts()), dict(target.parts())
+        for device, region in wanted.items():
+            if not region_numel(region):
+                return None
+            dims = zip(held[device], region, strict=True)
+            if any(intersect(pieces, part) != part for pieces, part in dims):
+                return None
+        return Hop(target, tuple(self._reductions(CommKind.REDUCE_SCATTER, dtype, source, target)))
+
+    def _reductions(
+        self, kind: CommKind, dtype: str, source: Placement, target: Placement
+    ) -> Iterable[PricedComm]:
+        """A communication for each group of devices that differ along the partial axes only."""
+        mesh, reduction = source.mesh, source.sharding.partial[0][1]
+        axes = {axis for axis, _ in source.sharding.partial}
+        joins = self._joins(dtype, source, target)
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for device, point in mesh.coords():
+            rest = tuple(point[name] for name in mesh.names if name not in axes)
+            groups.setdefault(rest, []).append(device)
+        is_scatter = kind is CommKind.REDUCE_SCATTER
+        kept = _kept_parts(source, target) if is_scatter else {}
+        for group in map(tuple, map(sorted, groups.values())):
+            transfers = _scatter_parts(group, kept) if is_scatter else ()
+            comm = Comm(-1, kind, group, "", "", dtype, transfers, reduction)
+            local_shape = source.sharding.local_shape(mesh, mesh.coord(group[0]))
+            yield self._price(comm, math.prod(local_shape), joins=joins)
+
+    def _price(self, comm: Comm, numel: int = 0, *, joins: bool = False) -> PricedComm:
+        seconds = comm_cost(comm, numel, self.cluster).seconds
+        most = self.bucket_bytes.get(comm.kind, BUCKET_BYTES)
+        joined = joined_comm_seconds(comm, numel, seconds, self.cluster, most) if joins else None
+        overlap = overlap_share(comm, self.cluster)
+        return PricedComm(comm, seconds, overlap=overlap, joined=joined)
+
+    def _joins(self, dtype: str, source: Placement, target: Placement) -> bool:
+        """Whether the ranks may join the communications: all run them, on parts of equal sizes."""
+        if source.mesh != target.mesh or source.mesh.size() < len(self.cluster):
+            return False
+        return all(len(set(at.local_bytes(dtype).values())) == 1 for at in (source, target))
+
+
+@lru_cache(maxsize=65536)
+def _shifted(at: Placement, shift: int) -> Placement:
+    """The placement on devices whose numbers are so much larger."""
+    return Placement(_shifted_mesh(at.mesh, shift), at.sharding)
+
+
+@lru_cache(maxsize=4096)
+def _shifted_mesh(mesh: DeviceMesh, shift: int) -> DeviceMesh:
+    return DeviceMesh(mesh.axes, tuple(device + shift for device in mesh.devices))
+
+
+def _shifted_hop(hop: Hop, shift: int) -> Hop:
+    return Hop(
+        _shifted(hop.after, shift),
+        tuple(_shifted_comm(priced, shift) for priced in hop.comms),
+        frozenset(device + shift for device in hop.aliases),
+        frozenset(device + shift for device in hop.zeros),
+    )
+
+
+def _shifted_comm(priced: PricedComm, shift: int) -> PricedComm:
+    comm = replace(
+        priced.comm,
+        ranks=tuple(rank + shift for rank in priced.comm.ranks),
+        transfers=tuple(
+            Transfer(t.source + shift, t.target + shift, t.read, t.write)
+            for t in priced.comm.transfers
+        ),
+    )
+    seconds = {device + shift: s for device, s in priced.seconds.items()}
+    joined = priced.joined and {device + shift: s for device, s in priced.joined.items()}
+    return replace(priced, comm=comm, seconds=seconds, joined=joined)
+
+
+def simplest(source: Placement, target: Placement) -> tuple[Placement, Placement]:
+    """A reshard of another tensor between the same groups at the same price.
+
+    All elements that no cut tells apart are one dim in front: uncut dims, and the unit in which a
+    dim's cuts are counted. The other dims are sorted.
+    """
+    numel, pairs = 1, []
+    for held, wanted in zip(source.sharding.dims, target.sharding.dims, strict=True):
+        unit, pair = _in_units(held, wanted)
+        numel *= unit if held.size else 0
+        if held.axes or wanted.axes:
+            pairs.append(pair)
+    if len(pairs) > 1:
+        pairs.sort(key=lambda pair: [(d.axes, d.segments, d.windows) for d in pair])
+    first = DimLayout.whole(numel)
+    before, after = ((first, *(pair[side] for pair in pairs)) for side in (0, 1))
+    return (
+        Placement(source.mesh, Sharding(before, source.sharding.partial)),
+        Placement(target.mesh, Sharding(after, target.sharding.partial)),
+    )
+
+
+@lru_cache(maxsize=65536)
+def _in_units(held: DimLayout, wanted: DimLayout) -> tuple[int, tuple[DimLayout, ...]]:
+    """The greatest divisor of all cuts of a dim, and its two layouts counted in it."""
+    rows = (*held.segments, *held.windows, *wanted.segments, *wanted.windows)
+    unit = math.gcd(*itertools.chain(*rows)) or 1
+    return unit, tuple(
+        DimLayout(
+            dim.axes,
+            tuple(tuple(part // unit for part in cuts) for cuts in dim.segments),
+            tuple((start // unit, length // unit) for start, length in dim.windows),
+        )
+        for dim in (held, wanted)
+    )
+
+
+def _stations(source: Placement, target: Placement) -> tuple[Placement, ...]:
+    """Placements that a reshard may pass: the source reduced, the target reduced, the target."""
+    return source.without_partial(), target.without_partial(), target
+
+
+def overlap_share(comm: Comm, cluster: Cluster) -> float:
+    """Share of a communication that compute may hide; a local copy is compute itself."""
+    if comm.kind is CommKind.SLICE:
+        return 0.0
+    return cluster.level(comm.ranks).hidden_share(len(comm.ranks))
+
+
+def _busiest_s(hops: Sequence[Hop]) -> float:
+    """Seconds of communication on the busiest device."""
+    load: dict[int, float] = {}
+    for hop in hops:
+        for priced in hop.comms:
+            for device, seconds in priced.seconds.items():
+                load[device] = load.get(device, 0.0) + seconds
+    return max(load.values(), default=0.0)
+
+
+def _kept_parts(source: Placement, target: Placement) -> Mapping[int, Transfer]:
+    """By device, the copy within it that a reduced whole part would need."""
+    pieces = exchange(source.without_partial(), target)
+    return {piece.target: piece for piece in pieces if piece.source == piece.target}
+
+
+def _scatter_parts(group: tuple[int, ...], kept: Mapping[int, Transfer]) -> tuple[Transfer, ...]:
+    return tuple(
+        Transfer(origin, device, kept[device].read, kept[device].write)
+        for device in group
+        for origin in group
+    )
+
+
+def _classify(
+    dtype: str,
+    group: tuple[int, ...],
+    transfers: tuple[Transfer, ...],
+    source: Placement,
+    target: Placement,
+) -> Comm:
+    """The communication of a group's transfers."""
+    members = set(group)
+    transfers = tuple(transfer for transfer in transfers if transfer.target in members)
+    sources = {transfer.source for transfer in transfers}
+    targets = {transfer.target for transfer in transfers}
+    kind = CommKind.ALL_TO_ALL
+    if len(group) == 1:
+        kind = CommKind.SLICE
+    elif len(sources) == 1:
+        held = dict(source.parts())[min(sources)]
+        wanted = dict(target.parts())
+        whole = all(wanted[device] == held for device in targets)
+        kind = CommKind.BROADCAST if whole else CommKind.SCATTER
+        if len(group) == 2 and len(targets) == 1:
+            kind = CommKind.SEND
+    elif len(targets) == 1:
+        kind = CommKind.GATHER
+    elif sources == targets == members and _is_all_gather(transfers, group, source):
+        kind = CommKind.ALL_GATHER
+    return Comm(-1, kind, group, "", "", dtype, transfers)
+
+
+def _is_all_gather(
+    transfers: tuple[Transfer, ...], group: tuple[int, ...], source: Placement
+) -> bool:
+    """Whether every device of the group sends its whole part to every one."""
+    if len(transfers) != len(group) ** 2:
+        return False
+    numel = {device: region_numel(pieces) for device, pieces in source.parts()}
+    sent = {(transfer.source, transfer.target): transfer.numel for transfer in transfers}
+    return all(sent.get((a, b)) == numel[a] for a in group for b in group)

@@ -1,0 +1,1 @@
+"""Measured seconds of operators and communications, and estimates that follow from them."""

@@ -1,0 +1,511 @@
+"""Profiles: measured seconds of operators and communications, kept in one SQLite file.
+
+An entry is of a device (its fingerprint), a number of threads, a number of processes that were busy
+at once, a backend with its version, and a form, or a whole model in place of the form; one of a
+link is of a kind of communication, a number of ranks and bytes. The file may be written to by
+several processes at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sqlite3
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from urllib.parse import quote
+
+from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.profiles.entries import Entry, Estimate, LinkEntry
+from partitioner.cost_model.profiles.fit import Fit
+from partitioner.cost_model.profiles.forms import Form
+from partitioner.cost_model.profiles.link_table import LinkTable
+from partitioner.files import cache_folder
+
+#: Marks a file as a profile in SQLite's header ("pprf").
+_APPLICATION_ID = 0x70707266
+_SCHEMA_VERSION = 2
+_WAIT_S = 60.0  #: For other writers.
+_ENTRIES = """
+CREATE TABLE entries (
+    device TEXT NOT NULL,
+    threads INTEGER NOT NULL,
+    backend TEXT NOT NULL,
+    form TEXT NOT NULL,
+    op TEXT NOT NULL,
+    dtype TEXT NOT NULL,
+    flops REAL NOT NULL,
+    moved_bytes INTEGER NOT NULL,
+    seconds REAL NOT NULL,
+    spread REAL NOT NULL,
+    repeats INTEGER NOT NULL,
+    measured_at TEXT NOT NULL,
+    processes INTEGER NOT NULL,
+    PRIMARY KEY (device, threads, processes, backend, form)
+) WITHOUT ROWID
+"""
+_LINKS = """
+CREATE TABLE links (
+    device TEXT NOT NULL,
+    threads INTEGER NOT NULL,
+    backend TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    ranks INTEGER NOT NULL,
+    nbytes INTEGER NOT NULL,
+    seconds REAL NOT NULL,
+    spread REAL NOT NULL,
+    repeats INTEGER NOT NULL,
+    measured_at TEXT NOT NULL,
+    PRIMARY KEY (device, threads, backend, kind, ranks, nbytes)
+) WITHOUT ROWID
+"""
+_SELECT = """
+SELECT form, op, dtype, flops, moved_bytes, seconds, spread, repeats, backend, measured_at,
+    processes
+FROM entries WHERE device = ? AND threads = ? ORDER BY measured_at
+"""
+_INSERT = """
+INSERT OR REPLACE INTO entries (
+    device, threads, form, op, dtype, flops, moved_bytes, seconds, spread, repeats, backend,
+    measured_at, processes
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_SELECT_LINKS = """
+SELECT kind, ranks, nbytes, seconds, spread, repeats, backend, measured_at
+FROM links WHERE device = ? AND threads = ? ORDER BY measured_at
+"""
+_INSERT_LINKS = """
+INSERT OR REPLACE INTO links (
+    device, threads, kind, ranks, nbytes, seconds, spread, repeats, backend, measured_at
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_SELECT_CONTENTS = """
+SELECT device, threads, processes, backend, count(*) AS forms
+FROM entries WHERE op != ? GROUP BY device, threads, processes, backend
+ORDER BY forms DESC, device, threads, processes, backend
+"""
+#: `Entry.op` of a whole model.
+_WHOLE = "whole model"
+
+
+def default_profile() -> Path:
+    """The profile in the user's cache folder, which need not exist."""
+    return cache_folder() / "profile.sqlite"
+
+
+def beside(kind: str) -> str:
+    """The kind of the entries of communications that pass beside compute.
+
+    >>> beside("all_reduce")
+    'all_reduce beside'
+    """
+    return f"{kind} beside"
+
+
+def in_groups(kind: str, each: int) -> str:
+    """The kind of communications of `each` ranks in every group of the level below.
+
+    >>> in_groups("all_reduce", 2)
+    'all_reduce of 2 a group'
+    >>> in_groups("all_reduce", 1)
+    'all_reduce'
+    """
+    return kind if each == 1 else f"{kind} of {each} a group"
+
+
+def over(kind: str, level: str) -> str:
+    """The kind of the entries of communications over a level; "" is the innermost.
+
+    >>> over("all_reduce of 2 a group beside", "network")
+    'all_reduce of 2 a group beside over network'
+    >>> over("send", "")
+    'send'
+    """
+    return f"{kind}{_OVER}{level}" if level else kind
+
+
+_OVER = " over "
+#: The kind of the entry of a border between two sessions; its bytes are 0.
+BORDER = "border"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The entries of one device at one number of threads.
+
+    Attributes:
+        file: The SQLite file.
+        device: Fingerprint of the device.
+        threads: Threads of one operator.
+        processes: Number of processes that share the device's machine.
+        known: The newest entry of each form, by the number of processes that were busy.
+        links: The newest entries of communications over the level, by kind and number of ranks, in
+            order of bytes.
+        wholes: The newest entry of each whole model that one process ran alone, by `whole_key`.
+        level: Name of the level of the network; "" for the innermost, and of a device.
+        border: The newest entry of a border between two sessions, which communications have.
+    """
+
+    file: Path
+    device: str
+    threads: int
+    processes: int
+    known: Mapping[int, Mapping[str, Entry]] = field(repr=False, hash=False)
+    links: Mapping[tuple[str, int], tuple[LinkEntry, ...]] = field(
+        default_factory=dict, repr=False, hash=False
+    )
+    wholes: Mapping[str, Entry] = field(default_factory=dict, repr=False, hash=False)
+    level: str = ""
+    border: LinkEntry | None = field(default=None, repr=False, hash=False)
+
+    @classmethod
+    def read(
+        cls, file: Path, device: str, threads: int, processes: int = 1, level: str = ""
+    ) -> Profile:
+        """The entries in a file; none if there is no such file.
+
+        Raises:
+            CostError: The file is no profile.
+        """
+        known: dict[int, dict[str, Entry]] = {}
+        wholes: dict[str, Entry] = {}
+        links: dict[tuple[str, int], dict[int, LinkEntry]] = {}
+        border: LinkEntry | None = None
+        if _is_begun(file):
+            with _opened(file) as database:
+                for row in database.execute(_SELECT, (device, threads)):
+                    entry = Entry(*row)
+                    if entry.op == _WHOLE:
+                        wholes[entry.form] = entry
+                    else:
+                        known.setdefault(entry.processes, {})[entry.form] = entry
+                for row in database.execute(_SELECT_LINKS, (device, threads)):
+                    link = LinkEntry(*row)
+                    kind, _, where = link.kind.partition(_OVER)
+                    if kind == BORDER:
+                        border = link if link.ranks == processes else border
+                    elif where == level:
+                        links.setdefault((kind, link.ranks), {})[link.nbytes] = link
+        tables = {
+            key: tuple(by_size[size] for size in sorted(by_size)) for key, by_size in links.items()
+        }
+        return cls(file, device, threads, processes, known, tables, wholes, level, border)
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """The newest entry of each form with as many processes busy as there are."""
+        return self.known.get(self.processes, {})
+
+    def beside(self, processes: int) -> Profile:
+        """The profile of a plan that keeps so many of the processes busy.
+
+        It is the same one if no form was measured with so many.
+        """
+        if processes == self.processes or processes not in self.known:
+            return self
+        if processes not in self._beside:
+            self._beside[processes] = replace(self, processes=processes)
+        return self._beside[processes]
+
+    @cached_property
+    def _beside(self) -> dict[int, Profile]:
+        """The profiles of `beside`: each fits its entries once."""
+        return {}
+
+    @property
+    def crowded(self) -> Profile:
+        """The profile for any plan of a machine whose processes are all busy."""
+        return replace(self, known={self.processes: self.entries})
+
+    def hidden_share(self, ranks: int) -> float | None:
+        """Share of the seconds of communications that compute hides; None if it is not known.
+
+        It is that of all seconds that were measured in both ways among so many ranks.
+        """
+        return self._hidden_shares.get(ranks)
+
+    @cached_property
+    def _hidden_shares(self) -> Mapping[int, float]:
+        """`hidden_share` by number of ranks."""
+        at_once_s: dict[int, float] = {}
+        beside_s: dict[int, float] = {}
+        for (kind, ranks), entries in self.links.items():
+            later = {entry.nbytes: entry for entry in self.links.get((beside(kind), ranks), ())}
+            for entry in entries:
+                if entry.nbytes in later:
+                    least_s = min(entry.seconds, later[entry.nbytes].seconds)
+                    at_once_s[ranks] = at_once_s.get(ranks, 0.0) + entry.seconds
+                    beside_s[ranks] = beside_s.get(ranks, 0.0) + least_s
+        return {ranks: 1 - beside_s[ranks] / whole for ranks, whole in at_once_s.items() if whole}
+
+    def link_seconds(self, kind: str, ranks: int, nbytes: float, each: int = 1) -> float | None:
+        """Seconds of a communication over the level; None if they are not known.
+
+        `each` is the number of its ranks in every group of the level below. See
+        `LinkTable.seconds`.
+        """
+        return self._link_table.seconds(in_groups(kind, each), ranks, nbytes)
+
+    @property
+    def link_sizes(self) -> frozenset[float]:
+        """Bytes at which communications over the level are measured."""
+        return self._link_table.sizes
+
+    @cached_property
+    def _link_table(self) -> LinkTable:
+        return LinkTable({key: _rising(entries) for key, entries in self.links.items()})
+
+    def estimate(self, form: Form, dtype: str, flops: float, moved_bytes: int) -> Estimate | None:
+        """Seconds of a form: its own entry, else a fit over entries like it, else None.
+
+        A form that stands behind others takes what is known of it there, else what it takes alone;
+        one of transposed operands what it takes with them, else with others; and one of both what
+        it takes alone with others, if nothing nearer is known.
+        One that computes and moves nothing takes the median of such ones.
+
+        Args:
+            form: The form.
+            dtype: Element type that it computes in.
+            flops: Its FLOPs.
+            moved_bytes: Bytes that it reads and writes.
+        """
+        for one in dict.fromkeys((form, form.alone, form.dense, form.alone.dense)):
+            entry = self.entries.get(one.key)
+            if entry is not None:
+                return Estimate(entry.seconds, "measured", entry.spread)
+        if not flops and not moved_bytes:
+            return self._call
+        return self._fit.estimate(form, dtype, flops, moved_bytes) if self._fit else None
+
+    @cached_property
+    def _call(self) -> Estimate | None:
+        """Seconds of what computes and moves nothing, by all such entries; None for none."""
+        seconds = sorted(entry.seconds for entry in self.entries.values() if not _works(entry))
+        if not seconds:
+            return None
+        median = statistics.median(seconds)
+        return Estimate(median, "fitted", (seconds[-1] - seconds[0]) / 2 / median)
+
+    @cached_property
+    def _fit(self) -> Fit | None:
+        entries = tuple(filter(_works, self.entries.values()))
+        return Fit(entries) if entries else None
+
+
+def _works(entry: Entry) -> bool:
+    """Whether what was measured computes or moves anything; else it is a call without a kernel."""
+    return bool(entry.flops or entry.moved_bytes)
+
+
+def _rising(entries: Sequence[LinkEntry]) -> tuple[tuple[int, float], ...]:
+    """Bytes and seconds, where none takes longer than more bytes do.
+
+    What else the machine does makes measurements longer, never shorter: one that is longer than
+    that of more bytes is wrong.
+    """
+    least_s, points = math.inf, []
+    for entry in reversed(entries):
+        least_s = min(least_s, entry.seconds)
+        points.append((entry.nbytes, least_s))
+    return tuple(reversed(points))
+
+
+def whole_key(digest: str) -> str:
+    """The key of a whole model's entry, by the digest of its graph."""
+    return f"{_WHOLE} {digest}"
+
+
+def whole_entry(
+    digest: str, seconds: float, spread: float, repeats: int, backend: str, measured_at: str
+) -> Entry:
+    """The entry of a model that one process ran alone, in one session with all its threads.
+
+    Args:
+        digest: Of the model's graph.
+        seconds: Of a request, from its inputs to its outputs.
+        spread: As of an `Entry`.
+        repeats: As of an `Entry`.
+        backend: As of an `Entry`.
+        measured_at: As of an `Entry`.
+    """
+    key = whole_key(digest)
+    return Entry(key, _WHOLE, "", 0.0, 0, seconds, spread, repeats, backend, measured_at)
+
+
+def write_entries(file: Path, device: str, threads: int, entries: Iterable[Entry]) -> None:
+    """Add entries to a profile, which is made if it is not there; newer ones replace older ones.
+
+    Raises:
+        CostError: The file is something else, or cannot be written.
+    """
+    _write(file, _INSERT, [(device, threads, *astuple(entry)) for entry in entries])
+
+
+def write_links(file: Path, device: str, threads: int, entries: Iterable[LinkEntry]) -> None:
+    """Add measurements of communications to a profile; see `write_entries`.
+
+    Raises:
+        CostError: The file is something else, or cannot be written.
+    """
+    _write(file, _INSERT_LINKS, [(device, threads, *astuple(entry)) for entry in entries])
+
+
+def check_writable(file: Path) -> None:
+    """Check, before something is measured, that entries can be added to a file.
+
+    Raises:
+        CostError: The file is something else, its folder is missing, or it cannot be written.
+    """
+    check_folder(file)
+    if _is_begun(file):
+        with _opened(file):
+            pass
+    if not os.access(file if _exists(file) else file.parent, os.W_OK):
+        raise CostError(f"profile {file}: it cannot be written")
+
+
+def check_folder(file: Path) -> None:
+    """Check that the folder of a profile exists; that of the default profile is made.
+
+    Raises:
+        CostError: There is no such folder.
+    """
+    try:
+        if file == default_profile():
+            file.parent.mkdir(parents=True, exist_ok=True)
+        has_folder = file.parent.is_dir()
+    except (OSError, ValueError) as error:
+        raise CostError(f"profile {file}: {getattr(error, 'strerror', None) or error}") from None
+    if not has_folder:
+        raise CostError(f"profile {file}: there is no folder {file.parent}")
+
+
+def _write(file: Path, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+    check_folder(file)
+    with _opened(file, write=True) as database, database:
+        database.executemany(statement, rows)
+
+
+@contextlib.contextmanager
+def _opened(file: Path, *, write: bool = False) -> Iterator[sqlite3.Connection]:
+    """A connection to a profile, checked to be one.
+
+    Raises:
+        CostError: The file is something else, damaged, of another version, or not accessible.
+    """
+    if _exists(file) and not file.is_file():
+        raise CostError(f"profile {file}: it is not a file")
+    mode = "rwc" if write else "ro"
+    try:
+        uri = f"file:{quote(str(file.absolute()))}?mode={mode}"
+        with contextlib.closing(sqlite3.connect(uri, timeout=_WAIT_S, uri=True)) as database:
+            if write:
+                _make_tables(database)
+            _check(database, file)
+            yield database
+    except sqlite3.Error as error:
+        raise CostError(f"profile {file}: {error}") from None
+
+
+def _exists(file: Path) -> bool:
+    """Whether there is something of that name.
+
+    Raises:
+        CostError: No file can have that name, or its folder cannot be read.
+    """
+    try:
+        return file.exists()
+    except (OSError, ValueError) as error:
+        raise CostError(f"profile {file}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _is_begun(file: Path) -> bool:
+    """Whether something is in the file: one that was only made, as by `touch`, is a new profile.
+
+    Raises:
+        CostError: See `_exists`.
+    """
+    return _exists(file) and not (file.is_file() and file.stat().st_size == 0)
+
+
+def _make_tables(database: sqlite3.Connection) -> None:
+    """Make the tables of a file that is new, in one step: another process may do the same."""
+    with database:
+        database.execute("BEGIN IMMEDIATE")
+        (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if not tables:
+            database.execute(_ENTRIES)
+            database.execute(_LINKS)
+            database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+
+
+def _check(database: sqlite3.Connection, file: Path) -> None:
+    (mark,) = database.execute("PRAGMA application_id").fetchone()
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if mark != _APPLICATION_ID:
+        raise CostError(f"profile {file}: it is a database of another program; name another file")
+    views = database.execute("SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index')")
+    columns = [
+        column
+        for table in ("entries", "links")
+        for column in database.execute(f"PRAGMA table_xinfo({table})")
+    ]
+    # A view or a computed column runs for as long as its writer likes, whenever it is read.
+    if views.fetchone() is not None or any(hidden for *_, hidden in columns):
+        raise CostError(f"profile {file}: it holds more than tables of numbers; name another file")
+    if version != _SCHEMA_VERSION:
+        raise CostError(
+            f"profile {file}: it has version {version}, this is version {_SCHEMA_VERSION}; "
+            "name another file"
+        )
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The forms in a profile that one backend measured on one device.
+
+    Attributes:
+        device: Fingerprint of the device.
+        threads: Threads of one operator.
+        processes: Number of processes that were busy.
+        backend: What ran them, with its version.
+        forms: Number of forms.
+    """
+
+    device: str
+    threads: int
+    processes: int
+    backend: str
+    forms: int
+
+    def __str__(self) -> str:
+        """In words: "12 forms of onnxruntime 1.31.1 on AMD EPYC, 2 processes x 1 thread"."""
+        forms = f"{self.forms} form{'s' if self.forms > 1 else ''}"
+        return f"{forms} of {self.backend} on {self.device}, {shares(self.processes, self.threads)}"
+
+
+def shares(processes: int, threads: int) -> str:
+    """The share of a machine that a process has, in words.
+
+    >>> shares(2, 1)
+    '2 processes x 1 thread'
+    """
+    count = f"{processes} process{'es' if processes > 1 else ''}"
+    return f"{count} x {threads} thread{'s' if threads > 1 else ''}"
+
+
+def read_contents(file: Path) -> tuple[Contents, ...]:
+    """The contents of a file, most forms first; nothing if there is no such file.
+
+    Raises:
+        CostError: The file is no profile.
+    """
+    if not _is_begun(file):
+        return ()
+    with _opened(file) as database:
+        return tuple(Contents(*row) for row in database.execute(_SELECT_CONTENTS, (_WHOLE,)))

@@ -1,0 +1,292 @@
+"""Small collectives of one pass travel together in buckets: their cost is latency.
+
+Each has a window, from the task that makes its operand to the one that reads its result. Those of
+one kind whose windows share a point go in one flat tensor, in the order in which they start. It
+leaves as soon as the last operand is there, but not before the first of them would, so that it
+travels while the pass goes on. Large ones stay alone: bandwidth sets their pace, and to copy them
+into one tensor would cost more than it saves. Those that nothing in the pass waits for, such as
+gradients, travel among themselves: with another, what waits for that would wait for their bytes,
+and they would leave in as many small messages as there are such waits.
+
+A value that is on its way is read by the first node that does more than rename or view it. An
+operand that is a view of such a value counts as made where it is sent.
+
+All ranks must start what they join at one place among their other collectives. So an operand that
+some ranks have earlier than others, or wait for earlier, is sent alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from partitioner.cost_model.schedule.tasks import Task
+from partitioner.ir.graph import Node
+from partitioner.ir.layout import Placement
+from partitioner.ir.ops import row_of
+from partitioner.ir.plan import PlacedNode
+from partitioner.ir.program import BUCKET_BYTES, JOINING, SMALL_BYTES, Comm, CommKind
+from partitioner.ir.types import item_bytes
+
+_Key = tuple[str, Placement]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A small collective.
+
+    Attributes:
+        position: Of its task, or of the step that starts it.
+        ready: Position of what makes its operand; -1 if the operand was there before the pass.
+        due: Position of what reads its result; the end of the pass if nothing in it does.
+        nbytes: Of its operand on one rank.
+    """
+
+    position: int
+    ready: int
+    due: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Collectives of one kind and group that travel together, in the order of their tasks.
+
+    Attributes:
+        kind: Their kind.
+        members: The collectives.
+        end: Position behind the last task of their pass.
+    """
+
+    kind: CommKind
+    members: tuple[Member, ...]
+    end: int
+
+    @property
+    def begins(self) -> int:
+        """Position behind which it leaves; its memory is taken then."""
+        ready = max(member.ready for member in self.members)
+        return max(ready, min(member.position for member in self.members))
+
+    @property
+    def arrives(self) -> int:
+        """Position of what waits for it."""
+        return min(member.due for member in self.members)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all operands on one rank."""
+        return sum(member.nbytes for member in self.members)
+
+
+def together(members: Sequence[Member]) -> list[tuple[Member, ...]]:
+    """As few points as possible that lie in every window; at each as many members as fit.
+
+    Those that are alone at their point are left out.
+    """
+    left = sorted(members, key=lambda member: (member.due, member.ready))
+    buckets = []
+    while left:
+        point, size = left[0].due, 0
+        taken: list[Member] = []
+        rest: list[Member] = []
+        for member in left:
+            fits = member.ready < point and size + member.nbytes <= BUCKET_BYTES
+            (taken if fits or not taken else rest).append(member)
+            size += member.nbytes if fits else 0
+        buckets.append(tuple(sorted(taken, key=lambda member: member.position)))
+        left = rest
+    return [bucket for bucket in buckets if len(bucket) > 1]
+
+
+def in_buckets(
+    tasks: Sequence[Task], unlike: Container[int], backward: Container[str], *, staged: bool
+) -> tuple[list[Task], tuple[Bucket, ...]]:
+    """The tasks of a plan whose nodes all run on all devices, and the buckets of their collectives.
+
+    Args:
+        tasks: In order.
+        unlike: Positions of those in which devices have unlike parts: communications and aliases.
+        backward: Names of the nodes of the backward pass.
+        staged: Whether the tasks of a phase are a pass; else there are one or two.
+
+    Returns:
+        The tasks, whose communications have the number of their bucket, and the buckets.
+    """
+    buckets = [
+        bucket
+        for start, end in _passes(tasks, backward, staged=staged)
+        for bucket in _Pass(tasks, unlike).buckets(start, end)
+    ]
+    joined = list(tasks)
+    for number, bucket in enumerate(buckets):
+        for member in bucket.members:
+            task = joined[member.position]
+            assert task.comm is not None
+            joined[member.position] = replace(task, comm=task.comm.renamed(bucket=number))
+    return joined, tuple(buckets)
+
+
+def _passes(
+    tasks: Sequence[Task], backward: Container[str], *, staged: bool
+) -> Iterator[tuple[int, int]]:
+    """Positions of the first task of each pass and behind its last."""
+    if staged:
+        turns = [i for i in range(1, len(tasks)) if tasks[i].phase != tasks[i - 1].phase]
+    else:
+        turns = [i for i, task in enumerate(tasks) if task.placed and task.name in backward][:1]
+    bounds = sorted({0, *turns, len(tasks)})
+    return itertools.pairwise(bounds)
+
+
+@dataclass
+class _Pass:
+    """Follows the tasks of a pass.
+
+    Attributes:
+        made: Position of the task that has made a value, of those that this pass makes.
+        late: What a value that is on its way comes from: the positions of the communications that
+            bring it, or a value that it is another name of, a view of, or a part of.
+        operands: Where the operand of each collective that may be joined was made, and its bytes.
+        due: Position of the first task that reads the result of a communication.
+        apart: Values that some devices have, or wait for, at another place than others.
+    """
+
+    tasks: Sequence[Task]
+    unlike: Container[int]
+    made: dict[_Key, int] = field(default_factory=dict)
+    late: dict[_Key, list[int] | _Key] = field(default_factory=dict)
+    operands: dict[int, tuple[int, int]] = field(default_factory=dict)
+    due: dict[int, int] = field(default_factory=dict)
+    apart: set[_Key] = field(default_factory=set)
+
+    def buckets(self, start: int, end: int) -> Iterator[Bucket]:
+        """The buckets of the tasks from `start` to `end`."""
+        for position in range(start, end):
+            task = self.tasks[position]
+            if position in self.unlike:
+                self._unlike(task, position)
+                continue
+            for (_, new), (_, old) in task.aliases:
+                self._rename(old, new)
+            if task.placed is not None:
+                self._node(task.placed, position)
+            elif task.comm is not None:
+                self._communication(task, task.comm, position)
+        by_kind: dict[tuple[CommKind, object], list[Member]] = defaultdict(list)
+        for position, (ready, nbytes) in self.operands.items():
+            comm = self.tasks[position].comm
+            assert comm is not None
+            member = Member(position, ready, self.due.get(position, end), nbytes)
+            alike = comm.ranks, comm.reduce, comm.dtype, position in self.due
+            by_kind[comm.kind, alike].append(member)
+        for (kind, _), members in by_kind.items():
+            yield from (Bucket(kind, bucket, end) for bucket in together(members))
+
+    def _unlike(self, task: Task, position: int) -> None:
+        """Follow a task in which devices have unlike parts: some wait for what it reads."""
+        for key in {key for _, key in task.reads} & self.late.keys():
+            self._read(key, position)
+            self.apart.update(self._names(key))
+        results = {*(key for _, key, _ in task.writes), *(new for (_, new), _ in task.aliases)}
+        self.apart |= results
+        self.made.update(dict.fromkeys(results, position))
+
+    def _names(self, key: _Key) -> Iterator[_Key]:
+        """A value, and those on their way that it is another name, a view or a part of."""
+        yield key
+        while isinstance(source := self.late.get(key), tuple):
+            yield source
+            key = source
+
+    def _is_apart(self, key: _Key) -> bool:
+        """Whether devices have a value, or wait for it, at unlike places."""
+        return not self.apart.isdisjoint(self._names(key))
+
+    def _rename(self, old: _Key, new: _Key) -> None:
+        if old in self.apart:
+            self.apart.add(new)
+        if old in self.late:
+            self.late[new] = old
+        elif old in self.made:
+            self.made[new] = self.made[old]
+
+    def _node(self, placed: PlacedNode, position: int) -> None:
+        operands, results = placed.operands(), placed.results()
+        if not operands:
+            self.made.update(dict.fromkeys(results, -1 if _is_stored(placed.node) else position))
+            return
+        source = operands[0]
+        is_late_view = _is_view(placed.node) and source in self.late
+        if len(results) == 1 and (_is_name(placed.node) or is_late_view):
+            self._rename(source, *results)
+            return
+        for key in operands:
+            self._read(key, position)
+        self.made.update(dict.fromkeys(results, position))
+        if _is_view(placed.node) and self._is_apart(source):
+            self.apart.update(results)
+
+    def _communication(self, task: Task, comm: Comm, position: int) -> None:
+        before, after = task.reads[0][1], task.writes[0][1] if task.writes else None
+        if comm.kind is CommKind.SLICE and after is not None:
+            if self._is_apart(before):
+                self.apart.add(after)
+            if before in self.late:
+                self.late[after] = before
+                return
+        ready = position if before in self.late else self.made.get(before, -1)
+        self._read(before, position)
+        nbytes = _operand_bytes(task, comm)
+        joins = comm.phase == comm.target_phase and may_join(comm, nbytes)
+        if joins and not self._is_apart(before):
+            self.operands[position] = ready, nbytes
+        if after is not None and comm.phase != comm.target_phase:
+            self.made[after] = position
+        elif after is not None:
+            brought = self.late.setdefault(after, [])
+            assert isinstance(brought, list)
+            brought.append(position)
+
+    def _read(self, key: _Key, position: int) -> None:
+        """Note that a task reads a value: what brings it is waited for, if nothing else has."""
+        source = self.late.get(key)
+        if isinstance(source, tuple):
+            self._read(source, position)
+        elif source is not None:
+            for brought in source:
+                self.due.setdefault(brought, position)
+
+
+def _operand_bytes(task: Task, comm: Comm) -> int:
+    """Bytes of a collective's operand on one rank."""
+    if comm.kind is CommKind.ALL_REDUCE:
+        return max((nbytes for _, _, nbytes in task.writes), default=0)
+    parts = len(comm.ranks) if comm.kind is CommKind.REDUCE_SCATTER else 1
+    numel = max((transfer.numel for transfer in comm.transfers), default=0)
+    return round(parts * numel * item_bytes(comm.dtype))
+
+
+def may_join(comm: Comm, nbytes: int) -> bool:
+    """Whether a communication is one of equal parts that is small."""
+    if comm.kind not in JOINING or not 0 < nbytes < SMALL_BYTES:
+        return False
+    return comm.kind is CommKind.ALL_REDUCE or comm.is_even
+
+
+def _is_stored(node: Node) -> bool:
+    row = row_of(node)
+    return row is not None and row.stored
+
+
+def _is_name(node: Node) -> bool:
+    """Whether a node's result is its first operand itself."""
+    row = row_of(node)
+    return row is not None and (row.again or row.either or row.in_place is not None)
+
+
+def _is_view(node: Node) -> bool:
+    row = row_of(node)
+    return row is not None and row.view

@@ -1,0 +1,342 @@
+"""The timeline of a schedule, for one request or several.
+
+Every device runs its share of the tasks in the schedule's order. Each device of a node starts when
+it is free. A communication whose sources and targets are disjoint is one-way: a source starts when
+it is free and does not wait for the targets; a target ends when the last source does, but at the
+earliest its own seconds after it was free. Any other communication starts when its last device is
+free.
+
+With several requests in flight, round t runs phase p of request t - p, in task order (see
+`ir.program.Compute.phase`): the order in which the runtime interleaves them. A plan with stages
+runs the phases of its step in the order of its schedule instead (`ir.phases.StepOrder`): a phase
+begins when what other phases send for it has arrived; what it sends leaves at its end, beside what
+follows but for the share that compute does not hide. A request is a micro-batch then.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.schedule.task_list import Schedule
+from partitioner.cost_model.schedule.tasks import Task
+from partitioner.ir.phases import StepOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A task of a request on a device; times count from the start of all devices."""
+
+    device: int
+    kind: str  #: Lane: "compute" or "comm".
+    name: str
+    start_s: float
+    end_s: float
+    task: int  #: Position in `Schedule.tasks`.
+    request: int = 0
+    hidden_s: float = 0.0  #: More seconds, which pass beside the tasks that follow.
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Events in the order of simulation: ascending in time on each device."""
+
+    events: tuple[Event, ...]
+    requests: int = 1
+    turn: str = "request"  #: What a request of the events is: "request", or "micro-batch".
+
+    @property
+    def latency_s(self) -> float:
+        """End of the first request."""
+        return max((e.end_s for e in self.events if e.request == 0), default=0.0)
+
+    @property
+    def makespan_s(self) -> float:
+        """End of the last event."""
+        return max((event.end_s for event in self.events), default=0.0)
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds between the ends of requests; the makespan if there is one request."""
+        if self.requests == 1:
+            return self.makespan_s
+        return (self.makespan_s - self.latency_s) / (self.requests - 1)
+
+
+def simulate(schedule: Schedule, requests: int = 1) -> Timeline:
+    """Timeline of a schedule for a number of requests, all of which are there at the start.
+
+    Raises:
+        CostError: `requests` is less than 1, or more than 1 of a plan with stages.
+    """
+    if requests < 1:
+        raise CostError(f"{requests} requests were asked for; at least 1 is needed")
+    if schedule.order is not None:
+        if requests > 1:
+            raise CostError(
+                f"{requests} requests were asked for; the timeline of a plan in stages is that of "
+                f"one step of {schedule.order.table.micro_batches} micro-batches"
+            )
+        step = _Clock(events=[])
+        _simulate_step(schedule, schedule.order, step)
+        micro_batches = schedule.order.table.micro_batches
+        return Timeline(tuple(step.events or ()), micro_batches, "micro-batch")
+    clock = _Clock(events=[])
+    phases = 1 + max((task.target_phase for task in schedule.tasks), default=0)
+    for turn in range(requests + phases - 1):
+        for index, task in enumerate(schedule.tasks):
+            sending, receiving = turn - task.phase, turn - task.target_phase
+            one_way = task.comm is not None and not task.comm.sources() & task.comm.targets()
+            if 0 <= sending < requests:
+                start = clock.send if one_way else clock.together
+                start(index, task, sending)
+            if one_way and 0 <= receiving < requests:
+                clock.receive(index, task, receiving)
+    return Timeline(tuple(clock.events or ()), requests)
+
+
+def step_seconds(schedule: Schedule) -> float:
+    """End of the last event of one step of a plan with stages, without the events.
+
+    The seconds of `simulate`, to rounding. What a phase does to the seconds at which its devices
+    are free is the same for all micro-batches, so a phase is read once and then takes a few sums.
+
+    Raises:
+        CostError: The plan has no stages.
+    """
+    if schedule.order is None:
+        raise CostError("the seconds of a step were asked for of a plan without stages")
+    clock = _Clock(events=None)
+    _simulate_step(schedule, schedule.order, clock)
+    return max(clock.free.values(), default=0.0)
+
+
+def _simulate_step(schedule: Schedule, order: StepOrder, clock: _Clock) -> None:
+    """Run one step of a plan with stages."""
+    idle = frozenset(schedule.devices).difference(*order.lanes)
+    lanes = [frozenset(lane) for lane in (*order.lanes, idle) if lane]
+    waiting = [deque(order.runs(min(lane))) for lane in lanes]
+    tasks, together = _by_phase(schedule), _together(schedule, lanes)
+    phases = {
+        (lane, phase): _LanePhase.of(tasks[phase], lane, phase)
+        for lane, runs in zip(lanes, waiting, strict=True)
+        for phase in dict.fromkeys(phase for phase, _ in runs)
+    }
+    while any(waiting):
+        moved = False
+        for lane, runs in zip(lanes, waiting, strict=True):
+            while runs and runs[0][0] not in together:
+                if not clock.run(phases[lane, runs[0][0]], runs[0][1]):
+                    break
+                runs.popleft()
+                moved = True
+        if not moved:  # all lanes are at one phase
+            phase, micro_batch = waiting[0][0]
+            for index, task in tasks[phase]:
+                clock.together(index, task, micro_batch)
+            for runs in waiting:
+                assert runs.popleft() == (phase, micro_batch)
+
+
+def _together(schedule: Schedule, lanes: Sequence[frozenset[int]]) -> frozenset[int]:
+    """The phases with a task of several lanes, which all run at once."""
+    return frozenset(
+        task.phase
+        for task in schedule.tasks
+        if task.phase == task.target_phase
+        and not any(lane >= task.devices.keys() for lane in lanes)
+    )
+
+
+def _by_phase(schedule: Schedule) -> Mapping[int, list[tuple[int, Task]]]:
+    """Position and task of each task of a phase; a message is of both its phases."""
+    tasks: dict[int, list[tuple[int, Task]]] = defaultdict(list)
+    for index, task in enumerate(schedule.tasks):
+        for phase in dict.fromkeys((task.phase, task.target_phase)):
+            tasks[phase].append((index, task))
+    return tasks
+
+
+@dataclass(frozen=True)
+class _LanePhase:
+    """The tasks of a phase on the devices of a lane, each with its position."""
+
+    arriving: tuple[tuple[int, Task], ...]  #: Messages that it waits for.
+    inside: tuple[tuple[int, Task], ...]
+    leaving: tuple[tuple[int, Task], ...]  #: Messages that it sends.
+
+    @classmethod
+    def of(
+        cls, phase_tasks: Sequence[tuple[int, Task]], lane: frozenset[int], phase: int
+    ) -> _LanePhase:
+        tasks = [(index, task) for index, task in phase_tasks if lane & task.devices.keys()]
+        passing = [(index, t, t.comm) for index, t in tasks if t.comm and t.phase != t.target_phase]
+        return cls(
+            tuple(
+                (index, task)
+                for index, task, comm in passing
+                if task.target_phase == phase and lane & comm.targets()
+            ),
+            tuple((index, task) for index, task in tasks if task.phase == task.target_phase),
+            tuple(
+                (index, task)
+                for index, task, comm in passing
+                if task.phase == phase and lane & comm.sources()
+            ),
+        )
+
+    @cached_property
+    def arrivals(self) -> tuple[tuple[int, tuple[tuple[int, float], ...]], ...]:
+        """Position of each message that arrives, and its seconds by device."""
+        return tuple((i, tuple(_side(task, sources=False))) for i, task in self.arriving)
+
+    @cached_property
+    def departures(self) -> tuple[tuple[int, tuple[tuple[int, float], ...], float], ...]:
+        """Position of each message that leaves, its seconds by device, and those until it is there.
+
+        The last ones are of the slowest device, with what compute hides.
+        """
+        return tuple(
+            (i, tuple(_side(task, sources=True)), _whole_s(task)) for i, task in self.leaving
+        )
+
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """Devices that run a task inside."""
+        return tuple(sorted({device for _, task in self.inside for device in task.devices}))
+
+    @cached_property
+    def alone_s(self) -> float:
+        """Seconds of the tasks inside, of which one device runs all."""
+        return float(self.later[0, 0])
+
+    @cached_property
+    def later(self) -> npt.NDArray[np.float64]:
+        """Device i is free no earlier than `later[i, j]` seconds after device j is at the start.
+
+        The largest of these is when it is free behind the tasks inside. Shape (devices, devices).
+        """
+        row = {device: index for index, device in enumerate(self.devices)}
+        later = np.full((len(row), len(row)), -np.inf)
+        np.fill_diagonal(later, 0.0)
+        for _, task in self.inside:
+            rows = [row[device] for device in task.devices]
+            seconds = np.fromiter(task.devices.values(), np.float64, len(rows))
+            if not task.waits or len(rows) < 2:
+                later[rows] += seconds[:, None]
+            else:
+                later[rows] = later[rows].max(axis=0) + seconds[:, None]
+        return later
+
+
+@dataclass
+class _Clock:
+    """The second at which each device is free, and at which each communication is sent.
+
+    Attributes:
+        events: Takes the events; None if only the seconds count.
+    """
+
+    events: list[Event] | None
+    free: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    sent: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    def run(self, phase: _LanePhase, micro_batch: int) -> bool:
+        """Run a phase of a micro-batch on a lane, if all that it waits for was sent."""
+        if any((index, micro_batch) not in self.sent for index, _ in phase.arriving):
+            return False
+        if self.events is None:
+            self._pass(phase, micro_batch)
+            return True
+        for index, task in phase.arriving:
+            self.arrive(index, task, micro_batch)
+        for index, task in phase.inside:
+            self.together(index, task, micro_batch)
+        for index, task in phase.leaving:
+            self.leave(index, task, micro_batch)
+        return True
+
+    def _pass(self, phase: _LanePhase, micro_batch: int) -> None:
+        """Run a phase at once, without events: `arrive`, `together` and `leave` of all tasks."""
+        free, sent = self.free, self.sent
+        for index, targets in phase.arrivals:
+            arrived = sent[index, micro_batch]  # other lanes may read it too
+            for device, seconds in targets:
+                free[device] = max(arrived, free[device] + seconds)
+        if len(phase.devices) == 1:
+            free[phase.devices[0]] += phase.alone_s
+        elif phase.devices:
+            before = np.array([free[device] for device in phase.devices])
+            after = (phase.later + before).max(axis=1)
+            free.update(zip(phase.devices, after.tolist(), strict=True))
+        for index, sources, whole_s in phase.departures:
+            sent[index, micro_batch] = max(free[device] for device, _ in sources) + whole_s
+            for device, seconds in sources:
+                free[device] += seconds
+
+    def together(self, index: int, task: Task, request: int) -> None:
+        """Run a node, or a communication that needs all its devices at once."""
+        ready = max((self.free[device] for device in task.devices), default=0.0)
+        for device, seconds in task.devices.items():
+            start = ready if task.waits else self.free[device]
+            self._run(index, task, request, device, start, start + seconds)
+
+    def send(self, index: int, task: Task, request: int) -> None:
+        """Run the sources' side of a one-way communication."""
+        ends = [
+            self._run(index, task, request, device, self.free[device], self.free[device] + seconds)
+            for device, seconds in _side(task, sources=True)
+        ]
+        self.sent[index, request] = max(ends, default=0.0)
+
+    def receive(self, index: int, task: Task, request: int) -> None:
+        """Run the targets' side, in the same or a later round."""
+        arrived = self.sent.pop((index, request))
+        for device, seconds in _side(task, sources=False):
+            end = max(arrived, self.free[device] + seconds)
+            self._run(index, task, request, device, end - seconds, end)
+
+    def leave(self, index: int, task: Task, request: int) -> None:
+        """Send what a phase has made, beside what its devices do next.
+
+        The sources are busy with it for the seconds that compute does not hide.
+        """
+        sources = list(_side(task, sources=True))
+        start = max(self.free[device] for device, _ in sources)
+        for device, seconds in sources:
+            self._run(index, task, request, device, self.free[device], self.free[device] + seconds)
+        self.sent[index, request] = start + _whole_s(task)
+
+    def arrive(self, index: int, task: Task, request: int) -> None:
+        """Take what another phase has sent; the targets are busy with it as the sources are."""
+        arrived = self.sent[index, request]
+        for device, seconds in _side(task, sources=False):
+            end = max(arrived, self.free[device] + seconds)
+            self._run(index, task, request, device, end - seconds, end)
+
+    def _run(
+        self, index: int, task: Task, request: int, device: int, start: float, end: float
+    ) -> float:
+        self.free[device] = end
+        if self.events is None:
+            return end
+        hidden = task.hidden.get(device, 0.0)
+        self.events.append(Event(device, task.kind, task.name, start, end, index, request, hidden))
+        return end
+
+
+def _side(task: Task, *, sources: bool) -> Iterator[tuple[int, float]]:
+    assert task.comm is not None
+    side = task.comm.sources() if sources else task.comm.targets()
+    return ((device, seconds) for device, seconds in task.devices.items() if device in side)
+
+
+def _whole_s(task: Task) -> float:
+    """Seconds of a communication on its slowest device, with those that compute hides."""
+    return max(s + task.hidden.get(device, 0.0) for device, s in task.devices.items())

@@ -1,0 +1,112 @@
+"""Results whose size depends on data, behind a bound that the user gives.
+
+A NonZero has as many indices as its operand has elements that are not zero. What such a result
+leads to has no shape before the model runs, so it cannot be cut, and no buffer can be made for it
+that another device fills. All of it stays together: it becomes the body of one node, an If whose
+condition is true, which runs whole on one device. Nothing inside needs a shape. The types of its
+results, which are outputs of the model, are bounds: those which the user's bound leads to. They are
+found on a copy of the model, because the model itself must not be simplified by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+import onnx_ir
+
+from partitioner.frontends.onnx.reading.bodies import captured
+from partitioner.frontends.onnx.reading.names import fresh
+
+#: Operators whose results have a size that depends on data.
+DEPEND_ON_DATA = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
+
+
+def bounded_values(graph: onnx_ir.Graph, given: Collection[str]) -> tuple[onnx_ir.Value, ...]:
+    """Those of the results with a given shape whose size depends on data."""
+    return tuple(
+        value
+        for node in graph
+        if node.op_type in DEPEND_ON_DATA and not node.domain
+        for value in node.outputs
+        if value.name in given
+    )
+
+
+def behind(graph: onnx_ir.Graph, bounded: Collection[onnx_ir.Value]) -> tuple[onnx_ir.Node, ...]:
+    """The nodes that make these results, and all that read what those lead to, in order."""
+    return tuple(_behind(graph, frozenset(bounded)))
+
+
+def _behind(graph: onnx_ir.Graph, bounded: frozenset[onnx_ir.Value]) -> Iterator[onnx_ir.Node]:
+    made: set[onnx_ir.Value] = set()
+    for node in graph:
+        reads = (value for value in (*node.inputs, *captured(node)) if value is not None)
+        if not bounded.isdisjoint(node.outputs) or not made.isdisjoint(reads):
+            made.update(node.outputs)
+            yield node
+
+
+def keep_together(
+    graph: onnx_ir.Graph, bounded: Collection[onnx_ir.Value], bounds: Sequence[onnx_ir.Value]
+) -> tuple[str, tuple[str, ...]]:
+    """Make the nodes behind the bounded results one node, in place.
+
+    Args:
+        graph: Every output is a node's own result.
+        bounded: The results whose size depends on data.
+        bounds: The graph's outputs in the copy in which these have the user's bounds.
+
+    Returns:
+        Its name, and a note; "" and none if no such node is left.
+    """
+    nodes = behind(graph, bounded)
+    if not nodes:
+        return "", ()
+    taken: set[str | None] = {*graph.initializers, *(value.name for value in graph.inputs)}
+    taken |= {value.name for node in graph for value in node.outputs}
+    names = ", ".join(sorted({repr(value.name) for value in bounded}))
+    inner = {i: value for i, value in enumerate(graph.outputs) if value.producer() in nodes}
+    graph.remove(nodes)
+    results = []
+    for index, value in inner.items():
+        type_, shape = bounds[index].type, bounds[index].shape
+        assert shape is not None
+        bound = onnx_ir.Shape(shape.numpy())
+        results.append(onnx_ir.Value(name=value.name, type=type_, shape=bound))
+        value.name, value.type = fresh(f"{value.name}_inside", taken), type_
+        graph.outputs[index] = results[-1]
+    then = onnx_ir.Graph([], list(inner.values()), nodes=nodes, name="behind_bounds")
+    condition = _constant(fresh("behind_bounds_condition", taken), np.array(1, np.bool_))
+    graph.register_initializer(condition)
+    branches = {"then_branch": then, "else_branch": _other(results)}
+    attributes = [onnx_ir.AttrGraph(name, branch) for name, branch in branches.items()]
+    name = fresh("behind_bounds", {node.name for node in graph})
+    graph.append(onnx_ir.Node("", "If", [condition], attributes, outputs=results, name=name))
+    note = (
+        f"sizes behind {names} depend on data: what follows stays together on one device as node "
+        f"{name!r}; memory and time are counted for the shapes that --shape gives"
+    )
+    return name, (note,)
+
+
+def _other(results: Collection[onnx_ir.Value]) -> onnx_ir.Graph:
+    """The branch that never runs: results without elements, of the same types."""
+    empty = []
+    for index, value in enumerate(results):
+        assert value.dtype is not None and value.shape is not None  # noqa: PT018
+        array = np.zeros([0] * len(value.shape), value.dtype.numpy())
+        node = onnx_ir.node("Constant", [], {"value": onnx_ir.tensor(array, value.dtype)})
+        node.outputs[0].name = f"behind_bounds_none_{index}"
+        empty.append(node)
+    return onnx_ir.Graph([], [node.outputs[0] for node in empty], nodes=empty, name="never")
+
+
+def _constant(name: str, array: np.ndarray) -> onnx_ir.Value:
+    tensor = onnx_ir.tensor(array, name=name)
+    return onnx_ir.Value(
+        name=name,
+        type=onnx_ir.TensorType(tensor.dtype),
+        shape=onnx_ir.Shape(array.shape),
+        const_value=tensor,
+    )

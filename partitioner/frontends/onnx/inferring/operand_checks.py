@@ -1,0 +1,151 @@
+"""Checks of a node's operands whose faults deserve a sentence of their own.
+
+ONNX Runtime finds these faults too, when it opens or runs the model; here they come at planning, in
+one line that names the node.
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir
+
+from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.onnx.inferring.check_nodes import is_static
+from partitioner.ir.errors import IRError
+from partitioner.ir.onnx_types import from_onnx_dtype
+
+#: Ops with indices: the operand that holds them; they count along `axis` of operand 0.
+_INDICES = {"Gather": 1, "GatherElements": 1, "Scatter": 1, "ScatterElements": 1}
+#: Convolutions, which have no kernel for windows that fit nowhere: the operand of the weight.
+_WEIGHTS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
+#: Operators of ONNX that count their hidden elements in an attribute.
+_RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
+#: Normalisations over the dims from `axis` on.
+_NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
+
+
+def check_operands(node: onnx_ir.Node, opset: int | None, where: str) -> None:
+    """Refuse a node whose operands, of static types, do not suit its operator.
+
+    Args:
+        node: The node.
+        opset: Version of its domain that the model imports; None for none.
+        where: The model's name in error messages.
+
+    Raises:
+        FrontendError: Element types, sizes or attributes do not fit, an index is out of range, or a
+            window is larger than its input.
+    """
+    if node.domain or opset is None or not all(v is None or is_static(v) for v in node.inputs):
+        return
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return
+    what = f"{where}: node {node.name!r} ({node.op_type})"
+    _check_types(node, schema, what)
+    _check_indices(node, what)
+    _check_convolution(node, what)
+    _check_norm(node, what)
+    _check_hidden_size(node, what)
+
+
+def _check_types(node: onnx_ir.Node, schema: onnx.defs.OpSchema, what: str) -> None:
+    """Each operand has a type that the operator takes, and those of one type variable agree."""
+    allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+    bound: dict[str, tuple[str, int]] = {}
+    for index, value in enumerate(node.inputs):
+        formal = schema.inputs[min(index, len(schema.inputs) - 1)] if schema.inputs else None
+        if value is None or value.dtype is None or formal is None:
+            continue
+        name, dtype = formal.type_str, _type_text(value.dtype)
+        types = allowed.get(name, [name])
+        if dtype not in types:
+            raise FrontendError(
+                f"{what}: operand {index} ({value.name!r}) is {dtype}, but the operator takes "
+                f"{', '.join(sorted(types))}"
+            )
+        if not formal.is_homogeneous:
+            continue
+        first, place = bound.setdefault(name, (dtype, index))
+        if first != dtype:
+            raise FrontendError(
+                f"{what}: operands {place} and {index} ({value.name!r}) are {first} and {dtype}; "
+                "they must be of one type (put a Cast before one)"
+            )
+
+
+def _type_text(dtype: onnx_ir.DataType) -> str:
+    """ONNX's text of a tensor type: ``tensor(float)``."""
+    try:
+        name = from_onnx_dtype(dtype.value)
+    except IRError:
+        name = dtype.name.lower()
+    return f"tensor({ {'float32': 'float', 'float64': 'double'}.get(name, name) })"
+
+
+def _check_indices(node: onnx_ir.Node, what: str) -> None:
+    index = _INDICES.get(node.op_type)
+    if index is None or len(node.inputs) <= index:
+        return
+    data, indices = node.inputs[0], node.inputs[index]
+    if data is None or data.shape is None or indices is None or indices.const_value is None:
+        return
+    sizes, axis = data.shape.numpy(), node.attributes.get("axis")
+    dim = 0 if axis is None else axis.as_int()
+    if not -len(sizes) <= dim < len(sizes) or not indices.const_value.size:
+        return  # the first is found by inference
+    values = indices.const_value.numpy()
+    low, high, size = int(values.min()), int(values.max()), sizes[dim]
+    if low < -size or high >= size:
+        raise FrontendError(
+            f"{what}: index {high if high >= size else low} in {indices.name!r} is out of range "
+            f"for dim {dim} of {data.name!r}, which has {size} elements"
+        )
+
+
+def _check_convolution(node: onnx_ir.Node, what: str) -> None:
+    if node.op_type not in _WEIGHTS:
+        return
+    shapes = [() if v is None or v.shape is None else v.shape.numpy() for v in node.inputs]
+    x, weight = shapes[0], shapes[_WEIGHTS[node.op_type]]
+    group = node.attributes["group"].as_int() if "group" in node.attributes else 1
+    if group < 1 or len(x) < 3 or len(weight) != len(x) or 0 in (*x, *weight):
+        return  # found by inference, or nothing to compute
+    if x[1] != weight[1] * group:
+        raise FrontendError(
+            f"{what}: its input has {x[1]} channels, but its weight of shape {list(weight)} in "
+            f"{group} group{'s' * (group != 1)} takes {weight[1] * group}"
+        )
+    result = node.outputs[0].shape
+    if result is not None and min(result.numpy()[2:]) < 1:
+        raise FrontendError(
+            f"{what}: its kernel is larger than its input of shape {list(x)}, padding included"
+        )
+
+
+def _check_hidden_size(node: onnx_ir.Node, what: str) -> None:
+    attribute = node.attributes.get("hidden_size")
+    if node.op_type in _RECURRENT and (attribute is None or attribute.as_int() < 1):
+        size = "missing" if attribute is None else attribute.as_int()
+        raise FrontendError(f"{what}: attribute 'hidden_size' is {size}; it must be at least 1")
+
+
+def _check_norm(node: onnx_ir.Node, what: str) -> None:
+    x = node.inputs[0] if node.op_type in _NORMS else None
+    if x is None or x.shape is None:
+        return
+    shape, attribute = x.shape.numpy(), node.attributes.get("axis")
+    axis = -1 if attribute is None else attribute.as_int()
+    if not -len(shape) <= axis < len(shape):
+        raise FrontendError(f"{what}: axis {axis} is not a dim of its operand {list(shape)}")
+    normalised = shape[axis:]
+    for value in node.inputs[1:3]:
+        sizes = () if value is None or value.shape is None else value.shape.numpy()
+        pairs = zip(sizes[::-1], shape[::-1], strict=False)
+        if len(sizes) > len(shape) or any(size not in (1, whole) for size, whole in pairs):
+            assert value is not None
+            raise FrontendError(
+                f"{what}: operand {value.name!r} of shape {list(sizes)} does not broadcast to the "
+                f"normalised dims {list(normalised)}"
+            )

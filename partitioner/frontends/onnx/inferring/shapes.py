@@ -1,0 +1,320 @@
+"""Static shapes for every value: inference and folding in turn until nothing moves.
+
+onnx_shape_inference infers; where it knows no rule, ONNX's own inference does, node by node: it
+knows the forms of old opsets (Slice with attributes, Upsample-7, TopK-1, Resize-10, Sum-6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
+
+import onnx
+import onnx_ir
+from onnx import TypeProto
+from onnx_ir import serde
+from onnx_shape_inference import infer_symbolic_shapes
+
+from partitioner.frontends.errors import FrontendError, one_line
+from partitioner.frontends.onnx.inferring.bounded import behind
+from partitioner.frontends.onnx.inferring.check_nodes import (
+    check_by_schema,
+    infer_by_schema,
+    is_static,
+)
+from partitioner.frontends.onnx.inferring.contents import follow_contents
+from partitioner.frontends.onnx.inferring.corrections import correct_inference
+from partitioner.frontends.onnx.inferring.dims import Declared, agree, declared_dims, evaluate, text
+from partitioner.frontends.onnx.inferring.operand_checks import check_operands
+from partitioner.frontends.onnx.inferring.run_time_sizes import never_guess
+from partitioner.frontends.onnx.inferring.sizes import size_as_onnx_runtime
+from partitioner.frontends.onnx.inferring.window_counts import state_pads
+from partitioner.frontends.onnx.reading.border import reason
+from partitioner.frontends.onnx.reading.runtime import shares_buffer
+from partitioner.frontends.onnx.rewriting.fold import (
+    Growth,
+    fold,
+    lift_constants,
+    merge_equal,
+    remove_identities,
+)
+from partitioner.frontends.onnx.rewriting.opset_forms import put_in_rows
+from partitioner.ir.ops.onnx.elementwise import FUNCTIONS
+
+#: Turns of inference and folding; each must find something. Real exports take two or three.
+_MAX_TURNS = 64
+
+#: Ops whose result has the shape of the operand, where they have one operand.
+_UNARY = frozenset(FUNCTIONS) - {"BitCast"}
+
+Shapes = Mapping[str, tuple[Declared, ...]]
+
+size_as_onnx_runtime()
+correct_inference()
+follow_contents()
+
+
+def make_static(
+    model: onnx_ir.Model,
+    symbols: Mapping[str, int],
+    where: str,
+    given: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    bounded: Collection[onnx_ir.Value] = (),
+) -> tuple[str, ...]:
+    """Infer and simplify in place until every value of the graph has a static shape.
+
+    Args:
+        model: Its graph inputs have static shapes, its functions are inlined.
+        symbols: Sizes of the inputs' symbols; they also close dims that the model declares.
+        where: The model's name in error messages.
+        given: Shapes that the user gives of results of nodes, by name.
+        bounded: Results whose size depends on data: neither they nor what they lead to must have
+            static shapes.
+
+    Returns:
+        A note on each declaration that is wrong (the inferred shape is taken), and on each shape
+        that is assumed.
+
+    Raises:
+        FrontendError: A contradiction in the shapes, or a tensor whose shape stays dynamic.
+    """
+    never_guess()
+    put_in_rows(model.graph)
+    declared, growth = _forget_declared(model.graph), Growth()
+    stale, shared = dict[str, str](), dict[str, str]()
+    for _ in range(_MAX_TURNS):
+        try:
+            infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
+        except ValueError as error:  # also ShapeInferenceError and OpUsageError
+            what = one_line(error) + ("" if error.__cause__ is None else f": {reason(error)}")
+            raise FrontendError(f"{where}: shapes do not fit: {what}") from error
+        changed = _infer_by_schema(model.graph)
+        _check_given(model.graph, given, where)
+        stale |= _stale(model.graph, declared)
+        right = {name: dims for name, dims in declared.items() if name not in stale}
+        stated: Shapes = {**right, **given}
+        changed = _apply_declared(model.graph, stated, symbols) or changed
+        changed = _infer_operands(model.graph) or changed
+        if not fold(model, growth) and not changed:
+            assumed = _share_buffers(model.graph)
+            shared |= assumed
+            if not assumed:
+                break
+    lift_constants(model)
+    remove_identities(model)
+    merge_equal(model)
+    _check_loops(model.graph, where)
+    dynamic = frozenset(behind(model.graph, bounded))
+    for node in model.graph:
+        state_pads(node)
+        opset = model.graph.opset_imports.get(node.domain)
+        check_operands(node, opset, where)
+        check_by_schema(node, model.graph.opset_imports, where)
+        for value in node.outputs:
+            if value.name and node not in dynamic:
+                _check_static(node, value, where)
+    return (*stale.values(), *shared.values())
+
+
+def _forget_declared(graph: onnx_ir.Graph) -> dict[str, tuple[Declared, ...]]:
+    """Take the declared shapes of computed values out, so that inference speaks for itself."""
+    declared: dict[str, tuple[Declared, ...]] = {}
+    for node in graph:
+        for value in node.outputs:
+            dims = declared_dims(value)
+            if value.name and dims is not None:
+                declared[value.name] = dims
+                value.shape = None
+    return declared
+
+
+def _infer_by_schema(graph: onnx_ir.Graph) -> bool:
+    """Fill in missing result types, in place and in order; True if any was inferred."""
+    inferred = False
+    for node in graph:
+        if any(value.name and not is_static(value) for value in node.outputs):
+            inferred = _infer_node(node, graph.opset_imports) or inferred
+    return inferred
+
+
+def _infer_node(node: onnx_ir.Node, opsets: Mapping[str, int]) -> bool:
+    try:
+        types = infer_by_schema(node, opsets)
+    except onnx.shape_inference.InferenceError:
+        return False  # stays dynamic, and is then refused by name
+    return sum(_set_type(value, types.get(value.name or "")) for value in node.outputs) > 0
+
+
+def _set_type(value: onnx_ir.Value, proto: TypeProto | None) -> bool:
+    if proto is None or is_static(value) or not proto.HasField("tensor_type"):
+        return False
+    shape = serde.deserialize_type_proto_for_shape(proto)
+    if shape is None or not shape.is_static():
+        return False
+    value.shape = shape
+    value.type = serde.deserialize_type_proto_for_type(proto)
+    return True
+
+
+def _check_given(graph: onnx_ir.Graph, given: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Refuse a shape that the user gives of a result which has another one."""
+    for node, value, inferred in _inferred(graph, given):
+        if not agree(inferred, given[value]):
+            raise FrontendError(
+                f"{where}: --shape {value}={','.join(map(str, given[value]))}: node {node.name!r} "
+                f"({node.op_type}) makes it {text(inferred)}"
+            )
+
+
+def _stale(graph: onnx_ir.Graph, declared: Shapes) -> Mapping[str, str]:
+    """A note on each declaration that contradicts what was inferred, by the value's name."""
+    return {
+        value: f"tensor {value!r} of node {node.name!r} ({node.op_type}) is declared "
+        f"{text(declared[value])} but works out as {text(inferred)}, which is taken"
+        for node, value, inferred in _inferred(graph, declared)
+        if not agree(inferred, declared[value])
+    }
+
+
+def _inferred(
+    graph: onnx_ir.Graph, names: Collection[str]
+) -> Iterator[tuple[onnx_ir.Node, str, tuple[Declared, ...]]]:
+    """The results of nodes that have one of these names and a rank."""
+    for node in graph:
+        for value in node.outputs:
+            dims = declared_dims(value)
+            if value.name and value.name in names and dims is not None:
+                yield node, value.name, dims
+
+
+def _apply_declared(graph: onnx_ir.Graph, declared: Shapes, symbols: Mapping[str, int]) -> bool:
+    """Take declared dims where inference found none (custom ops); True if any was taken."""
+    changed = False
+    for node in graph:
+        for value in node.outputs:
+            stated, inferred = declared.get(value.name or ""), declared_dims(value)
+            if stated is None:
+                continue
+            if inferred is None:
+                inferred = (None,) * len(stated)
+            pairs = zip(inferred, stated, strict=True)
+            sizes = [a if isinstance(a, int) else evaluate(b, symbols) for a, b in pairs]
+            dims = [a if size is None else size for a, size in zip(inferred, sizes, strict=True)]
+            if dims != list(inferred):
+                value.shape = onnx_ir.Shape(dims)
+                changed = True
+    return changed
+
+
+def _share_buffers(graph: onnx_ir.Graph) -> Mapping[str, str]:
+    """Take present keys and values of which nobody says the length to lie in the past ones' buffer.
+
+    Returns:
+        A note on each such attention, by its name.
+    """
+    notes: dict[str, str] = {}
+    for node in graph:
+        past = node.inputs[3] if shares_buffer(node) else None
+        if past is None or past.shape is None or not is_static(past):
+            continue
+        for value in node.outputs[1:3]:
+            if value.name and not is_static(value) and past.shape[2]:
+                value.shape = past.shape
+                notes[str(node.name)] = (
+                    f"node {node.name!r} ({node.op_type}) is taken to keep its keys in the "
+                    f"{past.shape[2]} places of the past ones; pass --shape {value.name}=... if "
+                    "there are more"
+                )
+    return notes
+
+
+def _infer_operands(graph: onnx_ir.Graph) -> bool:
+    """Give operands of elementwise ops of one operand their result's shape; True if any got one.
+
+    A result that the model declares tells so of a reduction over axes computed at run time.
+    """
+    changed = False
+    for node in reversed(graph):
+        operand = node.inputs[0] if len(node.inputs) == 1 else None
+        if node.domain or node.op_type not in _UNARY or operand is None or is_static(operand):
+            continue
+        result, known = declared_dims(node.outputs[0]), declared_dims(operand)
+        is_told = result is not None and all(isinstance(size, int) for size in result)
+        if result is not None and is_told and (known is None or agree(known, result)):
+            operand.shape = onnx_ir.Shape(result)
+            changed = True
+    return changed
+
+
+def _check_static(node: onnx_ir.Node, value: onnx_ir.Value, where: str) -> None:
+    dims = declared_dims(value)
+    what = f"{where}: tensor {value.name!r} of node {node.name!r} ({node.op_type})"
+    if value.type is not None and not isinstance(value.type, onnx_ir.TensorType):
+        raise FrontendError(f"{what} is a {type(value.type).__name__}; only tensors are supported")
+    if value.dtype is None:
+        raise FrontendError(
+            f"{what} has no known element type; declare it in the model (graph.value_info)"
+        )
+    if dims is None or not all(isinstance(dim, int) for dim in dims):
+        shown = "no known shape" if dims is None else f"shape {text(dims)}"
+        raise FrontendError(
+            f"{what} has {shown}, which is not static: it depends on data, or the op is not known; "
+            f"pass --shape {value.name}=..., declare its shape in the model (graph.value_info), or "
+            "make what it depends on constant"
+        )
+
+
+def _check_loops(graph: onnx_ir.Graph, where: str) -> None:
+    """Refuse loops, at any depth, whose shapes differ from iteration to iteration.
+
+    Inference takes all shapes for the first iteration's.
+    """
+    for node in onnx_ir.traversal.RecursiveGraphIterator(graph):
+        what = f"{where}: node {node.name!r} ({node.op_type})"
+        if node.domain == "" and node.op_type == "Loop":
+            body = node.attributes["body"].as_graph()
+            _check_carried(zip(body.inputs[2:], body.outputs[1:], strict=False), what)
+            _check_stacked(node, body, what)
+        elif node.domain == "" and node.op_type == "Scan":
+            body = node.attributes["body"].as_graph()
+            states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
+            _check_carried(zip(body.inputs[:states], body.outputs[:states], strict=True), what)
+
+
+def _check_carried(pairs: Iterable[tuple[onnx_ir.Value, onnx_ir.Value]], what: str) -> None:
+    for before, after in pairs:
+        old, new = declared_dims(before), declared_dims(after)
+        if old is not None and new is not None and not agree(new, old):
+            raise FrontendError(
+                f"{what} carries {before.name!r} of shape {text(old)} into an iteration and "
+                f"{text(new)} out of it; only loops that keep their shapes are supported"
+            )
+
+
+def _check_stacked(node: onnx_ir.Node, body: onnx_ir.Graph, what: str) -> None:
+    stacked = node.outputs[len(body.inputs) - 2 :]
+    for value in stacked:
+        if (value.uses() or value.is_graph_output()) and not _runs_to_its_count(node, body):
+            raise FrontendError(
+                f"{what} stacks {value.name!r} over as many iterations as its condition allows, "
+                "which depends on data; only loops with a constant condition are supported"
+            )
+
+
+def _runs_to_its_count(node: onnx_ir.Node, body: onnx_ir.Graph) -> bool:
+    """Whether the condition is true at the start and handed on unchanged."""
+    start = node.inputs[1] if len(node.inputs) > 1 else None
+    if start is not None and not _is_true(start):
+        return False
+    value: onnx_ir.Value | None = body.outputs[0]
+    while value is not None:
+        producer = value.producer()
+        if value is body.inputs[1] or _is_true(value):
+            return True
+        identity = producer is not None and producer.op_type == "Identity" and not producer.domain
+        value = producer.inputs[0] if producer is not None and identity else None
+    return False
+
+
+def _is_true(value: onnx_ir.Value) -> bool:
+    return value.const_value is not None and bool(value.const_value.numpy().all())

@@ -1,0 +1,1 @@
+"""Models as they come from outside: read, checked, and with a name for everything."""

@@ -1,0 +1,131 @@
+"""The subgraphs of control-flow nodes, and the values that they read from outside."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import onnx
+import onnx_ir
+from onnx_ir import DataType, convenience, serde
+from onnx_ir.traversal import RecursiveGraphIterator
+
+from partitioner.frontends.onnx.reading.names import fresh
+
+#: Constants of less bytes stay in their body, where sizes and axes steer its nodes.
+LEAST_LIFTED_BYTES = 1024
+
+
+def bodies(node: onnx_ir.Node) -> Iterator[onnx_ir.Graph]:
+    """The subgraphs of a node."""
+    for attribute in node.attributes.values():
+        if attribute.type == onnx_ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == onnx_ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+def captured(node: onnx_ir.Node) -> tuple[onnx_ir.Value, ...]:
+    """Outer values that the subgraphs of a node read, at any depth, each once, in order."""
+    return tuple(dict.fromkeys(value for body in bodies(node) for value in _outer_values(body)))
+
+
+def _outer_values(body: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
+    inner: set[onnx_ir.Value] = {*body.inputs, *body.initializers.values()}
+    for node in body:
+        for value in (*node.inputs, *captured(node)):
+            if value is not None and value not in inner:
+                yield value
+        inner.update(node.outputs)
+    yield from (value for value in body.outputs if value not in inner)
+
+
+def lift_weights(graph: onnx_ir.Graph) -> None:
+    """Make the constants of bodies, at any depth, those of the graph, which bodies read, in place.
+
+    They are weights then like others: planned, written and loaded with the node's device. Small
+    ones stay, unless they lie in a file, as copies: a constant that is renamed takes its tensor's
+    name along, and the tensors are those of the message that was read.
+    """
+    holders = [body for node in RecursiveGraphIterator(graph) for body in bodies(node)]
+    if not holders:
+        return
+    names = Counter(value.name for holder in (graph, *holders) for value in _made(holder))
+    taken = set(names)
+    for body in holders:
+        for value in [*body.initializers.values(), *map(_as_initializer, _constants(body))]:
+            if not _is_weight(value.const_value):
+                value.const_value = _copied(value.const_value)
+            elif not value.is_graph_input():
+                if value.is_graph_output():
+                    _return_copy(body, value, fresh(f"{value.name}_copy", taken))
+                name = value.name or ""
+                body.initializers.pop(name)
+                lifted = _initializer(value, fresh(name, taken) if names[name] > 1 else name)
+                graph.register_initializer(lifted)
+
+
+def _copied(tensor: onnx_ir.TensorProtocol | None) -> onnx_ir.TensorProtocol | None:
+    if tensor is None:
+        return None
+    proto = onnx.TensorProto()
+    proto.CopyFrom(serde.serialize_tensor(tensor))
+    return serde.deserialize_tensor(proto)
+
+
+def _initializer(old: onnx_ir.Value, name: str) -> onnx_ir.Value:
+    """A constant of this name, which is read in place of a value."""
+    tensor = convenience.get_const_tensor(old)
+    assert tensor is not None
+    new = onnx_ir.Value(
+        name=name,
+        type=onnx_ir.TensorType(tensor.dtype),
+        shape=onnx_ir.Shape(tensor.shape.numpy()),
+        const_value=tensor,
+    )
+    convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    return new
+
+
+def _made(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
+    """The values that a graph itself defines."""
+    yield from dict.fromkeys((*graph.inputs, *graph.initializers.values()))
+    for node in graph:
+        yield from node.outputs
+
+
+def _constants(body: onnx_ir.Graph) -> Iterator[onnx_ir.Node]:
+    """The Constant nodes of weights that are left: those whose value the body returns."""
+    for node in list(body):
+        if node.op_type == "Constant" and not node.domain:
+            tensor = convenience.get_const_tensor(node.outputs[0])
+            if _is_weight(tensor):
+                yield node
+
+
+def _as_initializer(node: onnx_ir.Node) -> onnx_ir.Value:
+    """An initializer of a body in place of its Constant node."""
+    body = node.graph
+    assert isinstance(body, onnx_ir.Graph)
+    new = _initializer(node.outputs[0], node.outputs[0].name or "")
+    body.remove(node, safe=True)
+    body.register_initializer(new)
+    return new
+
+
+def _return_copy(body: onnx_ir.Graph, value: onnx_ir.Value, name: str) -> None:
+    """Let a body return a copy of a constant: it may not return what it reads from outside."""
+    node = onnx_ir.node("Identity", [value], name=f"Identity_{name}")
+    copy = node.outputs[0]
+    copy.name, copy.shape, copy.type = name, value.shape, value.type
+    body.append(node)
+    for index, output in enumerate(body.outputs):
+        if output is value:
+            body.outputs[index] = copy
+
+
+def _is_weight(tensor: onnx_ir.TensorProtocol | None) -> bool:
+    """Tell whether a constant of a body is large, or lies in a file."""
+    if tensor is None or tensor.dtype == DataType.STRING:
+        return False
+    return isinstance(tensor, onnx_ir.ExternalTensor) or tensor.nbytes >= LEAST_LIFTED_BYTES

@@ -1,0 +1,204 @@
+"""A model file or message -> a checked ModelProto of our own, in which everything has a name."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import GraphProto, ModelProto, TensorProto, version_converter
+
+from partitioner.files import read_file
+from partitioner.frontends.errors import FrontendError, one_line
+from partitioner.frontends.onnx.reading.checks import (
+    OLDEST_OPSET,
+    all_tensors,
+    check_model,
+    follow_links,
+    nested_graphs,
+    node_lists,
+)
+from partitioner.frontends.onnx.reading.habits import write_as_onnx
+from partitioner.frontends.onnx.reading.names import (
+    distinct_outputs,
+    fresh,
+    name_nodes,
+    name_results,
+)
+from partitioner.ir.checks import is_a
+from partitioner.ir.errors import typed
+
+#: A protobuf message holds at most 2 GiB; larger models keep their weights in files beside it.
+MAX_FILE_BYTES = 2**31 - 1
+#: ONNX Runtime 1.31 reads IR versions up to this one.
+MAX_IR_VERSION = 13
+#: Opset of the nodes that we add to a model which imports only custom domains.
+_OWN_OPSET = 21
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checked model.
+
+    Attributes:
+        proto: The model, weights of external files not loaded. It computes what the user's does;
+            every node has a name, and no output repeats an input, an initializer or an output.
+        where: Its name in error messages: the path, or the graph's name.
+        folder: Where its external files lie; None for a message given in memory.
+        name: For people.
+        notes: The changes that a user should know of.
+        missing: The file of each initializer whose file is missing.
+        output_names: The user's name of each output that has another one here.
+    """
+
+    proto: ModelProto
+    where: str
+    folder: Path | None
+    name: str
+    notes: tuple[str, ...]
+    missing: Mapping[str, Path]
+    output_names: Mapping[str, str]
+
+
+def read_source(model: str | Path | ModelProto, *, plan_only: bool = False) -> Source:
+    """Read and check a model.
+
+    Args:
+        model: Its path, or the message.
+        plan_only: Whether files of weights may be missing.
+
+    Raises:
+        FrontendError: Not a readable, valid ONNX model of a supported opset.
+    """
+    if not is_a(model, str, Path, ModelProto):
+        raise FrontendError(
+            f"the model is {typed(model)}; give the path of a file, an onnx.ModelProto or an "
+            "nn.Module"
+        )
+    path = folder = None
+    where = name_of(model)
+    if isinstance(model, ModelProto):
+        proto = ModelProto()
+        proto.CopyFrom(model)
+    else:
+        path = Path(model)
+        proto = parse_file(path)
+        folder = follow_links(proto, path)
+    _write_default_domain(proto)
+    mended = write_as_onnx(proto, "model" if path is None else path.stem)
+    # Where links were followed, the file has other names of external files than the message.
+    is_as_read = path is not None and folder == path.parent and not mended
+    missing = check_model(proto, where, folder, path if is_as_read else None, plan_only=plan_only)
+    proto, notes = _newer(proto, where)
+    proto.ir_version = min(proto.ir_version, MAX_IR_VERSION)
+    for holder in (proto.graph, *nested_graphs(proto.graph.node), *proto.functions):
+        name_nodes(holder.node)
+    name_results(proto)
+    output_names, repeated = distinct_outputs(proto.graph)
+    notes += repeated
+    for file in dict.fromkeys(missing.values()):
+        count = sum(other == file for other in missing.values())
+        weights = "1 weight is" if count == 1 else f"{count} weights are"
+        notes += (f"{file} is missing: {weights} planned by size alone",)
+    name = _readable(proto.graph.name)
+    return Source(proto, where, folder, name, notes, missing, output_names)
+
+
+def _readable(name: str | bytes) -> str:
+    """Decode a name that protobuf hands over as bytes because it is no UTF-8."""
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else name
+
+
+def name_of(model: str | Path | ModelProto) -> str:
+    """A model's name in error messages: its path, or its graph's name."""
+    return f"model {model.graph.name!r}" if isinstance(model, ModelProto) else str(model)
+
+
+def parse_file(path: Path) -> ModelProto:
+    """The message in a file, not checked yet.
+
+    Raises:
+        FrontendError: Not a readable file of at most 2 GiB, or no protobuf message of a model.
+    """
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise FrontendError(f"{path}: not a regular file; pass an .onnx file")
+        if status.st_size > MAX_FILE_BYTES:
+            raise FrontendError(
+                f"{path}: {status.st_size} bytes, but an ONNX file has at most {MAX_FILE_BYTES}; "
+                "larger models keep their weights in external data files"
+            )
+        data = read_file(path, MAX_FILE_BYTES)
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        why = error.strerror if isinstance(error, OSError) else error
+        raise FrontendError(f"{path}: cannot be read ({why})") from error
+    proto = ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except DecodeError as error:
+        raise FrontendError(f"{path}: not an ONNX model ({one_line(error)})") from error
+    return proto
+
+
+def _newer(proto: ModelProto, where: str) -> tuple[ModelProto, tuple[str, ...]]:
+    """A checked model in an opset that ONNX Runtime runs, and a note if it was converted.
+
+    Raises:
+        FrontendError: Its opset is older, and ONNX's version converter does not take it.
+    """
+    version = max((opset.version for opset in proto.opset_import if not opset.domain), default=0)
+    if version >= OLDEST_OPSET:
+        return proto, ()
+    if any(tensor.data_location == TensorProto.EXTERNAL for tensor in all_tensors(proto)):
+        raise FrontendError(
+            f"{where}: opset {version} is older than {OLDEST_OPSET}, and ONNX's version converter "
+            "does not keep external data; save it with its weights inside"
+        )
+    try:
+        shaped = onnx.shape_inference.infer_shapes(proto)  # adapters of `broadcast` read shapes
+        converted = version_converter.convert_version(shaped, OLDEST_OPSET)
+        _spread_slopes(converted.graph, shaped.graph)
+        check_model(converted, where, None)
+    except (RuntimeError, version_converter.ConvertError, FrontendError) as error:
+        raise FrontendError(
+            f"{where}: opset {version} is older than {OLDEST_OPSET}, and ONNX's version converter "
+            f"does not convert it: {one_line(error)}; export it anew"
+        ) from error
+    return converted, (f"opset {version} was converted to {OLDEST_OPSET}",)
+
+
+def _spread_slopes(graph: GraphProto, shaped: GraphProto) -> None:
+    """Give each PRelu, in place, a slope that opset 7 broadcasts as older ones do: by channel.
+
+    ONNX's version converter leaves a slope of one dim, which would be for the last dim.
+    """
+    values = (*shaped.input, *shaped.output, *shaped.value_info)
+    ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in values}
+    ranks |= {tensor.name: len(tensor.dims) for tensor in shaped.initializer}
+    singles = {tensor.name for tensor in shaped.initializer if list(tensor.dims) == [1]}
+    taken: set[str | None] = {name for node in graph.node for name in node.output} | set(ranks)
+    for index, node in reversed(list(enumerate(graph.node))):
+        x, slope = node.input[:2] if node.op_type == "PRelu" else ("", "")
+        if ranks.get(slope) == 1 and slope not in singles and ranks.get(x, 0) > 2:
+            node.input[1] = fresh(f"{slope}_by_channel", taken)
+            axes = list(range(1, ranks[x] - 1))
+            graph.node.insert(
+                index, onnx.helper.make_node("Unsqueeze", [slope], [node.input[1]], axes=axes)
+            )
+
+
+def _write_default_domain(proto: ModelProto) -> None:
+    """Write the default domain as "" everywhere ("ai.onnx" is its other spelling)."""
+    for holder in (proto, *proto.functions):
+        for opset in holder.opset_import:
+            opset.domain = "" if opset.domain == "ai.onnx" else opset.domain
+    for nodes in node_lists(proto):
+        for node in nodes:
+            if node.domain == "ai.onnx":
+                node.domain = ""
+    if proto.opset_import and all(opset.domain for opset in proto.opset_import):
+        proto.opset_import.append(onnx.helper.make_opsetid("", _OWN_OPSET))

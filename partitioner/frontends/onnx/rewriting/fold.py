@@ -1,0 +1,342 @@
+"""Simplifications that leave every result as it was: constants folded, inactive nodes removed.
+
+All functions here change an onnx_ir model in place, which is how onnx_ir passes work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir
+from onnx_ir import convenience
+from onnx_ir.passes.common import (
+    CommonSubexpressionEliminationPass,
+    LiftConstantsToInitializersPass,
+)
+from onnxscript.optimizer import fold_constants_ir
+
+from partitioner.frontends.onnx.reading.bodies import bodies
+from partitioner.frontends.onnx.reading.names import fresh, last_present
+from partitioner.frontends.onnx.rewriting.evaluate import evaluate_constants
+from partitioner.frontends.onnx.rewriting.opset_forms import (
+    keep_casts,
+    keep_part_dims,
+    matrices_unseen,
+    use_own_forms,
+)
+from partitioner.ir.errors import IRError
+
+#: Most bytes by which folding may make the constants of a model larger, all together. ONNX's light
+#: models, which leave weights out, need up to 548 MiB.
+MAX_GROWN_BYTES = 2**30
+#: Largest constant computed element by element, and the largest operand read for it, in elements.
+MAX_COMPUTED = 512 * 512
+MAX_OPERAND = 8192
+
+#: Ops that give another result each time: never folded, never merged.
+_RANDOM = frozenset((
+    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+    "RandomUniformLike",
+))  # fmt: skip
+#: Ops whose result size depends on data but never exceeds (rank x) their operand's.
+_BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
+#: Ops that only re-arrange the elements of operand 0.
+_VIEWS = frozenset(
+    {"ConstantOfShape", "Expand", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+)
+#: Ops that ONNX Runtime runs without any of their last optional results (see `names`).
+_INDEPENDENT = frozenset((
+    "Dropout", "GRU", "LSTM", "LayerNormalization", "MaxPool", "RNN", "SoftmaxCrossEntropyLoss",
+    "Unique",
+))  # fmt: skip
+#: First opset in which an attribute, not the number of results, tells BatchNormalization's mode.
+_NORM_MODE = 14
+
+
+@dataclass
+class Growth:
+    """The bytes by which folding may still make the constants of a model larger."""
+
+    left: int = MAX_GROWN_BYTES
+
+    def takes(self, grown: int) -> bool:
+        """Whether a constant may grow by so many bytes, which are then taken."""
+        if grown > self.left:
+            return False
+        self.left -= max(grown, 0)
+        return True
+
+
+def draws(op: str) -> bool:
+    """Whether an operator draws random numbers, others each time it runs."""
+    return op in _RANDOM
+
+
+def fold(model: onnx_ir.Model, growth: Growth) -> bool:
+    """Fold what inferred shapes allow; True if anything changed, so that more may be inferred."""
+    changed = _fold_known(model.graph)
+    changed = _fold_views(model.graph, growth) or changed
+    keep_casts(model)
+    keep_part_dims(model)
+    changed = _fold_computed(model, growth) or changed
+    try:  # it simplifies; what it computes is not ONNX Runtime's
+        with matrices_unseen(model):
+            result = fold_constants_ir(
+                model, onnx_shape_inference=False, should_fold=lambda _: False
+            )
+    except RuntimeError:
+        _refuse_unknown_splits(model.graph)
+        raise
+    use_own_forms(model)
+    _remove_unused(model)
+    return bool(result.modified) or changed
+
+
+def _refuse_unknown_splits(graph: onnx_ir.Graph) -> None:
+    """Name the SplitToSequence on which folding fails, which takes the sizes for constants.
+
+    Raises:
+        IRError: There is one; the border names the node.
+    """
+    for node in onnx_ir.traversal.RecursiveGraphIterator(graph):
+        sizes = node.inputs[1] if _is(node, "SplitToSequence") and len(node.inputs) > 1 else None
+        if sizes is not None and onnx_ir.convenience.get_const_tensor(sizes) is None:
+            raise IRError(
+                f"the sizes {sizes.name!r} of its pieces are computed at run time; make them "
+                "constant"
+            )
+
+
+def merge_equal(model: onnx_ir.Model) -> None:
+    """Compute equal subexpressions once."""
+    if not any(node.op_type in _RANDOM for node in model.graph):
+        CommonSubexpressionEliminationPass()(model)
+        _remove_unused(model)
+
+
+def remove_identities(model: onnx_ir.Model) -> None:
+    """Remove Dropout that is off, and Identity where the names of outputs permit."""
+    opset = model.graph.opset_imports.get("", 0)
+    for node in list(model.graph):
+        if _is(node, "Dropout") and _is_off(node, opset):
+            _as_identity(node)
+    for node in list(model.graph):
+        if _is(node, "Identity"):
+            _remove_identity(node)
+
+
+def _remove_unused(model: onnx_ir.Model) -> None:
+    """Remove nodes and initializers that nobody reads, in place; no other result loses its name."""
+    graph = model.graph
+    _remove_nodes(graph, graph.opset_imports.get("", 0))
+    kept = {*graph.inputs, *graph.outputs}
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and value not in kept:
+            del graph.initializers[name]
+
+
+def settle_outputs(graph: onnx_ir.Graph, names: tuple[str, ...]) -> None:
+    """Make each output a node's own result under the name that it must have."""
+    taken = {value.name for node in graph for value in node.outputs}
+    taken |= {*graph.initializers, *names, *(value.name for value in graph.inputs)}
+    for index, (value, name) in enumerate(zip(list(graph.outputs), names, strict=True)):
+        producer = value.producer()
+        if producer is None or _is(producer, "Constant") or value in graph.outputs[:index]:
+            if value.name == name:
+                value.name = fresh(f"{name}_constant", taken)
+            node = onnx_ir.node("Identity", [value], name=f"Identity_{name}")
+            node.outputs[0].shape, node.outputs[0].type = value.shape, value.type
+            graph.append(node)
+            graph.outputs[index] = node.outputs[0]
+        graph.outputs[index].name = name
+
+
+def lift_constants(model: onnx_ir.Model) -> None:
+    """Make the results of Constant nodes initializers."""
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+
+
+def _is(node: onnx_ir.Node, op_type: str) -> bool:
+    return node.op_type == op_type and node.domain == ""
+
+
+def _fold_computed(model: onnx_ir.Model, growth: Growth) -> bool:
+    changed = False
+    for node, results in evaluate_constants(model, lambda node: _may_grow(node, growth)):
+        graph = node.graph
+        assert isinstance(graph, onnx_ir.Graph)
+        constants = [(value, _constant(value, tensor)) for value, tensor in results.items()]
+        for value, constant in constants:
+            convenience.replace_all_uses_with(value, constant)
+        graph.remove(node, safe=True)
+        for _, constant in constants:
+            graph.register_initializer(constant)
+        changed = True
+    return changed
+
+
+def _may_grow(node: onnx_ir.Node, growth: Growth) -> bool:
+    """Tell whether the results of a node of constants, and its operands, are small enough."""
+    operands = [_numel(value) for value in node.inputs if value is not None]
+    if any(size is None or size > MAX_OPERAND for size in operands):
+        return False
+    if node.op_type in _BOUNDED:
+        return True
+    sizes = [_numel(value) for value in node.outputs]
+    if any(size is None or size > MAX_COMPUTED for size in sizes):
+        return False
+    grown = 8 * sum(size or 0 for size in sizes)  # of at most 8 bytes an element
+    return grown <= 8 * MAX_OPERAND or growth.takes(grown)
+
+
+def _numel(value: onnx_ir.Value) -> int | None:
+    if value.shape is None or not value.shape.is_static():
+        return None
+    return math.prod(value.shape.numpy())
+
+
+def _fold_known(graph: onnx_ir.Graph) -> bool:
+    """Make the values that shape inference knows by content (Shape and what follows) constants."""
+    changed = False
+    for node in list(graph):
+        if len(node.outputs) != 1 or _is(node, "Constant"):
+            continue
+        tensor = node.outputs[0].const_value
+        if tensor is not None and not node.outputs[0].is_graph_output():
+            _replace(graph, node, tensor)
+            changed = True
+    return changed
+
+
+def _fold_views(graph: onnx_ir.Graph, growth: Growth) -> bool:
+    changed = False
+    for node in list(graph):
+        is_view = node.domain == "" and node.op_type in _VIEWS
+        tensor = _view(node, growth) if is_view else None
+        if tensor is not None:
+            _replace(graph, node, tensor)
+            changed = True
+    return changed
+
+
+def _view(node: onnx_ir.Node, growth: Growth) -> onnx_ir.LazyTensor | None:
+    """The result of a re-arranging op as a view of its constant operand; None if it must stay."""
+    result, source = node.outputs[0], node.inputs[0]
+    if source is None or result.shape is None or result.is_graph_output():
+        return None
+    tensor, numel = source.const_value, _numel(result)
+    if tensor is None or numel is None:
+        return None
+    if any(value is None or value.const_value is None for value in node.inputs):
+        return None
+    dtype = tensor.dtype if node.op_type != "ConstantOfShape" else _fill(node).dtype
+    if dtype == onnx_ir.DataType.STRING:
+        return None
+    if tensor.size > MAX_OPERAND and len(source.uses()) > 1:
+        return None  # a second copy of a weight that others read as it is
+    if not growth.takes((numel - tensor.size) * dtype.bitwidth // 8):
+        return None
+    shape = result.shape.numpy()
+    arrange = _arranger(node, tensor, shape)
+    return onnx_ir.LazyTensor(
+        lambda: onnx_ir.Tensor(arrange(), dtype=dtype), dtype=dtype, shape=onnx_ir.Shape(shape)
+    )
+
+
+def _arranger(
+    node: onnx_ir.Node, tensor: onnx_ir.TensorProtocol, shape: tuple[int, ...]
+) -> Callable[[], np.ndarray]:
+    if node.op_type == "ConstantOfShape":
+        fill = _fill(node).numpy().reshape(())
+        return lambda: np.broadcast_to(fill, shape)
+    if node.op_type == "Expand":
+        return lambda: np.broadcast_to(tensor.numpy(), shape)
+    if node.op_type == "Transpose":
+        attribute = node.attributes.get("perm")
+        perm = None if attribute is None else tuple(attribute.as_ints())
+        return lambda: tensor.numpy().transpose(perm)
+    return lambda: tensor.numpy().reshape(shape)
+
+
+def _fill(node: onnx_ir.Node) -> onnx_ir.TensorProtocol:
+    value = node.attributes.get("value")
+    return onnx_ir.tensor(np.zeros(1, np.float32)) if value is None else value.as_tensor()
+
+
+def _replace(graph: onnx_ir.Graph, node: onnx_ir.Node, tensor: onnx_ir.TensorProtocol) -> None:
+    """Put an initializer of the same name in place of a node with one result."""
+    old = node.outputs[0]
+    new = _constant(old, tensor)
+    convenience.replace_all_uses_with(old, new)
+    graph.remove(node, safe=True)
+    graph.register_initializer(new)
+
+
+def _constant(old: onnx_ir.Value, tensor: onnx_ir.TensorProtocol) -> onnx_ir.Value:
+    """A constant of the name of a value."""
+    return onnx_ir.Value(
+        name=old.name,
+        type=onnx_ir.TensorType(tensor.dtype),
+        shape=onnx_ir.Shape(tensor.shape.numpy()),
+        const_value=tensor,
+    )
+
+
+def _is_off(node: onnx_ir.Node, opset: int) -> bool:
+    """Whether a Dropout only passes its operand on (opset 7 to 11 know nothing else)."""
+    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
+        return False
+    mode = node.inputs[2] if opset >= 12 and len(node.inputs) > 2 else None
+    if mode is None:
+        return True
+    return mode.const_value is not None and not mode.const_value.numpy().any()
+
+
+def _as_identity(node: onnx_ir.Node) -> None:
+    old = node.outputs[0]
+    new = onnx_ir.node("Identity", [node.inputs[0]], name=node.name)
+    new.outputs[0].name, new.outputs[0].shape, new.outputs[0].type = old.name, old.shape, old.type
+    assert node.graph is not None
+    node.graph.insert_before(node, new)
+    convenience.replace_all_uses_with(old, new.outputs[0], replace_graph_outputs=True)
+    node.graph.remove(node, safe=True)
+
+
+def _remove_identity(node: onnx_ir.Node) -> None:
+    source, result = node.inputs[0], node.outputs[0]
+    if source is None or node.graph is None:
+        return
+    if result.is_graph_output():
+        producer = source.producer()
+        if producer is None or producer.graph is not node.graph or source.is_graph_output():
+            return
+        source.name = result.name
+    convenience.replace_all_uses_with(result, source, replace_graph_outputs=True)
+    node.graph.remove(node, safe=True)
+
+
+def _remove_nodes(graph: onnx_ir.Graph, opset: int) -> None:
+    outputs = frozenset(graph.outputs)
+    for node in reversed(graph):
+        if not any(_is_read(value, outputs) for value in node.outputs):
+            graph.remove(node, safe=True)
+            continue
+        node.resize_inputs(last_present(value is not None for value in node.inputs))
+        if node.domain == "" and _independent(node, opset):
+            node.resize_outputs(last_present(_is_read(value, outputs) for value in node.outputs))
+        for body in bodies(node):
+            _remove_nodes(body, opset)
+
+
+def _is_read(value: onnx_ir.Value, outputs: frozenset[onnx_ir.Value]) -> bool:
+    return bool(value.uses()) or value in outputs
+
+
+def _independent(node: onnx_ir.Node, opset: int) -> bool:
+    if node.op_type != "BatchNormalization":
+        return node.op_type in _INDEPENDENT
+    mode = node.attributes.get("training_mode")
+    return opset >= _NORM_MODE and (mode is None or mode.as_int() == 0)

@@ -1,0 +1,98 @@
+"""Normalizations as means, squares and a scale, which may be cut along what is normalised.
+
+ONNX Runtime has no kernel of GroupNormalization on a CPU and computes it as such nodes itself: it
+is always written so. InstanceNormalization and MeanVarianceNormalization have kernels, which are
+faster where nothing is cut: their form in parts is another graph, and the search takes the better
+one. Variances are those of centred elements, in two passes, as the difference of two large numbers
+would lose digits. Half precision keeps the operator, which has statistics of another type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from partitioner.frontends.onnx.rewriting.part_writer import Form, PartWriter
+from partitioner.ir.graph import Graph, Node
+
+#: First opset in which GroupNormalization has a scale and a bias a channel, not a group.
+_SCALE_A_CHANNEL = 21
+
+
+def _divides(graph: Graph, node: Node) -> bool:
+    """Whether a normalization of a graph has a form in parts.
+
+    Those of one element a mean stay: there is nothing to cut.
+    """
+    tensors = [graph.types[value] for value in node.reads]
+    data = tensors[0]
+    wide = data.dtype in ("float32", "float64") and all(t.dtype == data.dtype for t in tensors)
+    if not wide or not data.nbytes or data.rank < 3:
+        return False
+    return math.prod(data.shape[dim] for dim in _normalised(node, data.rank)) > 1
+
+
+def _normalised(node: Node, rank: int) -> tuple[int, ...]:
+    """Dims of the data over which the means are; of channels those of a group."""
+    if node.op != "MeanVarianceNormalization":
+        return tuple(range(2, rank))
+    axes = node.attrs.get("axes", (0, 2, 3))
+    assert isinstance(axes, tuple)
+    return tuple(sorted(int(axis) % rank for axis in axes))
+
+
+def _mean_variance(writer: PartWriter, node: Node) -> None:
+    """Write a MeanVarianceNormalization as ONNX Runtime's kernel computes it.
+
+    The kernel adds nothing to a deviation, although ONNX's definition adds 1e-9: elements that are
+    all alike give NaN, in parts as well.
+    """
+    x, result = node.inputs[0], node.outputs[0]
+    centred, variance = _centred(writer, node, x, _normalised(node, writer.type(x).rank))
+    writer.add(node, "Div", [centred, writer.add(node, "Sqrt", [variance])], made=result)
+
+
+def _scaled(writer: PartWriter, node: Node) -> None:
+    """A norm of instances or groups, with a scale and a bias."""
+    x, result = node.inputs[0], node.outputs[0]
+    data = writer.type(x)
+    epsilon = node.attrs.get("epsilon", 1e-5)
+    assert isinstance(epsilon, int | float)
+    channels, space = data.shape[1], data.shape[2:]
+    shape, scale_shape = data.shape, (channels, *[1] * len(space))
+    groups = node.attrs.get("num_groups")
+    if isinstance(groups, int):
+        shape = (data.shape[0], groups, channels // groups, *space)
+        size = channels // groups if writer.graph.opsets[""] >= _SCALE_A_CHANNEL else 1
+        scale_shape = (groups, size, *[1] * len(space))
+        x = writer.reshape(node, x, shape)
+    centred, variance = _centred(writer, node, x, range(2, len(shape)))
+    least = writer.number(node, "epsilon", epsilon, x)
+    deviation = writer.add(node, "Sqrt", [writer.add(node, "Add", [variance, least])])
+    scale, bias = (writer.reshape(node, value, scale_shape) for value in node.inputs[1:3])
+    factor = writer.add(node, "Div", [scale, deviation])
+    scaled = writer.add(node, "Mul", [centred, factor])
+    if shape == data.shape:
+        writer.add(node, "Add", [scaled, bias], made=result)
+    else:
+        writer.reshape(node, writer.add(node, "Add", [scaled, bias]), data.shape, made=result)
+
+
+def _centred(writer: PartWriter, node: Node, x: str, axes: Iterable[int]) -> tuple[str, str]:
+    """The data less its means over these dims, and the variances."""
+    dims, data = tuple(axes), writer.type(x)
+    count = math.prod(data.shape[dim] for dim in dims)
+    centred = writer.add(node, "Sub", [x, writer.reduced(node, "ReduceMean", x, dims)])
+    squares = writer.reduced(node, "ReduceSumSquare", centred, dims)
+    share = writer.number(node, "share", 1 / count, x)
+    return centred, writer.add(node, "Mul", [squares, share])
+
+
+#: Normalizations without a kernel of ONNX Runtime on a CPU.
+WITHOUT_KERNELS: Mapping[str, Form] = {"GroupNormalization": Form(_divides, _scaled)}
+
+#: Normalizations of which ONNX Runtime has a kernel.
+WITH_KERNELS: Mapping[str, Form] = {
+    "InstanceNormalization": Form(_divides, _scaled),
+    "MeanVarianceNormalization": Form(_divides, _mean_variance),
+}

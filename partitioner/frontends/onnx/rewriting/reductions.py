@@ -1,0 +1,271 @@
+"""Reductions along a dim as maxima, sums and what is made of them, which may be cut along the dim.
+
+A norm is the root of a sum of squares, and a ReduceLogSum the logarithm of a sum: these are always
+written so, as the node that is added is as small as the result. The parts of the others go over
+the data more often than a kernel, so they are another graph, and the search takes the better one:
+a softmax is exponentials less the largest element over their sum, and the place of the largest
+element is the first place where an element equals it. That form is for long dims, such as those of
+a vocabulary, that are cut with the product before them; the weights of attention have a form of
+their own (`rewrites.keys`). Results are those of ONNX Runtime's kernels, infinities and NaN
+included. Half precision keeps the operator, whose sums are of a wider type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+
+from partitioner.frontends.onnx.rewriting.part_writer import Form, PartWriter
+from partitioner.ir.errors import IRError
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.ops.onnx.reduction import reduced_dims, softmax_dims
+from partitioner.ir.ops.table import OpView
+from partitioner.ir.types import numpy_dtype
+from partitioner.rewrites.keys import weighs_values
+
+#: Least elements along the reduced dims for a second form: a row of fewer, 4 KiB, is gathered in
+#: less time than an all-reduce takes to start, by the figures of all presets but `ideal`.
+LEAST_ELEMENTS = 1024
+#: First opset in which Equal and IsInf take all types of floats that have a form here.
+_COMPARES = 11
+
+Dims = Callable[[OpView], frozenset[int]]
+
+
+def _softmax_dims(view: OpView) -> frozenset[int]:
+    return (
+        frozenset(dim % view.rank() for dim in softmax_dims(view)) if view.rank() else frozenset()
+    )
+
+
+def _arg_dims(view: OpView) -> frozenset[int]:
+    return frozenset({view.dim("axis", 0)}) if view.rank() else frozenset()
+
+
+def _norm_dims(view: OpView) -> frozenset[int]:
+    return frozenset({view.dim("axis", -1)}) if view.rank() else frozenset()
+
+
+def _dims(of: Dims, graph: Graph, node: Node, dtypes: tuple[str, ...]) -> frozenset[int]:
+    """The reduced dims of a node whose data has one of these types; none if it has no parts."""
+    data = graph.types[node.inputs[0]]
+    if data.dtype not in dtypes or not data.nbytes:
+        return frozenset()
+    try:
+        return of(OpView(node, graph))
+    except IRError:
+        return frozenset()
+
+
+def _divides(graph: Graph, node: Node) -> bool:
+    """Whether a reduction combines elements."""
+    dims = _dims(reduced_dims, graph, node, ("float32", "float64"))
+    return math.prod(graph.types[node.inputs[0]].shape[dim] for dim in dims) > 1
+
+
+def _is_long(
+    graph: Graph,
+    node: Node,
+    of: Dims,
+    *,
+    opset: int = 1,
+    dtypes: tuple[str, ...] = ("float32", "float64"),
+) -> bool:
+    """Whether a node reduces a long dim, of more elements than there are results.
+
+    Of more results than that the other dims are cut.
+    """
+    if graph.opsets.get("", 1) < opset:
+        return False
+    dims, data = _dims(of, graph, node, dtypes), graph.types[node.inputs[0]]
+    count = math.prod(data.shape[dim] for dim in dims)
+    return count >= LEAST_ELEMENTS and count * count >= data.numel
+
+
+def _is_long_softmax(graph: Graph, node: Node) -> bool:
+    """Whether a softmax is over a long dim and no product with values reads it, as in attention."""
+    return _is_long(graph, node, _softmax_dims) and not weighs_values(graph, node.outputs[0])
+
+
+def _root_of_squares(writer: PartWriter, node: Node) -> None:
+    view = OpView(node, writer.graph)
+    keepdims, dims = view.int_attr("keepdims", 1), sorted(reduced_dims(view))
+    squares = writer.reduced(node, "ReduceSumSquare", node.inputs[0], dims, keepdims=keepdims)
+    writer.add(node, "Sqrt", [squares], made=node.outputs[0])
+
+
+def _log_of_sum(writer: PartWriter, node: Node) -> None:
+    view = OpView(node, writer.graph)
+    keepdims, dims = view.int_attr("keepdims", 1), sorted(reduced_dims(view))
+    total = writer.reduced(node, "ReduceSum", node.inputs[0], dims, keepdims=keepdims)
+    writer.add(node, "Log", [total], made=node.outputs[0])
+
+
+def _log_of_exponentials(writer: PartWriter, node: Node) -> None:
+    """Of a row whose largest element is infinite, no maximum is taken off."""
+    x, dims = node.inputs[0], sorted(reduced_dims(OpView(node, writer.graph)))
+    largest = writer.reduced(node, "ReduceMax", x, dims)
+    infinite = writer.add(node, "IsInf", [largest], dtype="bool")
+    zero = writer.number(node, "zero", 0, x)
+    largest = writer.add(node, "Where", [infinite, zero, largest])
+    powers = writer.add(node, "Exp", [writer.add(node, "Sub", [x, largest])])
+    total = writer.reduced(node, "ReduceSum", powers, dims)
+    logarithm = writer.add(node, "Log", [total])
+    _shaped(writer, node, writer.add(node, "Add", [logarithm, largest]))
+
+
+def _softmax(writer: PartWriter, node: Node) -> None:
+    powers, total, _ = _exponentials(writer, node)
+    writer.add(node, "Div", [powers, total], made=node.outputs[0])
+
+
+def _log_softmax(writer: PartWriter, node: Node) -> None:
+    _, total, less = _exponentials(writer, node)
+    writer.add(node, "Sub", [less, writer.add(node, "Log", [total])], made=node.outputs[0])
+
+
+def _exponentials(writer: PartWriter, node: Node) -> tuple[str, str, str]:
+    """Exponentials of elements less the largest, their sum, and these differences."""
+    x, dims = node.inputs[0], sorted(_softmax_dims(OpView(node, writer.graph)))
+    less = writer.add(node, "Sub", [x, writer.reduced(node, "ReduceMax", x, dims)])
+    powers = writer.add(node, "Exp", [less])
+    return powers, writer.reduced(node, "ReduceSum", powers, dims), less
+
+
+def _lp_normalization(writer: PartWriter, node: Node) -> None:
+    """Elements over their norm; zeros where it is 0."""
+    view = OpView(node, writer.graph)
+    x, dims = node.inputs[0], sorted(_norm_dims(view))
+    if view.int_attr("p", 2) == 1:
+        norm = writer.reduced(node, "ReduceL1", x, dims)
+    else:
+        norm = writer.add(node, "Sqrt", [writer.reduced(node, "ReduceSumSquare", x, dims)])
+    is_zero = writer.add(node, "Equal", [norm, writer.number(node, "zero", 0, x)], dtype="bool")
+    norm = writer.add(node, "Where", [is_zero, writer.number(node, "all", math.inf, x), norm])
+    writer.add(node, "Div", [x, norm], made=node.outputs[0])
+
+
+def _place(writer: PartWriter, node: Node) -> None:
+    """ArgMax or ArgMin."""
+    view = OpView(node, writer.graph)
+    dims = sorted(_arg_dims(view))
+    write = _last_place if view.int_attr("select_last_index", 0) else _first_place
+    place = write(writer, node, dims, least=node.op == "ArgMin")
+    keep = writer.type(place).shape == writer.graph.types[node.outputs[0]].shape
+    index = writer.add(
+        *(node, "Cast", [place]), made=node.outputs[0] if keep else "", dtype="int64", to=_INT64
+    )
+    if not keep:
+        _shaped(writer, node, index)
+
+
+#: `onnx.TensorProto.INT64` and `FLOAT`, the attribute of Cast.
+_INT64, _FLOAT = 7, 1
+
+
+def _first_place(writer: PartWriter, node: Node, dims: list[int], *, least: bool) -> str:
+    """The first place of the largest element, or of the least.
+
+    ONNX Runtime compares each element with the first one and those after it, so that NaN counts
+    nowhere but at the first place, where it counts as the largest: here as an infinity.
+    """
+    x = node.inputs[0]
+    data, places = writer.type(x), _places(writer, node, dims)
+    if "float" in data.dtype:
+        other_end = math.inf if least else -math.inf
+        fill = np.full(writer.type(places).shape, other_end, numpy_dtype(data.dtype))
+        fill.reshape(-1)[0] = -other_end
+        absent = writer.add(node, "IsNaN", [x], dtype="bool")
+        x = writer.add(node, "Where", [absent, writer.constant(node, "fill", fill), x])
+    extreme = writer.reduced(node, "ReduceMin" if least else "ReduceMax", x, dims)
+    equal = writer.add(node, "Equal", [x, extreme], dtype="bool")
+    behind = writer.number(node, "behind", _count(data.shape, dims), places)
+    return writer.reduced(node, "ReduceMin", _chosen(writer, node, equal, places, behind), dims)
+
+
+def _last_place(writer: PartWriter, node: Node, dims: list[int], *, least: bool) -> str:
+    """The last place of the largest element, or of the least; the first one if NaN stands there."""
+    x = node.inputs[0]
+    data, places = writer.type(x), _places(writer, node, dims)
+    is_float, clean = "float" in data.dtype, x
+    if is_float:
+        absent = writer.add(node, "IsNaN", [x], dtype="bool")
+        fill = writer.number(node, "fill", math.inf if least else -math.inf, x)
+        clean = writer.add(node, "Where", [absent, fill, x])
+    extreme = writer.reduced(node, "ReduceMin" if least else "ReduceMax", clean, dims)
+    equal = writer.add(node, "Equal", [x, extreme], dtype="bool")
+    before = writer.number(node, "before", -1, places)
+    chosen = _chosen(writer, node, equal, places, before)
+    if not is_float:
+        return writer.reduced(node, "ReduceMax", chosen, dims)
+    count = writer.number(node, "count", _count(data.shape, dims), places)
+    first = np.zeros(writer.type(places).shape, bool)
+    first.reshape(-1)[0] = True
+    absent = writer.add(node, "And", [absent, writer.constant(node, "first", first)], dtype="bool")
+    chosen = _chosen(writer, node, absent, count, chosen)
+    return writer.add(node, "Mod", [writer.reduced(node, "ReduceMax", chosen, dims), count])
+
+
+def _chosen(writer: PartWriter, node: Node, flags: str, yes: str, no: str) -> str:
+    return writer.add(node, "Where", [flags, yes, no])
+
+
+def _hardmax(writer: PartWriter, node: Node) -> None:
+    """One at the first place of the largest element."""
+    dims = sorted(_softmax_dims(OpView(node, writer.graph)))
+    place = _first_place(writer, node, dims, least=False)
+    places = _places(writer, node, dims)
+    equal = writer.add(node, "Equal", [places, place], dtype="bool")
+    shape = writer.type(node.inputs[0]).shape
+    writer.add(node, "Cast", [equal], shape, made=node.outputs[0], to=_FLOAT)
+
+
+def _places(writer: PartWriter, node: Node, dims: list[int]) -> str:
+    """The place of each element along these dims, as a constant."""
+    shape = writer.type(node.inputs[0]).shape
+    kept = [size if dim in dims else 1 for dim, size in enumerate(shape)]
+    return writer.constant(
+        node, "places", np.arange(_count(shape, dims), dtype=np.int32).reshape(kept)
+    )
+
+
+def _count(shape: tuple[int, ...], dims: list[int]) -> int:
+    return math.prod(shape[dim] for dim in dims)
+
+
+def _shaped(writer: PartWriter, node: Node, x: str) -> None:
+    """The node's result in its shape, with or without the reduced dims."""
+    result = node.outputs[0]
+    writer.reshape(node, x, writer.graph.types[result].shape, made=result)
+
+
+_ARG = Form(
+    partial(
+        _is_long, of=_arg_dims, opset=_COMPARES, dtypes=("float32", "float64", "int32", "int64")
+    ),
+    _place,
+)
+
+#: Reductions whose parts are one kernel more, on what is as small as the result.
+WITHOUT_KERNELS: Mapping[str, Form] = {
+    "ReduceL2": Form(_divides, _root_of_squares),
+    "ReduceLogSum": Form(_divides, _log_of_sum),
+}
+
+#: Reductions whose parts go over the data more often than the kernel of ONNX Runtime.
+WITH_KERNELS: Mapping[str, Form] = {
+    "ArgMax": _ARG,
+    "ArgMin": _ARG,
+    "Hardmax": Form(
+        partial(_is_long, of=_softmax_dims, opset=_COMPARES, dtypes=("float32",)), _hardmax
+    ),
+    "LogSoftmax": Form(_is_long_softmax, _log_softmax),
+    "LpNormalization": Form(partial(_is_long, of=_norm_dims, opset=_COMPARES), _lp_normalization),
+    "ReduceLogSumExp": Form(
+        partial(_is_long, of=reduced_dims, opset=_COMPARES), _log_of_exponentials
+    ),
+    "Softmax": Form(_is_long_softmax, _softmax),
+}

@@ -1,0 +1,1 @@
+"""Graphs of the IR, built from the calls of a trace."""

@@ -1,0 +1,309 @@
+"""Builds nodes of the IR from the calls of a traced graph, branches of `torch.cond` included."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+from partitioner.backends.tensors import to_numpy
+from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.torch.building.nodes import encode_call
+from partitioner.frontends.torch.element_types import dtype_name
+from partitioner.ir.graph import Attr, Constant, Graph, Node, needed
+from partitioner.ir.ops import ROWS
+from partitioner.ir.ops.aten.branches import BRANCHES, COND
+from partitioner.ir.ops.aten.derived import RULE
+from partitioner.ir.types import TensorType
+
+#: Operators that return their first argument.
+_SAME = frozenset({"aten::detach", "aten::alias", "aten::lift_fresh_copy", "aten::lift"})
+#: Checks and notes without results.
+_DROPPED = frozenset(
+    {"aten::_assert_tensor_metadata", "aten::_assert_async.msg", "aten::_linalg_check_errors"}
+)
+#: Norms whose mean and variance have the weight's type; in PyTorch's trace (2.13) the data's.
+_NORMS = frozenset({"aten::native_layer_norm", "aten::native_group_norm"})
+#: Operators that become our own, which draw from a seed that all ranks share.
+_SEEDED = frozenset({"aten::native_dropout", "aten::rand"})
+#: Random, though PyTorch (2.13) has no tag for it.
+_RANDOM = frozenset({"aten::normal_functional"})
+
+OpCall = tuple[str, tuple[str, ...], dict[str, Attr]]  #: An op, its inputs, its attributes.
+
+
+def _draws(operator: torch._ops.OpOverload, op: str, attrs: Mapping[str, Attr]) -> bool:
+    """Whether a call draws numbers; attention without dropout does not."""
+    if attrs.get("dropout_p") == 0.0:
+        return False
+    return op in _RANDOM or torch.Tag.nondeterministic_seeded in operator.tags
+
+
+@dataclass
+class Scope:
+    """The names of a graph's nodes and the types of its values, as they are declared.
+
+    Attributes:
+        repeats: Name of the forward node that each node of the backward pass repeats, by its own.
+    """
+
+    names: set[str] = field(default_factory=set)
+    types: dict[str, TensorType] = field(default_factory=dict)
+    repeats: dict[str, str] = field(default_factory=dict)
+
+    def node_name(self, wish: str) -> str:
+        """Declare a node; returns its name: ``/path/op``, then ``/path/op_1``, ``/path/op_2``."""
+        name, count = wish, 0
+        while name in self.names:
+            count += 1
+            name = f"{wish}_{count}"
+        self.names.add(name)
+        return name
+
+    def copy_value(self, value: str, suffix: str) -> str:
+        """Declare the value ``value.suffix`` of the type of a value; returns its name."""
+        copied = f"{value}.{suffix}"
+        self.types[copied] = self.types[value]
+        return copied
+
+    def graph(
+        self,
+        name: str,
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+        nodes: Sequence[Node],
+        constants: Mapping[str, Constant],
+        **of_training: Any,
+    ) -> Graph:
+        """A graph of these nodes, with the types and those of the constants that they use."""
+        read = {value for node in nodes for value in node.reads}
+        used = {value: constant for value, constant in constants.items() if value in read}
+        known = {*inputs, *used, *(value for node in nodes for value in node.writes)}
+        types = {value: type_ for value, type_ in self.types.items() if value in known}
+        return Graph(name, inputs, outputs, tuple(nodes), types, used, {"aten": 1}, **of_training)
+
+
+@dataclass(kw_only=True)
+class Calls(Scope):
+    """Gathers the nodes and values of a traced graph, here of a branch of a `torch.cond`.
+
+    Attributes:
+        module: The traced graph; it holds constant tensors and branches.
+        path: Path of the submodule that calls the branch; "" for the whole module.
+        values: Value of each fx node, by the fx node's name.
+        sequence: Number in autograd's sequence of the node of each name: nodes of the backward pass
+            have that of the forward nodes which they differentiate.
+    """
+
+    module: fx.GraphModule
+    path: str = ""
+    nodes: list[Node] = field(default_factory=list)
+    constants: dict[str, Constant] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict)
+    sequence: dict[str, int] = field(default_factory=dict)
+
+    def add_calls(self) -> None:
+        """Add the constant tensors and the calls of the traced graph.
+
+        Raises:
+            FrontendError: An operator, a type or an argument has no form in the IR.
+        """
+        for node in self.module.graph.nodes:
+            if node.op == "get_attr":
+                tensor = getattr(self.module, str(node.target), None)
+                if isinstance(tensor, torch.Tensor):  # else it is a branch
+                    node.meta.setdefault("val", tensor)
+                    value = self.add_value(node, str(node.target))
+                    load = constant_loader(tensor, value)
+                    self.constants[value] = Constant(self.types[value], load)
+            elif node.op == "call_function":
+                self._add_call(node)
+
+    def add_value(self, node: fx.Node, wish: str) -> str:
+        """Declare the value of an fx node; returns its name, which has primes if it was in use."""
+        while wish in self.types:
+            wish += "'"
+        self.types[wish] = _type(node.meta["val"], node.name)
+        self.values[node.name] = wish
+        return wish
+
+    def add_node(self, node: Node) -> None:
+        """Add a node, whose name gets a number if it is in use."""
+        self.nodes.append(replace(node, name=self.node_name(node.name)))
+
+    def seeded(self, node: fx.Node, inputs: tuple[str, ...], attrs: dict[str, Attr]) -> OpCall:
+        """The draw from a shared seed that takes the place of a random call."""
+        del inputs, attrs
+        raise FrontendError(
+            f"{self.path or '/'}: random operator {node.target} in a branch of torch.cond is not "
+            "supported: draw before it"
+        )
+
+    def _add_call(self, node: fx.Node) -> None:
+        path = _path(node)
+        if node.target is operator.getitem:
+            return  # its value was declared with the call whose result it takes
+        if node.target is torch.ops.higher_order.cond:
+            self._add_cond(node)
+            return
+        if node.target is torch.ops.higher_order.with_effects:
+            name = node.args[1].name()  # type: ignore[union-attr, operator]
+            if name not in _DROPPED:
+                raise FrontendError(f"{path or '/'}: {name} has an effect, which is not supported")
+            return
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise FrontendError(f"{path or '/'}: {node.target} is not supported")
+        self._add_op_call(node, path)
+
+    def _add_op_call(self, node: fx.Node, path: str) -> None:
+        assert isinstance(node.target, torch._ops.OpOverload)
+        op, inputs, attrs = encode_call(
+            node.target, node.args, node.kwargs, _is_tensor, lambda x: self.values[x.name]
+        )
+        if op in _DROPPED:
+            return
+        if op in _SAME:
+            self.values[node.name] = inputs[0]
+            return
+        if op not in _SEEDED and _draws(node.target, op, attrs):
+            raise FrontendError(f"{path or '/'}: random operator {op} is not supported")
+        if op in _SEEDED:
+            op, inputs, attrs = self.seeded(node, inputs, attrs)
+        if op not in ROWS:
+            attrs = {**attrs, **_derived_rule(node)}
+        outputs = tuple(self._add_results(node))
+        if op in _NORMS and inputs[1]:
+            dtype = self.types[inputs[1]].dtype
+            for value in filter(None, outputs[1:]):
+                self.types[value] = replace(self.types[value], dtype=dtype)
+        short = op.rpartition("::")[2].partition(".")[0]  # "aten::sum.dim_IntList" -> "sum"
+        self.add_node(Node(f"{path}/{short}", op, inputs, outputs, attrs))
+        number = node.meta.get("seq_nr")
+        adds_gradients = node.meta.get("is_gradient_acc")  # which has any number
+        is_backward = node.meta.get("partitioner_tag") == "is_backward"
+        known = is_backward == bool(node.meta.get("autograd_backward")) and not adds_gradients
+        if number is not None and known:
+            self.sequence[self.nodes[-1].name] = number
+
+    def _add_results(self, node: fx.Node) -> Iterator[str]:
+        """Declare the results of a call; yields "" for those that nothing reads."""
+        val = node.meta["val"]
+        if isinstance(val, torch.Tensor):
+            yield self.add_value(node, node.name)
+            return
+        items: dict[object, list[fx.Node]] = {}
+        for user in node.users:
+            if user.target is operator.getitem and user.users:
+                items.setdefault(user.args[1], []).append(user)
+        for index in range(len(val)):
+            users = items.get(index, [])
+            value = self.add_value(users[0], users[0].name) if users else ""
+            self.values.update({other.name: value for other in users})
+            yield value
+
+    def _add_cond(self, node: fx.Node) -> None:
+        """Add a `torch.cond`, without the operands and results that nothing reads."""
+        predicate, yes, no, operands = node.args
+        path = _path(node)
+        tensors = [predicate, *operands]  # type: ignore[misc]
+        if not all(map(_is_tensor, tensors)):
+            raise FrontendError(f"{path or '/'}: torch.cond with operands that are no tensors")
+        outputs = list(self._add_results(node))
+        wanted = [index for index, value in enumerate(outputs) if value]
+        graphs = [_branch_graph(self.module, body, path, wanted) for body in (yes, no)]
+        read = [
+            index
+            for index in range(len(operands))  # type: ignore[arg-type]
+            if any(graph.consumers[graph.inputs[index]] for graph in graphs)
+        ]
+        bodies = (
+            replace(graph, inputs=tuple(graph.inputs[index] for index in read)) for graph in graphs
+        )
+        values = [self.values[tensor.name] for tensor in tensors]
+        inputs = (values[0], *(values[1 + index] for index in read))
+        results = tuple(outputs[index] for index in wanted)
+        branches = dict(zip(BRANCHES, bodies, strict=True))
+        self.add_node(Node(f"{path}/cond", COND, inputs, results, branches))
+
+
+def _branch_graph(owner: fx.GraphModule, body: Any, path: str, wanted: Sequence[int]) -> Graph:
+    """A branch as a graph: its inputs are the operands, its outputs the wanted results."""
+    name = str(body.target)
+    module = getattr(owner, name)
+    assert isinstance(module, fx.GraphModule)
+    calls = Calls(module=module, path=path)
+    placeholders = module.graph.find_nodes(op="placeholder")
+    inputs = tuple(calls.add_value(node, node.name) for node in placeholders)
+    calls.add_calls()
+    results = flat_outputs(module.graph)
+    outputs = []
+    for result in (results[index] for index in wanted):
+        if result is None:
+            raise FrontendError(f"{path or '/'}: a branch of torch.cond gives no tensor")
+        # An output of a graph is made by a node, and listed once.
+        source = calls.values[result.name]
+        output = calls.add_value(result, f"{result.name}.result")
+        calls.values[result.name] = source
+        calls.add_node(Node(f"/{output}", "partitioner::alias", (source,), (output,)))
+        outputs.append(output)
+    nodes = needed(calls.nodes, outputs)
+    return calls.graph(name, inputs, tuple(outputs), nodes, calls.constants)
+
+
+def _is_tensor(argument: Any) -> bool:
+    return isinstance(argument, fx.Node) and isinstance(argument.meta.get("val"), torch.Tensor)
+
+
+def flat_outputs(graph: fx.Graph) -> list[fx.Node | None]:
+    """The nodes that a graph returns; None in the place of what is no tensor."""
+    (results,) = graph.output_node().args
+    assert isinstance(results, list | tuple)
+    return [item if isinstance(item, fx.Node) else None for item in results]
+
+
+def _derived_rule(node: fx.Node) -> dict[str, Attr]:
+    """The attribute with the rule that DTensor's placements give for a call, if there is one."""
+    from partitioner.frontends.torch.building.dtensor_rules import derived_rule
+
+    assert isinstance(node.target, torch._ops.OpOverload)
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
+    rule = derived_rule(node.target, args, kwargs, node.meta["val"])
+    return {RULE: rule} if rule else {}
+
+
+def _type(tensor: torch.Tensor, name: str) -> TensorType:
+    if tensor.layout is not torch.strided:
+        raise FrontendError(f"{name}: {tensor.layout} tensors are not supported")
+    for size in tensor.shape:
+        if not isinstance(size, int):
+            raise FrontendError(f"{name}: size {size} of {list(tensor.shape)} is not known")
+    return TensorType.of(dtype_name(tensor.dtype), tensor.shape)
+
+
+def _path(node: fx.Node) -> str:
+    """``/path/of/the/submodule`` that makes a call; "" for the whole module."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path = next(reversed(stack.values()))[0] if stack else ""
+    return "/" + path.replace(".", "/") if path else ""
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no contents."""
+    return isinstance(tensor, FakeTensor) or tensor.device.type == "meta"
+
+
+def constant_loader(tensor: torch.Tensor, name: str) -> Callable[[], np.ndarray]:
+    """A function that reads a tensor's contents, and raises a `FrontendError` if it is fake."""
+
+    def load() -> np.ndarray:
+        if is_fake(tensor):
+            raise FrontendError(f"{name} has no contents: the module's weights are fake")
+        return to_numpy(tensor, dtype_name(tensor.dtype))
+
+    return load

@@ -1,0 +1,396 @@
+"""Builds the graph of the IR of a captured PyTorch module.
+
+Weights of a module that is not trained are constants. Values that are written from step to step
+(running statistics) and, in training, all that a `state_dict` holds are `partitioner::state` nodes.
+What is written, gradients included, goes through `partitioner::update` nodes (see
+`partitioner.ir.ops.aten.state`).
+
+In training all nodes that the forward results need come first. A value that both passes read has
+an alias at its first use in the backward pass (a stored value one in the forward pass too), so
+that the plan may gather it for each pass anew, or keep what the first one gathered. Views of stored
+values are made again in the backward pass from its own alias. Stored values and their aliases stand
+some uses ahead, and updates right behind what makes their values: communication starts there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import fx
+
+from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.torch.building.calls import (
+    Calls,
+    OpCall,
+    Scope,
+    constant_loader,
+    flat_outputs,
+    is_fake,
+)
+from partitioner.frontends.torch.building.passes import (
+    KEEP,
+    REST,
+    backward_pass,
+    early_updates,
+    fetched_early,
+    forward_aliases,
+    plain_access,
+)
+from partitioner.frontends.torch.building.recompute import backward_with_offers
+from partitioner.frontends.torch.element_types import dtype_name
+from partitioner.frontends.torch.options import OPTIMIZERS
+from partitioner.frontends.torch.tracing.capture import Captured, Role, Slot
+from partitioner.ir.errors import IRError
+from partitioner.ir.graph import Attr, Constant, Graph, Node, needed
+from partitioner.ir.loads import Loads, with_loads
+from partitioner.ir.types import TensorType
+from partitioner.rewrites.keys import keys_in_parts
+from partitioner.rewrites.ring import ring_of
+from partitioner.rewrites.settle import chosen
+
+#: Name of the graph input that steers random draws; it changes every step.
+SEED = "seed"
+
+
+@dataclass(frozen=True)
+class ModuleGraph:
+    """The graph of a module, and what its values stand for.
+
+    Attributes:
+        graph: The graph. Outputs: results of the module, then gradients and written buffers.
+        captured: The trace that it was built from.
+        results: Value of each flat result of the module; "" for one that is no tensor.
+        gradients: Value of the gradient of each trained parameter, by its first name.
+        written: New value of each buffer that is written, by its first name.
+        stored: Value of each stored parameter or buffer, by its first name.
+        tangent: Graph input for the gradient of the loss; "" for inference.
+        inputs: Graph input of each flat example input; "" for those that are no tensors.
+        fixed: Value of each parameter or buffer that is a constant, by its first name.
+        rests: Value of each parameter as it lies at rest, by its first name, where that is not
+            where its optimizer's state lies.
+        seed: Graph input that seeds random draws; "" if there are none.
+        kept: In training, the graph in which all that the backward pass reads is kept.
+        offer: In training, makes the graph that offers to compute it again.
+    """
+
+    graph: Graph
+    captured: Captured
+    results: tuple[str, ...]
+    gradients: Mapping[str, str]
+    written: Mapping[str, str]
+    stored: Mapping[str, str]
+    tangent: str
+    inputs: tuple[str, ...]
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    rests: Mapping[str, str] = field(default_factory=dict)
+    seed: str = ""
+    kept: Graph | None = None
+    offer: Callable[[], Graph] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def offered(self) -> Graph:
+        """The graph that offers to compute again what the backward pass reads (see `ir.offers`)."""
+        return self.graph if self.offer is None else self.offer()
+
+    @property
+    def uncut(self) -> Graph:
+        """The graph of which stretches may run in blocks: in training it keeps all values."""
+        return self.graph if self.kept is None else self.kept
+
+    @property
+    def forms(self) -> tuple[Graph, ...]:
+        """The graph, and with the same results in nodes that can be cut along more dims."""
+        divided = keys_in_parts(self.graph)
+        return (self.graph,) if divided is self.graph else (self.graph, divided)
+
+    def of(self, names: Container[str]) -> ModuleGraph:
+        """With the graph that has nodes of these names alone; as it is if there is none."""
+        for form in self.forms[1:]:
+            if any(n.name in names for n in form.nodes if n.name not in self.graph.by_name):
+                return replace(self, graph=form)
+        rounds = ring_of(self.uncut, names)
+        if rounds is not self.uncut:
+            return replace(self, graph=rounds)
+        if self.kept is None or all(node.name in names for node in self.kept.nodes):
+            return self
+        try:
+            return replace(self, graph=chosen(self.offered, names))
+        except IRError:
+            return self
+
+
+def module_graph(
+    captured: Captured,
+    name: str,
+    optimizer: str = "adamw",
+    keep: frozenset[str] = frozenset(),
+    *,
+    at_rest: str = "",
+    loads: Loads = (),
+) -> ModuleGraph:
+    """The graph of a captured module.
+
+    The `optimizer`, one of `OPTIMIZERS`, keeps its state with each trained parameter. Parameters
+    and buffers whose first names are in `keep` are stored even if they are only read. `at_rest`
+    and `loads` are as of `ModuleOptions`.
+
+    Raises:
+        FrontendError: An operator, a type or an argument has no form in the IR.
+    """
+    calls = _ModuleCalls(
+        module=captured.graph, captured=captured, optimizer=optimizer, keep=keep, at_rest=at_rest
+    )
+    example_inputs = calls.add_placeholders()
+    calls.add_calls()
+    written = calls.add_updates(Role.BUFFER)
+    gradients = calls.add_updates(Role.GRADIENT)
+    training = captured.training
+    if training and not gradients:
+        raise FrontendError(f"{name}: no parameter that requires a gradient gets one")
+    results = calls.add_results()
+    forward = (*(value for value in results if value), *written.values())
+    outputs = (*(value for value in results if value), *gradients.values(), *written.values())
+
+    def ordered(*, offers: bool) -> Graph:
+        return with_loads(_ordered_graph(calls, name, outputs, forward, offers=offers), loads)
+
+    graph = ordered(offers=False)
+    return ModuleGraph(
+        graph,
+        captured,
+        results,
+        gradients,
+        written,
+        {first: value for first, value in calls.stored.items() if value in graph.types},
+        calls.tangent,
+        example_inputs,
+        {first: value for first, value in calls.fixed.items() if value in graph.constants},
+        {first: value for first, value in calls.rests.items() if value in graph.types},
+        calls.seed,
+        graph if training else None,
+        (lambda: ordered(offers=True)) if training else None,
+    )
+
+
+@dataclass(kw_only=True)
+class _ModuleCalls(Calls):
+    """The calls of a module, its inputs, what it stores, and its results.
+
+    Attributes:
+        inputs: Graph inputs.
+        tangent: Graph input for the gradient of the loss; "" for inference.
+        seed: Graph input that seeds random draws; "" if there are none.
+        stored: Value of each stored parameter or buffer, by its first name.
+        fixed: Value of each constant parameter or buffer, by its first name.
+        rests: Value of each parameter as it lies at rest, by its first name, where that is not
+            where its optimizer's state lies.
+        draws: How many random draws there are.
+        steps: Names of the nodes that only stand for the steps of the optimizer.
+    """
+
+    captured: Captured
+    optimizer: str
+    keep: frozenset[str]
+    at_rest: str
+    inputs: list[str] = field(default_factory=list)
+    tangent: str = ""
+    seed: str = ""
+    stored: dict[str, str] = field(default_factory=dict)
+    fixed: dict[str, str] = field(default_factory=dict)
+    rests: dict[str, str] = field(default_factory=dict)
+    draws: int = 0
+    steps: set[str] = field(default_factory=set)
+
+    def add_placeholders(self) -> tuple[str, ...]:
+        """Declare weights and inputs; returns the graph input of each flat example input."""
+        placeholders = self.module.graph.find_nodes(op="placeholder")
+        written = {slot.target for slot in self.captured.outputs if slot.role is Role.BUFFER}
+        names = iter(self.captured.names)
+        example_inputs = []
+        for node, slot in zip(placeholders, self.captured.inputs, strict=True):
+            if slot.role in (Role.PARAMETER, Role.BUFFER):
+                self._add_weight(node, slot, written=slot.target in written)
+            elif slot.role is Role.TANGENT:
+                self.tangent = self.add_value(node, "tangent")
+                self.inputs.append(self.tangent)
+            elif slot.role is not Role.UNUSED:
+                value = next(names)
+                if isinstance(node.meta.get("val"), torch.Tensor):
+                    value = self.add_value(node, value)
+                    self.inputs.append(value)
+                    example_inputs.append(value)
+                else:
+                    example_inputs.append("")
+        return tuple(example_inputs)
+
+    def _add_weight(self, node: fx.Node, slot: Slot, *, written: bool) -> None:
+        """Declare a weight, tied ones once: stored if written or trained with, else a constant."""
+        captured = self.captured
+        first = captured.ties.get(slot.target, slot.target)
+        if first in self.types:
+            self.values[node.name] = self.rests.get(first, first)
+            return
+        tensor = captured.tensors[first]
+        parameter = slot.role is Role.PARAMETER
+        trained_with = captured.training and slot.target in captured.persistent
+        value = self.add_value(node, first)
+        if written or trained_with or first in self.keep:
+            trained = parameter and captured.training and tensor.requires_grad
+            kept = OPTIMIZERS[self.optimizer] if trained else 0
+            attrs = {"state_bytes": kept * tensor.element_size()}
+            if trained and self.at_rest:
+                attrs["apart"] = 1
+            self.add_node(Node(_path(first), "partitioner::state", (), (value,), attrs))
+            self.stored[first] = value
+            if trained and self.at_rest:
+                parts = self._alias(value, f"{_path(first)}/parts", "parts")
+                rest = self.values[node.name] = self.rests[first] = self.copy_value(value, "rest")
+                self.add_node(Node(f"{_path(first)}/rest", REST, (parts,), (rest,)))
+        else:
+            steers = not (parameter or tensor.is_floating_point() or is_fake(tensor))
+            load = constant_loader(tensor, first)
+            self.constants[value] = Constant(self.types[value], load, weight=not steers)
+            self.fixed[first] = value
+
+    def seeded(self, node: fx.Node, inputs: tuple[str, ...], attrs: dict[str, Attr]) -> OpCall:
+        """Dropout (with an operand) or uniform numbers, drawn from a seed that all ranks share."""
+        if not self.seed:
+            self.seed = SEED
+            while self.seed in self.types:  # the module has an argument or a parameter of that name
+                self.seed += "'"
+            self.types[self.seed] = TensorType.of("int64", ())
+            self.inputs.append(self.seed)
+        self.draws += 1
+        if inputs:
+            attrs = {"p": attrs["p"], "index": self.draws}
+            return "partitioner::dropout", (inputs[0], self.seed), attrs
+        drawn = node.meta["val"]
+        attrs = {"size": tuple(drawn.shape), "dtype": dtype_name(drawn.dtype), "index": self.draws}
+        return "partitioner::uniform", (self.seed,), attrs
+
+    def add_updates(self, role: Role) -> dict[str, str]:
+        """Add the updates of gradients or buffers; returns the new values by first names."""
+        word = "gradient" if role is Role.GRADIENT else "next"
+        updates: dict[str, str] = {}
+        for slot, node in self._outputs(role):
+            first = self.captured.ties.get(slot.target, slot.target)
+            if node is None or first not in self.stored:
+                continue
+            if first in updates:
+                raise FrontendError(f"{slot.target}: tied to {first}, and both have a gradient")
+            updates[first] = self.copy_value(first, word)
+            inputs, outputs = (self.values[node.name], self.stored[first]), (updates[first],)
+            attrs: dict[str, Attr] = {"role": word}
+            if role is Role.GRADIENT:
+                attrs["optimizer"] = self.optimizer
+            name = f"{_path(first)}/{word}"
+            if role is Role.GRADIENT and self.at_rest == "zero1" and first in self.rests:
+                kept = (self.values[node.name], self.rests[first])
+                self.add_node(Node(name, KEEP, kept, outputs, {"role": word}))
+                parts = self._alias(updates[first], f"{name}/parts", "parts")
+                name, attrs = f"{_path(first)}/step", {"optimizer": self.optimizer}
+                inputs, outputs = (parts, self.stored[first]), (self.copy_value(first, "step"),)
+            self.add_node(Node(name, "partitioner::update", inputs, outputs, attrs))
+            if outputs[0] != updates[first]:
+                self.steps.add(self.nodes[-1].name)
+        return updates
+
+    def _alias(self, value: str, name: str, suffix: str) -> str:
+        """An alias of a value, so that copies of it last as long as the readers of the alias."""
+        alias = self.copy_value(value, suffix)
+        self.add_node(Node(name, "partitioner::alias", (value,), (alias,)))
+        return alias
+
+    def add_results(self) -> tuple[str, ...]:
+        """The value of each flat result of the module; "" for one that is no tensor.
+
+        Outputs of a graph are made by nodes, each once: other results get an alias.
+        """
+        made = {value for node in self.nodes for value in node.writes}
+        results: list[str] = []
+        for _, node in self._outputs(Role.OUTPUT):
+            value = "" if node is None else self.values[node.name]
+            if value and (value not in made or value in results):
+                source, value = value, f"{value}.result"
+                while value in self.types:
+                    value += "'"
+                self.types[value] = self.types[source]
+                self.add_node(Node("/result", "partitioner::alias", (source,), (value,)))
+            results.append(value)
+        return tuple(results)
+
+    def _outputs(self, role: Role) -> list[tuple[Slot, fx.Node | None]]:
+        outputs = zip(self.captured.outputs, flat_outputs(self.module.graph), strict=True)
+        return [(slot, node) for slot, node in outputs if slot.role is role]
+
+
+def _path(name: str) -> str:
+    return "/" + name.replace(".", "/")
+
+
+def _ordered_graph(
+    calls: _ModuleCalls,
+    name: str,
+    outputs: tuple[str, ...],
+    forward_outputs: tuple[str, ...],
+    *,
+    offers: bool,
+) -> Graph:
+    """The graph of the calls that the outputs need, first those that the forward outputs need.
+
+    With offers it may compute again what the backward pass reads.
+    """
+    nodes = list(early_updates(needed(calls.nodes, outputs, calls.steps)))
+    if not calls.captured.training:
+        nodes = list(fetched_early(nodes))
+        return calls.graph(name, tuple(calls.inputs), outputs, nodes, calls.constants)
+    forward = needed(nodes, forward_outputs)
+    forward_names = {node.name for node in forward}
+    backward = [node for node in nodes if node.name not in forward_names]
+    scope, optional = Scope(set(calls.names), dict(calls.types)), frozenset[str]()
+    if offers:
+        backward, optional = backward_with_offers(forward, backward, scope, outputs)
+    else:
+        backward = backward_pass(forward, backward, plain_access(forward), scope)
+    apart = {calls.stored[first] for first in calls.rests}
+    stored = [value for value in calls.stored.values() if value not in apart]
+    read_again = {value for node in backward for value in node.reads}.intersection(stored)
+    forward = list(fetched_early(forward_aliases(forward, read_again, scope)))
+    backward = list(fetched_early(backward, stored))
+    nodes = [*forward, *backward]
+    read = {value for node in nodes for value in node.reads}
+    inputs = tuple(value for value in calls.inputs if value in read)
+    names = frozenset(node.name for node in backward)
+    return scope.graph(
+        *(name, inputs, outputs, nodes, calls.constants),
+        backward=names,
+        optional=optional,
+        twins=_twins(calls.sequence, forward, backward) | scope.repeats,
+    )
+
+
+def _twins(
+    sequence: Mapping[str, int], forward: Sequence[Node], backward: Sequence[Node]
+) -> dict[str, str]:
+    """The last forward node of the number in autograd's sequence of each backward node.
+
+    Nodes without gradients have the number of the one before them: those that no trained value
+    reaches, and those that only make the next contents of buffers, as of running statistics.
+    """
+    read: dict[bool, set[str]] = {True: set(), False: set()}
+    for node in forward:
+        read[node.attrs.get("role") == "next"].update(node.reads)
+    buffers = read[True] - read[False]
+    reached = {node.inputs[1] for node in backward if node.attrs.get("role") == "gradient"}
+    last: dict[int, str] = {}
+    for node in forward:
+        if reached.isdisjoint(node.reads):
+            continue
+        reached.update(node.writes)
+        if node.name in sequence and not buffers.issuperset(node.writes):
+            last[sequence[node.name]] = node.name
+    numbers = ((node.name, sequence.get(node.name)) for node in backward)
+    return {name: last[number] for name, number in numbers if number in last}

@@ -1,0 +1,70 @@
+"""Replaces `embedding_bag` in an exported graph by our own operator, whose table can be cut."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
+from partitioner.frontends.torch.patterns.rewrite import (
+    Rewriter,
+    arguments_of,
+    graph_modules,
+    value,
+)
+
+_aten = torch.ops.aten
+_BAGS = {_aten.embedding_bag.default, _aten.embedding_bag.padding_idx}
+
+
+def replace_bags(module: fx.GraphModule) -> int:
+    """Replace bags in place.
+
+    Those whose gradients are sparse or scaled by frequency stay, and those of which more than the
+    result is used.
+
+    Returns:
+        How many were replaced.
+    """
+    total = 0
+    for part in graph_modules(module):
+        nodes = [node for node in part.graph.nodes if node.target in _BAGS]
+        count = sum(_replace(node) for node in nodes)
+        if count:
+            part.recompile()
+        total += count
+    return total
+
+
+def _replace(bag: fx.Node) -> bool:
+    args = arguments_of(bag)
+    used = [user for user in bag.users if user.users]
+    if args["scale_grad_by_freq"] or args["sparse"]:
+        return False
+    if len(used) != 1 or used[0].target is not operator.getitem or used[0].args[1] != 0:
+        return False
+    result, table, indices, offsets = used[0], args["weight"], args["indices"], args["offsets"]
+    shapes = [value(node).shape for node in (table, indices, offsets, result)]
+    if any(not isinstance(size, int) for shape in shapes for size in shape):
+        return False
+    weights = args["per_sample_weights"]
+    if weights is not None and value(weights).dtype != value(table).dtype:
+        return False
+    size, total = value(table).shape[0], value(indices).shape[0]
+    bags = value(offsets).shape[0] - bool(args["include_last_offset"])
+    padding = args.get("padding_idx")
+    padding = -1 if padding is None else padding % size
+    settings = (args["mode"], bags, padding, size, total, [0], [size], [0], [total], [0], [bags])
+    call = Rewriter(result).call(
+        *(torch.ops.partitioner.embedding_bag.default, table, indices, offsets, weights),
+        *settings,
+    )
+    result.target, result.args, result.kwargs = call.target, call.args, call.kwargs
+    result.meta["val"] = call.meta["val"]
+    result.graph.erase_node(call)
+    for user in list(bag.users):
+        bag.graph.erase_node(user)
+    bag.graph.erase_node(bag)
+    return True

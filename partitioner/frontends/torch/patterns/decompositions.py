@@ -1,0 +1,250 @@
+"""Decomposes PyTorch operators into parts that can be cut; captures take the table.
+
+PyTorch computes some gradients together that are cut differently: of a convolution, the data's
+gradient is summed over output channels and the weights' over the batch. Here operators of our own
+(`partitioner.backends.torch.operators`) compute each alone. Batch norm in training becomes sums,
+which are partial over a cut batch, and what is computed from them; group norm of images likewise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
+from partitioner.frontends.torch.patterns import random as torch_random
+from partitioner.frontends.torch.patterns.strides import as_strided, as_strided_scatter
+
+aten = torch.ops.aten
+own = torch.ops.partitioner
+
+Mask = Sequence[bool]  #: Tells which gradients are wanted: of data, weight and bias.
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def convolution_backward(
+    grad_out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    *settings: Any,
+) -> Gradients:
+    """An operator for each of data, weight and bias."""
+    del bias_sizes
+    *shape, mask = settings
+    all_but_channels = [0, *range(2, grad_out.dim())]
+    return (
+        own.convolution_grad_input(grad_out, weight, x.shape, *shape) if mask[0] else None,
+        own.convolution_grad_weight(grad_out, x, weight.shape, *shape) if mask[1] else None,
+        aten.sum.dim_IntList(grad_out, all_but_channels) if mask[2] else None,
+    )
+
+
+def native_layer_norm_backward(
+    grad_out: Tensor,
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mask: Mask,
+) -> Gradients:
+    """An operator for data, and one for weight and bias."""
+    shape, dtype = normalized_shape, _weight_dtype(x, weight, bias)
+    data = own.layer_norm_grad_input(grad_out, x, shape, mean, rstd, weight) if mask[0] else None
+    if not (mask[1] or mask[2]):
+        return data, None, None
+    pair = own.layer_norm_grad_weight(grad_out, x, shape, mean, rstd, dtype)
+    return data, *_masked(pair, mask)
+
+
+def _is_image(x: Tensor, weight: Tensor | None) -> bool:
+    """Whether group norm of the data is decomposed: its groups have space to cut.
+
+    In other element types, PyTorch's kernel keeps statistics in types of their own.
+    """
+    wide = x.dtype in (torch.float32, torch.float64)
+    alike = weight is None or weight.dtype is x.dtype
+    return wide and alike and x.dim() > 2 and math.prod(x.shape[2:]) > 1 and x.numel() > 0
+
+
+def native_group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *settings: Any) -> Any:
+    """Sums, which are partial over cut space, statistics, and what is computed from them."""
+    _, _, _, groups, eps = settings
+    if not _is_image(x, weight):
+        return NotImplemented
+    sums = own.group_norm_sums(x, groups)
+    mean, rstd = own.group_norm_statistics(sums, _group_count(x, groups), eps, x.dtype)
+    return own.group_norm_apply(x, mean, rstd, weight, bias), mean, rstd
+
+
+def _group_count(x: Tensor, groups: int) -> int:
+    """Elements of a group of an image."""
+    return math.prod(x.shape[1:]) // groups
+
+
+def native_group_norm_backward(
+    grad_out: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    *settings: Any,
+) -> Gradients:
+    """An operator for data, and one for weight and bias; of images, sums are apart."""
+    _, _, _, groups, mask = settings
+    if _is_image(x, weight):
+        sums = own.group_norm_grad_sums(grad_out, x, mean, rstd)
+        count = _group_count(x, groups)
+        data = own.group_norm_grad_planes(grad_out, x, mean, rstd, weight, sums, count)
+        # an image's row each: first of the result's products, then of the gradient
+        rows = [aten.sum.dim_IntList(aten.select.int(sums, 0, row), [0]) for row in (1, 0)]
+        return (data if mask[0] else None), *_masked(rows, mask)
+    data = own.group_norm_grad_input(grad_out, x, mean, rstd, weight, groups) if mask[0] else None
+    if not (mask[1] or mask[2]):
+        return data, None, None
+    dtype = _weight_dtype(x, weight)
+    pair = own.group_norm_grad_weight(grad_out, x, mean, rstd, groups, dtype)
+    return data, *_masked(pair, mask)
+
+
+def _weight_dtype(x: Tensor, *weights: Tensor | None) -> torch.dtype:
+    """Element type of the gradients of weight and bias."""
+    return next((weight.dtype for weight in weights if weight is not None), x.dtype)
+
+
+def _masked(pair: Sequence[Tensor], mask: Mask) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of weight and bias that are wanted."""
+    weight, bias = pair
+    return weight if mask[1] else None, bias if mask[2] else None
+
+
+def native_batch_norm_functional(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Batch norm whose next running statistics are results."""
+    if not training:
+        empty = x.new_empty(0)
+        out = own.batch_norm_apply(x, running_mean, running_var, weight, bias, eps)
+        return out, empty, empty, running_mean, running_var
+    var, results = _batch_norm(x, weight, bias, eps)
+    _, mean, _ = results
+    running = own.batch_norm_running(mean, var, running_mean, running_var, _count(x), momentum)
+    return *results, *running
+
+
+def native_batch_norm_no_stats(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Batch norm without running statistics: it always takes the batch's."""
+    del training, momentum
+    return _batch_norm(x, weight, bias, eps)[1]
+
+
+def _batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """The variance of the batch, and (output, mean, inverse standard deviation)."""
+    dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+    sums = own.batch_norm_sums(x)
+    mean, var, invstd = own.batch_norm_statistics(sums, _count(x), eps, dtype)
+    out = own.batch_norm_apply(x, mean, var, weight, bias, eps)
+    return var, (out, mean, invstd)
+
+
+def _count(x: Tensor) -> int:
+    """Elements of a channel."""
+    return math.prod(x.shape) // x.shape[1]
+
+
+def native_batch_norm_backward(
+    grad_out: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    mask: Mask,
+) -> Gradients:
+    """Sums, which are the gradients of bias and weight, and the data's gradient."""
+    if train:
+        sums = own.batch_norm_grad_sums(grad_out, x, save_mean, save_invstd)
+        data = own.batch_norm_grad_input(
+            grad_out, x, save_mean, save_invstd, weight, sums, _count(x)
+        )
+    else:
+        data = own.batch_norm_apply(grad_out, None, running_var, weight, None, eps)
+        if not (mask[1] or mask[2]):
+            return data, None, None
+        assert running_var is not None
+        invstd = aten.rsqrt(aten.add.Tensor(running_var, eps))
+        sums = own.batch_norm_grad_sums(grad_out, x, running_mean, invstd)
+    dtype = _weight_dtype(x, weight)
+    pair = [aten.select.int(sums, 0, row) for row in (1, 0)]
+    if dtype is not sums.dtype:
+        pair = [aten._to_copy(row, dtype=dtype) for row in pair]
+    return (data if mask[0] else None), *_masked(pair, mask)
+
+
+def copied(old: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """The source in the type and shape of what it is copied over, whose contents are not read.
+
+    It lies in memory as that does: what was written into a view is viewed as the whole again.
+    """
+    del non_blocking
+    same = source.dtype == old.dtype
+    new: Tensor = aten.alias(source) if same else aten._to_copy(source, dtype=old.dtype)
+    if new.shape != old.shape:
+        new = aten.expand(new, old.shape)
+    order = _memory_order(old)
+    if order == _memory_order(new) and new.shape == source.shape:
+        return new
+    turned = aten.clone(aten.permute(new, order), memory_format=torch.contiguous_format)
+    back: Tensor = aten.permute(turned, sorted(range(len(order)), key=order.__getitem__))
+    return back
+
+
+def _memory_order(x: Tensor) -> list[int]:
+    """The dims by their strides, the longest first; those of one element keep their places."""
+    longer = sorted((dim for dim in range(x.dim()) if x.shape[dim] > 1), key=x.stride, reverse=True)
+    dims = iter(longer)
+    return [next(dims) if x.shape[dim] > 1 else dim for dim in range(x.dim())]
+
+
+#: Functions that compute operators from others, by overload.
+DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
+    aten.as_strided.default: as_strided,
+    aten.as_strided_scatter.default: as_strided_scatter,
+    aten.convolution_backward.default: convolution_backward,
+    aten.copy.default: copied,
+    aten.native_batch_norm_backward.default: native_batch_norm_backward,
+    aten._native_batch_norm_legit_functional.default: native_batch_norm_functional,
+    aten._native_batch_norm_legit.no_stats: native_batch_norm_no_stats,
+    aten.native_group_norm.default: native_group_norm,
+    aten.native_group_norm_backward.default: native_group_norm_backward,
+    aten.native_layer_norm_backward.default: native_layer_norm_backward,
+    # these two only mark their operand, which is lost where its memory is sent
+    aten._conj.default: aten._conj_physical.default,
+    aten._neg_view.default: aten.neg.default,
+    **torch_random.DECOMPOSITIONS,
+}

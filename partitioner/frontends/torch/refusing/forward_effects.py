@@ -1,0 +1,211 @@
+"""Refuses what a module's forward pass does in Python that a trace would do once, for all calls.
+
+A graph has what PyTorch computes. Numbers that Python or NumPy draw would be constants of it, a
+generator that is seeded in the forward pass would not be, and a number that a call counts up would
+stay as it is. A number that a call sets, and the next one leaves as it is, is none of these.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from partitioner.backends.torch.guards.global_hooks import global_hooks
+from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.torch.exporting import replaced, writing
+from partitioner.frontends.torch.refusing.reasons import called_at
+
+
+@dataclass
+class Number:
+    """A number that a forward pass changes, an attribute of a module.
+
+    Attributes:
+        module: The module.
+        name: The attribute.
+        before: The number before the pass.
+        after: The number behind it.
+        place: The user's line that first changes it, and ": "; or "".
+    """
+
+    module: nn.Module
+    name: str
+    before: object
+    after: object
+    place: str
+
+    @property
+    def error(self) -> FrontendError:
+        """The refusal of a number that every pass changes."""
+        return FrontendError(
+            f"{self.place}forward changes {type(self.module).__name__}.{self.name} from "
+            f"{self.before} to {self.after}: it would happen once, while it is traced; make it a "
+            "buffer"
+        )
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """The attributes that a forward pass assigns.
+
+    Attributes:
+        names: Each by the submodule's `id` and name.
+        numbers: The numbers among them that it changes.
+    """
+
+    names: set[tuple[int, str]] = field(default_factory=set)
+    numbers: dict[tuple[int, str], Number] = field(default_factory=dict)
+
+    @property
+    def lasting(self) -> list[Number]:
+        """The numbers that are others behind the pass."""
+        return [number for number in self.numbers.values() if number.before != number.after]
+
+    def add(self, module: nn.Module, name: str, value: object) -> None:
+        """Note that the pass assigns a value to an attribute."""
+        key, before = (id(module), name), vars(module).get(name)
+        self.names.add(key)
+        if key in self.numbers:
+            self.numbers[key].after = value
+        elif _is_number(before) and _is_number(value) and before != value:
+            place = called_at()
+            place = f"{place}: " if place else ""
+            self.numbers[key] = Number(module, name, before, value, place)
+
+
+@contextmanager
+def refusing_effects(module: nn.Module) -> Iterator[Assigned]:
+    """Within, an export refuses effects of the module's forward pass.
+
+    Yields:
+        The attributes that the forward pass assigns.
+
+    Raises:
+        FrontendError: All modules have a hook; or the forward pass draws from Python's or NumPy's
+            random numbers, seeds PyTorch's, or differentiates.
+    """
+    for name in global_hooks():
+        raise FrontendError(
+            f"{name} is a hook of all modules, also of PyTorch's own: set it on parts of this one"
+        )
+    assigned = Assigned()
+    replacements: Mapping[tuple[Any, str], Any] = {
+        (torch, "manual_seed"): _refused_seed(),
+        (torch.random, "manual_seed"): _refused_seed(),
+        (nn.Module, "__setattr__"): _noted(assigned),
+        (Tensor, "data"): _detached(),
+        (torch.autograd, "grad"): _refused_gradient("grad"),
+        (torch.autograd, "backward"): _refused_gradient("backward"),
+    }
+    before = _generators(module)
+    with replaced(replacements):
+        yield assigned
+    after = _generators(module)
+    for name, state in before.items():
+        if after.get(name) != state:
+            raise FrontendError(
+                f"forward draws numbers from {name}: they would be the same in every call; draw "
+                "with PyTorch, as torch.rand or dropout do"
+            )
+
+
+def _generators(module: nn.Module) -> dict[str, str]:
+    """The states of Python's and NumPy's generators, and of those that parts of the module hold."""
+    states = {"Python's random": repr(random.getstate()), "NumPy's random": _numpy_state(np.random)}
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            where = f"{path}.{name}".lstrip(".")
+            if isinstance(value, random.Random):
+                states[where] = repr(value.getstate())
+            elif isinstance(value, np.random.RandomState):
+                states[where] = _numpy_state(value)
+            elif isinstance(value, np.random.Generator):
+                states[where] = _text(value.bit_generator.state)
+    return states
+
+
+def _numpy_state(generator: Any) -> str:
+    return _text(generator.get_state(legacy=False))
+
+
+def _text(state: Any) -> str:
+    """A state in full: NumPy shortens arrays."""
+    if isinstance(state, dict):
+        return repr({key: _text(value) for key, value in state.items()})
+    return repr(state.tolist() if isinstance(state, np.ndarray) else state)
+
+
+def _refused_seed() -> Callable[[Any], Any]:
+    original = torch.random.manual_seed
+
+    def manual_seed(seed: Any) -> Any:
+        if writing() is None:
+            return original(seed)
+        raise FrontendError(
+            "forward calls torch.manual_seed: a program's draws follow from the seed of "
+            "program.module() and the step; make fixed random tensors buffers"
+        )
+
+    return manual_seed
+
+
+def _refused_gradient(name: str) -> Callable[..., Any]:
+    original = getattr(torch.autograd, name)
+
+    def differentiate(*args: Any, **kwargs: Any) -> Any:
+        if writing() is None:
+            return original(*args, **kwargs)
+        raise FrontendError(
+            f"forward calls torch.autograd.{name}, which is not traced: a program has no gradients "
+            "of gradients; write the derivative's formula in forward, or train such a loss (a "
+            "gradient penalty) without this program"
+        )
+
+    return differentiate
+
+
+def _noted(assigned: Assigned) -> Callable[..., None]:
+    original = nn.Module.__setattr__
+
+    def set_attribute(module: nn.Module, name: str, value: Any) -> None:
+        if writing() is not None:
+            assigned.add(module, name, value)
+        original(module, name, value)
+
+    return set_attribute
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _detached() -> property:
+    """`tensor.data` in a forward pass: the tensor without its gradient, which can be traced."""
+    original: Any = Tensor.data
+
+    def read(tensor: Tensor) -> Any:
+        return tensor.detach() if _of_user() else original.__get__(tensor)
+
+    def write(tensor: Tensor, value: Tensor) -> None:
+        if _of_user():
+            raise FrontendError(
+                "forward assigns to tensor.data, which cannot be traced: write in place under "
+                "torch.no_grad()"
+            )
+        original.__set__(tensor, value)
+
+    return property(read, write)
+
+
+def _of_user() -> bool:
+    """Whether code that is not PyTorch's uses an attribute of a tensor in a forward pass."""
+    name = str(sys._getframe(2).f_globals.get("__name__", ""))
+    return writing() is not None and not name.startswith("torch.")

@@ -1,0 +1,96 @@
+"""Refuses tensors of a module that lie in one memory, where an optimizer writes to one of them.
+
+A trace tells tensors from each other by identity, and ranks hold each by itself: in the module a
+write to one of them is a write to the others, on ranks it is not. (What the forward pass itself
+writes, PyTorch's trace tells: see `capture`.)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+
+from partitioner.backends.torch.state.buffers import extent
+from partitioner.frontends.errors import FrontendError
+
+
+def check_memory_apart(tensors: Mapping[str, Tensor], written: Collection[str]) -> None:
+    """Refuse two tensors with an element in common, one of which a step writes to.
+
+    Args:
+        tensors: Parameters, buffers and other tensors of a module.
+        written: Names of those that a step writes to.
+
+    Raises:
+        FrontendError: There are two such tensors; the message names them.
+    """
+    for one, other in _meeting(tensors):
+        if tensors[one] is tensors[other] or {one, other}.isdisjoint(written):
+            continue
+        if _overlap(tensors[one], tensors[other]):
+            raise FrontendError(
+                f"{other} lies in the memory of {one} and is another tensor, so that what a step "
+                f"writes to {one if one in written else other} would not reach the other on ranks: "
+                "give one parameter or buffer both names (a.weight = b.weight, not .data), compute "
+                "one from the other in forward, or clone() one of them"
+            )
+
+
+def _meeting(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """Pairs of tensors in one memory, where one begins between the other's first and last byte."""
+    by_memory: dict[int, list[tuple[range, int, str]]] = {}
+    for order, (name, tensor) in enumerate(tensors.items()):
+        if tensor.layout is torch.strided and tensor.numel():
+            memory, span = _place_of(tensor)
+            by_memory.setdefault(memory, []).append((span, order, name))
+    for places in by_memory.values():
+        places.sort(key=lambda place: place[0].start)
+        for at, (span, order, name) in enumerate(places):
+            for other_span, other_order, other in itertools.islice(places, at + 1, None):
+                if other_span.start >= span.stop:
+                    break
+                yield (name, other) if order < other_order else (other, name)
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors in one memory whose bytes meet have an element in common."""
+    (_, first), (_, second) = _place_of(one), _place_of(other)
+    is_dense = all(
+        x.numel() * x.element_size() == len(span) for x, span in ((one, first), (other, second))
+    )
+    item, start = one.element_size(), min(first.start, second.start)
+    if is_dense or item != other.element_size() or (first.start - second.start) % item:
+        return True
+    end = (max(first.stop, second.stop) - start) // item
+    marks = (
+        _elements(tensor, (span.start - start) // item, end)
+        for tensor, span in ((one, first), (other, second))
+    )
+    return bool((next(marks) & next(marks)).any())
+
+
+def _place_of(tensor: Tensor) -> tuple[int, range]:
+    """A memory, and the bytes of it from a tensor's first element to its last.
+
+    It is that of the process, 0, as NumPy's arrays may have several storages; a tensor without an
+    address, as on the meta device, has its storage.
+    """
+    is_fake = tensor.device.type == "meta" or isinstance(tensor, FakeTensor)
+    address = 0 if is_fake else tensor.data_ptr()
+    start = address or tensor.storage_offset() * tensor.element_size()
+    memory = 0 if address else tensor.untyped_storage()._cdata
+    return memory, range(start, start + extent(tensor))
+
+
+def _elements(tensor: Tensor, start: int, end: int) -> Tensor:
+    """Which of `end` elements of a memory a tensor has that begins with the one at `start`."""
+    marks = torch.zeros(end, dtype=torch.bool)
+    sizes = [
+        size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ]
+    marks.as_strided(sizes, tensor.stride(), start).fill_(True)
+    return marks

@@ -1,0 +1,1 @@
+"""Traces of a PyTorch module: captured, differentiated, and extended by repeated layers."""

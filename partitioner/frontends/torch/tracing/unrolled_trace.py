@@ -1,0 +1,453 @@
+"""Extends the trace of a program of which few layers are left by the layers that were left out.
+
+PyTorch traces a call by its operator and the types of its operands, and its backward pass runs in
+the opposite order. So each layer adds the same calls to the forward pass, and from some layer on to
+the backward pass. This is not taken for granted: layers in the middle of the trace are compared,
+and so are the stretches of the backward pass from the first gradient of a layer's weights to that
+of the layer below. If they are not equal, or anything reads a layer in another way than its
+neighbour does, the trace is not extended.
+
+Calls have the names and numbers that they have in the trace of the whole program.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from torch import fx
+
+from partitioner.frontends.torch.tracing.repeated_layers import (
+    KEPT,
+    IrregularError,
+    RepeatedLayers,
+    form,
+    type_of,
+)
+
+#: The layer whose forward pass is repeated; it and those behind it are compared with the next one.
+MIDDLE = 2
+#: Entries of a call's `meta` with the submodules that it is in.
+_STACKS = ("nn_module_stack", "fwd_nn_module_stack")
+
+
+def unrolled(joint: fx.Graph, layers: RepeatedLayers) -> fx.Graph | None:
+    """The trace of all layers from that of those that are left; None if they are not equal.
+
+    Args:
+        joint: The trace of the program with `layers.graph`; nodes have `meta["from_node"]`.
+        layers: The layers.
+    """
+    try:
+        trace = _Trace(joint, layers)
+        trace.check()
+        return _Unrolled(trace).whole()
+    except IrregularError:
+        return None
+
+
+@dataclass
+class _Trace:
+    """A trace of few layers, by the positions of its calls.
+
+    Attributes:
+        joint: The trace.
+        layers: The layers.
+        forward_steps: By how much the number in the names of each operator's calls grows from
+            layer to layer of the forward pass.
+        backward_steps: The same of the backward pass.
+    """
+
+    joint: fx.Graph
+    layers: RepeatedLayers
+    forward_steps: dict[str, int] = field(default_factory=dict)
+    backward_steps: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def calls(self) -> Sequence[fx.Node]:
+        """All nodes but placeholders and the output."""
+        outer = ("placeholder", "output")
+        return [node for node in self.joint.nodes if node.op not in outer]
+
+    @cached_property
+    def at(self) -> Mapping[fx.Node, int]:
+        """Position of each call."""
+        return {node: index for index, node in enumerate(self.calls)}
+
+    @cached_property
+    def turn(self) -> int:
+        """Position where the backward pass begins."""
+        passes = (index for index, node in enumerate(self.calls) if _is_backward(node))
+        return next(passes, len(self.calls))
+
+    @cached_property
+    def spans(self) -> Sequence[range]:
+        """Positions of the layers in the forward pass.
+
+        Raises:
+            IrregularError: They are not consecutive.
+        """
+        of: list[list[int]] = [[] for _ in range(KEPT)]
+        for index, node in enumerate(self.calls[: self.turn]):
+            sources = node.meta.get("from_node")
+            layer = self.layers.layer_of.get(sources[-1].name) if sources else None
+            if layer is not None:
+                of[layer].append(index)
+        if not all(of):
+            raise IrregularError
+        spans = [range(each[0], each[-1] + 1) for each in of]
+        if any(len(span) != len(each) for span, each in zip(spans, of, strict=True)):
+            raise IrregularError
+        if any(one.stop != other.start for one, other in pairwise(spans)):
+            raise IrregularError
+        return spans
+
+    @cached_property
+    def home(self) -> Mapping[fx.Node, tuple[int, int]]:
+        """The layer of each of its calls in the forward pass, and the call's number there."""
+        return {
+            self.calls[index]: (layer, number)
+            for layer, span in enumerate(self.spans)
+            for number, index in enumerate(span)
+        }
+
+    @cached_property
+    def weights(self) -> Mapping[fx.Node, str]:
+        """Names of the placeholders of weights."""
+        placeholders = self.joint.find_nodes(op="placeholder")
+        return {node: getattr(node.meta["desc"], "target", "") for node in placeholders}
+
+    @cached_property
+    def results(self) -> Sequence[tuple[fx.Node | None, str]]:
+        """What the trace returns, each with the name of the weight whose gradient it is, or "".
+
+        None in the place of what is no tensor.
+        """
+        output = self.joint.output_node()
+        pairs = zip(output.args[0], output.meta["desc"], strict=True)  # type: ignore[arg-type]
+        return [
+            (
+                node if isinstance(node, fx.Node) else None,
+                getattr(getattr(desc, "grad_of", None), "target", ""),
+            )
+            for node, desc in pairs
+        ]
+
+    @cached_property
+    def gradients(self) -> Mapping[fx.Node, Sequence[str]]:
+        """Names of the layers' weights whose gradient each call gives; "" for other results."""
+        names: dict[fx.Node, list[str]] = {}
+        for node, name in self.results:
+            if node is not None:
+                own = name if name in self.layers.weights.place else ""
+                names.setdefault(node, []).append(own)
+        return names
+
+    @cached_property
+    def turns(self) -> tuple[range, range]:
+        """Two stretches of the backward pass, each from a layer's first gradient to the next's.
+
+        Both are empty if there is no backward pass.
+
+        Raises:
+            IrregularError: A layer has no gradient, or the stretches are of different lengths.
+        """
+        if self.turn == len(self.calls):
+            return range(self.turn, self.turn), range(self.turn, self.turn)
+        first: dict[int, int] = {}
+        for node, names in self.gradients.items():
+            for name in filter(None, names):
+                layer, _ = self.layers.weights.place[name]
+                first[layer] = min(self.at.get(node, -1), first.get(layer, len(self.calls)))
+        starts = [first.get(MIDDLE + by, -1) for by in (1, 0, -1)]
+        if not self.turn <= starts[0] < starts[1] < starts[2]:
+            raise IrregularError
+        one, other = (range(*pair) for pair in pairwise(starts))
+        if len(one) != len(other):
+            raise IrregularError
+        return one, other
+
+    @cached_property
+    def _sequence(self) -> tuple[int, int, int]:
+        """The least and the largest number in autograd's sequence of the layers; that of a layer.
+
+        The first layer, which may be another one, is left out.
+        """
+        numbers = [
+            [self.calls[index].meta.get("seq_nr", 0) for index in span] for span in self.spans
+        ]
+        least, most = min(numbers[1]), max(numbers[-1])
+        return least, most, numbers[MIDDLE + 1][0] - numbers[MIDDLE][0]
+
+    def sequence_moved(self, number: int, layers: int, left_out: int) -> int:
+        """A number in autograd's sequence so many layers later.
+
+        Args:
+            number: The number.
+            layers: Layers by which a number of a layer is moved.
+            left_out: Layers by which those behind all layers are.
+        """
+        least, most, step = self._sequence
+        if number < least:
+            return number
+        return number + step * (layers if number <= most else left_out)
+
+    def check(self) -> None:
+        """Compare layers in the middle with the next ones, and the stretches of the backward pass.
+
+        Raises:
+            IrregularError: They are not equal.
+        """
+        for layer in range(MIDDLE, KEPT - 1):
+            one, other = self.spans[layer : layer + 2]
+            if len(one) != len(other):
+                raise IrregularError
+            for old, new in zip(one, other, strict=True):
+                self._compare(old, new, 1, self.forward_steps)
+        for old, new in zip(*self.turns, strict=True):
+            self._compare(old, new, -1, self.backward_steps)
+
+    def _compare(self, old: int, new: int, by: int, steps: dict[str, int]) -> None:
+        """Compare a call with the one at its place, so many layers later."""
+        one, other = self.calls[old], self.calls[new]
+        (form_one, operands), (form_other, others) = form(one), form(other)
+        values = [type_of(node.meta.get("val")) for node in (one, other)]
+        (base, number), (name, later) = numbered_name(one.name), numbered_name(other.name)
+        pairs = zip(operands, others, strict=False)
+        alike = (
+            form_one == form_other
+            and values[0] == values[1]
+            and all(self._leads(a, b, by, new - old) for a, b in pairs)
+            and name == base
+            and later - number == steps.setdefault(base, later - number)
+            and self._annotated(one, other, by)
+            and self._gives(one, other, by)
+        )
+        if not alike:
+            raise IrregularError
+
+    def _leads(self, operand: fx.Node, other: fx.Node, by: int, distance: int) -> bool:
+        """Whether an operand is at the place of another one, so many layers later."""
+        if operand in self.home:
+            layer, number = self.home[operand]
+            return self.home.get(other) == (layer + by, number)
+        if operand in self.weights:
+            moved = self.layers.weights.place.get(self.weights[operand])
+            name = self.weights.get(other, "")
+            if moved is None:
+                return operand is other
+            return self.layers.weights.place.get(name) == (moved[0] + by, moved[1])
+        at, then = self.at[operand], self.at.get(other, -1)
+        if at < self.turn:
+            return operand is other
+        begin = self.turns[0].start - len(self.turns[0])
+        return then - at == distance if at >= begin else operand is other
+
+    def _annotated(self, one: fx.Node, other: fx.Node, by: int) -> bool:
+        """Whether calls are annotated alike, in submodules so many layers apart."""
+        same = ("partitioner_tag", "autograd_backward", "is_gradient_acc")
+        if any(one.meta.get(key) != other.meta.get(key) for key in same):
+            return False
+        moved = self.layers.modules.moved
+        for key in _STACKS:
+            stacks = [list((node.meta.get(key) or {}).items()) for node in (one, other)]
+            if [moved(entry, by) for entry in stacks[0]] != stacks[1]:
+                return False
+        if one.meta.get("is_gradient_acc"):  # has any number
+            return True
+        number: int | None = one.meta.get("seq_nr")
+        then: int | None = other.meta.get("seq_nr")
+        if number is None or then is None:
+            return number is then
+        return self.sequence_moved(number, by, 0) == then
+
+    def _gives(self, one: fx.Node, other: fx.Node, by: int) -> bool:
+        """Whether calls give gradients of the same weights, so many layers apart."""
+        names = [self.gradients.get(node, ()) for node in (one, other)]
+        if "" in names[0] or "" in names[1]:
+            return False
+        return [self.layers.weights.moved(name, by) for name in names[0]] == list(names[1])
+
+
+@dataclass
+class _Unrolled:
+    """Writes the trace of all layers.
+
+    Attributes:
+        trace: The trace of few layers.
+        graph: The new trace.
+        copies: The new node of each node that is copied once.
+        forward: The new calls of the layers' forward passes, by layer and number.
+        turns: The new calls of the repeated stretch of the backward pass, by repetition.
+        gradients: The new gradients of the layers' weights, by their names.
+    """
+
+    trace: _Trace
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    copies: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    forward: dict[tuple[int, int], fx.Node] = field(default_factory=dict)
+    turns: list[list[fx.Node]] = field(default_factory=list)
+    gradients: dict[str, fx.Node] = field(default_factory=dict)
+
+    def whole(self) -> fx.Graph:
+        """The trace of all layers.
+
+        Raises:
+            IrregularError: Something reads a layer that is not next to it.
+        """
+        trace = self.trace
+        for node in trace.joint.find_nodes(op="placeholder"):
+            self.copies[node] = self.graph.node_copy(node)
+        self._write_forward()
+        self._write_backward()
+        self._write_results()
+        return self.graph
+
+    @property
+    def _left_out(self) -> int:
+        return self.trace.layers.left_out
+
+    def _write_forward(self) -> None:
+        spans = self.trace.spans
+        self._write_all(range(spans[MIDDLE].stop), 0)
+        for repetition in range(1, self._left_out + 1):
+            for index in spans[MIDDLE]:
+                self._write(index, repetition, repetition, 0)
+        self._write_all(range(spans[MIDDLE].stop, self.trace.turn), self._left_out)
+
+    def _write_backward(self) -> None:
+        one, other = self.trace.turns
+        self._write_all(range(self.trace.turn, one.stop), self._left_out)
+        self.turns.append([self.copies[self.trace.calls[index]] for index in one])
+        for repetition in range(1, self._left_out + 1):
+            self.turns.append([])
+            for index in one:
+                node = self._write(index, self._left_out - repetition, self._left_out, repetition)
+                self.turns[repetition].append(node)
+        for index in range(other.start, len(self.trace.calls)):
+            self.copies[self.trace.calls[index]] = self._write(
+                index, 0, self._left_out, self._left_out
+            )
+
+    def _write_all(self, positions: range, layers: int) -> None:
+        """Write calls that are copied once, which are so many layers later."""
+        for index in positions:
+            self.copies[self.trace.calls[index]] = self._write(index, layers, layers, 0)
+
+    def _write(self, index: int, layers: int, forward: int, backward: int) -> fx.Node:
+        """Write a call again.
+
+        Args:
+            index: Its position.
+            layers: Layers by which it is later than in the trace of few layers.
+            forward: Repetitions of a layer's forward pass that are written before it.
+            backward: The same of the backward pass, itself included.
+        """
+        trace, node = self.trace, self.trace.calls[index]
+
+        def operand(read: fx.Node) -> fx.Node:
+            return self._operand(index, read, layers, backward)
+
+        base, number = numbered_name(node.name)
+        number += forward * trace.forward_steps.get(base, 0)
+        number += backward * trace.backward_steps.get(base, 0)
+        name = f"{base}_{number}" if number else base
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), operand)
+        copied = self.graph.create_node(node.op, node.target, args, kwargs, name, node.type)
+        if copied.name != name:
+            raise IrregularError
+        copied.meta = self._moved_meta(node, layers)
+        if node in trace.home:
+            layer, place = trace.home[node]
+            self.forward[layer + layers, place] = copied
+        for weight in filter(None, trace.gradients.get(node, ())):
+            self.gradients[self._moved_weight(weight, layers)] = copied
+        return copied
+
+    def _moved_meta(self, node: fx.Node, layers: int) -> dict[str, Any]:
+        """The annotations of a call that is so many layers later."""
+        meta, moved = dict(node.meta), self.trace.layers.modules.moved
+        for key in _STACKS:
+            if meta.get(key):
+                entries: Any = (moved(entry, layers) for entry in meta[key].items())
+                meta[key] = dict(entries)
+        if "seq_nr" in meta:
+            meta["seq_nr"] = self.trace.sequence_moved(meta["seq_nr"], layers, self._left_out)
+        return meta
+
+    def _moved_weight(self, name: str, layers: int) -> str:
+        return str(self.trace.layers.weights.moved(name, layers))
+
+    def _operand(self, index: int, read: fx.Node, layers: int, backward: int) -> fx.Node:
+        """What takes the place of an operand of a call that is written."""
+        trace = self.trace
+        if read in trace.home:
+            layer, place = trace.home[read]
+            self._check_near(index, layer, layers)
+            if (layer + layers, place) not in self.forward:
+                raise IrregularError
+            return self.forward[layer + layers, place]
+        if read in trace.weights:
+            name = trace.weights[read]
+            if name not in trace.layers.weights.place:
+                return self.copies[read]
+            self._check_near(index, trace.layers.weights.place[name][0], layers)
+            return self.copies[self._placeholders[self._moved_weight(name, layers)]]
+        if trace.at[read] < trace.turn:
+            return self.copies[read]
+        return self._in_backward(index, read, backward)
+
+    def _check_near(self, index: int, layer: int, layers: int) -> None:
+        """Refuse a call that reads a layer which is not next to its own.
+
+        What is written behind the repeated layers is moved with them, what runs behind the
+        repeated part of the backward pass is not moved.
+        """
+        if index >= self.trace.spans[MIDDLE].stop and layers and layer < MIDDLE:
+            raise IrregularError
+        below = self.trace.turns[1]
+        if index >= below.start and layer > MIDDLE + (index < below.stop):
+            raise IrregularError
+
+    @cached_property
+    def _placeholders(self) -> Mapping[str, fx.Node]:
+        return {name: node for node, name in self.trace.weights.items()}
+
+    def _in_backward(self, index: int, read: fx.Node, backward: int) -> fx.Node:
+        """What takes the place of an operand that the backward pass makes."""
+        (one, other), at = self.trace.turns, self.trace.at[read]
+        begin = one.start - len(one)
+        if at >= other.start or not backward or at < begin:
+            return self.copies[read]
+        if index < other.start:  # a repetition: it reads itself, or the one before it
+            repetition = backward if at >= one.start else backward - 1
+            return self.turns[repetition][(at - begin) % len(one)]
+        if at < one.start or index >= other.stop:
+            raise IrregularError
+        return self.turns[-1][at - one.start]
+
+    def _write_results(self) -> None:
+        trace, place = self.trace, self.trace.layers.weights.place
+        numbers = {place[name][1] for name in self.gradients}
+        if len(self.gradients) != len(numbers) * (KEPT + self._left_out):
+            raise IrregularError
+        results = [
+            self.gradients.get(name) if name in place else node and self.copies[node]
+            for node, name in trace.results
+        ]
+        output = self.graph.output(tuple(results))
+        output.meta = dict(trace.joint.output_node().meta)
+
+
+def numbered_name(name: str) -> tuple[str, int]:
+    """The name of an operator in that of a call, and the call's number: 0 for the first one."""
+    match = re.fullmatch(r"(.*)_(\d+)", name)
+    return (match[1], int(match[2])) if match else (name, 0)
+
+
+def _is_backward(node: fx.Node) -> bool:
+    return node.meta.get("partitioner_tag") == "is_backward"

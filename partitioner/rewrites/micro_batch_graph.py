@@ -1,0 +1,419 @@
+"""The graph of one of several equal micro-batches, made from the graph of the whole batch.
+
+M micro-batches are M devices that share the batch and never communicate (`same_in_parts`). The
+batch is cut over a mesh of M devices, each node takes its operands as they lie, and what one of the
+devices runs is the graph of a micro-batch: sizes and constants that depend on the batch become
+local as they do on a device of a plan. So there is such a graph only where the outputs of the
+micro-batches are proven to be parts of those of the whole batch; else the first node that stands
+against it is named.
+
+What no sample changes lies whole on all devices. Where a node wants a part of it, as of a constant
+that was expanded to the batch, the part is taken if it is the same for all micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import NamedTuple
+
+import numpy as np
+
+from partitioner.ir.batch_parts import BatchParts
+from partitioner.ir.errors import OptionError
+from partitioner.ir.exchange import Region
+from partitioner.ir.graph import Constant, Graph, Node, needed
+from partitioner.ir.layout import DimLayout, LayoutError, Sharding
+from partitioner.ir.local_node import local_op, renamed
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import LocalOp, row_of, rules_of
+from partitioner.ir.plan import PlacedNode, place
+from partitioner.ir.rule import Rule
+from partitioner.ir.types import TensorType
+from partitioner.rewrites.free_names import free_name
+from partitioner.rewrites.same_in_parts import AXIS, CombinesError, cut_factors
+
+
+class MicroBatch(NamedTuple):
+    """A micro-batch: one of several equal parts of a model's batch.
+
+    Attributes:
+        graph: Its graph.
+        parts: Its part, and those of the others, in the whole batch.
+    """
+
+    graph: Graph
+    parts: BatchParts
+
+
+def batch_size(graph: Graph) -> int:
+    """The size of the batch: dim 0 of the first input that has one.
+
+    Raises:
+        OptionError: There is none, or it is empty.
+    """
+    name = _first_input(graph)
+    size = graph.types[name].shape[0]
+    if not size:
+        raise OptionError(f"micro_batches: dim 0 of the first input {name!r} has no elements")
+    return size
+
+
+def same_size(graph: Graph) -> tuple[str, ...]:
+    """The inputs whose dim 0 may be the batch: the first one with dims, and those as long as it.
+
+    Where that one has a symbol for the batch, others must have the same.
+    """
+    first = graph.types[_first_input(graph)].dims[0]
+    heads = {name: graph.types[name].dims[:1] for name in graph.inputs}
+    return tuple(
+        name
+        for name, head in heads.items()
+        if head and (head[0] == first if first.symbol else head[0].size == first.size)
+    )
+
+
+def even_counts(graph: Graph) -> tuple[int, ...]:
+    """All numbers of equal micro-batches of a graph's batch, ascending, from 1 on.
+
+    Raises:
+        OptionError: There is no batch.
+    """
+    batch = batch_size(graph)
+    return tuple(count for count in range(1, batch + 1) if batch % count == 0)
+
+
+def micro_batch_graph(graph: Graph, count: int) -> MicroBatch:
+    """The graph of one of `count` equal micro-batches of a graph's batch.
+
+    Args:
+        graph: The graph of the whole batch, of inference.
+        count: Number of micro-batches.
+
+    Raises:
+        OptionError: The batch cannot be cut into so many equal ones, or the results of the
+            micro-batches are not proven to be those of the whole batch; names the node.
+    """
+    counts = even_counts(graph)
+    if count not in counts:
+        raise OptionError(
+            f"micro_batches={count}: the batch of {counts[-1]} (dim 0 of "
+            f"{_first_input(graph)!r}) has no {count} equal parts: give one of "
+            f"{', '.join(map(str, counts))}"
+        )
+    ends = {name: graph.output_names.get(name, name) for name in (*graph.inputs, *graph.outputs)}
+    types = {user: graph.types[name] for name, user in ends.items()}
+    if count == 1:
+        return MicroBatch(graph, BatchParts(1, types, {}))
+    for name in sorted(graph.bounded):
+        raise OptionError(
+            f"micro_batches={count}: the size of output {name!r} depends on data, so that results "
+            "of micro-batches have no place in it"
+        )
+    refusal: OptionError | None = None
+    for split in _splits(graph):
+        try:
+            return _Cutter(graph, count).run(types, ends, split)
+        except OptionError as error:
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal
+
+
+def _splits(graph: Graph) -> Iterator[tuple[str, ...]]:
+    """Sets of inputs that may be split, the likeliest first.
+
+    Another input may be as long as the batch by chance, as one of as many features: each of them
+    is left out in turn, then all.
+    """
+    names, first = same_size(graph), _first_input(graph)
+    yield names
+    others = [name for name in names if name != first]
+    for left_out in others:
+        yield tuple(name for name in names if name != left_out)
+    if len(others) > 1:
+        yield (first,)
+
+
+def _first_input(graph: Graph) -> str:
+    for name in graph.inputs:
+        if graph.types[name].rank:
+            return name
+    raise OptionError("micro_batches: no input of the model has dims, so there is no batch")
+
+
+@dataclass
+class _Cutter:
+    """Lays the graph out over the micro-batches and takes the part of the first one.
+
+    Attributes:
+        whole: The graph of the whole batch.
+        count: Number of micro-batches.
+        at: How each value lies.
+        nodes: The nodes of the part.
+        types: The types of its values.
+        constants: Its constants.
+        parts: Names in the part of values that lie whole elsewhere, by value and layout.
+    """
+
+    whole: Graph
+    count: int
+    at: dict[str, Sharding] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    types: dict[str, TensorType] = field(default_factory=dict)
+    constants: dict[str, Constant] = field(default_factory=dict)
+    parts: dict[tuple[str, Sharding], str] = field(default_factory=dict)
+
+    def run(
+        self, types: Mapping[str, TensorType], ends: Mapping[str, str], split: Collection[str]
+    ) -> MicroBatch:
+        """Cut the graph, whose inputs and outputs have these names and types for the user.
+
+        Args:
+            types: Their types, by the user's names.
+            ends: The user's names of the inputs and outputs, by those in the graph.
+            split: The inputs that are cut.
+        """
+        for name in (*self.whole.inputs, *self.whole.constants):
+            type_ = self.whole.types[name]
+            self._declare(name, name, self._by_samples(type_) if name in split else None)
+        self.constants.update(self.whole.constants)
+        for node in self.whole.nodes:
+            self._node(node)
+        regions = {
+            user: tuple(self._region_of(self.at[name], index) for index in range(self.count))
+            for name, user in ends.items()
+            if self.at[name].axes
+        }
+        return MicroBatch(self._graph(), BatchParts(self.count, types, regions))
+
+    def _graph(self) -> Graph:
+        nodes = needed(self.nodes, self.whole.outputs)
+        read = {value for node in nodes for value in node.reads}
+        made = {value for node in nodes for value in node.writes}
+        constants = {name: c for name, c in self.constants.items() if name in read}
+        kept = {*self.whole.inputs, *constants, *made}
+        return Graph(
+            self.whole.name,
+            self.whole.inputs,
+            self.whole.outputs,
+            tuple(nodes),
+            {name: type_ for name, type_ in self.types.items() if name in kept},
+            constants,
+            self.whole.opsets,
+            modules=self.whole.modules,
+            output_names=self.whole.output_names,
+        )
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """The micro-batches, as devices."""
+        return DeviceMesh.line(self.count, AXIS)
+
+    @cached_property
+    def rules(self) -> Mapping[str, Rule | str]:
+        """Rules of the nodes, or why they have none."""
+        return rules_of(self.whole)
+
+    @cached_property
+    def taken(self) -> set[str]:
+        """Names of values and nodes of the whole graph, and of those that were added."""
+        return {*self.whole.types, *self.whole.by_name}
+
+    def _by_samples(self, type_: TensorType) -> Sharding:
+        dims = [DimLayout.whole(size) for size in type_.shape]
+        dims[0] = DimLayout.even(type_.shape[0], (AXIS,), self.mesh)
+        return Sharding(tuple(dims))
+
+    def _declare(self, name: str, value: str, at: Sharding | None) -> None:
+        """Give a value of the whole graph, as it lies, a name in the part."""
+        type_ = self.whole.types[value]
+        at = at or Sharding.replicate(type_.shape)
+        if name == value:
+            self.at[name] = at
+        self.types[name] = at.local_type(type_, self.mesh, {AXIS: 0})
+
+    def _refusal(self, node: Node, why: str) -> OptionError:
+        return OptionError(
+            f"micro_batches={self.count}: {node.name!r} ({node.op}) {why}, so that the outputs of "
+            "micro-batches are not proven to be those of the batch: leave micro_batches out"
+        )
+
+    def _node(self, node: Node) -> None:
+        """Add a node as it runs for a micro-batch.
+
+        Raises:
+            OptionError: It does not run for one alone.
+        """
+        if all(self.at[value].is_replicated for value in node.reads):
+            self.nodes.append(node)
+            for value in node.writes:
+                self._declare(value, value, None)
+            return
+        rule = self.rules[node.name]
+        if not isinstance(rule, Rule):
+            raise self._refusal(node, f"may combine the samples of a batch: {rule}")
+        if any(self.at[value].axes for value in node.captures):
+            raise self._refusal(node, "reads samples inside its subgraph")
+        operands = [self.at[value] if value else None for value in node.inputs]
+        try:
+            layouts = cut_factors(rule, operands, self.mesh)
+            placed = place(self.whole, node, self.mesh, layouts, rule)
+        except (LayoutError, CombinesError):
+            raise self._refusal(node, "combines the samples of a batch") from None
+        self._place(placed)
+
+    def _place(self, placed: PlacedNode, named: Mapping[str, str] | None = None) -> None:
+        """Add a node under a layout.
+
+        Args:
+            placed: The node.
+            named: Names of its results in the part, where it is there a second time.
+
+        Raises:
+            OptionError: It does not run so for each micro-batch alone.
+        """
+        node = placed.node
+        names = named or {value: value for value in node.writes}
+        for _, at in placed.results():
+            if at.sharding.partial:
+                raise self._refusal(node, "combines the samples of a batch")
+            if not at.sharding.is_replicated and not all(d.is_equal for d in at.sharding.dims):
+                raise self._refusal(node, "gives micro-batches parts of unequal sizes")
+        slots = tuple(
+            "" if at is None else self._operand(node, value, at.sharding)
+            for value, at in zip((*node.inputs, *node.captures), placed.ins, strict=True)
+        )
+        for value, at in placed.results():
+            self._declare(names[value], value, at.sharding)
+        local = self._local(placed)
+        # Names of their own, since a plan may make the node local once more.
+        added = {name: self._free(f"{name}.part") for name in (*local.constants, *local.types)}
+        results = {**names, **added}
+        for name, array in local.constants.items():
+            constant = Constant.of(np.asarray(array))
+            self.constants[results[name]] = constant
+            self.types[results[name]] = constant.type
+        self.types.update({results[name]: type_ for name, type_ in local.types.items()})
+        for step in local.nodes:
+            keeps_name = named is None and step.name == node.name
+            name = step.name if keeps_name else self._free(f"{step.name}.part")
+            operands = (*node.inputs, *node.captures)
+            self.nodes.append(replace(renamed(step, operands, slots, results), name=name))
+
+    def _local(self, placed: PlacedNode) -> LocalOp:
+        """The nodes of the first micro-batch in place of a node, if all have the same.
+
+        Raises:
+            OptionError: They differ.
+        """
+        first = local_op(self.whole, placed, {AXIS: 0})
+        row = row_of(placed.node)
+        if row is not None and row.where:
+            rest = (local_op(self.whole, placed, {AXIS: i}) for i in range(1, self.count))
+            if any(_form(other) != _form(first) for other in rest):
+                raise self._refusal(placed.node, "differs from one micro-batch to the next")
+        return first
+
+    def _operand(self, node: Node, value: str, at: Sharding) -> str:
+        """The name in the part of an operand that lies so.
+
+        Raises:
+            OptionError: It lies otherwise, and its parts are not the same for all micro-batches.
+        """
+        if self.at[value] == at:
+            return value
+        if self.at[value].axes or at.partial:
+            raise self._refusal(node, "combines the samples of a batch")
+        return self._part(node, value, at)
+
+    def _part(self, node: Node, value: str, at: Sharding) -> str:
+        """The name of the part of a value that lies whole, where that is the same for all.
+
+        Raises:
+            OptionError: It is not proven to be.
+        """
+        if (value, at) in self.parts:
+            return self.parts[value, at]
+        name = self.parts[value, at] = self._free(f"{value}.part")
+        if value in self.whole.constants:
+            self._part_of_constant(node, value, at, name)
+        elif value in self.whole.producers:
+            self._part_of_result(node, value, at, name)
+        else:
+            raise self._refusal(
+                node, f"reads a part of the input {value!r}, whose dim 0 is not the batch"
+            )
+        return name
+
+    def _part_of_constant(self, node: Node, value: str, at: Sharding, name: str) -> None:
+        constant = self.whole.constants[value]
+        regions = [self._region_of(at, index) for index in range(self.count)]
+        array = constant.load()
+        parts = [array[_index(region)] for region in regions]
+        if any(part.tobytes() != parts[0].tobytes() for part in parts[1:]):
+            raise self._refusal(node, f"reads other elements of the constant {value!r} in each")
+        self._declare(name, value, at)
+        self.constants[name] = replace(
+            constant, type=self.types[name], load=partial(_cut, constant, regions[0])
+        )
+
+    def _part_of_result(self, node: Node, value: str, at: Sharding, name: str) -> None:
+        """Add the node again, as it makes that part: it reads parts that are the same for all."""
+        producer = self.whole.producers[value]
+        rule = self.rules[producer.name]
+        refusal = self._refusal(node, f"reads other elements of {value!r} in each")
+        slot = producer.outputs.index(value)
+        dims = rule.results[slot] if isinstance(rule, Rule) else None
+        if dims is None or any(self.at[read].axes for read in producer.reads):
+            raise refusal
+        assert isinstance(rule, Rule)
+        layouts: dict[str, DimLayout] = {}
+        for expr, layout in zip(dims, at.dims, strict=True):
+            cut = rule.factor_layouts(expr, layout, self.mesh) if layout.axes else {}
+            if cut is None or any(layouts.setdefault(*one) != one[1] for one in cut.items()):
+                raise refusal
+        try:
+            placed = place(self.whole, producer, self.mesh, layouts, rule)
+        except LayoutError:
+            raise refusal from None
+        made = placed.outs[slot]
+        if made is None or made.sharding != at:
+            raise refusal
+        names = {other: self._free(f"{other}.part") for other in producer.writes}
+        self._place(placed, {**names, value: name})
+
+    def _region_of(self, at: Sharding, index: int) -> Region:
+        point = {AXIS: index}
+        return tuple(dim.pieces(self.mesh, point) for dim in at.dims)
+
+    def _free(self, name: str) -> str:
+        """The name, or with a number that makes it free; it is then taken."""
+        return free_name(name, self.taken)
+
+
+def _form(op: LocalOp) -> object:
+    """Equal for local nodes that compute the same."""
+    nodes = [
+        (replace(node, attrs={}), {key: _plain(value) for key, value in node.attrs.items()})
+        for node in op.nodes
+    ]
+    return nodes, op.types, {name: _plain(array) for name, array in op.constants.items()}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.shape, value.tobytes()
+    return value
+
+
+def _cut(constant: Constant, region: Region) -> np.ndarray:
+    return np.ascontiguousarray(constant.load()[_index(region)])
+
+
+def _index(region: Region) -> tuple[np.ndarray, ...]:
+    """The index of a region's elements in a tensor."""
+    empty = [np.arange(0)]
+    intervals = ([np.arange(s, s + n) for s, n in dim] or empty for dim in region)
+    return np.ix_(*map(np.concatenate, intervals))

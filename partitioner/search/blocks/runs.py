@@ -1,0 +1,507 @@
+"""Runs of nodes that could be stretches in blocks: their bytes and seconds, by number of blocks.
+
+A run is a contiguous part of the graph's order. Its bytes depend on the run alone: what lives at
+its borders is whole, whatever the rest of the model does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.memory.lifetimes import (
+    Curve,
+    safe_lifetimes,
+    usage_curves,
+    without_headroom,
+)
+from partitioner.cost_model.memory.torch_kernels import scratch_bytes
+from partitioner.cost_model.prices.compute import kernel_seconds, node_seconds
+from partitioner.cost_model.schedule.task_list import LOAD_BYTES_PER_S, Schedule, schedule
+from partitioner.ir.blocks import Chunk, Stretch
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.layout import Sharding
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import row_of, rules_of
+from partitioner.ir.ops.pieces import is_of_torch
+from partitioner.ir.plan import PlacedNode, place
+from partitioner.ir.rule import Rule
+from partitioner.ir.types import dense_bytes
+from partitioner.rewrites.stretch_layout import BlockError, StretchLayout, lay_out
+
+#: Numbers of parts of a dim that are tried, and of each of two dims.
+PARTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
+SQUARE_PARTS = (2, 3, 4, 6, 8)
+#: Of more blocks in a dim than this, those inside are priced as one.
+ALL_PRICED = 3
+
+
+@dataclass(frozen=True)
+class Option:
+    """A run of nodes in blocks, or as one block.
+
+    Attributes:
+        start: Position of its first node.
+        stop: Position behind its last node.
+        chunks: The dims that are cut.
+        activation_bytes: Most bytes of tensors while it runs, without head-room.
+        constant_bytes: Most bytes of constants that one block reads.
+        staying_bytes: Of the constants of its nodes that run once, in no block.
+        seconds: Of all blocks, with the loading of their constants.
+    """
+
+    start: int
+    stop: int
+    chunks: tuple[Chunk, ...]
+    activation_bytes: int
+    constant_bytes: int
+    staying_bytes: int
+    seconds: float
+
+    def stretch(self, graph: Graph) -> Stretch:
+        """The stretch of the graph."""
+        first, last = graph.nodes[self.start].name, graph.nodes[self.stop - 1].name
+        return Stretch(first, last, self.chunks)
+
+
+@dataclass
+class _Entry:
+    """A run in blocks.
+
+    Attributes:
+        priced: The run, priced if `most_bytes` are not 0.
+        cut: Its nodes with the loops that it cuts.
+        layout: Its layout, until it is priced.
+        most_bytes: As it was priced for.
+    """
+
+    priced: Option
+    cut: tuple[str, ...]
+    layout: StretchLayout | None
+    most_bytes: int = 0
+
+
+@dataclass
+class Runs:
+    """The runs of a graph's nodes on one device.
+
+    Attributes:
+        graph: The graph.
+        cluster: The cluster; its first device runs the graph, whatever its memory.
+    """
+
+    graph: Graph
+    cluster: Cluster
+    _entries: dict[tuple[int, int, tuple[Chunk, ...]], _Entry | None] = field(default_factory=dict)
+    _clusters: dict[int, Cluster] = field(default_factory=dict)
+
+    @cached_property
+    def whole(self) -> Schedule:
+        """The graph as it is, on one device."""
+        mesh, rules = DeviceMesh.single(0), rules_of(self.graph)
+        placed = []
+        for node in self.graph.nodes:
+            rule = rules[node.name]
+            known = rule if isinstance(rule, Rule) else None
+            placed.append(place(self.graph, node, mesh, {}, known))
+        return schedule(self.graph, placed, self.cluster)
+
+    @cached_property
+    def seconds(self) -> Sequence[float]:
+        """Seconds of each node as a whole."""
+        return [task.devices.get(0, 0.0) for task in self.whole.tasks]
+
+    @cached_property
+    def activation_bytes(self) -> npt.NDArray[np.int64]:
+        """Bytes of tensors at each node of the graph as a whole, without head-room.
+
+        They are more where head-room does not cover what a kernel takes for itself.
+        """
+        curves = usage_curves(self.whole, safe_lifetimes(self.whole))
+        live = curves.get(0, np.zeros(len(self.graph.nodes), np.int64))
+        return np.maximum(live, without_headroom(live + self.scratch))
+
+    @cached_property
+    def scratch(self) -> Curve:
+        """Bytes that the kernel of each node of the graph as a whole takes for itself."""
+        point = dict(DeviceMesh.single(0).coords())[0]
+        some = (task.placed for task in self.whole.tasks)
+        taken = [0 if p is None else self.kernel_bytes(p, point) for p in some]
+        return np.array(taken, np.int64)
+
+    def kernel_bytes(self, placed: PlacedNode, point: Mapping[str, int]) -> int:
+        """Bytes that the kernel of a node takes for itself."""
+        is_gpu = self.cluster.devices[0].is_gpu
+        return 0 if is_gpu else scratch_bytes(self.graph, placed, point)
+
+    @cached_property
+    def constants(self) -> Sequence[frozenset[str]]:
+        """Constants that each node reads."""
+        return [
+            frozenset(value for value in node.reads if value in self.graph.constants)
+            for node in self.graph.nodes
+        ]
+
+    def constant_bytes(self, start: int, stop: int) -> int:
+        """Bytes of the constants that a run reads."""
+        names = frozenset().union(*self.constants[start:stop])
+        return sum(self.graph.types[name].nbytes for name in names)
+
+    @cached_property
+    def lives(self) -> tuple[npt.NDArray[np.int64], ...]:
+        """First and last position, bytes, and whether it is an input, of each tensor."""
+        inputs = set(self.graph.inputs)
+        rows = [
+            (life.first, life.last, life.nbytes, life.value in inputs)
+            for life in safe_lifetimes(self.whole)
+        ]
+        return tuple(np.array(column, np.int64) for column in zip(*rows, strict=True))
+
+    def around(self, start: int, stop: int) -> tuple[int, int]:
+        """Bytes of what a run reads or leaves as it is, while it runs and when it ends."""
+        first, last, nbytes, fed = self.lives
+        there = (first < start) | ((fed == 1) & (first < stop))
+        return (
+            int(nbytes[there & (last >= start)].sum()),
+            int(nbytes[there & (last >= stop)].sum()),
+        )
+
+    def largest_at(self, start: int) -> int:
+        """Bytes of the largest tensor that lives across a position."""
+        first, last, nbytes, _ = self.lives
+        across = (first < start) & (last >= start)
+        return int(nbytes[across].max(initial=0))
+
+    def handed_bytes(self, start: int, stop: int) -> int:
+        """Bytes that a run makes and that are read behind it."""
+        first, last, nbytes, fed = self.lives
+        made = (first >= start) & (first < stop) & (fed == 0)
+        return int(nbytes[made & (last >= stop)].sum())
+
+    def as_one(self, start: int, stop: int) -> Option:
+        """The run as one block, not cut."""
+        constants = self.constant_bytes(start, stop)
+        seconds = sum(self.seconds[start:stop]) + constants / LOAD_BYTES_PER_S
+        most = int(self.activation_bytes[start:stop].max())
+        return Option(start, stop, (), most, constants, 0, seconds)
+
+    def cut(self, start: int, stop: int, most_bytes: int, enough_bytes: int) -> Iterator[Option]:
+        """The run in blocks, in dims and numbers, the fewest blocks of each dim first.
+
+        Args:
+            start: Position of its first node.
+            stop: Position behind its last node.
+            most_bytes: Options of more bytes of tensors are left out.
+            enough_bytes: Once so few of tensors are held, more blocks are not tried.
+        """
+        inside, after = self.around(start, stop)
+        if max(inside, after) + self.handed_bytes(start, stop) > most_bytes:
+            return
+        peak = int(self.activation_bytes[start:stop].max())
+        # A part of a tensor is no smaller than its share.
+        least = max(2, -(-(peak - inside) // max(1, most_bytes - inside)))
+        known: set[tuple[str, ...]] = set()
+        by_value: dict[str, list[int]] = {}
+        for value, dim in self._seeds(start, stop):
+            chunked = ((value, dim),)
+            for option in self._along(
+                start, stop, chunked, PARTS, least, known, most_bytes, enough_bytes
+            ):
+                if dim not in by_value.setdefault(value, []):
+                    by_value[value].append(dim)
+                if option.activation_bytes <= most_bytes:
+                    yield option
+        for value, dims in by_value.items():
+            if len(dims) > 1:
+                pair = tuple((value, dim) for dim in dims[-2:])
+                root = max(2, math.isqrt(least - 1) + 1)
+                for option in self._along(
+                    start, stop, pair, SQUARE_PARTS, root, set(), most_bytes, enough_bytes
+                ):
+                    if option.activation_bytes <= most_bytes:
+                        yield option
+
+    def _along(
+        self,
+        start: int,
+        stop: int,
+        dims: Sequence[tuple[str, int]],
+        counts: Sequence[int],
+        least: int,
+        known: set[tuple[str, ...]],
+        most_bytes: int,
+        enough_bytes: int,
+    ) -> Iterator[Option]:
+        """The run with these dims in so many parts each; nothing if it cuts loops that are known.
+
+        Loops that it cuts become known. More parts are not tried once few enough bytes are held, of
+        constants too where more parts hold fewer.
+        """
+        size = min(self.graph.types[value].shape[dim] for value, dim in dims)
+        is_first, constants = True, self.constant_bytes(start, stop)
+        tried: list[tuple[int, int]] = []  # number of parts, bytes
+        for parts in counts:
+            if not min(least, size) <= parts <= size or _expected(tried, parts) > most_bytes:
+                continue
+            chunks = tuple(Chunk(value, dim, parts) for value, dim in dims)
+            entry = self._entry(Option(start, stop, chunks, 0, 0, 0, 0.0))
+            if entry is None:
+                return
+            if is_first and entry.cut in known:
+                entry.layout = None
+                return
+            known.add(entry.cut)
+            is_first = False
+            priced = self._within(entry, most_bytes)
+            yield priced
+            tried.append((parts, priced.activation_bytes))
+            shrinks = priced.constant_bytes < constants
+            constants = priced.constant_bytes
+            if priced.activation_bytes <= enough_bytes and (
+                constants <= enough_bytes // 4 or not shrinks
+            ):
+                return
+
+    def _entry(self, option: Option) -> _Entry | None:
+        """The run in these blocks; None if it cannot run so, or is a shorter run in them."""
+        key = option.start, option.stop, option.chunks
+        if key not in self._entries:
+            self._entries[key] = None
+            with suppress(BlockError):
+                layout = lay_out(self.graph, option.stretch(self.graph))
+                edges = {self.graph.nodes[at].name for at in (option.start, option.stop - 1)}
+                if edges.isdisjoint(node.name for node in (*layout.once, *layout.after)):
+                    cut = (f"{p.node.name} {' '.join(p.layouts)}" for p in layout.placed)
+                    self._entries[key] = _Entry(option, tuple(cut), layout)
+        return self._entries[key]
+
+    def _within(self, entry: _Entry, most_bytes: int) -> Option:
+        """The option, priced as of `priced`; once, unless it was too large and now is not."""
+        if entry.most_bytes < most_bytes and entry.priced.activation_bytes <= most_bytes:
+            layout = entry.layout or lay_out(self.graph, entry.priced.stretch(self.graph))
+            entry.priced = self.priced(entry.priced, layout, most_bytes)
+            entry.layout, entry.most_bytes = None, most_bytes
+        return entry.priced
+
+    def _seeds(self, start: int, stop: int) -> Iterator[tuple[str, int]]:
+        """Dims that a cut may begin with: of what the last node makes, and of the first."""
+        for position in dict.fromkeys((stop - 1, start)):
+            for value in self.graph.nodes[position].writes[:1]:
+                for dim, size in enumerate(self.graph.types[value].shape):
+                    if size > 1:
+                        yield value, dim
+
+    def priced(self, option: Option, layout: StretchLayout, most_bytes: int) -> Option:
+        """The option with its bytes and, if these are few enough, its seconds.
+
+        Args:
+            option: A run in blocks.
+            layout: Its layout.
+            most_bytes: Of an option of more bytes of tensors no more is counted.
+        """
+        inside, after = self.around(option.start, option.stop)
+        handed = {value: self.graph.types[value].nbytes for value in layout.handed}
+        once = sum(map(self._made_bytes, (*layout.once, *layout.after)))
+        inner = {axis: size // 2 for axis, size in layout.mesh.axes}
+        inside_block = self._block(layout, inner)
+        least = inside + inside_block.peak
+        if least > most_bytes:
+            return replace(option, activation_bytes=least)
+        most = constants = loaded = 0
+        seconds, gathered = 0.0, 0
+        summed = sum(n for v, n in handed.items() if layout.handed[v].partial)
+        some = list(_representatives(layout.mesh, alike=bool(self.graph.backward)))
+        for _, point, times in some:
+            held = inside_block if point == inner else self._block(layout, point)
+            most = max(most, gathered + (times - 1) * (held.handed - summed) + held.peak)
+            gathered = max(summed, gathered + times * (held.handed - summed))
+            constants = max(constants, held.constants)
+            loaded += times * held.constants
+            seconds += times * sum(map(self._moved_s, held.copied))
+        joining = after + sum(handed.values()) + max(handed.values(), default=0)
+        joining += 2 * summed
+        activations = max(inside + once + most, joining + once)
+        if activations <= most_bytes:
+            for device, _, times in some:
+                seconds += times * self._seconds(layout, device)
+        seconds += sum(map(self._moved_s, handed.values()))
+        around = (*layout.once, *layout.after)
+        seconds += sum(self.seconds[self.graph.order[node.name]] for node in around)
+        if not is_of_torch(self.graph):
+            seconds += loaded / LOAD_BYTES_PER_S
+        return replace(
+            option,
+            activation_bytes=activations,
+            constant_bytes=constants,
+            staying_bytes=sum(
+                self.graph.types[name].nbytes
+                for node in around
+                for name in self.constants[self.graph.order[node.name]]
+            ),
+            seconds=seconds,
+        )
+
+    def _made_bytes(self, node: Node) -> int:
+        """Bytes that a node makes as it is; a view and a stored value are none."""
+        row = row_of(node)
+        if row is not None and (row.view or row.stored):
+            return 0
+        return sum(self.graph.types[value].nbytes for value in node.writes)
+
+    def _seconds(self, layout: StretchLayout, block: int) -> float:
+        """Seconds of the nodes of a block."""
+        count = layout.mesh.size()
+        if count not in self._clusters:
+            device, level = self.cluster.devices[0], self.cluster.levels[0]
+            self._clusters[count] = replace(
+                self.cluster, devices=(device,) * count, levels=(replace(level, size=count),)
+            )
+        cluster = self._clusters[count]
+        return sum(node_seconds(self.graph, p, cluster, (block,))[block] for p in layout.placed)
+
+    def _moved_s(self, nbytes: int) -> float:
+        return kernel_seconds(0.0, 2 * nbytes, "float32", self.cluster.devices[0])
+
+    def _block(self, layout: StretchLayout, point: Mapping[str, int]) -> _Held:
+        """The bytes of a block."""
+        return _Tally(self.graph, layout, point, self.kernel_bytes).count()
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Bytes of a block.
+
+    Attributes:
+        peak: Most bytes of what it makes.
+        handed: Of what it hands on.
+        constants: Of the constants that it reads.
+        copied: Of each part that it copies of a value.
+    """
+
+    peak: int
+    handed: int
+    constants: int
+    copied: tuple[int, ...]
+
+
+@dataclass
+class _Tally:
+    """Goes through the nodes of a block and notes what is written and read, in order."""
+
+    graph: Graph
+    layout: StretchLayout
+    point: Mapping[str, int]
+    kernel_bytes: Callable[[PlacedNode, Mapping[str, int]], int]
+    writes: list[tuple[object, int]] = field(default_factory=list)
+    scratch: dict[int, int] = field(default_factory=dict)  # of kernels, by their last write
+    reads: list[tuple[object, ...]] = field(default_factory=list)
+    root: dict[object, object] = field(default_factory=dict)  # of views
+    copies: dict[object, int] = field(default_factory=dict)
+    constants: dict[object, int] = field(default_factory=dict)
+
+    def count(self) -> _Held:
+        for placed in self.layout.placed:
+            self._node(placed)
+        handed = {
+            self._read(value, at, self.layout.made[value])
+            for value, at in self.layout.handed.items()
+        }
+        last: dict[object, int] = {key: at for at, keys in enumerate(self.reads) for key in keys}
+        last |= dict.fromkeys(handed, len(self.writes))
+        ends: dict[int, int] = defaultdict(int)
+        live = peak = 0
+        for index, (key, nbytes) in enumerate(self.writes):
+            live += nbytes
+            peak = max(peak, live, without_headroom(live + self.scratch.get(index, 0)))
+            ends[max(index, last.get(key, index))] += nbytes
+            live -= ends.pop(index, 0)
+        sizes = dict(self.writes)
+        return _Held(
+            peak,
+            sum(sizes.get(key, 0) for key in handed),
+            sum(self.constants.values()),
+            tuple(self.copies.values()),
+        )
+
+    def _node(self, placed: PlacedNode) -> None:
+        used = []
+        for value, at in placed.operands():
+            if value in self.graph.constants:
+                self.constants[value, self._box(at.sharding)] = self._bytes(value, at.sharding)
+            else:
+                used.append(self._read(value, at.sharding, self.layout.made.get(value)))
+        row = row_of(placed.node)
+        is_view = row is not None and row.view and bool(used)
+        for value, at in placed.results():
+            if is_view:
+                self.root[value] = used[0]
+            self.writes.append((value, 0 if is_view else self._bytes(value, at.sharding)))
+            self.reads.append(tuple(used))
+        taken = self.kernel_bytes(placed, self.point)
+        if taken:
+            self.scratch[len(self.writes) - 1] = taken
+
+    def _read(self, value: str, wanted: Sharding, held: Sharding | None) -> object:
+        """The tensor that is read: the value, or a copy of a part of what the block has of it."""
+        root = self.root.get(value, value)
+        box = self._box(wanted)
+        is_all = wanted.is_replicated if held is None else box == self._box(held)
+        if is_all or is_of_torch(self.graph):  # its parts are views
+            return root
+        key = value, box
+        if key not in self.copies:
+            self.copies[key] = self._bytes(value, wanted)
+            self.writes.append((key, self.copies[key]))
+            self.reads.append((root,))
+        return key
+
+    def _box(self, at: Sharding) -> object:
+        return tuple(dim.pieces(self.layout.mesh, self.point) for dim in at.dims)
+
+    def _bytes(self, value: str, at: Sharding) -> int:
+        type_ = self.graph.types[value]
+        if not at.axes:
+            return type_.nbytes
+        shape = at.local_shape(self.layout.mesh, self.point)
+        return dense_bytes(math.prod(shape), type_.dtype)
+
+
+def _expected(tried: Sequence[tuple[int, int]], parts: int) -> float:
+    """Bytes of so many parts if what is beside a halo and the borders shrinks with the parts.
+
+    By the last two numbers that were tried; 0 where there are none, infinite where more parts held
+    no less.
+    """
+    if len(tried) < 2:
+        return 0.0
+    (before, more), (last, less) = tried[-2:]
+    if less >= more:
+        return math.inf
+    shrinking = (more - less) / (1 / before - 1 / last)
+    return 0.95 * (less - shrinking / last + shrinking / parts)
+
+
+def _representatives(
+    mesh: DeviceMesh, *, alike: bool
+) -> Iterator[tuple[int, Mapping[str, int], int]]:
+    """Blocks that stand for all, with how many they stand for: those at borders for themselves.
+
+    If all count as alike, one inside stands for them, whose halo is the largest: a search in
+    training prices each round of each part.
+    """
+    weights = []
+    for _, size in mesh.axes:
+        inner = {size // 2: size - 2} if size > ALL_PRICED else dict.fromkeys(range(1, size - 1), 1)
+        weights.append({size // 2: size} if alike else {0: 1, **inner, size - 1: 1})
+    for device, point in mesh.coords():
+        counts = [of.get(point[axis], 0) for of, axis in zip(weights, mesh.names, strict=True)]
+        if all(counts):
+            yield device, point, math.prod(counts)

@@ -1,0 +1,470 @@
+"""The cheapest way to train a graph within the memory of one device, some of it in blocks.
+
+The forward pass is cut into *parts*, which follow each other, each with its part of the backward
+pass. A part runs as it is, or both its passes run in blocks, and the backward pass computes inner
+values again, as do rounds of blocks that read what earlier ones combine
+(`rewrites.block_recompute`). What a part needs is what it alone holds, and what the parts before
+it keep: these have run when it begins, and their backward passes follow its own. So the cheapest
+path over the parts is found by going along the forward pass once, with the bytes that are kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.memory.lifetimes import Curve, with_headroom, without_headroom
+from partitioner.ir.blocks import Blocks, Chunk, Stretch
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.ops import row_of
+from partitioner.rewrites.block_recompute import computing_again
+from partitioner.rewrites.stretch_layout import BlockError, lay_out, span_of
+from partitioner.search.blocks.runs import Option, Runs
+from partitioner.search.blocks.shared import Shared
+from partitioner.search.request import Budget
+from partitioner.solver.work import Work
+
+#: Most parts of the forward pass: they begin where least lives.
+MOST_PARTS = 6
+#: Numbers of parts of a dim that are tried, and of each of two dims.
+PARTS, SQUARE_PARTS = (2, 3, 4, 6, 8, 12, 16, 32), (2, 3, 4, 6)
+#: Shares of the memory that a path may fill by the bytes of its parts. These count whole tensors to
+#: their last use anywhere, so that they may be too many; the referee decides.
+MARGINS = (1.3, 1.15, 1.0, 0.9, 0.8)
+#: Pricing parts may take one of so many equal shares of the seconds: two thirds. The rest is for
+#: evaluating paths over them.
+PRICING_SHARES = 1.5
+#: More blocks are not tried if they hold more than this share of what fewer hold.
+LESS = 0.97
+#: More blocks are not tried if they hold less than this share of the memory.
+ENOUGH = 0.4
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of the forward pass with its backward pass.
+
+    Attributes:
+        start: Position of its first node.
+        stop: Position behind its last node of the forward pass.
+        stretches: Its stretches in blocks; none if it runs as it is.
+        held_bytes: Most bytes of its own tensors, without head-room.
+        kept_bytes: Of those that are held behind its forward pass.
+        seconds: Of both passes.
+    """
+
+    start: int
+    stop: int
+    stretches: tuple[Stretch, ...]
+    held_bytes: int
+    kept_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Path:
+    """The way from the first node to a border.
+
+    Attributes:
+        seconds: Of its parts.
+        kept_bytes: Bytes that are held behind them.
+        most_bytes: Most bytes that are held in one of them.
+        parts: The parts.
+    """
+
+    seconds: float = 0.0
+    kept_bytes: int = 0
+    most_bytes: int = 0
+    parts: tuple[_Part, ...] = ()
+
+    def then(self, part: _Part) -> _Path:
+        return _Path(
+            self.seconds + part.seconds,
+            self.kept_bytes + part.kept_bytes,
+            max(self.most_bytes, self.kept_bytes + part.held_bytes),
+            (*self.parts, part),
+        )
+
+    @property
+    def blocks(self) -> Blocks:
+        """Its stretches, those of the backward pass in its order."""
+        cut = [part.stretches for part in self.parts if part.stretches]
+        forward = [stretches[0] for stretches in cut]
+        return Blocks((*forward, *(s for stretches in reversed(cut) for s in stretches[1:])))
+
+
+@dataclass(frozen=True)
+class TrainingBlocks:
+    """Blocks of a training graph that the cost model expects to fit.
+
+    Attributes:
+        blocks: The blocks, the cheapest first, and last those that hold least.
+        runs: Number of parts in blocks that were priced.
+        complete: Whether all were priced within the budget.
+    """
+
+    blocks: tuple[Blocks, ...]
+    runs: int
+    complete: bool
+
+
+def training_blocks(
+    graph: Graph, cluster: Cluster, budget: Budget, shared: Shared | None = None
+) -> TrainingBlocks:
+    """Look for parts in blocks that bring a training graph within the memory of one device.
+
+    Args:
+        graph: The graph.
+        cluster: The device.
+        budget: The budget of the search.
+        shared: How such devices share the graph; None if the one runs it alone.
+    """
+    parts = Parts(graph, cluster, shared)
+    pricing = budget.work.of_the_clock(PRICING_SHARES)
+    priced: list[_Part] = []
+    borders = parts.borders
+    lengths = sorted(range(1, len(borders)), key=lambda n: min(n, len(borders) - n))
+    for length in lengths:
+        for start, stop in zip(borders, borders[length:], strict=False):
+            priced += parts.in_blocks(start, stop, pricing)
+    plain = [parts.as_it_is(*of) for of in itertools.pairwise(borders)]
+    candidates: dict[Blocks, None] = {}
+    paths = [
+        path
+        for margin in MARGINS
+        if (path := _cheapest((*plain, *priced), borders, margin * parts.room)) is not None
+    ]
+    for path in sorted(paths, key=lambda path: path.seconds):
+        candidates.setdefault(path.blocks)
+    if (least := _least((*plain, *priced), borders)) is not None:
+        candidates.setdefault(least.blocks)
+    return TrainingBlocks(tuple(filter(None, candidates)), len(priced), not pricing.stopped)
+
+
+def _cheapest(parts: Sequence[_Part], borders: Sequence[int], room: float) -> _Path | None:
+    """The path of the fewest seconds that holds no more than so many bytes; None if none does."""
+    paths: dict[int, list[_Path]] = {borders[0]: [_Path()]}
+    for border in borders[:-1]:
+        for path in _undominated(paths.pop(border, [])):
+            for part in parts:
+                if part.start == border and path.kept_bytes + part.held_bytes <= room:
+                    paths.setdefault(part.stop, []).append(path.then(part))
+    return min(paths.get(borders[-1], []), key=lambda path: path.seconds, default=None)
+
+
+def _undominated(paths: Sequence[_Path]) -> Iterator[_Path]:
+    """The paths than which none is both cheaper and keeps less."""
+    least = math.inf
+    for path in sorted(paths, key=lambda path: (path.seconds, path.kept_bytes)):
+        if path.kept_bytes < least:
+            least = path.kept_bytes
+            yield path
+
+
+def _least(parts: Sequence[_Part], borders: Sequence[int]) -> _Path | None:
+    """The path that holds least; of those that hold as much, the cheapest."""
+    sizes = sorted({part.held_bytes for part in parts})
+    low, high = 0, sum(part.held_bytes + part.kept_bytes for part in parts)
+    best = _cheapest(parts, borders, high)
+    while best is not None and sizes and low < best.most_bytes:
+        middle = (low + best.most_bytes) // 2
+        path = _cheapest(parts, borders, middle)
+        if path is None:
+            low = middle + 1
+        else:
+            best = path
+    return best
+
+
+def _counts(counts: Sequence[int], least: float, size: int) -> Sequence[int]:
+    """The numbers of parts of a dim to try: no fewer than so many, or the most that it has."""
+    some = [count for count in counts if count <= size]
+    return [count for count in some if count >= least] or some[-1:]
+
+
+@dataclass
+class _Lives:
+    """The tensors of a graph on one device, one row each.
+
+    Attributes:
+        first: Position at which each is made.
+        last: Position of its last use.
+        nbytes: Bytes.
+        apart: Whether it is an input, or a gradient or other output, which all parts hold.
+        scratch: Bytes that kernels take for themselves, by position.
+    """
+
+    first: npt.NDArray[np.int64]
+    last: npt.NDArray[np.int64]
+    nbytes: npt.NDArray[np.int64]
+    apart: npt.NDArray[np.bool_]
+    scratch: Curve
+
+    @classmethod
+    def of(cls, runs: Runs) -> _Lives:
+        first, last, nbytes, fed = runs.lives
+        end, turn = len(runs.graph.nodes) - 1, _turn(runs.graph)
+        apart = (fed == 1) | ((last >= end) & (first >= turn))
+        return cls(first, last, nbytes, apart, runs.scratch)
+
+    def across(self, position: int, made_from: int) -> int:
+        """Bytes of a part's own that live across a position, made at a position or behind it."""
+        own = ~self.apart & (self.first >= made_from)
+        return int(self.nbytes[own & (self.first < position) & (self.last >= position)].sum())
+
+    def most(self, spans: Sequence[tuple[int, int]], made_from: int) -> int:
+        """Most bytes of a part's own, while nodes of these spans run.
+
+        They are more where head-room does not cover what a kernel takes for itself.
+        """
+        own = ~self.apart & (self.first >= made_from)
+        first, last, nbytes = self.first[own], self.last[own], self.nbytes[own]
+        most = 0
+        for start, stop in spans:
+            if start >= stop:
+                continue
+            changes = np.zeros(stop - start + 1, np.int64)
+            lives = (first < stop) & (last >= start)
+            np.add.at(changes, np.maximum(first[lives], start) - start, nbytes[lives])
+            np.add.at(changes, np.minimum(last[lives] + 1, stop) - start, -nbytes[lives])
+            live = np.cumsum(changes)[:-1]
+            needed = without_headroom(live + self.scratch[start:stop])
+            most = max(most, int(np.maximum(live, needed).max()))
+        return most
+
+
+def _turn(graph: Graph) -> int:
+    """Position of the first node of the backward pass."""
+    return next(at for at, node in enumerate(graph.nodes) if node.name in graph.backward)
+
+
+@dataclass
+class Parts:
+    """The parts of a training graph on the first device of a cluster.
+
+    If devices share the graph, bytes and seconds are those of all devices: what is held beside
+    stored values is cut as the largest tensor is, so a device has room for its share alone.
+    """
+
+    graph: Graph
+    cluster: Cluster
+    shared: Shared | None = None
+    runs: Runs = field(init=False)
+    lives: _Lives = field(init=False)
+    _known: dict[tuple[str, ...], tuple[Runs, _Lives]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.runs = Runs(self.graph, self.cluster)
+        self.lives = _Lives.of(self.runs)
+
+    @cached_property
+    def turn(self) -> int:
+        """Position of the first node of the backward pass."""
+        return _turn(self.graph)
+
+    @cached_property
+    def room(self) -> float:
+        """Bytes of tensors that parts may hold, without head-room."""
+        resident = sum(self.runs.whole.residents.values())
+        room = self.cluster.devices[0].memory_bytes - resident
+        apart = float(self.lives.nbytes[self.lives.apart].sum())
+        room_of_one = room * 100 / with_headroom(100) - apart
+        largest = self.largest(0, len(self.graph.nodes))
+        if self.shared is None or largest is None:
+            return room_of_one
+        return self.shared.ratio(self.graph, largest) * room_of_one
+
+    @cached_property
+    def borders(self) -> Sequence[int]:
+        """Positions at which parts may begin, and that behind the forward pass; ascending."""
+        computing = [at for at in range(1, self.turn) if not self._is_stored(self.graph.nodes[at])]
+        count = len(computing)
+        some = [
+            computing[i * count // MOST_PARTS : (i + 1) * count // MOST_PARTS]
+            for i in range(MOST_PARTS)
+        ]
+        inner = {min(at, key=lambda p: self.lives.across(p, 0)) for at in some if at}
+        return sorted({0, *inner, self.turn})
+
+    def _is_stored(self, node: Node) -> bool:
+        """Whether a node computes nothing: it stores a value, or gives it another name."""
+        row = row_of(node)
+        return row is not None and (row.stored or row.again or row.in_place is not None)
+
+    @cached_property
+    def _behind(self) -> Sequence[int]:
+        """By position of the forward pass: where all that is made from there on was last read."""
+        ends = [self.turn] * (self.turn + 1)
+        for at, node in enumerate(self.graph.nodes[: self.turn]):
+            for value in node.writes:
+                ends[at] = max(ends[at], 1 + self._last_read(value))
+        for at in reversed(range(self.turn)):
+            ends[at] = max(ends[at], ends[at + 1])
+        return ends
+
+    def _last_read(self, value: str) -> int:
+        """Position of the last node that reads a value, or an alias of it in another pass."""
+        last = -1
+        row = row_of(self.graph.producers[value])
+        if row is not None and row.stored:
+            return last
+        for reader in self.graph.consumers[value]:
+            row, at = row_of(reader), self.graph.order[reader.name]
+            if row is not None and row.again:
+                last = max(last, *(self._last_read(name) for name in reader.writes))
+            elif row is None or row.in_place is None:
+                last = max(last, at)
+        return last
+
+    def span(self, start: int, stop: int) -> tuple[int, int]:
+        """The backward pass of a part: the positions of its first node, and behind its last."""
+        return self._behind[stop], self._behind[start] if start else len(self.graph.nodes)
+
+    def as_it_is(self, start: int, stop: int) -> _Part:
+        """A part that is not cut."""
+        spans = ((start, stop), self.span(start, stop))
+        return _Part(
+            start,
+            stop,
+            (),
+            self.lives.most(spans, start),
+            self.lives.across(stop, start),
+            sum(sum(self.runs.seconds[first:last]) for first, last in spans),
+        )
+
+    def in_blocks(self, start: int, stop: int, work: Work) -> Iterator[_Part]:
+        """A part in blocks: along its longest dim that can be cut, two of them, and the batch.
+
+        Those that the clock of the work leaves time for, and no dim that lies over devices.
+        """
+        held = self.as_it_is(start, stop).held_bytes
+        first, last = self.span(start, stop)
+        spans = [(start, stop), (first, last)][: 2 if first < last else 1]
+        seeds = [seed for span in spans if (seed := self.largest(*span)) is not None]
+        if held < ENOUGH * self.room or len(seeds) < len(spans):
+            return
+        # A part of a tensor is no smaller than its share.
+        least = held / (MARGINS[0] * self.room) if self.room > 0 else math.inf
+        sizes = [min(of) for of in zip(*(self.graph.types[s].shape for s in seeds), strict=False)]
+        dims = [dim for dim in range(len(sizes)) if not self._is_shared(seeds, dim)]
+        fitting: list[int] = []
+        few = math.inf
+        for dim in sorted(dims, key=lambda dim: (-sizes[dim], dim)):
+            if fitting and (dim > 0 or sizes[dim] == 1):
+                continue
+            counts = _counts(PARTS, least, sizes[dim])
+            tried = list(self._along(spans, seeds, (dim,), counts, work))
+            yield from tried
+            fitting += [dim] if tried else []
+            few = min([few, *(part.held_bytes for part in tried)])
+        is_few = not fitting or few < ENOUGH * self.room
+        for dim in () if is_few else dims:
+            pair = tuple(sorted((fitting[0], dim)))
+            most = min(sizes[one] for one in pair)
+            if dim not in fitting and most > 1:
+                counts = _counts(SQUARE_PARTS, math.sqrt(least), most)
+                tried = list(self._along(spans, seeds, pair, counts, work))
+                yield from tried
+                if tried:
+                    return
+
+    def _is_shared(self, values: Sequence[str], dim: int) -> bool:
+        """Whether this dim of one of some values lies over devices."""
+        shared = self.shared
+        return shared is not None and any(dim in shared.cuts(self.graph, v) for v in values)
+
+    def stretches(
+        self,
+        spans: Sequence[tuple[int, int]],
+        seeds: Sequence[str],
+        dims: Sequence[int],
+        count: int,
+    ) -> tuple[Stretch, ...]:
+        """The passes of a part, each cut into so many parts along each of some dims of a value."""
+        return tuple(
+            Stretch(
+                self.graph.nodes[start].name,
+                self.graph.nodes[stop - 1].name,
+                tuple(Chunk(seed, dim, count) for dim in dims),
+            )
+            for (start, stop), seed in zip(spans, seeds, strict=True)
+        )
+
+    def _along(
+        self,
+        spans: Sequence[tuple[int, int]],
+        seeds: Sequence[str],
+        dims: tuple[int, ...],
+        counts: Sequence[int],
+        work: Work,
+    ) -> Iterator[_Part]:
+        before = math.inf
+        copied: tuple[Runs, _Lives, Blocks] | None = None
+        for count in counts:
+            if work.late:
+                return
+            stretches = self.stretches(spans, seeds, dims, count)
+            try:
+                if copied is None:
+                    copied = self._copied(Blocks(stretches))
+                part = self._priced(copied, spans[0], stretches, count)
+            except BlockError:
+                return
+            yield part
+            if part.held_bytes > LESS * before or part.held_bytes < ENOUGH * self.room:
+                return
+            before = part.held_bytes
+
+    def _copied(self, blocks: Blocks) -> tuple[Runs, _Lives, Blocks]:
+        """The graph with what stretches compute again, its tensors, and the stretches there."""
+        graph, blocks = computing_again(self.graph, blocks)
+        names = tuple(node.name for node in graph.nodes)
+        if names not in self._known:  # whichever dims are cut, most often the same is copied
+            runs = Runs(graph, self.cluster)
+            self._known[names] = runs, _Lives.of(runs)
+        return *self._known[names], blocks
+
+    def _priced(
+        self,
+        copied: tuple[Runs, _Lives, Blocks],
+        span: tuple[int, int],
+        stretches: tuple[Stretch, ...],
+        count: int,
+    ) -> _Part:
+        """A part whose rounds are cut into so many parts along each dim."""
+        runs, lives, known = copied
+        start, stop = span
+        held, seconds, behind = 0, 0.0, start
+        for stretch in known.stretches:
+            stretch = replace(
+                stretch, chunks=tuple(replace(c, parts=count) for c in stretch.chunks)
+            )
+            first, last = span_of(runs.graph, stretch)
+            if stretch.last not in runs.graph.backward:
+                behind = last + 1
+            option = Option(first, last + 1, stretch.chunks, 0, 0, 0, 0.0)
+            others = (lives.first < start) | lives.apart
+            there = (lives.first <= last) & (lives.last >= first) & others
+            there &= (lives.first < first) | lives.apart
+            apart = int(lives.nbytes[there].sum())
+            most = apart + int(MARGINS[0] * max(self.room, 0))
+            priced = runs.priced(option, lay_out(runs.graph, stretch), most)
+            held = max(held, priced.activation_bytes - apart)
+            seconds += priced.seconds
+        return _Part(start, stop, stretches, held, lives.across(behind, start), seconds)
+
+    def largest(self, start: int, stop: int) -> str | None:
+        """The largest value that a run makes; None if it makes none of two elements."""
+        best, most = None, 1
+        for node in self.graph.nodes[start:stop]:
+            for value in () if self._is_stored(node) else node.writes:
+                if (numel := self.graph.types[value].numel) > most:
+                    best, most = value, numel
+        return best

@@ -1,0 +1,1 @@
+"""Spaces in which every device has a column of its own, as joint problems."""

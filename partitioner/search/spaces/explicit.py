@@ -1,0 +1,325 @@
+"""Spaces of plans as joint problems, in which every device has a column of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+from partitioner import units
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.equal_devices.columns import DeviceColumns
+from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.prices.compute import node_seconds
+from partitioner.cost_model.prices.overlap import most_joined
+from partitioner.cost_model.prices.reshard import Resharder
+from partitioner.ir.errors import PartitionerError
+from partitioner.ir.graph import Graph
+from partitioner.ir.offers import alternatives
+from partitioner.ir.plan import PlacedNode, place
+from partitioner.ir.rule import Rule
+from partitioner.problem.build import Built, build, nothing
+from partitioner.problem.decode import decided, kept_decision
+from partitioner.problem.idle_devices import cover
+from partitioner.problem.memory_kinds import Holdings
+from partitioner.rewrites.staging import layers
+from partitioner.search.outcome import Candidate, OutOfTime, Refused, SpaceResult
+from partitioner.search.request import Budget, Request
+from partitioner.search.spaces.one_kernel import beside_producers
+from partitioner.solver import Infeasible, Objective, Solution, solve
+from partitioner.solver.joint.solve import LEAST_GAP
+from partitioner.strategies.constraints import ConstraintError
+from partitioner.strategies.derive import Rules, strategies
+from partitioner.strategies.spaces import Family, families
+from partitioner.strategies.speeds import device_speeds
+
+#: Steps of building and presolving a problem, for each choice and each item.
+CHOICE_STEPS, ITEM_STEPS = 150, 15
+#: Most windows whose halos are fused in a chain, on a mesh of one axis and of several: the first
+#: that gives a joint problem no more than so many pairs of strategies of a producer and a reader.
+#: Strategies multiply over axes, and would crowd out the search of large models.
+FUSED, FUSED_OVER_AXES, MOST_WITH_FUSED = (4, 2, 1), (1,), 40_000
+#: A space is searched on if that gained so many times the gap asked for.
+LEAST_GAIN = 0.1
+
+
+@dataclass(frozen=True)
+class JointSearch:
+    """The graph, devices and request that all joint problems of a search share."""
+
+    graph: Graph
+    cluster: Cluster
+    request: Request
+    rules: Rules
+    resharder: Resharder
+
+    @cached_property
+    def speeds(self) -> Mapping[int, float] | None:
+        """The speed of every device on this graph; None if all are equal."""
+        return device_speeds(self.graph, self.rules, self.cluster)
+
+    def goal(self, family: Family) -> Objective:
+        """The objective of the joint problem.
+
+        Training steps on several groups run in sequence, so their latency is what they cost.
+        """
+        several = len(family.groups) > 1 and bool(self.graph.backward)
+        objective = self.request.objective
+        return "latency" if several and objective == "throughput" else objective
+
+    def candidate(self, family: Family, built: Built, solution: Solution) -> Candidate:
+        """A solution as a plan, with its evaluation.
+
+        With measured costs, what one kernel can compute is on one device.
+        """
+        if any(spec.profile is not None for spec in self.cluster.devices):
+            solution = self._settled(built, solution)
+        graph, plan = decided(self.graph, self.cluster, built, solution)
+        return Candidate(family, graph, plan, evaluate(graph, plan, self.cluster), solution)
+
+    def _settled(self, built: Built, solution: Solution) -> Solution:
+        objective = self.request.objective
+        used: list[int] = []  # devices, first those of the solution
+
+        def cost(chosen: Sequence[int]) -> float:
+            graph, plan = decided(
+                self.graph, self.cluster, built, replace(solution, chosen=tuple(chosen))
+            )
+            evaluation = evaluate(graph, plan, self.cluster)
+            used.append(evaluation.devices_used)
+            is_idle = objective == "throughput" and used[-1] < used[0]
+            return evaluation.cost(objective) if evaluation.fits and not is_idle else math.inf
+
+        return replace(solution, chosen=beside_producers(self.graph, built, solution.chosen, cost))
+
+    def holdings(self, candidate: Candidate, device: int) -> str:
+        """In words, the bytes by kind that a device holds at its peak."""
+        return Holdings.of(candidate.graph, candidate.plan, self.cluster).text(device)
+
+    def least_cost(self, goal: Objective, options: Mapping[str, Sequence[PlacedNode]]) -> float:
+        """A bound on the cost of all plans, by the work alone; 0 for memory.
+
+        The busiest device's load is at least each node's least device-seconds, shared evenly. The
+        latency is at least that, and at least the longest path of the nodes' least seconds.
+        """
+        if goal == "memory":
+            return 0.0
+        device_s = 0.0
+        done: dict[str, float] = {}
+        for node in self.graph.nodes:
+            seconds = [node_seconds(self.graph, p, self.cluster) for p in options[node.name]]
+            device_s += min(sum(of_device.values()) for of_device in seconds)
+            least_s = min(max(of_device.values(), default=0.0) for of_device in seconds)
+            end = max((done.get(value, 0.0) for value in node.reads), default=0.0) + least_s
+            done.update(dict.fromkeys(node.writes, end))
+        path_s = max(done.values(), default=0.0) if goal == "latency" else 0.0
+        return max(device_s / len(self.cluster), path_s)
+
+    def options(self, family: Family) -> dict[str, tuple[PlacedNode, ...]]:
+        """The strategies of each node that honour the constraints, on all groups.
+
+        A node that takes either of two operands has one strategy for each; an optional node may
+        also be left out. Cuts in parts that overlap are among them, as far as their number allows.
+
+        Raises:
+            ConstraintError: A node is left without any.
+        """
+        plain = self._options(family, 0)
+        if not any(isinstance(r, Rule) and r.windows for r in self.rules.by_node.values()):
+            return plain
+        several = any(len(mesh.axes) > 1 for mesh in family.groups)
+        for fused in FUSED_OVER_AXES if several else FUSED:
+            if self._pairs(plain) > MOST_WITH_FUSED:
+                break
+            options = self._options(family, fused)
+            if self._pairs(options) <= MOST_WITH_FUSED:
+                return options
+        return plain
+
+    def _pairs(self, options: Mapping[str, Sequence[PlacedNode]]) -> int:
+        """Pairs of strategies over all edges, by which a joint problem grows."""
+        ends = ((self.graph.producers.get(v), n) for n in self.graph.nodes for v in n.reads)
+        return sum(len(options[a.name]) * len(options[b.name]) for a, b in ends if a is not None)
+
+    def _options(self, family: Family, fused: int) -> dict[str, tuple[PlacedNode, ...]]:
+        """The options with halos of up to so many windows fused."""
+        constraints = self.request.constraints
+        by_group = [
+            strategies(self.graph, self.rules, mesh, self.speeds, fused=fused)
+            for mesh in family.groups
+        ]
+        options: dict[str, tuple[PlacedNode, ...]] = {}
+        for position, node in enumerate(self.graph.nodes):
+            pinned = kept_decision(self.graph, constraints.plan, self.rules, node)
+            if pinned is not None:
+                options[node.name] = (pinned,)
+                continue
+            offered = tuple(placed for of_group in by_group for placed in of_group[node.name])
+            if not offered:
+                offered = tuple(place(self.graph, node, mesh, {}, None) for mesh in family.homes)
+            kept = constraints.keep(node, offered)
+            if not kept:
+                blamed, why = constraints.blame(node, offered)
+                raise ConstraintError(
+                    f"{blamed} leaves no strategy for {node.name!r} ({node.op}) in {family}"
+                    + (f": {why}" if why else ""),
+                    position,
+                )
+            options[node.name] = tuple(alternatives(self.graph, node, kept))
+        return options
+
+    def problem(
+        self,
+        family: Family,
+        options: Mapping[str, tuple[PlacedNode, ...]],
+        check: Callable[[], None] = nothing,
+    ) -> Built:
+        """The joint problem of a space; `check` is called now and then, and may raise."""
+        meshes = (placed.mesh for some in options.values() for placed in some)
+        groups = tuple(dict.fromkeys((*family.groups, *family.homes, *meshes)))
+        pinned = self.request.constraints.bound
+        symmetric = family.symmetric and not pinned and self.cluster.is_uniform
+        interchangeable = (tuple(range(len(family.groups))),) if symmetric else ()
+        prices = DeviceColumns(self.graph, self.resharder)
+        several = len(family.groups) > 1 and bool(self.graph.backward)
+        parts = layers(self.graph) if several else ()
+        return build(self.graph, groups, options, prices, interchangeable, check, parts)
+
+
+@dataclass(frozen=True)
+class JointSpace:
+    """All plans on the device groups of a family, as one joint problem."""
+
+    shared: JointSearch
+    family: Family
+
+    def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
+        """The best plan and, if that leaves devices idle, the nearest that does not.
+
+        No plan if the work alone shows that none of the space costs less than `budget.best_s` by
+        more than the gap.
+        """
+        known = any(result.plans or result.refused for result in others)
+        limit_s = self.shared.request.time_limit_s
+
+        def check() -> None:
+            if known and budget.work.late:
+                raise OutOfTime(f"not searched within {limit_s:g} s")
+
+        try:
+            check()
+            goal = self.shared.request.objective
+            known_s = budget.best_s
+            best = "" if math.isinf(known_s) else f", best {units.cost(goal, known_s)}"
+            budget.say(f"searching {self.family}{best}")
+            options = self.shared.options(self.family)
+            budget.work.spend(CHOICE_STEPS * sum(map(len, options.values())))
+            least = self.shared.least_cost(self.shared.goal(self.family), options)
+            if least >= (1 - budget.gap) * budget.best_s:
+                return SpaceResult(searched=str(self.family), bound=least)
+            built = self.shared.problem(self.family, options, check)
+            check()
+        except (ConstraintError, OutOfTime) as error:
+            return SpaceResult(failed=((self.family, error),))
+        return self._solved(built, budget)
+
+    def _solved(
+        self, built: Built, budget: Budget, *, known: Solution | None = None
+    ) -> SpaceResult:
+        """The best plan of the problem, in search of which `known` was found before."""
+        goal = self.shared.goal(self.family)
+        budget.work.spend(ITEM_STEPS * len(built.problem.items))
+        try:
+            solution = solve(
+                built.problem,
+                goal,
+                budget.work.of_the_clock(budget.parts),
+                gap=budget.gap,
+                seed=budget.seed,
+                engine=budget.engine,
+                cutoff=budget.best_s,
+                reason_s=0.0,
+                effort=1 if known is None else 2,
+                known=known,
+            )
+        except Infeasible as error:
+            refused = Refused(self.family, goal, built, error)
+            return SpaceResult(searched=str(self.family), refused=refused)
+        plans = [self.shared.candidate(self.family, built, solution)]
+        if goal == "throughput" and plans[0].evaluation.devices_used < len(self.shared.cluster):
+            chosen = cover(built.problem, solution.chosen)
+            if chosen is not None:
+                busy = replace(solution, chosen=chosen)
+                plans.append(self.shared.candidate(self.family, built, busy))
+        more = None
+        waits = goal == "latency" and len(self.family.groups) > 1  # no other method knows of it
+        if not waits and (
+            known is None or gain(known, solution) > LEAST_GAIN * max(budget.gap, LEAST_GAP)
+        ):
+            more = partial(self._solved, built, known=solution)
+        return SpaceResult(tuple(plans), str(self.family), more=more)
+
+
+@dataclass(frozen=True)
+class KindSpace:
+    """The plans of one kind of parallelism: a part of a mesh's space.
+
+    It is searched for plans to run, and where the search of the mesh ended with a gap: with most
+    choices bound it finds a plan soon that the larger space may hide.
+
+    Attributes:
+        shared: The search, whose request has no constraints.
+        kind: The kind, see `strategies.kinds.parallel`.
+    """
+
+    shared: JointSearch
+    kind: str
+
+    def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
+        """The best plan of the kind, if there is one; its bound covers no other plan."""
+        shared, devices = self.shared, len(self.shared.cluster)
+        if not self._is_wanted(budget, others):
+            return SpaceResult()
+        try:
+            request = replace(shared.request, parallel=self.kind).over(devices).on(shared.graph)
+            request.constraints.check(shared.graph, devices)
+        except PartitionerError:
+            return SpaceResult()
+        (family,) = families("intra", devices, request.mesh)
+        space = JointSpace(replace(shared, request=request), replace(family, name=self.kind))
+        result = space.search(budget, others)
+        return SpaceResult(tuple(replace(plan, bounds_space=False) for plan in result.plans))
+
+    def _is_wanted(self, budget: Budget, others: tuple[SpaceResult, ...]) -> bool:
+        """Whether plans are to be run, or the best known one is not within the gap of the bound."""
+        if self.shared.request.tune is not None:
+            return True
+        costs = [
+            plan.cost(self.shared.request.objective) for result in others for plan in result.plans
+        ]
+        least = min((result.least for result in others), default=0.0)
+        return bool(costs) and least < (1 - budget.gap) * min(costs)
+
+
+def gain(before: Solution, after: Solution) -> float:
+    """By how much a search has brought cost and bound nearer, relative to the cost."""
+    nearer = (before.cost - before.bound) - (after.cost - after.bound)
+    return nearer / after.cost if after.cost > 0 else 0.0
+
+
+def first_problem(
+    graph: Graph, cluster: Cluster, request: Request, rules: Rules | None = None
+) -> tuple[Family, Built]:
+    """The first space of a request, as the solver's problem.
+
+    Raises:
+        ConstraintError: The pins leave a node without a strategy.
+        SearchError: The request names no space.
+    """
+    family, *_ = families(request.strategy, len(cluster), request.mesh)
+    request.constraints.check(graph, len(cluster))
+    request.constraints.check_axes(sorted({axis for mesh in family.groups for axis in mesh.names}))
+    resharder = Resharder(cluster, most_joined(graph))
+    shared = JointSearch(graph, cluster, request, rules or Rules.of(graph), resharder)
+    return family, shared.problem(family, shared.options(family))

@@ -1,0 +1,1 @@
+"""Searches of pipelines: stages, their figures, and what they compute again."""

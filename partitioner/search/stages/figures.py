@@ -1,0 +1,593 @@
+"""Figures of a graph that is cut into stages: seconds and bytes of every stretch of its order."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.equal_devices.classes import representatives
+from partitioner.cost_model.evaluate import observed_schedule
+from partitioner.cost_model.memory.lifetimes import HEADROOM_PERCENT, with_headroom
+from partitioner.cost_model.prices.reshard import Resharder
+from partitioner.cost_model.schedule.task_list import Schedule
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.ops import row_of
+from partitioner.ir.phases import fixed_nodes, weight_nodes
+from partitioner.ir.pipeline import (
+    Action,
+    ActionKind,
+    PipelineSchedule,
+    in_flight,
+    lane_moments,
+    start_times,
+)
+from partitioner.ir.plan import Pipeline, PlacedNode, Plan, resolve
+from partitioner.rewrites.staging import changing_nodes, stages_of_all
+from partitioner.search.stages.unit_bytes import Floats, MomentRows, StageMemory
+
+Ints = npt.NDArray[np.int64]
+
+#: Positions between which stages are cut at most, before their ends are moved.
+MAX_POSITIONS = 160
+#: Relative gap at which the search of the bound ends, and the error that its sums may have.
+BOUND_GAP, ROUNDING = 1e-6, 1e-12
+FORWARD, INPUT, WEIGHT, ONCE = range(4)  #: Parts of a stage's work.
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """A plan of the whole graph on one mesh.
+
+    Attributes:
+        graph: The graph of a micro-batch, without offers.
+        plan: A plan on the first devices of the cluster.
+    """
+
+    graph: Graph
+    plan: Plan
+
+    @property
+    def size(self) -> int:
+        """Devices of the mesh."""
+        return max(mesh.size() for mesh in self.plan.groups)
+
+
+@dataclass(frozen=True)
+class StageFigures:
+    """Seconds and bytes of a sharding, by its units: the nodes that are cut, in order.
+
+    Attributes:
+        sharding: The sharding.
+        cluster: All devices.
+        micro_batches: Micro-batches of a step.
+        resharder: Remembers reshards on the first devices; None if it is of no other figures.
+    """
+
+    sharding: Sharding
+    cluster: Cluster
+    micro_batches: int = 1
+    resharder: Resharder | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def lanes(self) -> int:
+        """Number of groups of devices."""
+        return len(self.cluster) // self.sharding.size
+
+    @cached_property
+    def units(self) -> tuple[str, ...]:
+        """Names of the nodes that are cut, in order."""
+        return tuple(node.name for node in changing_nodes(self.sharding.graph))
+
+    @cached_property
+    def unit_of(self) -> Mapping[str, int]:
+        """The unit that each node goes with."""
+        numbers = {name: unit for unit, name in enumerate(self.units)}
+        return stages_of_all(self.sharding.graph, numbers)
+
+    def least_s(self, table: PipelineSchedule | None = None) -> float:
+        """No cut of this sharding takes fewer seconds a step, in the order of a schedule if given.
+
+        The nodes that every micro-batch runs are on the devices, evenly at best, and each
+        micro-batch takes the longest path of them. If each lane has one stage, a stage waits for
+        the first micro-batch to come to it and, behind its last backward pass, the stages below
+        have theirs to run. Communications are not counted. 0 where devices differ: the sharding's
+        seconds are those of the first ones.
+        """
+        if not self.cluster.has_equal_devices:
+            return 0.0
+        done = self._done_s(self.sharding.graph.nodes)
+        least_s = max(least_of_nodes([self]), *done.values(), 0.0)
+        if table is None or len(table.lane_of) != self.lanes or len({*table.lane_of}) != self.lanes:
+            return least_s
+        return max(least_s, self._least_with_waits(splits=table.splits_backward))
+
+    @cached_property
+    def device_seconds(self) -> Mapping[str, float]:
+        """Seconds of all devices together of each node that every micro-batch runs, by name."""
+        return {name: all_s for name, (all_s, _) in self._node_s.items()}
+
+    def _least_with_waits(self, *, splits: bool) -> float:
+        """The least seconds of a step over all cuts into one stage a lane.
+
+        A stage from position a to b waits head(a) seconds at first, is busy for the seconds of all
+        micro-batches between a and b, and tail(a) pass behind its last backward pass. In split
+        schedules the weight gradients may fill the tail.
+        """
+        head, tail = self._waits
+        forward, inputs, weights = self._unit_s
+        sums = np.concatenate(([0.0], np.cumsum(forward + inputs + weights)))
+        least_s = self._least_step(sums, head if splits else head + tail)
+        if splits:
+            sums = np.concatenate(([0.0], np.cumsum(forward + inputs)))
+            least_s = max(least_s, self._least_step(sums, head + tail))
+        return least_s
+
+    def _least_step(self, sums: Floats, waits: Floats) -> float:
+        """The least T with a cut whose stages a to b all have waits(a) + load(a, b) <= T.
+
+        After so many stages all positions up to the farthest one count as reached.
+        """
+        ahead = np.maximum.accumulate(sums[:-1] - waits / self.micro_batches)
+
+        def reaches(step_s: float) -> bool:
+            end = 0
+            for _ in range(self.lanes):
+                farthest = step_s / self.micro_batches + ahead[min(end, len(ahead) - 1)]
+                end = int(np.searchsorted(sums, farthest * (1 + ROUNDING), side="right")) - 1
+            return end >= len(sums) - 1
+
+        low, high = 0.0, float(self.micro_batches * sums[-1] + waits.max(initial=0.0))
+        while high - low > BOUND_GAP * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if reaches(middle) else (middle, high)
+        return low
+
+    @cached_property
+    def _unit_s(self) -> Floats:
+        """Least seconds of the nodes of each unit that all devices run: forward, input, weight."""
+        graph, weights = self.sharding.graph, self._weights
+        seconds = np.zeros((3, len(self.units)))
+        for name in self._everywhere & self._node_s.keys():
+            part = FORWARD if name not in graph.backward else WEIGHT if name in weights else INPUT
+            seconds[part, self.unit_of[name]] += self._node_s[name][1]
+        return seconds
+
+    @cached_property
+    def _everywhere(self) -> frozenset[str]:
+        """The nodes that all devices run: each waits for its part of what other stages send."""
+        groups = self.sharding.plan.groups
+        sizes = ((name, groups[at.group].size()) for name, at in self.sharding.plan.nodes.items())
+        return frozenset(name for name, size in sizes if size == self.sharding.size)
+
+    @cached_property
+    def _waits(self) -> tuple[Floats, Floats]:
+        """Seconds before a unit's forward pass, and behind its backward pass, in lower units.
+
+        Both are the longest paths of nodes. Shape (units,).
+        """
+        graph, unit_of, count = self.sharding.graph, self.unit_of, len(self.units)
+        nodes = [node for node in graph.nodes if node.name not in graph.backward]
+        done, head, tail = self._done_s(nodes), np.zeros(count), np.zeros(count)
+        for node in nodes:
+            if node.name not in self._everywhere:
+                continue
+            unit = unit_of[node.name]
+            for value in node.reads:
+                made = graph.producers.get(value)
+                if made is not None and unit_of[made.name] < unit:
+                    head[unit] = max(head[unit], done[value])
+        left: dict[str, float] = {}  # by backward node, itself included
+        for node in reversed(graph.nodes):
+            if node.name not in graph.backward:
+                continue
+            unit = unit_of[node.name]
+            readers = {r.name: unit_of[r.name] for v in node.writes for r in graph.consumers[v]}
+            longest = max((left[name] for name in readers), default=0.0)
+            left[node.name] = longest + self._node_s.get(node.name, (0.0, 0.0))[1]
+            lower = (name for name, at in readers.items() if at < unit)
+            seconds = (left[name] for name in lower if name in self._everywhere)
+            tail[unit] = max(tail[unit], *seconds, 0.0)
+        return head, tail
+
+    def _done_s(self, nodes: Iterable[Node]) -> Mapping[str, float]:
+        """Seconds of the longest path to each value, of nodes that every micro-batch runs."""
+        done: dict[str, float] = {}
+        for node in nodes:
+            begin = max((done.get(value, 0.0) for value in node.reads), default=0.0)
+            end = begin + self._node_s.get(node.name, (0.0, 0.0))[1]
+            done.update(dict.fromkeys(node.writes, end))
+        return done
+
+    @property
+    def tasks(self) -> Schedule:
+        """The tasks of a step of micro-batches on one mesh: of one device of each class."""
+        return self._observed[0]
+
+    @cached_property
+    def _observed(self) -> tuple[Schedule, Mapping[int, int]]:
+        return self._observe("1f1b" if self.sharding.graph.backward else "forward")
+
+    def _observe(
+        self, name: str, units: Mapping[str, int] | None = None
+    ) -> tuple[Schedule, Mapping[int, int]]:
+        """See `evaluate.observed_schedule`."""
+        pipeline = Pipeline(name, self.micro_batches, (0,) * len(self.sharding.plan.groups))
+        return observed_schedule(
+            *(self.sharding.graph, self._placed, self._resharder.cluster, pipeline),
+            resharder=self._resharder,
+            units=units,
+            first=self._representatives,
+        )
+
+    @cached_property
+    def _placed(self) -> tuple[PlacedNode, ...]:
+        """The nodes, all of one stage."""
+        return resolve(self.sharding.graph, self.sharding.plan)
+
+    @cached_property
+    def _resharder(self) -> Resharder:
+        """The reshards on the first devices, as many as the mesh has."""
+        known, size = self.resharder, self.sharding.size
+        if known is not None and len(known.cluster) == size:
+            return known
+        return Resharder(self.cluster.first(size))
+
+    @cached_property
+    def _representatives(self) -> Mapping[int, int]:
+        graph, resharder = self.sharding.graph, self._resharder
+        return representatives(graph, self._placed, resharder.cluster, resharder)
+
+    @cached_property
+    def loads(self) -> Floats:
+        """Seconds of each unit's forward pass, input gradients, weight gradients and once a step.
+
+        The first three are of one micro-batch; all are of the busiest device. Shape (4, units).
+        """
+        graph, order = self.sharding.graph, self.tasks.order
+        assert order is not None
+        row = {device: index for index, device in enumerate(self.tasks.devices)}
+        loads, weights = np.zeros((len(row), 4, len(self.units))), self._weights
+        for task in self.tasks.tasks:
+            name = task.placed.node.name if task.placed is not None else ""
+            if task.comm is not None:
+                name = task.comm.why
+            if name not in self.unit_of:
+                continue
+            part = FORWARD if name not in graph.backward else WEIGHT if name in weights else INPUT
+            part = ONCE if order.phases.is_once(task.phase) else part
+            for device, seconds in task.devices.items():
+                loads[row[device], part, self.unit_of[name]] += seconds
+        return np.asarray(loads.max(axis=0))
+
+    @cached_property
+    def _weights(self) -> frozenset[str]:
+        """Backward nodes that no other unit waits for."""
+        graph = self.sharding.graph
+        return weight_nodes(graph, graph.backward, self.unit_of)
+
+    @cached_property
+    def _node_s(self) -> Mapping[str, tuple[float, float]]:
+        """Seconds of the nodes that every micro-batch runs: on all devices, and on the least."""
+        fixed, order = fixed_nodes(self.sharding.graph), self.tasks.order
+        assert order is not None
+        once = (name for name, phase in order.numbers.items() if order.phases.is_once(phase))
+        left_out, equals = {*fixed, *once}, Counter(self._observed[1].values())
+        return {
+            task.placed.node.name: (
+                sum(seconds * equals[device] for device, seconds in task.devices.items()),
+                min(task.devices.values()),
+            )
+            for task in self.tasks.tasks
+            if task.placed is not None and task.devices and task.placed.node.name not in left_out
+        }
+
+    # Sums up to each position ----------------------------------------------------------------
+
+    @cached_property
+    def load_sums(self) -> Floats:
+        """Seconds by part before each position; shape (4, units + 1)."""
+        return np.concatenate((np.zeros((4, 1)), np.cumsum(self.loads, axis=1)), axis=1)
+
+    def memory(self, *, splits: bool) -> StageMemory:
+        """Bytes by unit; those of a step whose backward passes are split are other ones."""
+        return self._split_memory if splits else self._memory
+
+    @cached_property
+    def _memory(self) -> StageMemory:
+        return StageMemory.of(self.sharding.graph, self.unit_of, self.tasks)
+
+    @cached_property
+    def _split_memory(self) -> StageMemory:
+        """Each unit's backward pass is split: a stage of several is split at its lowest."""
+        tasks, _ = self._observe("zb1", self.unit_of)
+        return StageMemory.of(self.sharding.graph, self.unit_of, tasks)
+
+    @cached_property
+    def made_bytes(self) -> Mapping[str, int]:
+        """Bytes of each value as its node makes it, on the device that makes most."""
+        most: dict[str, int] = {}
+        for task in self.tasks.tasks:
+            for _, (value, _), nbytes in task.writes if task.placed is not None else ():
+                most[value] = max(nbytes, most.get(value, 0))
+        return most
+
+    @cached_property
+    def crossing(self) -> Floats:
+        """Bytes that a device sends over each position in the forward pass, as values lie."""
+        graph, count, made_bytes = self.sharding.graph, len(self.units), self.made_bytes
+        changes = np.zeros(count + 2)
+        for value, node in graph.producers.items():
+            row = row_of(node)
+            if node.name in graph.backward or (row is not None and row.stored):
+                continue
+            made = self.unit_of[node.name]
+            readers = (r.name for r in graph.consumers[value] if r.name not in graph.backward)
+            last = max((self.unit_of[name] for name in readers), default=made)
+            if last > made:
+                nbytes = made_bytes.get(value, 0)
+                changes[made + 1] += nbytes
+                changes[last + 1] -= nbytes
+        return np.cumsum(changes)[: count + 1]
+
+    @cached_property
+    def messages(self) -> Floats:
+        """Seconds of the messages at each position, and those that compute does not hide."""
+        if self.lanes == 1:
+            return np.zeros((2, len(self.units) + 1))
+        level = self.cluster.level((0, len(self.cluster) - 1))
+        whole = np.array([level.message_s + level.transfer_s(float(n)) for n in self.crossing])
+        return np.stack((whole, (1 - level.hidden_share(2)) * whole))
+
+    @cached_property
+    def open(self) -> npt.NDArray[np.bool_]:
+        """Whether a stage may end at each position.
+
+        None may between the first node that reads a stored value which every micro-batch writes and
+        the node that makes its next contents: the next micro-batch reads them.
+        """
+        graph, is_open = self.sharding.graph, np.ones(len(self.units) + 1, np.bool_)
+        for node in graph.nodes:
+            if node.attrs.get("role") != "next":
+                continue
+            readers = (reader.name for reader in graph.consumers[node.inputs[1]])
+            first = min(self.unit_of[name] for name in readers if name not in graph.backward)
+            made = graph.producers.get(node.inputs[0])
+            if made is not None:
+                is_open[first + 1 : self.unit_of[made.name] + 1] = False
+        return is_open
+
+    @cached_property
+    def positions(self) -> Ints:
+        """Positions where stages may end: of each window, where the fewest bytes cross."""
+        count = len(self.units)
+        windows = min(count, MAX_POSITIONS)
+        edges = [1 + round(index * (count - 1) / windows) for index in range(windows + 1)]
+        crossing = np.where(self.open, self.crossing, math.inf)
+        inner = {
+            first + int(np.argmin(crossing[first:last]))
+            for first, last in pairwise(edges)
+            if last > first
+        }
+        inner = {position for position in inner if self.open[position]}
+        return np.array(sorted({0, *inner, count}), np.int64)
+
+    # Cuts ------------------------------------------------------------------------------------
+
+    def balanced(
+        self,
+        held: Sequence[int],
+        lane_of: Sequence[int],
+        lost_s: Callable[[Ints, Floats], Floats] | None = None,
+    ) -> tuple[int, ...] | None:
+        """Ends of stages, exclusive, of the least largest load; None if none is within memory.
+
+        A lane of several stages has its memory divided by what they hold, as if all lanes stored
+        equally much.
+
+        Args:
+            held: Micro-batches in flight at each stage; 0 where memory does not count.
+            lane_of: Lane of each stage.
+            lost_s: Gives the seconds that stretches between positions lose to keep so many bytes
+                less of a micro-batch; None if they keep all.
+        """
+        at, stages = self.positions, len(held)
+        count = len(at) - 1
+        limit = min(device.memory_bytes for device in self.cluster.devices)
+        loads, memory = self.load_sums[:ONCE].sum(0)[at], self.memory(splits=False)
+        resident, saved = memory.at_rest[at], memory.kept[:, at].sum(0)
+        sent = 2 * self.messages[1][at]
+        sent[0] = sent[count] = 0.0
+        between = loads[None, :] - loads[:, None] + sent[:, None] + sent[None, :]
+        between[np.tril_indices(count + 1)] = math.inf  # a stage has a node
+        rest = resident[None, :] - resident[:, None]
+        flying = with_headroom(np.maximum(saved[None, :] - saved[:, None], 0).astype(np.int64))
+        most = np.full((stages + 1, count + 1), math.inf)
+        choice = np.zeros((stages + 1, count + 1), np.int64)
+        most[0, 0] = 0.0
+        known: dict[tuple[int, int, int], Floats] = {}
+        for stage, flight in enumerate(held):
+            lane = [other for other, of in enumerate(lane_of) if of == lane_of[stage]]
+            key = flight, len(lane), sum(held[other] for other in lane)
+            if key not in known:
+                if len(lane) == 1:
+                    over = rest + flight * flying - limit
+                else:
+                    room = limit - resident[-1] / self.lanes
+                    over = flight * flying - room * flight / max(key[2], 1)
+                known[key] = between + _lost(at, over, flight, lost_s)
+            worst = np.maximum(most[stage][:, None], known[key])
+            choice[stage + 1] = np.argmin(worst, axis=0)
+            most[stage + 1] = np.min(worst, axis=0)
+        if math.isinf(most[stages, count]):
+            return None
+        cut, stop = [], count
+        for stage in range(stages, 0, -1):
+            cut.append(int(at[stop]))
+            stop = int(choice[stage, stop])
+        return tuple(reversed(cut))
+
+    def over_bytes(
+        self, ends: Sequence[int], lanes: Sequence[MomentRows], *, splits: bool
+    ) -> float:
+        """Bytes by which lanes are above the least memory of a device, in all.
+
+        Args:
+            ends: Ends of the stages, exclusive.
+            lanes: What each lane holds.
+            splits: Whether the schedule splits backward passes.
+        """
+        limit = min(device.memory_bytes for device in self.cluster.devices)
+        bounds, memory = tuple(pairwise((0, *ends))), self.memory(splits=splits)
+        over = 0.0
+        for rows in lanes:
+            kept = memory.stretches([bounds[stage] for stage in rows.stages])[1]
+            most = (rows.fixed(memory, bounds) + rows.kept(kept)).max()
+            over += max(0.0, float(most) - limit)
+        return over
+
+
+def _lost(
+    at: Ints, over: Floats, flight: int, lost_s: Callable[[Ints, Floats], Floats] | None
+) -> Floats:
+    """Seconds that stretches lose so that they are no longer over the memory by so many bytes."""
+    if flight == 0:
+        return np.zeros_like(over)
+    if lost_s is None:
+        return np.where(over > 0, math.inf, 0.0)
+    return lost_s(at, over / flight * 100 / HEADROOM_PERCENT)
+
+
+def least_of_nodes(each: Sequence[StageFigures]) -> float:
+    """No step in which each node runs as in one of these shardings of one graph takes less.
+
+    The nodes are on the devices, evenly at best. 0 where devices differ.
+    """
+    cluster = each[0].cluster
+    if not cluster.has_equal_devices:
+        return 0.0
+    names = set.intersection(*(set(figures.device_seconds) for figures in each))
+    least = (min(figures.device_seconds[name] for figures in each) for name in sorted(names))
+    return each[0].micro_batches * sum(least) / len(cluster)
+
+
+#: The order of an estimate's durations: of each kind of action, those of all stages.
+_DURATIONS = (
+    ActionKind.FORWARD,
+    ActionKind.BACKWARD_INPUT,
+    ActionKind.BACKWARD_WEIGHT,
+    ActionKind.FULL_BACKWARD,
+)
+
+
+class StepEstimate:
+    """Seconds of a step by the figures of its stages, without a plan: for comparing cuts.
+
+    Stages are taken as a chain.
+
+    Args:
+        figures: Of the order.
+        table: The schedule.
+    """
+
+    def __init__(self, figures: StageFigures, table: PipelineSchedule) -> None:
+        self.figures = figures
+        self.table = table
+        self.held = in_flight(table)
+        self.splits = table.splits_backward
+        self.moments = tuple(map(MomentRows.of, lane_moments(table)))
+        starts = start_times(table)
+        timed = sorted(
+            (start, lane, index)
+            for lane, begun in enumerate(starts)
+            for index, start in enumerate(begun)
+        )
+        numbers: dict[Action, int] = {}
+        stages, lanes = len(table.lane_of), len(table.lanes)
+        self._runs = np.zeros((lanes, len(_DURATIONS) * stages))  # of each duration, by lane
+        self._passing = np.zeros((lanes, stages))  # messages over each boundary; the last is none
+        # Lane, the action waited for, the boundary between them, the duration's number in
+        # `seconds`, and the boundary that the result is sent over; -1 for none.
+        self._order: list[tuple[int, int, int, int, int]] = []
+        for _, lane, index in timed:
+            action = table.lanes[lane][index]
+            need, boundary = self._awaited(action, numbers)
+            numbers[action] = len(self._order)
+            sent = action.stage if action.kind is ActionKind.FORWARD else action.stage - 1
+            if action.kind is ActionKind.BACKWARD_WEIGHT or not 0 <= sent < stages - 1:
+                sent = -1
+            duration = _DURATIONS.index(action.kind) * stages + action.stage
+            self._order.append((lane, need, boundary, duration, sent))
+            self._runs[lane, duration] += 1
+            self._passing[lane, [sent, boundary]] += 1
+
+    def _awaited(self, action: Action, numbers: Mapping[Action, int]) -> tuple[int, int]:
+        """The action of another stage that one waits for, and the end of a stage between them.
+
+        -1 for none, and for none on another lane.
+        """
+        stage, micro_batch, lane_of = action.stage, action.micro_batch, self.table.lane_of
+        if action.kind is ActionKind.FORWARD:
+            other, boundary, kinds = stage - 1, stage - 1, [ActionKind.FORWARD]
+        elif action.kind is ActionKind.BACKWARD_WEIGHT:
+            return -1, -1
+        else:
+            kinds = [ActionKind.FULL_BACKWARD, ActionKind.BACKWARD_INPUT]
+            other, boundary = stage + 1, stage
+        found = (numbers.get(Action(other, kind, micro_batch)) for kind in kinds)
+        need = next((number for number in found if number is not None), -1)
+        apart = need >= 0 and lane_of[other] != lane_of[stage]
+        return need, boundary if apart else -1
+
+    def least_s(self, ends: Sequence[int], again: Floats | None = None) -> float:
+        """No step takes less: the seconds that the busiest lane is busy; args as of `seconds`."""
+        durations, (_, busy), once = self._figures(ends, again)
+        of_lane = self._runs @ durations + self._passing @ busy
+        np.add.at(of_lane, list(self.table.lane_of), once)
+        return float(of_lane.max()) * (1 - ROUNDING)
+
+    def _figures(self, ends: Sequence[int], again: Floats | None) -> tuple[Floats, Floats, Floats]:
+        """Durations of the actions, seconds of messages over boundaries, and those of once a step.
+
+        Messages have rows as of `StageFigures.messages`; nothing is sent at the last boundary.
+        """
+        bounds = np.array((0, *ends))
+        parts = np.diff(self.figures.load_sums[:, bounds], axis=1)
+        messages = self.figures.messages[:, bounds[1:]]
+        messages[:, -1] = 0.0
+        if again is not None:
+            parts[INPUT] += again
+        both = parts[INPUT] + parts[WEIGHT]
+        durations = np.concatenate((parts[FORWARD], parts[INPUT], parts[WEIGHT], both))
+        return durations, messages, parts[ONCE]
+
+    def seconds(self, ends: Sequence[int], again: Floats | None = None) -> float:
+        """Seconds of a step of stages with these ends.
+
+        Args:
+            ends: The ends, exclusive.
+            again: Seconds of a micro-batch that each stage computes again; None for none.
+        """
+        figures, messages, once = self._figures(ends, again)
+        durations, (whole, busy) = figures.tolist(), messages.tolist()
+        free = [0.0] * len(self.table.lanes)
+        done: list[float] = []
+        for lane, need, boundary, duration, sent in self._order:
+            begin = free[lane]
+            if boundary >= 0:
+                begin = max(begin + busy[boundary], done[need] + whole[boundary])
+            elif need >= 0:
+                begin = max(begin, done[need])
+            end = begin + durations[duration]
+            done.append(end)
+            free[lane] = end + busy[sent]
+        for stage, lane in enumerate(self.table.lane_of):
+            free[lane] += float(once[stage])
+        return max(free)

@@ -1,0 +1,268 @@
+"""Numbers of micro-batches: those worth a try, the best plan of some, and the fewest that fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.ir.graph import Graph
+from partitioner.search.limits import EXPLICIT
+from partitioner.search.outcome import NoCheaper, Outcome
+from partitioner.search.request import Budget, Request
+from partitioner.search.stages.pipelines import NOT_SEARCHED, find_pipeline, over_counts, to_beat_s
+from partitioner.solver import Infeasible
+from partitioner.strategies.constraints import ConstraintError
+
+#: Gives the graphs of a micro-batch for a number of them, the second to be planned if no plan of
+#: the first fits; raises `Infeasible` if there are no such micro-batches.
+Graphs = Callable[[int], Iterable[Graph]]
+#: Micro-batches for each stage with which a pipeline is full most of the time.
+FULL = 4
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A number of micro-batches with the stages to try for it.
+
+    Attributes:
+        count: Micro-batches of a step.
+        sizes: Numbers of devices of a stage; None for those of the request.
+    """
+
+    count: int
+    sizes: tuple[int, ...] | None = None
+
+
+def usual_trials(batch: int, cluster: Cluster, request: Request) -> tuple[Trial, ...]:
+    """The numbers of micro-batches to try.
+
+    On few devices the usual ones, or that asked for, with stages of all sizes. On many, each size
+    of a stage has a number of its own, and stages are whole nodes where there are several: slow
+    links are those between stages then. Fewer and larger stages come first.
+
+    Raises:
+        SearchError: As `Request.stage_sizes`.
+    """
+    asked, devices = request.micro_batch_count, len(cluster)
+    if devices <= EXPLICIT or request.constraints.places:
+        counts = (asked,) if asked else usual_counts(batch, devices)
+        return tuple(map(Trial, counts))
+    node = cluster.levels[0].size if len(cluster.levels) > 1 else 1
+    sizes = request.stage_sizes(devices)
+    whole = tuple(size for size in sizes if size % node == 0 and size < devices) or sizes
+    if asked:
+        apt = tuple(size for size in whole if size // node <= batch // asked) or whole
+        return (Trial(asked, apt),)
+    by_count: dict[int, list[int]] = {}
+    for size in sorted(whole, reverse=True):
+        by_count.setdefault(_full_count(batch, devices, size, node), []).append(size)
+    return tuple(Trial(count, tuple(of)) for count, of in by_count.items())
+
+
+def _full_count(batch: int, devices: int, size: int, node: int) -> int:
+    """Micro-batches that fill the pipeline of stages of so many devices, of whole nodes.
+
+    Each node of a stage keeps a sample of every micro-batch, so that nodes can share the batch.
+    """
+    most = max(1, batch // max(1, size // node))
+    return _nearest(batch, min(most, FULL * (devices // size)))
+
+
+def _nearest(batch: int, count: int) -> int:
+    """The nearest number that divides a batch; the smaller one of two."""
+    divisors = (n for n in range(1, batch + 1) if batch % n == 0)
+    return min(divisors, key=lambda n: (abs(n - count), n))
+
+
+def usual_counts(batch: int, devices: int) -> tuple[int, ...]:
+    """Numbers of micro-batches worth a try: about one, two and four for each device, and one.
+
+    One is the fastest where a step takes as long as its launches and messages: of a small model,
+    which is not for many devices.
+    """
+    wanted = (devices, 2 * devices, 4 * devices, *((1,) if devices <= EXPLICIT else ()))
+    return tuple(sorted({_nearest(batch, count) for count in wanted}))
+
+
+@dataclass
+class CountSearch:
+    """Plans of a step by the number of its micro-batches.
+
+    Attributes:
+        graphs: The graphs of a micro-batch.
+        cluster: The devices.
+        request: The request; called before `Request.over`.
+        budget: The budget of all numbers.
+        sizes: Numbers of devices of a stage to try; None for those of the request.
+        outcomes: The best plan of each number that has one.
+        refused: The refusal of each other number.
+        impossible: Why a number has no plan whatever the memory is, as where ranks outnumber rows.
+        slower: Why each other number was left: no plan of it was found to be faster than others.
+    """
+
+    graphs: Graphs
+    cluster: Cluster
+    request: Request
+    budget: Budget
+    sizes: tuple[int, ...] | None = None
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    refused: dict[int, Infeasible] = field(default_factory=dict)
+    impossible: dict[int, ConstraintError] = field(default_factory=dict)
+    slower: dict[int, NoCheaper] = field(default_factory=dict)
+
+    def all(self, trials: Sequence[Trial]) -> Outcome:
+        """The best plan of these numbers.
+
+        On many devices the trials end behind one whose plan is slower than that of the one before,
+        since each takes long. Half the number of the best plan is tried then. The clock ends all.
+
+        Raises:
+            Infeasible: None of them has one; the refusal that is short of the fewest bytes.
+            NoCheaper: None was found that costs less than the known plan of the budget.
+        """
+        for index, trial in enumerate(trials):
+            if index and self.budget.work.late:
+                break
+            known_s = self._best_s
+            fits = self._plan(trial.count, len(trials) - index, trial.sizes, known_s)
+            is_known = self.outcomes and (fits or trial.count in self.slower)
+            if is_known and trial.sizes is not None and self._best_s >= known_s:
+                break
+        if self.outcomes:
+            if trials[0].sizes is not None and self.request.micro_batch_count is None:
+                self._halve()
+            return self.best
+        if self.slower:
+            raise min(self.slower.values(), key=lambda error: error.bound)
+        raise self.nearest
+
+    @property
+    def nearest(self) -> Infeasible | ConstraintError:
+        """The refusal that is short of the fewest bytes, or why no number has plans."""
+        if self.refused:
+            return min(self.refused.values(), key=lambda error: error.bytes_short)
+        return next(iter(self.impossible.values()))
+
+    def _halve(self) -> None:
+        """Plan half as many micro-batches as the best plan has, through stages of its size.
+
+        Each then has samples to share inside of a node, too.
+        """
+        count, plan = self._best_count, self.best.plan
+        if count > 1 and not self.budget.work.late:
+            size = max(mesh.size() for mesh in plan.groups)
+            self._plan(_nearest(count, count // 2), 1, (size,), self._best_s)
+
+    @property
+    def _best_count(self) -> int:
+        return min(self.outcomes, key=lambda n: self.outcomes[n].evaluation.step_s)
+
+    @property
+    def _best_s(self) -> float:
+        """Seconds of a step that a plan must beat to be wanted: those of the best one so far.
+
+        Where plans are to be run, those of the last of as many.
+        """
+        found = self.outcomes.values()
+        if self.request.tune is None:
+            return min((self.budget.best_s, *(outcome.evaluation.step_s for outcome in found)))
+        steps = (plan.evaluation.step_s for outcome in found for plan in outcome.candidates)
+        return min(self.budget.best_s, to_beat_s(steps, self.request.tune))
+
+    def fewest(self, counts: Sequence[int]) -> Outcome | None:
+        """The best plan of the least number that fits, or of a larger one that is faster.
+
+        With more micro-batches less is held at once. So none fits if the first does not, nor the
+        last that leaves each device two samples; else numbers that do not fit are skipped in
+        growing steps, and the least one that does is bisected. A larger one is faster where it
+        computes less again or communicates less.
+
+        Args:
+            counts: Numbers to choose from, ascending, to one sample in each micro-batch.
+        """
+        if not counts or self._none_fits(counts):
+            return None
+        low, high, end, step = -1, 0, len(counts), 1
+        while high < end and not self._plan(counts[high]):
+            if counts[high] in self.impossible:  # nor are larger ones: their parts are smaller
+                end = high
+            else:
+                low, step = high, 2 * step
+            high = min(low + step, end - 1) if low < end - 1 else end
+        if high == end:
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._plan(counts[middle]):
+                high = middle
+            else:
+                low = middle
+        best_s = self.outcomes[counts[high]].evaluation.step_s
+        for count in counts[high + 1 :]:
+            if not self._plan(count) or self.outcomes[count].evaluation.step_s >= best_s:
+                break
+            best_s = self.outcomes[count].evaluation.step_s
+        return self.best
+
+    def _none_fits(self, counts: Sequence[int]) -> bool:
+        """Tell whether memory refuses the first, the last with two samples a device, and the last.
+
+        Where the batch is not cut over the devices, a micro-batch of one sample holds least.
+        """
+        samples = max(counts[0], counts[-1] // (2 * len(self.cluster)))
+        most = max(count for count in counts if count <= samples)
+        if self._plan(counts[0]) or self._plan(most) or most in self.impossible:
+            return False
+        return self.refused[most].bytes_short > 0 and not self._plan(counts[-1])
+
+    @property
+    def best(self) -> Outcome:
+        """The fastest plan, with a certificate over all numbers that were tried."""
+        count = self._best_count
+        bounds = [error.bound for error in self.slower.values()]
+        best = over_counts(self.outcomes, count, self.request.gap, bounds)
+        return best.stopped() if self.budget.work.stopped else best
+
+    def _plan(
+        self,
+        count: int,
+        parts: int = 2,
+        sizes: tuple[int, ...] | None = None,
+        known_s: float = math.inf,
+    ) -> bool:
+        """Plan a number of micro-batches with a part of the budget; whether a plan fits.
+
+        None but the first is planned behind the time limit.
+
+        Args:
+            count: The number.
+            parts: Its part is one of so many of what is left.
+            sizes: Numbers of devices of a stage; None for those of the search.
+            known_s: Seconds of a step of a known plan: dearer ones are of no interest.
+        """
+        known = {**self.outcomes, **self.refused, **self.impossible, **self.slower}
+        if count not in known and known and self.budget.work.late:
+            self.refused[count] = Infeasible(NOT_SEARCHED, proven=False)
+        elif count not in known:
+            self.budget.say(f"planning {count} micro-batch{'es' if count > 1 else ''}")
+            graphs, sizes = iter(self.graphs(count)), sizes or self.sizes
+            while count not in {**self.outcomes, **self.slower}:
+                try:
+                    graph = next(graphs)
+                    if graph.optional:
+                        self.budget.say("allowing values to be computed again")
+                    share = replace(self.budget.share(parts), best_s=known_s)
+                    self.outcomes[count] = find_pipeline(
+                        graph, self.cluster, self.request, share, count, sizes
+                    )
+                except StopIteration:
+                    break
+                except NoCheaper as error:
+                    self.slower[count] = error
+                except Infeasible as error:
+                    self.refused[count] = error
+                except ConstraintError as error:
+                    self.impossible[count] = error
+        return count in self.outcomes

@@ -1,0 +1,1 @@
+"""Lower bounds, and the choices that are read off them."""

@@ -1,0 +1,1 @@
+"""Moves from one choice to a better one, within the limit on memory."""

@@ -1,0 +1,166 @@
+"""Data parallelism: the batch is cut, and what is stored is whole or cut.
+
+Parameters and uses of parameters are bound, and so are nodes that depend on the batch; the rest is
+solved. Where no other kind is asked for, parameters that are cut are stored as rows if they can be:
+parts of rows are gathered without a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.ops import row_of, rules_of
+from partitioner.ir.plan import Plan
+from partitioner.ir.rule import Rule
+from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
+from partitioner.strategies.kinds.batch import Followed
+from partitioner.strategies.kinds.kind import Asked
+from partitioner.strategies.kinds.parameter_uses import (
+    can_cut,
+    is_again,
+    is_stored_again,
+    parameter_uses,
+)
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """The values that a kind that cuts the batch stores in parts.
+
+    Attributes:
+        word: The word of the kind, for messages.
+        at_rest: Whether what the optimizer works on is cut. (`partitioner::rest` nodes hold
+            parameters between steps in zero1 and zero2.)
+        until_use: Whether parameters are cut in a pass too, until their use.
+    """
+
+    word: str
+    at_rest: bool
+    until_use: bool
+
+    def constraints(self, asked: Asked) -> Constraints:
+        """Pins of parameters and of their uses; nodes that depend on the batch are cut along it.
+
+        Raises:
+            ConstraintError: There is no batch, or it has too few elements.
+        """
+        _check_batch(self.word, asked)
+        factors = asked.batch.factors
+        caches = (asked.graph.producers[n].name for n in asked.batch.inputs if _is_kept(asked, n))
+        dependent = (*depending(asked.graph, asked.batch), *caches)
+        busy = {asked.axis: {name: factors.get(name, frozenset()) for name in dependent}}
+        return Constraints(tuple(stored_pins(asked, asked.batch, self)), busy=busy)
+
+    def notes(self, asked: Asked, plan: Plan) -> tuple[str, ...]:
+        """Where the batch lies unless it is dim 0 throughout, and what cannot be cut with it."""
+        return _notes(self.word, asked, plan)
+
+
+def _is_kept(asked: Asked, value: str) -> bool:
+    """Whether a value with the batch is a cache, not an input."""
+    return value in asked.graph.producers
+
+
+def _notes(word: str, asked: Asked, plan: Plan) -> tuple[str, ...]:
+    graph, batch, axis, notes = asked.graph, asked.batch, asked.axis, list[str]()
+    fed = [name for name in batch.inputs if not _is_kept(asked, name)]
+    if not any(axis in mesh.names for mesh in plan.groups):
+        return ()
+    if word in ("zero1", "zero2") and not asked.alone:
+        notes.append(
+            f"parallel {word}: joined with another kind, it keeps parameters and gradients in "
+            "parts between steps too"
+        )
+    shaped = [name for name in graph.inputs if graph.types[name].rank]
+    if any(batch.inputs.get(name) != 0 for name in shaped):
+        dims = ", ".join(f"dim {batch.inputs[name]} of {name!r}" for name in fed)
+        others = [repr(name) for name in shaped if name not in batch.inputs]
+        without = f"; {', '.join(others)} without it" if others else ""
+        notes.append(f"parallel {word}: the batch is {dims}{without}")
+    whole = [
+        f"{node.name} ({node.op.rpartition('::')[2]})"
+        for node in graph.nodes
+        if node.name in batch.factors and node.name not in graph.backward
+        if axis in plan.groups[plan.nodes[node.name].group].names
+        if not any(axis in cut.axes for cut in plan.nodes[node.name].cuts.values())
+    ]
+    if whole:
+        more = f" and {len(whole) - 3} more" if len(whole) > 3 else ""
+        notes.append(
+            f"parallel {word}: {', '.join(whole[:3])}{more} cannot be cut with the batch, and "
+            f"each device of an axis {axis} computes all of it"
+        )
+    return tuple(notes)
+
+
+def _check_batch(word: str, asked: Asked) -> None:
+    graph, batch, size = asked.graph, asked.batch, asked.size
+    if not batch.inputs:
+        shapes = ", ".join(f"{name} {graph.types[name]}" for name in graph.inputs)
+        raise ConstraintError(f"parallel {word}: no input has a batch that can be cut: {shapes}")
+    if batch.size(graph) < size:
+        dims = " and ".join(f"dim {dim} of {name!r}" for name, dim in batch.inputs.items())
+        raise ConstraintError(
+            f"parallel {word}: the batch ({dims}) has {batch.size(graph)} elements, "
+            f"fewer than {size} devices"
+        )
+
+
+def depending(graph: Graph, batch: Followed) -> Iterator[str]:
+    """Nodes that depend on the batch, except those that compute nothing.
+
+    Those write to where a value is stored, or are the value in the other pass: what is reduced once
+    serves both passes. What comes of sums over the batch (statistics of a norm, a loss) no longer
+    depends on it where it needs whole sums, until it meets what has the batch again.
+    """
+    known, sums, rules = set(batch.inputs), set[str](), rules_of(graph)
+    for node in graph.nodes:
+        row = row_of(node)
+        has_batch = node.name in graph.backward and batch.values.intersection(node.reads)
+        depends = has_batch or known.intersection(node.reads)
+        if not (depends or _passes_sums(node, rules[node.name], sums)):
+            continue
+        if row is None or row.in_place is None:
+            is_sum = batch.factors.get(node.name) and not batch.values.intersection(node.writes)
+            (sums if is_sum or not depends else known).update(node.writes)
+            if row is None or not row.again:
+                yield node.name
+
+
+def _passes_sums(node: Node, rule: Rule | str, sums: Container[str]) -> bool:
+    """Whether a node of pending sums gives pending sums, as a view of a gradient does."""
+    read = [index for index, value in enumerate(node.inputs) if value in sums]
+    return bool(read) and isinstance(rule, Rule) and rule.linear.issuperset(read)
+
+
+def stored_pins(asked: Asked, batch: Followed, data: DataParallel) -> Iterator[Pin]:
+    """Pins of weights that lack the dim that is cut, of parameters and of their uses."""
+    graph, axis, size, word = asked.graph, asked.axis, asked.size, data.word
+    for value in graph.constants:
+        if value not in batch.values and graph.types[value].rank:
+            text = f"parallel {word}: weight {value!r}"
+            yield Pin(text, tensor=value, axis=axis, replicate=True)
+    for value, uses in parameter_uses(graph).items():
+        if value in batch.inputs:  # a cache
+            continue
+        others = asked.others if graph.types[value].rank > 1 else ()
+        cut = data.at_rest and can_cut(graph, value, size, *others)
+        text = f"parallel {word}: parameter {value!r}"
+        shape = graph.types[value].shape
+        dim = 0 if cut and asked.alone and shape[0] % size == 0 else None
+        yield Pin(text, tensor=value, axis=axis, side="made", **_stored(cut, dim))
+        for name in uses:
+            if is_again(graph, name):
+                kept = cut and (data.until_use or is_stored_again(graph, name))
+                yield Pin(text, tensor=name, axis=axis, side="made", **_stored(kept, dim))
+            yield Pin(text, tensor=name, axis=axis, side="read", replicate=True)
+
+
+def _stored(cut: bool, dim: int | None) -> dict[str, Any]:
+    """The demand of a pin on a value that is cut, along a dim if that is given, or is whole."""
+    if not cut:
+        return {"replicate": True}
+    return {"cut": True} if dim is None else {"dim": dim}

@@ -1,0 +1,164 @@
+"""Expert parallelism: the batch is cut as in dp, and weights of experts along their first dim.
+
+Weights of experts are known by what reads them, not by names: stored tensors of three or more dims,
+of whose first dim a token meets what was chosen for it at run time. Either a node looks them up by
+integers (a layer of experts, a gather by row), or it multiplies each with rows of its own, and some
+node chooses among as many. Their biases, of two dims, are looked up by the same integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.layout import DimLayout
+from partitioner.ir.loads import factor_of, origins
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import row_of, rules_of
+from partitioner.ir.rule import FactorKind, Rule
+from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
+from partitioner.strategies.kinds.data import DataParallel
+from partitioner.strategies.kinds.kind import Asked
+
+#: The kind whose tokens are sent to the devices of their experts alone.
+DISPATCH = "dispatch"
+#: The kind that cuts all but the experts.
+DATA = DataParallel("ep", at_rest=False, until_use=False)
+
+
+def expert_constraints(asked: Asked) -> Constraints:
+    """Constraints of data parallelism, with the weights of experts cut along their first dim.
+
+    Raises:
+        ConstraintError: The model has no experts, or fewer than the axis has devices; or its batch
+            cannot be cut.
+    """
+    graph, axis, size = asked.graph, asked.axis, asked.size
+    values = expert_values(graph)
+    if not values:
+        raise ConstraintError(
+            "parallel ep: the model has no experts: no stored tensor of three or more dims is "
+            "looked up, along its first dim, by what a token chose"
+        )
+    for value, weight in values.items():
+        if graph.types[value].shape[0] < size:
+            raise ConstraintError(
+                f"parallel ep: {weight!r} has {graph.types[value].shape[0]} experts, "
+                f"fewer than {size} devices"
+            )
+    data = DATA.constraints(asked)
+    pins = [pin for pin in data.pins if pin.tensor not in values]
+    for value, weight in values.items():
+        pins += _pins(graph, value, f"parallel ep: experts {weight!r}", axis, size)
+    layers = {node.name for value in values for node in graph.consumers[value]}
+    busy = {
+        over: {name: factors for name, factors in nodes.items() if name not in layers}
+        for over, nodes in data.busy.items()
+    }
+    return replace(data, pins=tuple(pins), busy=busy)
+
+
+def _pins(graph: Graph, value: str, text: str, axis: str, size: int) -> Iterator[Pin]:
+    """Pins of weights of experts: cut along their first dim where they are used, and stored so.
+
+    What is stored is cut as `torch.chunk` does. If that gives some device fewer experts than an
+    even cut, as of 6 experts on 5 devices, another dim is cut there, or any as the search likes.
+    """
+    mesh = DeviceMesh.of({axis: size})
+    fits = [
+        length >= size and DimLayout.even(length, (axis,), mesh).is_chunked
+        for length in graph.types[value].shape
+    ]
+    if fits[0] or value not in graph.producers or not _is_stored(graph, value):
+        yield Pin(text, tensor=value, axis=axis, dim=0)
+        return
+    yield Pin(text, tensor=value, axis=axis, dim=0, side="read")
+    if any(fits):
+        yield Pin(text, tensor=value, axis=axis, cut=True, side="made")
+
+
+def dispatch_constraints(asked: Asked) -> Constraints:
+    """Those of experts, with tokens cut over the axis in each layer, as the experts are.
+
+    Raises:
+        ConstraintError: No layer of experts is one node that sends tokens, or as of experts.
+    """
+    constraints, rules = expert_constraints(asked), rules_of(asked.graph)
+    rows = {
+        name: frozenset({rule.dispatch.rows})
+        for name, rule in rules.items()
+        if isinstance(rule, Rule) and rule.dispatch is not None
+    }
+    if not rows:
+        raise ConstraintError(
+            f"parallel {DISPATCH}: no layer of experts is one node that can send tokens: give ep"
+        )
+    busy = {over: {**nodes, **rows} for over, nodes in constraints.busy.items()}
+    return replace(constraints, busy={asked.axis: rows, **busy})
+
+
+def expert_values(graph: Graph) -> Mapping[str, str]:
+    """Weights of experts, and views and casts of them, each with the name of the weight."""
+    rules = rules_of(graph)
+    choices = frozenset(_choices(graph, rules))
+    found: list[tuple[list[str], frozenset[str]]] = []
+    for node in graph.nodes:
+        rule = rules[node.name]
+        if not isinstance(rule, Rule):
+            continue
+        for index, value in enumerate(node.inputs):
+            if value and graph.types[value].rank and _chosen(graph, node, rule, index, choices):
+                chain = list(origins(graph, value))
+                if _is_stored(graph, chain[-1]):
+                    numbers = (v for v in node.reads if "int" in graph.types[v].dtype)
+                    found.append((chain, frozenset(numbers)))
+    ids_of = {n for chain, ids in found if graph.types[chain[-1]].rank >= 3 for n in ids}
+    values: dict[str, str] = {}
+    for chain, ids in found:
+        rank = graph.types[chain[-1]].rank
+        if rank >= 3 or (rank == 2 and ids & ids_of):
+            values.update(dict.fromkeys(chain, chain[-1]))
+    return values
+
+
+def _chosen(graph: Graph, node: Node, rule: Rule, index: int, choices: frozenset[int]) -> bool:
+    """Whether tokens meet what was chosen for them of the first dim of an operand."""
+    dims = rule.operands[index]
+    if not dims or not (name := factor_of(dims[0])):
+        return False
+    factor = rule.factors[name]
+    others = [
+        (graph.types[value], {n for e in other for term in e for n in term})
+        for at, (value, other) in enumerate(zip(node.inputs, rule.operands, strict=True))
+        if value and other and at != index
+    ]
+    if factor.reduce and factor.kind is not FactorKind.LINEAR:
+        return any("int" in type_.dtype and name not in names for type_, names in others)
+    batched = factor.kind is FactorKind.PASS and rule.is_product
+    return batched and factor.size in choices and any(name in names for _, names in others)
+
+
+def _choices(graph: Graph, rules: Mapping[str, Rule | str]) -> Iterator[int]:
+    """Sizes of dims of numbers among which a node chooses: it gives integers."""
+    for node in graph.nodes:
+        rule = rules[node.name]
+        if not isinstance(rule, Rule) or not any(
+            "int" in graph.types[v].dtype for v in node.writes
+        ):
+            continue
+        for value, dims in zip(node.inputs, rule.operands, strict=True):
+            if value and dims and "float" in graph.types[value].dtype:
+                names = {name for expr in dims for term in expr for name in term}
+                yield from (
+                    rule.factors[n].size for n in names if rule.factors[n].kind is FactorKind.WHOLE
+                )
+
+
+def _is_stored(graph: Graph, value: str) -> bool:
+    """Whether a value is a constant, or kept from step to step."""
+    if value in graph.constants:
+        return True
+    node = graph.producers.get(value)
+    row = row_of(node) if node is not None else None
+    return row is not None and row.stored

@@ -1,0 +1,152 @@
+"""Sequence parallelism (`parallel="cp"`) as constraints: the sequence is cut, weights are whole.
+
+The sequence is a dim of inputs, followed through the graph as the batch is. Nodes that take it as
+it lies are cut along it. Attention does not: it may be cut along its rows, with keys and values
+gathered, or along its heads, to which and from which an all-to-all leads. That is left to the
+search, as is everything that the sequence does not reach. Attention of few queries over a cache is
+in parts (`rewrites.keys`): the sequence is the cache's, and these are cut along it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from partitioner.ir.graph import Graph
+from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.parts import Parts
+from partitioner.ir.plan import Plan
+from partitioner.ir.rule import Rule
+from partitioner.rewrites.ring import STEP, ring
+from partitioner.strategies.constraints import ConstraintError, Constraints
+from partitioner.strategies.kinds.batch import Followed, sequence_of
+from partitioner.strategies.kinds.data import DataParallel, depending, stored_pins
+from partitioner.strategies.kinds.kind import Asked
+
+#: The kind, and the one that allows of the forms of attention the ring alone (`rewrites.ring`).
+SEQUENCE, RING = "cp", "ring"
+
+
+def ring_forms(graph: Graph, size: int, *, only: bool, free: bool) -> tuple[Graph, ...]:
+    """The graphs to be planned over an axis of a size: with attention as it is and with rings.
+
+    With rings `only`, or with rings too if that is `free`. A graph of a given plan may have rings
+    already.
+
+    Raises:
+        ConstraintError: Only rings are asked for, and no attention allows one.
+    """
+    if size == 1 or any(node.op == STEP for node in graph.nodes):
+        return (graph,)
+    rounds = ring(graph, size)
+    if not only:
+        return (graph, rounds) if free and rounds is not graph else (graph,)
+    if rounds is graph:
+        raise ConstraintError(
+            f"parallel {RING}: no attention of at least {2 * size} positions, as many rows as keys"
+        )
+    return (rounds,)
+
+
+def sequence_constraints(asked: Asked) -> Constraints:
+    """Pins of parameters, which are whole; nodes that depend on the sequence are cut along it.
+
+    Raises:
+        ConstraintError: There is no sequence, or it has too few elements.
+    """
+    sequence = _checked_sequence(asked.graph, asked.size)
+    reached = (n for n in depending(asked.graph, sequence) if n in sequence.factors)
+    kept = (asked.graph.producers[n].name for n in sequence.inputs if n in asked.graph.producers)
+    nodes = {**_factors(asked.graph, sequence, (*reached, *kept))}
+    for node in asked.graph.nodes:  # what is sent round a ring lies in parts, as an alias too
+        row, maker = row_of(node), asked.graph.producers.get(node.reads[0]) if node.reads else None
+        if row is not None and row.ahead and maker is not None and maker.name not in nodes:
+            nodes[maker.name] = frozenset({"d2"})
+    whole = DataParallel(SEQUENCE, at_rest=False, until_use=False)
+    return Constraints(tuple(stored_pins(asked, sequence, whole)), busy={asked.axis: nodes})
+
+
+def ring_constraints(asked: Asked) -> Constraints:
+    """The constraints of a sequence on a graph of rings.
+
+    Raises:
+        ConstraintError: The graph has none, or as of a sequence.
+    """
+    if asked.size > 1 and not any(node.op == STEP for node in asked.graph.nodes):
+        raise ConstraintError(f"parallel {RING} is for plans that compile makes: give {SEQUENCE}")
+    return sequence_constraints(asked)
+
+
+def _checked_sequence(graph: Graph, size: int) -> Followed:
+    """The sequence of a graph, long enough for an axis of a size.
+
+    Raises:
+        ConstraintError: There is none, or it has too few elements.
+    """
+    sequence = sequence_of(graph)
+    if not sequence.inputs:
+        shapes = ", ".join(f"{name} {graph.types[name]}" for name in graph.inputs)
+        raise ConstraintError(
+            f"parallel {SEQUENCE}: no input has a dim beside the batch that can be cut: {shapes}"
+        )
+    # new keys beside those of a cache are a part of the sequence
+    longest = max(graph.types[value].shape[dim] for value, dim in sequence.inputs.items())
+    if longest < size:
+        raise ConstraintError(
+            f"parallel {SEQUENCE}: the sequence ({_dims(sequence)}) has {longest} elements, fewer "
+            f"than {size} devices"
+        )
+    return sequence
+
+
+def _factors(
+    graph: Graph, sequence: Followed, nodes: Iterable[str]
+) -> Mapping[str, frozenset[str]]:
+    """Factors to be cut of each of these nodes; none, which are any, where the sequence breaks.
+
+    Of nodes that work on a sequence in parts, those are cut.
+    """
+    factors = {}
+    for name in nodes:
+        rule = rule_of(graph, graph.by_name[name])
+        windows = rule.windows.items() if isinstance(rule, Rule) else ()
+        parts = frozenset(factor for (_, factor), at in windows if isinstance(at, Parts))
+        whole = frozenset() if name in sequence.broken else sequence.factors.get(name, frozenset())
+        factors[name] = parts or whole
+    return factors
+
+
+def sequence_notes(asked: Asked, plan: Plan) -> tuple[str, ...]:
+    """The inputs that are cut along the sequence and those that are not; operators that are whole.
+
+    Of a plan of the graph.
+    """
+    graph, axis = asked.graph, asked.axis
+    if not any(axis in mesh.names for mesh in plan.groups):
+        return ()
+    sequence = sequence_of(graph)
+    others = [
+        repr(name)
+        for name in graph.inputs
+        if graph.types[name].rank and name not in sequence.inputs
+    ]
+    without = f"; {', '.join(others)} without it" if others else ""
+    notes = [f"parallel {SEQUENCE}: the sequence is {_dims(sequence)}{without}"]
+    whole = [
+        f"{node.name} ({node.op.rpartition('::')[2]})"
+        for node in graph.nodes
+        if node.name in sequence.factors and node.name not in graph.backward
+        if (row := row_of(node)) is None or not (row.stored or row.in_place is not None)
+        if axis in plan.groups[plan.nodes[node.name].group].names
+        if not any(axis in cut.axes for cut in plan.nodes[node.name].cuts.values())
+    ]
+    if whole:
+        more = f" and {len(whole) - 3} more" if len(whole) > 3 else ""
+        notes.append(
+            f"parallel {SEQUENCE}: {', '.join(whole[:3])}{more} cannot be cut with the sequence, "
+            f"and each device of an axis {axis} computes all of it"
+        )
+    return tuple(notes)
+
+
+def _dims(sequence: Followed) -> str:
+    return " and ".join(f"dim {dim} of {name!r}" for name, dim in sequence.inputs.items())

@@ -1,0 +1,181 @@
+"""Spatial parallelism as constraints on a graph: what works on images is cut along their dims.
+
+Axes "d", "h" and "w" cut depth, height and width: the third last, the second last and the last dim
+that windows slide over. An axis of another name cuts the first dim that none of these cuts and that
+has an element for each device: height of images. Windows say where these dims are; from there they
+are followed through the rules, so that every operator on an image is cut along it, gradients too.
+The rest is solved: halos, where a chain of layers computes rows twice, and layers after the images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.ops import rules_of
+from partitioner.ir.plan import Plan
+from partitioner.ir.rule import Rule
+from partitioner.strategies.constraints import ConstraintError, Constraints
+from partitioner.strategies.kinds.kind import Asked
+
+#: Usual names of the mesh axes; the first if no mesh is given.
+AXES = ("spatial", "d", "h", "w")
+#: Dims of an image, counted from the end: names of axes, and for people.
+_NAMED = {"d": -3, "h": -2, "w": -1}
+_WORDS = {-3: "depth", -2: "height", -1: "width"}
+#: Sweeps over the graph, forward and back in turn.
+_MAX_SWEEPS = 8
+
+Factors = Mapping[str, Mapping[int, str]]  #: By node: its factor that is each dim of an image.
+
+
+def spatial_constraints(asked: Asked) -> Constraints:
+    """Nodes on images, to be cut over the mesh axes of the kind.
+
+    Raises:
+        ConstraintError: The model has no image with such a dim, or none that is large enough.
+    """
+    graph, axes = asked.graph, asked.axes
+    factors = image_factors(graph)
+    busy = {}
+    for axis, dim in _dims_of(graph, axes).items():
+        _check(graph, axis, axes[axis], dim)
+        nodes = {name: frozenset({dims[dim]}) for name, dims in factors.items() if dim in dims}
+        busy[axis] = nodes
+    return Constraints(busy=busy)
+
+
+def spatial_notes(asked: Asked, plan: Plan) -> tuple[str, ...]:
+    """Operators of the forward pass with windows that a plan does not cut along their image."""
+    return tuple(_whole(asked.graph, asked.axes, plan))
+
+
+def _whole(graph: Graph, axes: Mapping[str, int], plan: Plan) -> Iterator[str]:
+    factors, rules = image_factors(graph), rules_of(graph)
+    for axis, dim in _dims_of(graph, axes).items():
+        whole = [
+            f"{node.name} ({node.op.rpartition('::')[2]})"
+            for node in graph.nodes
+            if node.name in plan.nodes and dim in factors.get(node.name, {})
+            if node.name not in graph.backward and _slides(rules[node.name])
+            if axis in plan.groups[plan.nodes[node.name].group].names
+            if not _is_cut(plan, node, factors[node.name][dim], axis)
+        ]
+        if whole:
+            more = f" and {len(whole) - 3} more" if len(whole) > 3 else ""
+            yield (
+                f"parallel spatial: {', '.join(whole[:3])}{more} cannot be cut along "
+                f"{_word(dim)} over axis {axis}"
+            )
+
+
+def image_factors(graph: Graph) -> Factors:
+    """The factors that are dims of an image, counted from the end, of each node that has one."""
+    rules = {name: rule for name, rule in rules_of(graph).items() if isinstance(rule, Rule)}
+    dims: dict[str, dict[int, int]] = {}  # of each value: its dim that is each dim of the image
+    by_node: dict[str, dict[int, str]] = {}
+    for node in graph.nodes:
+        rule = rules.get(node.name)
+        for operand, name in rule.windows if rule is not None else ():
+            assert rule is not None
+            value, dim = node.inputs[operand], rule.dim_of(operand, name)
+            dims.setdefault(value, {})[dim - graph.types[value].rank] = dim
+    for sweep in range(_MAX_SWEEPS):
+        order = reversed(graph.nodes) if sweep % 2 else graph.nodes
+        news = [
+            _visit(node, rules[node.name], dims, by_node) for node in order if node.name in rules
+        ]
+        if not any(news):
+            break
+    return by_node
+
+
+def _visit(
+    node: Node,
+    rule: Rule,
+    dims: dict[str, dict[int, int]],
+    by_node: dict[str, dict[int, str]],
+) -> bool:
+    """Pass the dims of an image on through a node; whether any was new."""
+    factors = by_node.setdefault(node.name, {})
+    before = len(factors)
+    tensors = [
+        (value, exprs)
+        for value, exprs in zip(
+            (*node.inputs, *node.outputs), (*rule.operands, *rule.results), strict=True
+        )
+        if value and exprs is not None
+    ]
+    for value, exprs in tensors:
+        for place, dim in dims.get(value, {}).items():
+            if len(exprs[dim]) == len(exprs[dim][0]) == 1:
+                factors.setdefault(place, exprs[dim][0][0])
+    if len(factors) == before:
+        return False
+    for value, exprs in tensors:
+        known = dims.setdefault(value, {})
+        for place, name in factors.items():
+            at = [dim for dim, expr in enumerate(exprs) if expr == ((name,),)]
+            if len(at) == 1:
+                known.setdefault(place, at[0])
+    return True
+
+
+def _dims_of(graph: Graph, axes: Mapping[str, int]) -> Mapping[str, int]:
+    """The dim of an image, counted from the end, that each axis cuts.
+
+    An axis without a dim of its own cuts the first that is left, or the first that is large enough.
+
+    Raises:
+        ConstraintError: No window of the model slides over such a dim.
+    """
+    known = sorted({dim for dims in image_factors(graph).values() for dim in dims})
+    free = [dim for dim in known if dim not in [_NAMED.get(axis) for axis in axes]]
+    chosen = {}
+    for axis, size in axes.items():
+        dim = _NAMED.get(axis)
+        if dim is None and free:
+            dim = next((dim for dim in free if _largest(graph, dim) >= size), free[0])
+            free.remove(dim)
+        if dim is None or dim not in known:
+            words = ", ".join(map(_word, known))
+            raise ConstraintError(
+                f"parallel spatial: axis {axis!r} has no dim to cut; windows of the model slide "
+                f"over {words or 'no dims'}"
+            )
+        chosen[axis] = dim
+    return chosen
+
+
+def _check(graph: Graph, axis: str, size: int, dim: int) -> None:
+    """Refuse an axis of more devices than the largest image has elements."""
+    if (largest := _largest(graph, dim)) < size:
+        raise ConstraintError(
+            f"parallel spatial: axis {axis!r} has {size} devices, and no convolution, pool or "
+            f"resize has a {_word(dim)} of more than {largest}"
+        )
+
+
+def _word(dim: int) -> str:
+    """A dim of an image for people; windows over channels of a volume slide over its dim -4."""
+    return _WORDS.get(dim, f"dim {dim}")
+
+
+def _largest(graph: Graph, dim: int) -> int:
+    """Elements of a dim of the largest image that windows slide over."""
+    rules = rules_of(graph)
+    sizes = (
+        rule.factors[dims[dim]].size
+        for name, dims in image_factors(graph).items()
+        if dim in dims and isinstance(rule := rules[name], Rule) and _slides(rule)
+    )
+    return max(sizes, default=0)
+
+
+def _slides(rule: Rule | str) -> bool:
+    return isinstance(rule, Rule) and bool(rule.windows)
+
+
+def _is_cut(plan: Plan, node: Node, factor: str, axis: str) -> bool:
+    cut = plan.nodes[node.name].cuts.get(factor)
+    return cut is not None and axis in cut.axes

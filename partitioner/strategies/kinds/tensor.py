@@ -1,0 +1,92 @@
+"""Tensor parallelism: the batch is whole, every weight matrix is stored and used cut."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.rule import Dims, FactorKind, Rule
+from partitioner.strategies.constraints import Constraints, Pin
+from partitioner.strategies.kinds.kind import Asked
+from partitioner.strategies.kinds.parameter_uses import can_cut, is_read_whole, parameter_uses
+
+
+def tensor_constraints(asked: Asked) -> Constraints:
+    """Pins that cut every weight matrix over the axis, on any dim, and leave the batch whole."""
+    return Constraints(tuple(_pins(asked)))
+
+
+def _pins(asked: Asked) -> Iterator[Pin]:
+    graph, axis, size = asked.graph, asked.axis, asked.size
+    whole = tuple(value for value in asked.batch.inputs if value not in graph.producers)
+    for value in whole:
+        yield Pin(f"parallel tp: batch of {value!r}", tensor=value, axis=axis, replicate=True)
+    for value, uses in parameter_uses(graph).items():
+        if graph.types[value].rank < 2 or not can_cut(graph, value, size):
+            continue
+        if any(is_read_whole(graph, use) or not _is_cut(graph, use, whole, size) for use in uses):
+            continue
+        text = f"parallel tp: parameter {value!r}"
+        yield Pin(text, tensor=value, axis=axis, side="made", cut=True)
+        for name in uses:
+            yield Pin(text, tensor=name, axis=axis, side="read", cut=True)
+    for value, weight in _matrices(graph).items():
+        if not is_read_whole(graph, value) and _is_cut(graph, value, whole, size):
+            text = f"parallel tp: weight {weight!r}"
+            yield Pin(text, tensor=value, axis=axis, side="read", cut=True)
+
+
+def _is_cut(graph: Graph, value: str, whole: Container[str], size: int) -> bool:
+    """Tell whether each reader of a value can be cut along its dim beside whole inputs."""
+    return all(
+        any(_loops(rule, value, node, whole, size))
+        for node in graph.consumers[value]
+        if isinstance(rule := rule_of(graph, node), Rule) and not _is_written(node)
+    )
+
+
+def _loops(rule: Rule, value: str, node: Node, whole: Container[str], size: int) -> Iterator[str]:
+    """Loops of a node that cut a value in so many parts, and no operand that is to be whole."""
+    operands = list(zip(node.inputs, rule.operands, strict=True))
+    kept = {name for other, dims in operands if other in whole for name in _names(dims)}
+    for name in (name for other, dims in operands if other == value for name in _names(dims)):
+        factor = rule.factors[name]
+        if factor.kind is not FactorKind.WHOLE and factor.size >= size and name not in kept:
+            yield name
+
+
+def _names(dims: Dims | None) -> Iterator[str]:
+    return (name for expr in dims or () for term in expr for name in term)
+
+
+def _is_written(node: Node) -> bool:
+    """Tell whether a node writes to where a value is stored."""
+    row = row_of(node)
+    return row is not None and row.in_place is not None
+
+
+def _matrices(graph: Graph) -> Mapping[str, str]:
+    """The values of constants, as they are or computed from them alone, that only products read.
+
+    Each with the name of the constant.
+    """
+    origin = {name: name for name in graph.constants if graph.types[name].rank}
+    for node in graph.nodes:
+        if node.reads and origin.keys() >= set(node.reads):
+            origin.update(dict.fromkeys(node.writes, origin[node.reads[0]]))
+    return {
+        value: weight
+        for value, weight in origin.items()
+        if graph.types[value].rank >= 2
+        and (readers := graph.consumers[value])
+        and all(_is_factor(graph, node, value) for node in readers)
+    }
+
+
+def _is_factor(graph: Graph, node: Node, value: str) -> bool:
+    """Whether a node multiplies matrices, and a value is one of them."""
+    rule = rule_of(graph, node)
+    if not isinstance(rule, Rule) or not rule.is_product:
+        return False
+    return all(index not in rule.addends for index, v in enumerate(node.inputs) if v == value)

@@ -1,0 +1,57 @@
+"""Tensors that are packed by one call."""
+
+import pytest
+import torch
+from torch import fx
+
+from partitioner.backends.torch.graphs.eager import eager
+from partitioner.backends.torch.graphs.packed import packed
+
+aten = torch.ops.aten
+
+
+def graph_of(*, shape: list[int], dim: int, count: int, shows: bool = False) -> fx.GraphModule:
+    """A pass that brings its arguments into a shape and puts them behind each other."""
+    graph = fx.Graph()
+    given = [graph.placeholder(f"x{index}") for index in range(count)]
+    lines = [
+        graph.call_function(aten.reshape.default, (graph.call_method("contiguous", (x,)), shape))
+        for x in given
+    ]
+    joined = graph.call_function(aten.cat.default, (lines, dim))
+    graph.output((joined, lines[0]) if shows else (joined,))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def calls_of(module: fx.GraphModule) -> list[object]:
+    return [node.target for node in module.graph.nodes if node.op.startswith("call")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_lines_are_packed_at_once(dtype: torch.dtype) -> None:
+    numbers = torch.arange(60).to(dtype)
+    tensors = [
+        *(numbers[:12].view(3, 4), numbers[12:24].view(3, 4).t(), numbers[::7]),
+        *(numbers[3], numbers[:0], numbers[:1].expand(2, 2)),
+    ]
+    module = graph_of(shape=[-1], dim=0, count=len(tensors))
+    joined = eager(module)
+    assert calls_of(joined) == [packed]
+    (result,), (expected,) = joined(*tensors), module(*tensors)
+    assert torch.equal(result, expected)
+    assert result.data_ptr() not in {tensor.data_ptr() for tensor in tensors}
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "count", "shows"),
+    [([2, -1], 0, 2, False), ([2, -1], 1, 2, False), ([-1], 0, 1, False), ([-1], 0, 2, True)],
+)
+def test_other_tensors_are_joined_as_they_are(
+    shape: list[int], dim: int, count: int, shows: bool
+) -> None:
+    """Rows, one tensor alone, and lines that something else reads."""
+    module = graph_of(shape=shape, dim=dim, count=count, shows=shows)
+    joined = eager(module)
+    assert aten.cat.default in calls_of(joined)
+    tensors = [torch.arange(6.0) + index for index in range(count)]
+    torch.testing.assert_close(joined(*tensors), module(*tensors))

@@ -1,0 +1,92 @@
+"""Marks between the tasks of a pass: by the processor's clock, and by events against a fake one."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from partitioner.backends.observed import Role
+from partitioner.backends.torch.graphs.notes import note_tasks
+from partitioner.backends.torch.measuring.clocks import HostClock, StreamClock
+from partitioner.backends.torch.measuring.recording import marked
+
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+
+
+@dataclass
+class Stream:
+    """A GPU that runs behind the processor: each event is reached at the next of some times.
+
+    Attributes:
+        reached_ms: Milliseconds at which the events are reached, in the order of recording.
+        calls: What was asked of it.
+    """
+
+    reached_ms: list[float]
+    calls: list[str] = field(default_factory=list)
+
+    def event(self) -> "StreamEvent":
+        return StreamEvent(self)
+
+    def synchronize(self) -> None:
+        self.calls.append("synchronize")
+
+
+@dataclass
+class StreamEvent:
+    stream: Stream
+    at_ms: float = -1.0
+
+    def record(self) -> None:
+        self.at_ms = self.stream.reached_ms.pop(0)
+        self.stream.calls.append("record")
+
+    def elapsed_time(self, later: "StreamEvent") -> float:
+        assert self.stream.calls[-1] == "synchronize", "an event is read before it was reached"
+        return later.at_ms - self.at_ms
+
+
+def module() -> fx.GraphModule:
+    """y = relu(relu(x)) as two tasks, between a constant and a communication's two ends."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    first = graph.call_function(aten.relu.default, (x,))
+    second = graph.call_method("contiguous", (first,))
+    third = graph.call_function(aten.relu.default, (second,))
+    fourth = graph.call_method("contiguous", (third,))
+    waited = graph.call_function(c10d.wait_tensor.default, (fourth,))
+    fifth = graph.call_function(aten.neg.default, (waited,))
+    for nodes, task in (([first, second], "a"), ([third], "b"), ([fourth, waited, fifth], 4)):
+        note_tasks(nodes, [task])
+    graph.output((fifth,))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def test_marks_stand_between_tasks_and_results_are_the_same() -> None:
+    ticks = iter(range(100))
+    clock = HostClock(now=lambda: float(next(ticks)))
+    timed, spans = marked(module(), clock)
+    assert [(span.nodes, span.comms, span.role) for span in spans] == [
+        (("a",), (), Role.COMPUTE),
+        (("b",), (), Role.COMPUTE),
+        ((), (4,), Role.SEND),
+        ((), (4,), Role.RECEIVE),
+    ]
+    assert {span.label for span in spans} == {"aten.relu", "contiguous"}
+    assert clock.begin() == 0.0
+    (result,) = timed(torch.tensor([-1.0, 2.0]))
+    assert result.tolist() == [0.0, -2.0]
+    assert clock.marks() == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_events_of_a_stream_are_read_once_all_are_reached() -> None:
+    stream = Stream([5.0, 7.0, 8.0, 12.0, 12.5, 13.0])
+    clock = StreamClock(stream.event, stream.synchronize, now=lambda: 100.0)
+    timed, spans = marked(module(), clock)
+    assert clock.begin() == 100.0
+    timed(torch.tensor([1.0]))
+    seconds = clock.marks()
+    assert [round(at - 100.0, 6) for at in seconds] == [0.002, 0.003, 0.007, 0.0075, 0.008]
+    assert len(seconds) == len(spans) + 1
+    assert stream.calls == ["synchronize", *["record"] * 6, "synchronize"]

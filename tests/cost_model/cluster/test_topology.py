@@ -1,0 +1,339 @@
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import partitioner
+from helpers.plans.cost_cases import INNER, OUTER, SLOW, TWO_LEVELS
+from partitioner.cost_model.cluster import presets
+from partitioner.cost_model.cluster.resolve import gpu_fingerprint, local_cluster, resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel, parse_bytes
+from partitioner.cost_model.errors import CostError
+
+ROOT = Path(partitioner.__file__).resolve().parents[1]
+DOCS = ROOT / "docs" / "reference" / "cluster.md"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("8GiB", 8 * 1024**3),
+        ("10GB", 10**10),
+        ("512MiB", 512 * 1024**2),
+        ("1.5 kB", 1500),
+        ("2KB", 2000),
+        ("77", 77),
+        (123, 123),
+        (1e3, 1000),
+        ("1TiB", 1024**4),
+    ],
+)
+def test_sizes(text: str | float, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "8G", "GiB", "-1GB", "0", "8 Gi B", "nan", "1e400GB"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(CostError, match=re.escape(f"size {text!r} is not like '8GiB'")):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("spec", "devices", "count", "name", "levels"),
+    [
+        ("4xh100", None, 4, "h100", [("nvlink", 4)]),
+        ("4xH100", 4, 4, "h100", [("nvlink", 4)]),
+        ("8xa100-80g", None, 8, "a100-80g", [("nvlink", 8)]),
+        ("2x4xh200", None, 8, "h200", [("nvlink", 4), ("network", 8)]),
+        ("2x1xb200", None, 2, "b200", [("network", 2)]),
+        ("a100", None, 1, "a100-80g", [("nvlink", 1)]),
+        ("l4", 3, 3, "l4", [("pcie4", 3)]),
+        ("4xcpu", None, 4, "cpu", [("gloo", 4)]),
+        ("ideal", 2, 2, "ideal", [("free", 2)]),
+        (None, 4, 4, "h100", [("nvlink", 4)]),
+    ],
+)
+def test_names(
+    spec: str | None, devices: int | None, count: int, name: str, levels: list[tuple[str, int]]
+) -> None:
+    cluster = resolve_cluster(spec, devices)
+    assert [device.name for device in cluster.devices] == [name] * count
+    assert [(level.name, level.size) for level in cluster.levels] == levels
+
+
+@pytest.mark.parametrize(
+    ("spec", "devices", "message"),
+    [
+        (None, None, "neither a number of devices nor a cluster"),
+        (None, 0, "0 devices were asked for"),
+        ("4xh100", 2, "cluster '4xh100' has 4 devices, 2 were asked for"),
+        ("2x4xh100", 4, "has 8 devices, 4 were asked for"),
+        ("4xtpu", None, "no device 'tpu'; there are a100, "),
+        ("h100x4x", None, "no device 'h100x4x'"),
+        ("4 h100", None, "is not like '4xh100'"),
+        ("0xh100", None, "has no devices"),
+        ("absent.toml", None, "cluster file absent.toml: .*No such file"),
+    ],
+)
+def test_names_refused(spec: str | None, devices: int | None, message: str) -> None:
+    with pytest.raises(CostError, match=message):
+        resolve_cluster(spec, devices)
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_every_preset_survives_json(name: str) -> None:
+    cluster = resolve_cluster(f"2x2x{name}")
+    text = json.dumps(cluster.to_data(), allow_nan=False)
+    assert Cluster.from_data(json.loads(text)) == cluster
+    assert len({cluster, Cluster.from_data(json.loads(text))}) == 1
+
+
+@pytest.mark.parametrize("name", sorted(presets.PRESETS))
+def test_every_preset_has_a_source_and_is_derated(name: str) -> None:
+    row, device = presets.PRESETS[name], presets.device(name)
+    assert len(row.source) > 20
+    assert device.flops_per_s("float32") == pytest.approx(row.tflops["float32"] * 0.8e12)
+    assert device.flops_per_s("float16") > device.flops_per_s("float32")
+    kernels = device.kernels
+    share = 0.8 if kernels is None else kernels.compute_shares["float16"]
+    memory_share = 0.9 if kernels is None else kernels.memory_share
+    assert device.flops_per_s("float16") == pytest.approx(row.tflops["float16"] * share * 1e12)
+    assert device.memory_bytes_per_s == pytest.approx(row.memory_gb_per_s * memory_share * 1e9)
+    assert 0.4 < share < 1
+    assert 0.7 < memory_share < 1
+
+
+def test_types_without_a_rate_run_as_float32() -> None:
+    assert SLOW.flops_per_s("float16") == 4e9
+    assert SLOW.flops_per_s("int64") == SLOW.flops_per_s("bfloat16") == 1e9
+
+
+def test_level_is_the_outermost_spanned() -> None:
+    assert TWO_LEVELS.level((0, 1)) == TWO_LEVELS.level((3,)) == INNER
+    assert TWO_LEVELS.level((1, 2)) == TWO_LEVELS.level(range(4)) == OUTER
+    with pytest.raises(CostError, match=r"devices \(0, 9\) are not all of cluster 'two' \(4\)"):
+        TWO_LEVELS.level((0, 9))
+
+
+def test_memory_override_and_uniformity() -> None:
+    small = TWO_LEVELS.with_memory(7)
+    assert [device.memory_bytes for device in small.devices] == [7] * 4
+    assert small.levels == TWO_LEVELS.levels
+    assert not TWO_LEVELS.is_uniform
+    assert resolve_cluster("4xh100").is_uniform
+
+
+def test_the_documented_file_loads(tmp_path: Path) -> None:
+    match = re.search(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    assert match is not None
+    file = tmp_path / "lab.toml"
+    file.write_text(match[1], encoding="utf-8")
+    cluster = resolve_cluster(file)
+    assert resolve_cluster(str(file), 4) == cluster
+    assert [device.name for device in cluster.devices] == ["a100-40g"] * 2 + ["card"] * 2
+    assert cluster.devices[0].memory_bytes == 36 * 1024**3
+    assert cluster.devices[0].flops_per_s("float16") == pytest.approx(257e12)
+    assert cluster.devices[3].flops_per_s("float16") == 120e12
+    assert cluster.level((0, 1)).name == cluster.level((2, 3)).name == "bridge"
+    assert cluster.level((1, 2)) == LinkLevel("pcie", 4, 20e9, 2e-6, 10e9)
+    with pytest.raises(CostError, match=r"lab.toml' has 4 devices, 2 were asked for"):
+        resolve_cluster(file, 2)
+
+
+LEVEL = '\n[[levels]]\nname="l"\nbandwidth_bytes_per_s=1e9\nlatency_s=0\n'
+DEVICE = '[[devices]]\npreset="h100"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nonsense", "cluster file .*bad.toml: Expected"),
+        ("a = " + "[" * 2000, "cluster file .*bad.toml: .*recursion"),
+        (LEVEL, r"it needs at least one \[\[devices\]\] table"),
+        ("devices = 3" + LEVEL, r"it needs at least one \[\[devices\]\] table"),
+        (DEVICE, r"it needs at least one \[\[levels\]\] table"),
+        ('[[devices]]\npreset="h101"\n' + LEVEL, "no preset 'h101'; there are a100"),
+        (
+            '[[devices]]\nname="a"\n' + LEVEL,
+            "device 'a' has no 'launch_s'; a device needs",
+        ),
+        (
+            DEVICE + LEVEL + "[[levels]]\nlatency_s=0\n",
+            "level 2 has no '.*'; a level needs bandwidth_bytes_per_s, latency_s, name$",
+        ),
+        (DEVICE + LEVEL.replace('name="l"', ""), "level 1 has no 'name'; a level needs"),
+        (
+            DEVICE + LEVEL.replace("bandwidth", "bandwith"),
+            r"'l' has no 'bandwidth_bytes_per_s' \(it has an unknown key 'bandwith_bytes_per_s'",
+        ),
+        (
+            DEVICE + "speed=3\n" + LEVEL,
+            "device 'h100' has an unknown key 'speed'; known: border_s, count",
+        ),
+        (DEVICE + 'memory_bytes="8G"\n' + LEVEL, "size '8G' is not like"),
+        (
+            DEVICE + "launch_s=-1.0\n" + LEVEL,
+            "device 'h100': launch_s is -1.0; it must be at least 0",
+        ),
+        (
+            DEVICE + "border_s=inf\n" + LEVEL,
+            "border_s is inf; it must be at least 0, and not infinite",
+        ),
+        (DEVICE + 'launch_s="soon"\n' + LEVEL, "launch_s of device 'h100' is 'soon', not a number"),
+        (DEVICE + "count=0\n" + LEVEL, "count is 0, not a whole number of at least 1"),
+        (DEVICE + 'count="2"\n' + LEVEL, "count is '2', not a whole number"),
+        (DEVICE + "peak_flops_per_s=3\n" + LEVEL, "peak_flops_per_s is 3, not rates by type"),
+        (DEVICE + LEVEL + "size=2\n", "outermost level 'l' has size 2, the cluster has 1 devices"),
+        (DEVICE + LEVEL + 'size="x"\n', "level 'l': size is 'x', not a whole number"),
+        (DEVICE + LEVEL + "width=2\n", "level 'l' has an unknown key 'width'"),
+        (DEVICE + "count=4\n" + LEVEL + "size=3\n" + LEVEL, "is not made of groups of 3"),
+    ],
+)
+def test_files_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(CostError, match=message):
+        resolve_cluster(file)
+
+
+@pytest.mark.parametrize(
+    ("rates", "message"),
+    [
+        ({"float16": 1.0}, "gives no 'float32'"),
+        ({"float32": 1.0, "half": 1.0}, "'half' is not an element type"),
+        ({"float32": 0.0}, "peak_flops_per_s of float32 is 0.0"),
+        ({"float32": float("nan")}, "peak_flops_per_s of float32 is nan"),
+    ],
+)
+def test_devices_refused(rates: dict[str, float], message: str) -> None:
+    with pytest.raises(CostError, match=message):
+        DeviceSpec("d", rates, 1.0, 1, 0.0)
+
+
+def test_a_cluster_needs_devices_and_levels() -> None:
+    with pytest.raises(CostError, match="needs at least one device and one level"):
+        Cluster("empty", (), (INNER,))
+
+
+class Cuda:
+    """Stands for torch.cuda."""
+
+    def __init__(self, names: list[str], peers: bool = True) -> None:
+        self.names, self.peers = names, peers
+
+    def is_available(self) -> bool:
+        return bool(self.names)
+
+    def device_count(self) -> int:
+        return len(self.names)
+
+    def get_device_properties(self, index: int) -> SimpleNamespace:
+        return SimpleNamespace(name=self.names[index], total_memory=79 * 10**9 + index)
+
+    def can_device_access_peer(self, a: int, b: int) -> bool:
+        return self.peers and a != b
+
+
+def test_local_reads_the_gpus() -> None:
+    cluster = local_cluster(2, Cuda(["NVIDIA H100 80GB HBM3"] * 3))
+    assert len(cluster) == 2
+    assert cluster.devices[1].memory_bytes == 79 * 10**9 + 1
+    (known,) = {spec.profile for spec in cluster.devices}
+    assert known is not None
+    assert known.device == gpu_fingerprint("NVIDIA H100 80GB HBM3")
+    assert known.processes == 2
+    assert cluster.devices[0].flops_per_s("float32") == presets.device("h100").flops_per_s(
+        "float32"
+    )
+    assert cluster.levels[0].name == "nvlink"
+    assert len(local_cluster(None, Cuda(["NVIDIA H200"] * 3))) == 3
+
+
+def test_local_without_peer_access_is_pcie() -> None:
+    assert local_cluster(2, Cuda(["NVIDIA L4"] * 2, peers=False)).levels[0].name == "pcie"
+    assert local_cluster(2, Cuda(["NVIDIA L4", "NVIDIA H200"])).levels[0].name == "pcie"
+
+
+@pytest.mark.parametrize("spec", [None, "2xh100", "lab.toml"])
+def test_a_profile_is_of_this_machine_alone(spec: str | None, tmp_path: Path) -> None:
+    with pytest.raises(CostError, match="a profile is of cluster 'local', the cluster is"):
+        resolve_cluster(spec, 2, profile=tmp_path / "profile.sqlite")
+
+
+def test_local_refuses() -> None:
+    with pytest.raises(CostError, match="needs 4 GPUs, this machine has 1"):
+        local_cluster(4, Cuda(["NVIDIA H200"]))
+    with pytest.raises(CostError, match="no figures are known for GPU 'GeForce 256'"):
+        local_cluster(None, Cuda(["GeForce 256"]))
+
+
+CARDS = """
+[[devices]]
+count = 2
+{device}
+[[levels]]
+name = "node"
+size = 2
+bandwidth_bytes_per_s = 1e9
+latency_s = 1e-6
+[[levels]]
+name = "network"
+bandwidth_bytes_per_s = 1e9
+latency_s = 1e-5
+[[devices]]
+count = 2
+preset = "cpu"
+"""
+FIGURES = """
+name = "card"
+memory_bytes = "24GB"
+memory_bytes_per_s = 1e12
+launch_s = 4e-6
+peak_flops_per_s = { float32 = 1e12 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "is_gpu"),
+    [
+        ('preset = "l4"', True),
+        ('preset = "l4"\nname = "mine"\nis_gpu = false', False),
+        (FIGURES, False),
+        (f"{FIGURES}is_gpu = true", True),
+    ],
+)
+def test_a_file_says_which_devices_are_gpus(tmp_path: Path, device: str, is_gpu: bool) -> None:
+    path = tmp_path / "lab.toml"
+    path.write_text(CARDS.format(device=device))
+    cluster = resolve_cluster(path)
+    assert [one.is_gpu for one in cluster.devices] == [is_gpu, is_gpu, False, False]
+    assert Cluster.from_data(json.loads(json.dumps(cluster.to_data()))) == cluster
+
+
+def test_whether_a_device_is_a_gpu_is_true_or_false(tmp_path: Path) -> None:
+    path = tmp_path / "lab.toml"
+    path.write_text(CARDS.format(device=f"{FIGURES}is_gpu = 1"))
+    with pytest.raises(CostError, match="device 'card': is_gpu is 1, not true or false"):
+        resolve_cluster(path)
+
+
+def test_presets_of_graphics_cards_are_gpus() -> None:
+    assert all(presets.device(name).is_gpu for name in presets.PRESETS)
+    assert not any(presets.device(name).is_gpu for name in ("cpu", "ideal"))
+
+
+@pytest.mark.parametrize(("more", "processes"), [("", 2), (", processes = 1", 1)])
+def test_a_profile_is_of_the_processes_of_a_machine(
+    tmp_path: Path, more: str, processes: int
+) -> None:
+    """Those of the innermost level, if a file does not say it."""
+    path = tmp_path / "lab.toml"
+    profile = f'profile = {{ file = "p.sqlite", device = "core", threads = 1{more} }}'
+    path.write_text(CARDS.format(device=f'preset = "cpu"\n{profile}'))
+    cluster = resolve_cluster(path)
+    first, *_ = cluster.devices
+    assert first.profile is not None
+    assert first.profile.processes == processes
+    assert Cluster.from_data(json.loads(json.dumps(cluster.to_data()))) == cluster

@@ -1,0 +1,50 @@
+"""What a device holds from moment to moment: its largest is the referee's peak."""
+
+import pytest
+
+from helpers.plans import staged_plans
+from partitioner.cost_model.memory.held import held
+from partitioner.cost_model.memory.lifetimes import exact_lifetimes, safe_lifetimes, with_headroom
+from partitioner.ir.phases import Part
+
+
+@pytest.mark.parametrize("name", staged_plans.CASES)
+def test_the_largest_moment_is_the_peak(name: str) -> None:
+    result = staged_plans.staged(name)
+    safe, exact = result.evaluation.peak, result.evaluation.exact_peak
+    for device in range(len(result.cluster)):
+        for lifetimes, peak in ((safe_lifetimes, safe), (exact_lifetimes, exact)):
+            lives = [life for life in lifetimes(result.schedule) if life.device == device]
+            moments = held(result.schedule, device, lives)
+            most = int((moments.activations + moments.buffers).max())
+            assert sum(life.nbytes * n for life, n in moments.at(moments.peak)) == most
+            reserved = with_headroom(most) if lifetimes is safe_lifetimes else most
+            assert reserved == peak[device].activation_bytes
+
+
+@pytest.mark.parametrize("name", staged_plans.CASES)
+def test_a_device_frees_all_that_it_holds_of_each_micro_batch(name: str) -> None:
+    result = staged_plans.staged(name)
+    order = result.schedule.order
+    assert order is not None
+    for device in range(len(result.cluster)):
+        for lifetimes in (safe_lifetimes, exact_lifetimes):
+            lives = [life for life in lifetimes(result.schedule) if life.device == device]
+            moments = held(result.schedule, device, lives)
+            for counts in moments.in_flight:
+                assert all(0 <= n <= order.table.micro_batches for n in counts.values())
+            for (_, read), n in moments.in_flight[-1].items():
+                assert n == 0 or order.phases.of(read)[0] is Part.REDUCE
+
+
+def test_gpipe_holds_every_micro_batch_and_1f1b_those_that_its_stage_needs() -> None:
+    most = {}
+    for name in ("gpipe", "1f1b"):
+        result = staged_plans.staged(name)
+        lives = [life for life in safe_lifetimes(result.schedule) if life.device == 0]
+        moments = held(result.schedule, 0, lives)
+        order = result.schedule.order
+        assert order is not None
+        pair = order.phases.number(Part.FORWARD, 0), order.phases.number(Part.BACKWARD, 0)
+        most[name] = max(counts[pair] for counts in moments.in_flight)
+    assert most == {"gpipe": 4, "1f1b": 2}

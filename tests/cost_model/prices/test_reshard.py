@@ -1,0 +1,298 @@
+"""Reshards: hops run with NumPy give the target; the textbook cases are the textbook kinds."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from helpers.op_rows.placements import MESHES, apply, cut, placement, random_placement
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.prices.reshard import Hop, Resharder, simplest
+from partitioner.ir.layout import DimLayout, Placement
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.program import CommKind
+
+REAL = Resharder(resolve_cluster("6xh100"))
+IDEAL = Resharder(resolve_cluster("6xideal"))
+LINE = DeviceMesh.line(4)
+GRID = DeviceMesh.of({"dp": 2, "tp": 2})
+SHAPES = ((7,), (6, 5), (4, 1, 9))
+
+budget = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+seeds = st.integers(0, 2**32 - 1)
+meshes = st.sampled_from(MESHES)
+
+
+def hops(source: Placement, target: Placement, resharder: Resharder = REAL) -> tuple[Hop, ...]:
+    return resharder.hops("float32", source, target)
+
+
+def kinds(source: Placement, target: Placement) -> list[list[str]]:
+    """Kinds of the communications of every hop."""
+    return [[str(priced.comm.kind) for priced in hop.comms] for hop in hops(source, target)]
+
+
+def shard(dim: int, mesh: DeviceMesh = LINE) -> Placement:
+    sizes = [DimLayout.whole(8), DimLayout.whole(8)]
+    sizes[dim] = DimLayout.even(8, mesh.names, mesh)
+    return placement(mesh, *sizes)
+
+
+def whole(mesh: DeviceMesh = LINE) -> Placement:
+    return placement(mesh, DimLayout.whole(8), DimLayout.whole(8))
+
+
+def pending(mesh: DeviceMesh = LINE, axes: tuple[str, ...] = ("tp",)) -> Placement:
+    dims = (DimLayout.whole(8), DimLayout.whole(8))
+    return placement(mesh, *dims, partial=tuple((axis, "sum") for axis in axes))
+
+
+def one(device: int) -> Placement:
+    return whole(DeviceMesh.single(device))
+
+
+def check(rng: np.random.Generator, source: Placement, target: Placement) -> None:
+    """Run the hops; a pending target must add up, and every device must hold its share."""
+    total = rng.integers(-99, 99, source.sharding.shape).astype(float)
+    parts = cut(total, source, rng)
+    steps = hops(source, target)
+    for hop in steps:
+        parts = apply(hop, parts)
+    assert (steps[-1].after if steps else source) == target
+    assert parts.keys() == set(target.mesh.devices)
+    plain = Placement(target.mesh, target.sharding.without_partial())
+    if not target.sharding.partial:
+        for device, part in cut(total, plain).items():
+            np.testing.assert_array_equal(parts[device], part)
+        return
+    axes = [axis for axis, _ in target.sharding.partial]
+    first = cut(total, plain)
+    for device, point in target.mesh.coords():
+        counts = not any(point[axis] for axis in axes)
+        np.testing.assert_array_equal(parts[device], first[device] if counts else 0)
+
+
+@budget
+@given(meshes, meshes, st.sampled_from(SHAPES), st.sampled_from(["", "sum", "max", "min"]), seeds)
+def test_any_reshard_gives_the_target(
+    source: DeviceMesh, target: DeviceMesh, shape: tuple[int, ...], reduce: str, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    check(
+        rng,
+        random_placement(rng, shape, source, partial=reduce),
+        random_placement(rng, shape, target),
+    )
+
+
+@budget
+@given(meshes, st.sampled_from(["", "sum"]), st.booleans(), st.sampled_from(SHAPES), seeds)
+def test_within_one_mesh_and_to_a_pending_sum(
+    mesh: DeviceMesh, reduce: str, to_pending: bool, shape: tuple[int, ...], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    source = random_placement(rng, shape, mesh, partial=reduce)
+    target = random_placement(rng, shape, mesh, partial="sum" if to_pending else "")
+    assume(source != target)
+    check(rng, source, target)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        (shard(0), whole(), [["all_gather"]]),
+        (pending(), whole(), [["all_reduce"]]),
+        (pending(), shard(0), [["reduce_scatter"]]),
+        (whole(), shard(1), [["slice"] * 4]),
+        (shard(0), shard(1), [["all_to_all"]]),
+        (one(0), whole(), [["broadcast"]]),
+        (one(0), shard(0), [["scatter"]]),
+        (shard(0), one(0), [["gather"]]),
+        (one(0), one(3), [["send"]]),
+        (whole(), one(2), [[]]),
+        (whole(), one(5), [["send"]]),
+        (whole(), pending(), [[]]),
+        (shard(1), pending(), [["all_gather"], []]),
+        (pending(), one(0), [["all_reduce"], []]),
+        (pending(GRID, ("dp",)), shard(0, GRID), [["reduce_scatter"] * 2]),
+        (pending(GRID, ("dp", "tp")), whole(GRID), [["all_reduce"]]),
+        (whole(), whole(), []),
+    ],
+    ids=lambda value: None if isinstance(value, list) else str(value),
+)
+def test_textbook_kinds(source: Placement, target: Placement, expected: list[list[str]]) -> None:
+    assert kinds(source, target) == expected
+
+
+def test_each_row_of_a_grid_gathers_alone() -> None:
+    (hop,) = hops(
+        placement(GRID, DimLayout.even(8, ("dp",), GRID), DimLayout.even(8, ("tp",), GRID)),
+        placement(GRID, DimLayout.even(8, ("dp",), GRID), DimLayout.whole(8)),
+    )
+    assert [priced.comm.ranks for priced in hop.comms] == [(0, 1), (2, 3)]
+    assert {priced.comm.kind for priced in hop.comms} == {CommKind.ALL_GATHER}
+
+
+def test_a_pending_sum_counts_on_the_first_device() -> None:
+    (hop,) = hops(whole(), pending())
+    assert hop.aliases == {0}
+    assert hop.zeros == {1, 2, 3}
+
+
+def test_a_device_that_keeps_its_part_is_not_disturbed() -> None:
+    """0 and 1 keep what they hold; only 2 is served."""
+    wider = DeviceMesh.line(3)
+    (hop,) = hops(whole(DeviceMesh.line(2)), whole(wider))
+    assert hop.aliases == {1}
+    assert [priced.comm.ranks for priced in hop.comms] == [(0, 2)]
+
+
+@budget
+@given(meshes, meshes, st.sampled_from(SHAPES), seeds)
+def test_seconds_iff_something_is_done(
+    source: DeviceMesh, target: DeviceMesh, shape: tuple[int, ...], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    before = random_placement(rng, shape, source, partial="sum")
+    after = random_placement(rng, shape, target)
+    for hop in hops(before, after):
+        for priced in hop.comms:
+            comm = priced.comm
+            assert priced.seconds.keys() == set(comm.ranks)
+            assert all(seconds > 0 for seconds in priced.seconds.values())
+            crosses = any(t.source != t.target for t in comm.transfers)
+            assert crosses == (comm.kind not in (CommKind.SLICE, CommKind.ALL_REDUCE))
+    free = hops(before, after, IDEAL)
+    assert not any(s for hop in free for p in hop.comms for s in p.seconds.values())
+
+
+def test_a_reshard_is_priced_once() -> None:
+    resharder = Resharder(resolve_cluster("6xh100"))
+    first = hops(shard(0), whole(), resharder)
+    assert hops(shard(0), whole(), resharder) is first
+
+
+class Unshifted(Resharder):
+    """Plans each reshard on the devices that it is of."""
+
+    def _shift(self, *_: DeviceMesh) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("unlike", [False, True])
+@pytest.mark.parametrize("name", ["4x3xh100", "12xh100"])
+@budget
+@given(st.sampled_from(SHAPES), st.sampled_from(["", "sum"]), st.booleans(), seeds)
+def test_a_reshard_moved_to_other_devices_is_that_of_those(
+    name: str, unlike: bool, shape: tuple[int, ...], partial: str, one_mesh: bool, seed: int
+) -> None:
+    """Steps, prices and places equal those that are planned on the devices themselves."""
+    cluster, rng = resolve_cluster(name), np.random.default_rng(seed)
+    if unlike:  # every third device starts kernels later
+        slow = replace(cluster.devices[0], launch_s=1e-3)
+        specs = [slow if i % 3 == 0 else spec for i, spec in enumerate(cluster.devices)]
+        cluster = replace(cluster, devices=tuple(specs))
+    meshes = []
+    for _ in range(2):
+        count = int(rng.integers(1, 1 + min(6, len(cluster))))
+        devices = tuple(map(int, rng.permutation(len(cluster))[:count]))
+        if rng.integers(2):
+            first = int(rng.integers(0, len(cluster) - count + 1))
+            devices = tuple(range(first, first + count))
+        axes = {"dp": 2, "tp": count // 2} if count % 2 == 0 and count > 2 else {"tp": count}
+        meshes.append(DeviceMesh.of(axes, devices))
+    before = random_placement(rng, shape, meshes[0], partial=partial)
+    after = random_placement(rng, shape, meshes[0] if one_mesh else meshes[1])
+    shifting, planned = Resharder(cluster), hops(before, after, Unshifted(cluster))
+    assert hops(before, after, shifting) == planned
+    assert hops(before, after, shifting) == planned
+
+
+@budget
+@given(
+    meshes, meshes, st.sampled_from(((6, 5), (0, 8), (4, 1, 9), (2, 8, 4, 3))), st.booleans(), seeds
+)
+def test_prices_are_those_of_the_steps(
+    source: DeviceMesh, target: DeviceMesh, shape: tuple[int, ...], reduce: bool, seed: int
+) -> None:
+    """Priced on a simpler tensor, a reshard costs exactly what it costs."""
+    rng = np.random.default_rng(seed)
+    before = random_placement(rng, shape, source, partial="sum" if reduce else "")
+    after = random_placement(rng, shape, source if seed % 2 else target)
+    simple, real = REAL.priced("float32", before, after), hops(before, after)
+    assert [(hop.after, hop.aliases, hop.zeros) for hop in simple] == [
+        (hop.after, hop.aliases, hop.zeros) for hop in real
+    ]
+    for ours, theirs in zip(simple, real, strict=True):
+        assert [(p.seconds, p.overlap) for p in ours.comms] == [
+            (p.seconds, p.overlap) for p in theirs.comms
+        ]
+
+
+def test_reshards_of_one_price_have_one_form() -> None:
+    """Dims that are cut nowhere only count, cuts count in units, and dims have no order."""
+    rows, columns = DimLayout.even(8, ("tp",), LINE), DimLayout.whole(6)
+    first = simplest(placement(LINE, rows, columns), placement(LINE, DimLayout.whole(8), columns))
+    small = DimLayout.even(4, ("tp",), LINE)
+    other = (
+        placement(LINE, DimLayout.whole(12), small),
+        placement(LINE, *map(DimLayout.whole, (12, 4))),
+    )
+    assert first == simplest(*other)
+    assert [dim.size for dim in first[0].sharding.dims] == [12, 4]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [shard(0), placement(LINE, DimLayout.even(8, ("tp",), LINE), DimLayout.whole(8))],
+    ids=str,
+)
+def test_reduce_scatter_beats_all_reduce_and_slice(target: Placement) -> None:
+    scattered = hops(pending(), target)
+    reduced = hops(pending(), whole())
+    assert len(scattered) == 1
+    # Of so few bytes, both take the start-up; the all-reduce has the slice to come.
+    assert max(scattered[0].comms[0].seconds.values()) <= max(reduced[0].comms[0].seconds.values())
+
+
+@pytest.mark.parametrize("partial", [(), (("tp", "sum"),)], ids=str)
+def test_a_part_of_no_elements_is_there_unsent(partial: tuple[tuple[str, str], ...]) -> None:
+    """3 rows over 4 devices: the last one gets none."""
+    source = placement(LINE, DimLayout.whole(3), partial=partial)
+    target = placement(LINE, DimLayout.even(3, ("tp",), LINE))
+    check(np.random.default_rng(0), source, target)
+    assert hops(source, target)[-1].zeros == {3}
+
+
+def test_a_tensor_of_no_elements_is_never_sent() -> None:
+    empty = (DimLayout.whole(0), DimLayout.whole(4))
+    source, target = (placement(DeviceMesh.single(d), *empty) for d in (0, 1))
+    assert hops(source, target) == (Hop(target, zeros=frozenset({1})),)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "size", "joins"),
+    [
+        (DeviceMesh.line(6), 12, True),
+        (DeviceMesh.of({"dp": 2, "tp": 3}), 12, True),
+        (DeviceMesh.line(6), 13, False),  # parts of unequal sizes: the ranks' steps differ
+        (DeviceMesh.line(3), 12, False),  # a group of several: the other ranks' steps differ
+    ],
+)
+def test_only_what_all_ranks_do_alike_shares_buckets(
+    mesh: DeviceMesh, size: int, joins: bool
+) -> None:
+    axis = mesh.names[-1]
+    held = placement(mesh, DimLayout.even(size, (axis,), mesh))
+    (gather,) = REAL.hops("float32", held, placement(mesh, DimLayout.whole(size)))
+    reduced = placement(mesh, DimLayout.whole(size))
+    (reduce,) = REAL.hops(
+        "float32", placement(mesh, DimLayout.whole(size), partial=((axis, "sum"),)), reduced
+    )
+    for hop in (gather, reduce) if size == 12 else (gather,):
+        for priced in hop.comms:
+            at_once, later = (priced.whole_seconds(beside=beside) for beside in (False, True))
+            assert at_once == priced.seconds
+            assert (sum(later.values()) < sum(at_once.values())) == joins

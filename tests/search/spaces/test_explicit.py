@@ -1,0 +1,222 @@
+"""The search: families, the certificate, requests that name nothing."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import partitioner
+from helpers.plans.cost_cases import flat
+from helpers.plans.searching import search
+from helpers.plans.whole_plans import build
+from partitioner import examples
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.evaluate import evaluate, one_device
+from partitioner.cost_model.prices.compute import shape_at
+from partitioner.cost_model.profiles.database import Profile, write_entries
+from partitioner.cost_model.profiles.entries import Entry
+from partitioner.cost_model.profiles.forms import form_of
+from partitioner.frontends.onnx.load import load_onnx
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import Plan, place, resolve
+from partitioner.search.outcome import Outcome
+from partitioner.search.request import Request
+from partitioner.search.spaces import explicit
+from partitioner.solver import Infeasible, Objective, Solution
+from partitioner.solver import work as work_module
+from partitioner.solver.joint.solve import solve
+from partitioner.solver.work import Work
+from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
+from partitioner.strategies.spaces import SearchError, families
+
+MLP = load_onnx(examples.build("mlp", layers=2, hidden=16, batch=4)).graph
+
+
+def found(graph: Graph = MLP, cluster: Cluster | None = None, **options: object) -> Outcome:
+    request = Request(time_limit_s=5, **options)  # type: ignore[arg-type]
+    return search(graph, cluster or flat(4), request)
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency", "memory"])
+def test_the_certificate_is_what_the_referee_says(objective: Objective) -> None:
+    outcome = found(objective=objective)
+    certificate = outcome.plan.certificate
+    assert certificate is not None
+    again = evaluate(MLP, outcome.plan, flat(4))
+    assert certificate.cost == again.cost(objective) == outcome.evaluation.cost(objective)
+    assert certificate.bound <= certificate.cost
+    assert certificate.objective == objective
+    rivals = [
+        entry.cost(objective)
+        for entry in outcome.candidates
+        if objective != "throughput" or entry.evaluation.devices_used == 4
+    ]
+    assert certificate.cost == min(rivals)
+
+
+def test_every_family_is_searched_and_named() -> None:
+    outcome = found()
+    spaces = [str(family) for family in families("auto", 4)]
+    assert sorted(spaces) == [
+        "hybrid (2 x tp=2)",
+        "inter (4 x one device)",
+        "intra (dp=2 tp=2)",
+        "intra (tp=4)",
+    ]
+    assert {str(entry.space) for entry in outcome.candidates} == {*spaces}
+    assert outcome.plan.certificate is not None
+    assert all(space in outcome.plan.certificate.space for space in spaces)
+
+
+def test_throughput_gives_every_device_work() -> None:
+    assert found(cluster=resolve_cluster(None, 3)).evaluation.devices_used == 3
+
+
+def test_a_mesh_of_the_users_choice() -> None:
+    outcome = found(mesh={"rows": 2, "tp": 2}, strategy="intra", cluster=resolve_cluster("4xideal"))
+    assert {placed.mesh.names for placed in resolve(MLP, outcome.plan)} == {("rows", "tp")}
+
+
+def test_one_device_is_a_plan_too() -> None:
+    outcome = found(cluster=flat(1))
+    assert [entry.space.name for entry in outcome.candidates] == ["single"]
+    assert {placed.mesh.devices for placed in resolve(MLP, outcome.plan)} == {(0,)}
+
+
+def test_groups_that_run_nothing_are_left_out() -> None:
+    plan = found(strategy="inter", objective="latency").plan
+    assert {node.group for node in plan.nodes.values()} == set(range(len(plan.groups)))
+
+
+def test_the_same_search_gives_the_same_bytes() -> None:
+    plan = found().plan
+    assert plan.to_json() == found().plan.to_json()
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_ops_without_a_rule_do_not_keep_the_rest_from_being_cut() -> None:
+    nodes = [
+        Node("a", "Relu", ("x",), ("h",)),
+        Node("odd", "custom::Op", ("h",), ("i",)),
+        Node("b", "Relu", ("i",), ("y",)),
+    ]
+    graph = build(nodes, dict.fromkeys("xhiy", (4096, 4096)), ["x"], ["y"])
+    outcome = found(graph, resolve_cluster("2xideal"), strategy="intra")
+    by_name = {placed.node.name: placed for placed in resolve(graph, outcome.plan)}
+    assert by_name["odd"].mesh.devices == (0,)
+    assert {by_name[name].mesh.size() for name in "ab"} == {2}
+    assert outcome.evaluation.devices_used == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "all"}, "strategy 'all' is not auto, intra or inter"),
+        ({"mesh": {"dp": 2, "tp": 3}}, r"mesh dp\(2\) \* tp\(3\) = 6 != 4 devices"),
+        ({"mesh": {"tp": 4}, "strategy": "inter"}, "leave it out with --strategy inter"),
+    ],
+)
+def test_a_request_that_names_no_space(options: dict[str, object], message: str) -> None:
+    with pytest.raises(SearchError, match=message):
+        found(**options)
+
+
+def test_what_does_not_fit_is_infeasible() -> None:
+    with pytest.raises(Infeasible, match="short on device"):
+        found(cluster=flat(2).with_memory(64))
+
+
+def test_a_cluster_of_another_size_and_too_many_devices_are_refused() -> None:
+    model = examples.build("mlp", hidden=8)
+    with pytest.raises(CostError, match="has 2 devices, not 3"):
+        partitioner.compile(model, devices=3, cluster=resolve_cluster("2xh100"))
+    with pytest.raises(CostError, match="at most 16384"):
+        partitioner.compile(model, devices=10**8)
+
+
+def test_past_the_time_limit_what_is_left_is_named_and_not_searched() -> None:
+    outcome = search(MLP, flat(4), Request(time_limit_s=1e-9))
+    assert [str(entry.space) for entry in outcome.candidates] == ["intra (tp=4)"]
+    left = {str(family): str(error) for family, error in outcome.failed}
+    assert set(left) == {"inter (4 x one device)", "intra (dp=2 tp=2)", "hybrid (2 x tp=2)"}
+    assert set(left.values()) == {"not searched within 1e-09 s"}
+    assert outcome.plan.certificate is not None
+    assert outcome.plan.certificate.space == "intra (tp=4)"
+
+
+def test_a_space_whose_steps_take_long_leaves_time_for_those_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clock stands still but for the search of the first space, which takes all that it may."""
+    now = [100.0]
+    searched: list[float] = []
+
+    def slow(problem: object, goal: object, work: Work, **options: object) -> Solution:
+        before = work.left_s
+        searched.append(before)
+        if len(searched) == 1:
+            now[0] += before
+            assert work.late
+        return solve(problem, goal, work, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(work_module, "now_s", lambda: now[0])
+    monkeypatch.setattr(explicit, "solve", slow)
+    outcome = search(MLP, flat(4), Request(time_limit_s=40))
+    assert {str(entry.space) for entry in outcome.candidates} >= set(map(str, families("auto", 4)))
+    assert searched[0] == 10  # there are four spaces
+    assert not outcome.failed
+
+
+def test_of_contradictory_pins_the_family_that_got_furthest_speaks() -> None:
+    first, last = MLP.nodes[0], MLP.nodes[-1]
+    pins = (
+        Pin("first", nodes=(first.name,), devices=(0,)),  # leaves intra plans nothing
+        Pin("this", nodes=(last.name,), devices=(0,)),
+        Pin("that", nodes=(last.name,), devices=(1,)),
+    )
+    with pytest.raises(ConstraintError, match=f"that leaves no strategy for '{last.name}'"):
+        found(constraints=Constraints(pins))
+
+
+def slower_together(folder: Path) -> Cluster:
+    """Two devices on which each operator of MLP takes 1000 times longer while both are busy."""
+    file, spec = folder / "profile", flat(2).devices[0]
+    whole = [place(MLP, node, DeviceMesh.single(0), {}, None) for node in MLP.nodes]
+    forms = {form_of(MLP, node, partial(shape_at, {})).key: node.node.op for node in whole}
+    entries = [
+        Entry(form, op, "float32", 1.0, 1, seconds, 0.0, 9, "backend", "2026", processes)
+        for form, op in forms.items()
+        for processes, seconds in ((1, 1e-6), (2, 1e-3))
+    ]
+    write_entries(file, "device", 1, entries)
+    busy = replace(spec, profile=Profile.read(file, "device", 1, 2))
+    return replace(flat(2), devices=(busy,) * 2)
+
+
+def test_a_device_that_is_busy_alone_competes_at_its_own_price(tmp_path: Path) -> None:
+    """Two busy processes are much slower here, so the plan on one device is the best."""
+    cluster = slower_together(tmp_path)
+    outcome = found(cluster=cluster, objective="latency")
+    certificate = outcome.plan.certificate
+    assert certificate is not None
+    assert outcome.evaluation.devices_used == 1
+    assert certificate.cost == certificate.bound == one_device(MLP, cluster).latency_s < 1e-4
+    assert "single (one device)" in certificate.space
+    assert evaluate(MLP, outcome.plan, cluster).latency_s == certificate.cost
+    pinned = found(cluster=cluster, objective="latency", strategy="intra")
+    assert pinned.evaluation.latency_s > 1e-4
+
+
+def test_a_bound_covers_plans_on_one_device_at_their_own_price(tmp_path: Path) -> None:
+    """Throughput wants every device busy; that one device alone costs less is not denied."""
+    cluster = slower_together(tmp_path)
+    outcome = found(cluster=cluster, objective="throughput")
+    certificate = outcome.plan.certificate
+    assert certificate is not None
+    assert outcome.evaluation.devices_used == 2
+    assert certificate.bound <= one_device(MLP, cluster).step_s < 1e-4 < certificate.cost
+    assert certificate.status == "feasible"

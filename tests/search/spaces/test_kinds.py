@@ -1,0 +1,94 @@
+"""The usual kinds of parallelism are tried where the search of a mesh ends with a gap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import partitioner
+from partitioner.problem.build import Built
+from partitioner.search.outcome import SpaceResult
+from partitioner.search.request import Budget
+from partitioner.search.spaces.explicit import JointSpace, KindSpace
+from partitioner.solver import Solution
+
+
+class Blocks(nn.Module):
+    """A residual network of wide layers, whose result is its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return (x**2).mean()
+
+
+def compiled(**options: Any) -> Any:
+    inputs = (torch.ones(4096, 64),)
+    return partitioner.compile(Blocks(), inputs, 2, training=True, cluster="2xh100", **options)
+
+
+@pytest.fixture(scope="module")
+def kinds() -> Mapping[str, Any]:
+    return {kind: compiled(parallel=kind) for kind in ("dp", "tp", "zero3")}
+
+
+@pytest.fixture
+def stuck(kinds: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search of all plans of a mesh ends with its worst kind and half its cost as the bound."""
+    poor = max(kinds.values(), key=lambda one: one.evaluation.step_s)
+    solved = JointSpace._solved
+
+    def ended(
+        space: JointSpace, built: Built, budget: Budget, *, known: Solution | None = None
+    ) -> SpaceResult:
+        result = solved(space, built, budget, known=known)
+        if space.family.name != "intra":
+            return result
+        (plan, *_) = result.plans
+        solution = replace(plan.solution, bound=poor.evaluation.step_s / 2)
+        found = replace(
+            plan, plan=poor.plan, evaluation=poor.evaluation, graph=poor.graph, solution=solution
+        )
+        return SpaceResult((found,), result.searched)
+
+    monkeypatch.setattr(JointSpace, "_solved", ended)
+
+
+@pytest.mark.usefixtures("stuck")
+@pytest.mark.parametrize("strategy", ["auto", "intra"])
+def test_no_kind_of_a_searched_mesh_is_cheaper_than_the_plan(
+    kinds: Mapping[str, Any], strategy: str
+) -> None:
+    costs = [kind.evaluation.step_s for kind in kinds.values()]
+    plan = compiled(strategy=strategy)
+    assert min(costs) < 0.9 * max(costs)
+    assert plan.evaluation.step_s <= min(costs) * (1 + 1e-9)
+    certificate = plan.plan.certificate
+    assert certificate.status == "feasible"  # the gap is stated
+    assert certificate.bound < certificate.cost / 1.5
+
+
+def test_kinds_are_not_searched_where_the_gap_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[str] = []
+    search = KindSpace.search
+
+    def noted(space: KindSpace, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
+        result = search(space, budget, others)
+        searched.extend(space.kind for _ in result.plans)
+        return result
+
+    monkeypatch.setattr(KindSpace, "search", noted)
+    certificate = compiled(strategy="intra").plan.certificate
+    assert certificate.status == "optimal"
+    assert not searched

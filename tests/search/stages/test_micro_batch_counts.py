@@ -1,0 +1,115 @@
+"""Numbers of micro-batches that are tried, and plans that a known one makes needless."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import partitioner
+from partitioner.compiled.module import ModuleProgram
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.search.outcome import NoCheaper
+from partitioner.search.request import Budget, Request
+from partitioner.search.stages.micro_batch_counts import Trial, usual_trials
+from partitioner.search.stages.pipelines import find_pipeline
+from partitioner.strategies.spaces import SearchError
+
+
+def test_on_few_devices_the_usual_numbers_are_tried_with_stages_of_all_sizes() -> None:
+    trials = usual_trials(24, resolve_cluster("4xh100"), Request())
+    assert trials == (Trial(1), Trial(4), Trial(8), Trial(12))
+    assert usual_trials(24, resolve_cluster("4xh100"), Request(micro_batches=6)) == (Trial(6),)
+
+
+@pytest.mark.parametrize(
+    ("batch", "cluster", "mesh", "expected"),
+    [
+        # Each of 8 nodes of a stage keeps a sample of each of 8 micro-batches, ...
+        (64, "16x8xh100", None, {8: (64,), 16: (32,), 32: (16,), 64: (8,)}),
+        (64, "16x8xh100", {"pp": 4}, {16: (32,)}),
+        (64, "16x8xh100", {"pp": 4, "dp": 4, "tp": 8}, {16: (32,)}),
+        # four micro-batches for each stage fill a pipeline, ...
+        (4096, "16x8xh100", None, {8: (64,), 16: (32,), 32: (16,), 64: (8,)}),
+        # a short batch has few, ...
+        (16, "16x8xh100", None, {2: (64,), 4: (32,), 8: (16,), 16: (8,)}),
+        (1, "4x8xh100", None, {1: (16, 8)}),
+        (15, "3x8xh100", None, {15: (8,)}),
+        # and where there are no nodes, stages are of any size.
+        (64, "24xcpu", None, {4: (12,), 8: (8, 6), 16: (4, 3), 32: (2,), 64: (1,)}),
+    ],
+)
+def test_on_many_devices_each_size_of_a_stage_has_a_number_of_its_own(
+    batch: int, cluster: str, mesh: Mapping[str, int] | None, expected: Mapping[int, tuple[int]]
+) -> None:
+    trials = usual_trials(batch, resolve_cluster(cluster), Request(mesh=mesh))
+    assert {trial.count: trial.sizes for trial in trials} == expected
+
+
+def test_a_number_that_is_asked_for_has_stages_whose_nodes_can_share_the_batch() -> None:
+    cluster = resolve_cluster("16x8xh100")
+    assert usual_trials(64, cluster, Request(micro_batches=16)) == (Trial(16, (8, 16, 32)),)
+    assert usual_trials(64, cluster, Request(micro_batches=64)) == (Trial(64, (8,)),)
+
+
+class Stack(nn.Module):
+    """Square layers and a loss."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x.square().mean()
+
+
+@pytest.mark.slow
+def test_a_search_ends_early_where_a_known_plan_is_not_beaten() -> None:
+    program = partitioner.compile(
+        Stack(4, 32), torch.randn(8, 32), devices=2, training=True, parallel="pp", micro_batches=4
+    )
+    assert isinstance(program, ModuleProgram)
+    graph, cluster, request = program.graph, program.cluster, Request(parallel="pp")
+    certificate = program.plan.certificate
+    assert certificate is not None
+    for best_s in (0.99 * certificate.bound, 0.5 * certificate.cost):
+        budget = replace(Budget.of(request), best_s=best_s)
+        with pytest.raises(NoCheaper, match="4 micro-batches") as caught:
+            find_pipeline(graph, cluster, request, budget, 4)
+        assert 0 < caught.value.bound <= certificate.cost
+    budget = replace(Budget.of(request), best_s=math.nextafter(certificate.cost, math.inf))
+    assert find_pipeline(graph, cluster, request, budget, 4).evaluation.step_s <= certificate.cost
+
+
+@pytest.mark.slow
+def test_stages_are_weighed_against_one_mesh_on_several_nodes_if_asked_for() -> None:
+    with torch.device("meta"):
+        module, batch = Stack(2, 256), torch.zeros(96, 256)
+    notes = []
+    for micro_batches in ("auto", None):
+        program = partitioner.compile(
+            *(module, batch),
+            cluster="3x8xh100",
+            training=True,
+            time_limit_s=5,
+            micro_batches=micro_batches,
+        )
+        assert isinstance(program, ModuleProgram)
+        assert program.plan.pipeline is None
+        notes.append([note for note in program.summary["notes"] if "not in stages" in note])
+    (note,) = notes[0]
+    assert note == "not in stages: no plan of 12 micro-batches was found to be faster"
+    assert not notes[1]
+
+
+def test_a_mesh_of_stages_alone_leaves_their_devices_to_the_search() -> None:
+    options = {"training": True, "micro_batches": 4, "schedule": "1f1b", "time_limit_s": 5}
+    batch = torch.randn(8, 32)
+    program = partitioner.compile(Stack(4, 32), batch, devices=4, mesh={"pp": 2}, **options)
+    assert {mesh.devices for mesh in program.plan.groups} == {(0, 1), (2, 3)}
+    with pytest.raises(SearchError, match=r"mesh pp\(3\) = 3 != 4 devices"):
+        partitioner.compile(Stack(4, 32), batch, devices=4, mesh={"pp": 3}, **options)

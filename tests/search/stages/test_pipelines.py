@@ -1,0 +1,472 @@
+"""Pipelines: cuts of a model into stages, for schedules, numbers of micro-batches and meshes."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import partitioner
+from partitioner.compiled.module import ModuleProgram
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.evaluate import evaluate
+from partitioner.ir.errors import PartitionerError
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.pipeline import SCHEDULES, pipeline_schedule, textbook_lanes, to_csv
+from partitioner.ir.plan import NodePlan, Pipeline, Plan
+from partitioner.rewrites.staging import stages_of_all
+from partitioner.search.request import Budget, Request
+from partitioner.search.stages.figures import Sharding, StageFigures, StepEstimate
+from partitioner.search.stages.pipelines import PipelineSearch, Ways, staged_plan
+from partitioner.solver import Infeasible
+from partitioner.solver.work import Work
+from partitioner.strategies.constraints import Constraints
+
+
+class Chain(nn.Module):
+    """Layers of different widths, a head and a loss."""
+
+    def __init__(self, *widths: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, width) for width in widths)
+        self.back = nn.ModuleList(nn.Linear(width, 16) for width in widths)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for up, down in zip(self.layers, self.back, strict=True):
+            x = x + down(torch.relu(up(x)))
+        return x.square().mean()
+
+
+class Counting(nn.Module):
+    """A buffer that an early and a late layer read, and that every call writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.register_buffer("scale", torch.ones(8))
+        self.scale: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.layers[1](torch.tanh(self.layers[0](x)) * self.scale.clone()))
+        h = self.layers[2](h)
+        self.scale.mul_(0.9).add_(h.detach().abs().mean(0))
+        return self.layers[3](torch.tanh(h)).square().mean()
+
+
+WIDTHS = 64, 8, 16, 256, 8
+BATCH = 12
+
+
+def planned(
+    module: nn.Module, width: int = 16, length: int = BATCH, **options: Any
+) -> ModuleProgram:
+    torch.manual_seed(0)
+    batch = torch.randn(length, width)
+    program = partitioner.compile(module, batch, training=True, **options)
+    assert isinstance(program, ModuleProgram)
+    return program
+
+
+@pytest.fixture(scope="module")
+def figures() -> StageFigures:
+    """Those of the chain on four devices without launches and with free links."""
+    graph = planned(Chain(*WIDTHS), devices=1).graph
+    cluster = resolve_cluster("ideal", 4)
+    decided = {node.name: NodePlan(0) for node in graph.nodes}
+    plan = Plan(graph.digest, cluster.to_data(), (DeviceMesh.single(0),), decided)
+    return StageFigures(Sharding(graph, plan), cluster)
+
+
+def test_units_and_their_figures_are_those_of_all_nodes(figures: StageFigures) -> None:
+    graph = figures.sharding.graph
+    assert set(figures.unit_of) == set(graph.by_name)
+    assert figures.loads.shape == (4, len(figures.units))
+    assert (figures.loads.sum(1)[:3] > 0).all()
+    plan = replace(figures.sharding.plan, pipeline=Pipeline("1f1b", 1, (0,)))
+    total = evaluate(graph, plan, figures.cluster)
+    assert figures.loads.sum() == pytest.approx(total.load_s[0])
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_balanced_cuts_have_the_least_largest_load(figures: StageFigures, stages: int) -> None:
+    sums = figures.load_sums[:3].sum(0)
+
+    def largest(ends: tuple[int, ...]) -> float:
+        return float(max(sums[b] - sums[a] for a, b in zip((0, *ends), ends, strict=False)))
+
+    found = figures.balanced([0] * stages, range(stages))
+    assert found is not None
+    inner = [int(position) for position in figures.positions[1:-1]]
+    every = [(*cut, len(figures.units)) for cut in combinations(inner, stages - 1)]
+    assert largest(found) == pytest.approx(min(map(largest, every)))
+
+
+def schedules(lanes: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for name in SCHEDULES:
+        twice = name in ("interleaved", "zbv", "dualpipev")
+        if name != "forward":
+            yield name, textbook_lanes(name, lanes * (2 if twice else 1))
+
+
+@pytest.mark.parametrize(("name", "lane_of"), tuple(schedules(3)))
+def test_no_estimate_is_below_the_busiest_lane(
+    figures: StageFigures, name: str, lane_of: tuple[int, ...]
+) -> None:
+    own = StageFigures(figures.sharding, resolve_cluster("3xcpu", 3), 6)
+    estimate = StepEstimate(own, pipeline_schedule(name, lane_of, 6))
+    cuts = combinations(range(1, len(own.units)), len(lane_of) - 1)
+    rng = np.random.default_rng(0)
+    shares = []
+    for cut in islice(cuts, 0, None, 997 if len(lane_of) > 3 else 7):
+        again = rng.random(len(lane_of)) * own.loads.sum()
+        for more in (None, again):
+            least, seconds = (
+                f((*cut, len(own.units)), more) for f in (estimate.least_s, estimate.seconds)
+            )
+            assert 0 < least <= seconds
+            shares.append(least / seconds)
+    assert max(shares) > 0.7
+
+
+@pytest.mark.parametrize(("name", "lane_of"), tuple(schedules(2)))
+def test_estimates_are_the_simulated_steps_where_links_are_free(
+    figures: StageFigures, name: str, lane_of: tuple[int, ...]
+) -> None:
+    cluster = resolve_cluster("ideal", 2)
+    own = StageFigures(figures.sharding, cluster, 4)
+    estimate = StepEstimate(own, pipeline_schedule(name, lane_of, 4))
+    ends = own.balanced([0] * len(lane_of), lane_of)
+    assert ends is not None
+    plan = _plan(own, ends, lane_of, name)
+    simulated = evaluate(own.sharding.graph, plan, cluster)
+    once = simulated.latency_s - estimate.seconds(ends)
+    assert abs(once) <= 0.05 * simulated.latency_s, "updates run once a step"
+
+
+def _plan(figures: StageFigures, ends: tuple[int, ...], lanes: tuple[int, ...], name: str) -> Plan:
+    stage_of = {unit: sum(end <= index for end in ends) for index, unit in enumerate(figures.units)}
+    stages = stages_of_all(figures.sharding.graph, stage_of)
+    devices = [(lane,) for lane in lanes]
+    shardings = [figures.sharding] * len(devices)
+    return staged_plan(shardings, figures.cluster, stages, devices, name, 4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"devices": 2, "parallel": "pp"},
+        {"devices": 2, "parallel": "pp", "schedule": "zb1", "micro_batches": 4},
+        pytest.param({"devices": 3, "parallel": "pp", "micro_batches": 4}, marks=pytest.mark.slow),
+        {"devices": 4, "parallel": "pp+dp", "mesh": {"pp": 2, "dp": 2}, "micro_batches": 3},
+        pytest.param(
+            {"devices": 4, "mesh": {"pp": 2, "tp": 2}, "micro_batches": 3}, marks=pytest.mark.slow
+        ),
+        {"devices": 2, "parallel": "dp", "micro_batches": 3},
+        {"devices": 1, "micro_batches": 3},
+    ],
+    ids=str,
+)
+def test_plans_are_proven_and_their_costs_are_not_below_the_bound(options: dict[str, Any]) -> None:
+    program = planned(Chain(*WIDTHS), cluster=None, **options)
+    certificate = program.plan.certificate
+    assert certificate is not None
+    assert 0 < certificate.bound <= certificate.cost
+    assert program.plan.pipeline is not None
+    assert program.verify().equal
+    assert Plan.from_json(program.plan.to_json()) == program.plan
+    if "micro_batches" in options:
+        assert program.plan.pipeline.micro_batches == options["micro_batches"]
+
+
+@pytest.mark.slow
+def test_left_out_the_schedule_and_the_number_of_micro_batches_are_searched() -> None:
+    free = planned(Chain(*WIDTHS), devices=2, parallel="pp")
+    for name in ("gpipe", "1f1b"):
+        forced = planned(Chain(*WIDTHS), devices=2, parallel="pp", schedule=name, micro_batches=2)
+        assert free.evaluation.step_s <= forced.evaluation.step_s * 1.0001
+
+
+def test_a_file_gives_the_schedule(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text(to_csv(pipeline_schedule("zb1", (0, 1), 3)))
+    program = planned(Chain(*WIDTHS), devices=2, parallel="pp", schedule=str(path), micro_batches=3)
+    assert program.plan.pipeline is not None
+    assert isinstance(program.plan.pipeline.schedule, tuple)
+    assert program.verify().equal
+
+
+def test_pinned_submodules_make_the_stages_and_a_device_may_come_back() -> None:
+    placement = {"layers.0": 0, "back.0": 0, "layers.1": 1, "back.3": 1, "layers.4": 0, "back.4": 0}
+    program = planned(
+        Chain(*WIDTHS), devices=2, micro_batches=3, constraints=Constraints.placed(placement)
+    )
+    plan = program.plan
+    assert plan.pipeline is not None
+    assert plan.pipeline.stages == (0, 1, 2)
+    assert [mesh.devices for mesh in plan.groups] == [(0,), (1,), (0,)]
+    assert plan.kind == "pipeline"
+    assert program.verify().equal
+
+
+def test_pins_to_groups_place_stages_over_data_parallel_devices() -> None:
+    groups = {"layers.0": (0, 1), "back.1": (0, 1), "layers.2": (2, 3), "back.4": [0, 1]}
+    program = planned(
+        Chain(*WIDTHS),
+        devices=4,
+        parallel="pp+dp",
+        mesh={"pp": 2, "dp": 2},
+        micro_batches=3,
+        constraints=Constraints.placed(groups),
+    )
+    assert [mesh.devices for mesh in program.plan.groups] == [(0, 1), (2, 3), (0, 1)]
+    assert program.verify().equal
+
+
+@pytest.mark.parametrize(
+    ("devices", "groups", "schedule"),
+    [
+        (3, {"layers.0": (0, 1), "layers.3": 2}, "zb1"),
+        (6, {"layers.0": (0, 1, 2), "back.1": (3, 4), "layers.4": 5}, "1f1b"),
+        (3, {"layers.0": (1, 2), "layers.2": 0, "layers.4": (1, 2)}, "gpipe"),
+    ],
+    ids=str,
+)
+def test_pinned_stages_may_be_of_several_sizes(
+    devices: int, groups: dict[str, Any], schedule: str
+) -> None:
+    program = planned(
+        Chain(*WIDTHS),
+        cluster=resolve_cluster("ideal", devices),
+        micro_batches=3,
+        schedule=schedule,
+        constraints=Constraints.placed(groups),
+    )
+    plan = program.plan
+    assert plan.pipeline is not None
+    wanted = [(group,) if isinstance(group, int) else group for group in groups.values()]
+    assert [mesh.devices for mesh in plan.groups] == wanted
+    assert program.evaluation.sharded_flops_share > 0, "groups of several devices share operators"
+    assert plan.certificate is not None
+    assert 0 < plan.certificate.bound <= plan.certificate.cost
+    assert program.verify().equal
+
+
+@pytest.mark.parametrize(
+    ("groups", "options", "text"),
+    [
+        ({"layers.0": 0, "layers.2": (0, 1)}, {}, "groups of stages are the same or apart"),
+        ({"layers.0": 2, "layers.1": (0, 1), "layers.4": (1,)}, {}, "0,1 and 1: groups of stages"),
+        (
+            {"layers.0": 0, "layers.2": (1, 2)},
+            {"mesh": {"dp": 3}},
+            "stages are pinned to groups of 1 and 2 devices: leave out the mesh",
+        ),
+    ],
+    ids=str,
+)
+def test_groups_that_cannot_be_stages(
+    groups: dict[str, Any], options: dict[str, Any], text: str
+) -> None:
+    constraints = Constraints.placed(groups)
+    with pytest.raises(PartitionerError, match=text):
+        planned(Chain(*WIDTHS), devices=3, micro_batches=3, constraints=constraints, **options)
+
+
+class Uneven(nn.Module):
+    """Many operators of no size, then a large one: only the last is worth sharing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(2048, 2048)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = x[:, :1]
+        for _ in range(12):
+            scale = torch.tanh(scale + 1)
+        return self.wide(x * scale).square().mean()
+
+
+def test_stages_of_several_sizes_are_searched_and_beat_equal_ones() -> None:
+    program = planned(
+        Uneven(), 2048, 8192, cluster="3xh100", micro_batches=8, schedule="1f1b", recompute=False
+    )
+    assert sorted({mesh.size() for mesh in program.plan.groups}) == [1, 2]
+    assert program.plan.certificate is not None
+    assert "stages of 1 and 2 devices" in program.plan.certificate.space
+
+
+def test_a_buffer_that_every_micro_batch_writes_keeps_its_readers_in_one_stage() -> None:
+    program = planned(Counting(), width=8, devices=2, parallel="pp", micro_batches=3)
+    stages = {
+        program.plan.groups[decision.group].devices
+        for name, decision in program.plan.nodes.items()
+        if "scale" in name
+    }
+    assert len(stages) == 1
+    assert program.verify().equal
+    with pytest.raises(PartitionerError, match="the next micro-batch would wait for"):
+        planned(
+            Counting(),
+            width=8,
+            devices=2,
+            micro_batches=3,
+            constraints=Constraints.placed({"layers.0": 0, "layers.2": 1}),
+        )
+
+
+@pytest.mark.parametrize("memory", ["20KB", pytest.param("60KB", marks=pytest.mark.slow)])
+def test_memory_that_no_cut_keeps_is_refused_with_its_stage(memory: str) -> None:
+    with pytest.raises(Infeasible) as refused:
+        planned(
+            Chain(*WIDTHS),
+            devices=2,
+            parallel="pp",
+            micro_batches=3,
+            memory=memory,
+            time_limit_s=4,
+        )
+    error, text = refused.value, str(refused.value)
+    found = re.search(
+        r"^no plan was found that fits: in the nearest one found (\d+) bytes are short on device "
+        r"(\d) at '/[^']+' of stage (\d) \((\d+) bytes held, limit (\d+): .* optimizer's state.*; "
+        r"this is pipeline \w+ of 3 micro-batches",
+        text,
+    )
+    assert found, text
+    short, device, stage, held, limit = map(int, found.groups())
+    assert (device, stage) == (error.device, device), "a textbook lane is its stage"
+    assert held - limit == short == error.bytes_short
+
+
+def test_a_refusal_says_that_the_clock_stopped_the_search() -> None:
+    said: list[str] = []
+    stopped = "bytes are short .*; the time limit stopped the search: with a longer one a plan may"
+    with pytest.raises(Infeasible, match=stopped):
+        planned(
+            Chain(*WIDTHS),
+            devices=2,
+            parallel="pp",
+            micro_batches=3,
+            memory="20KB",
+            time_limit_s=1e-3,
+            progress=said.append,
+        )
+    assert not any("more micro-batches" in text for text in said)  # it would take as long again
+
+
+@pytest.mark.slow
+def test_a_sharding_above_the_guessed_limit_may_still_be_cut() -> None:
+    """The guess is of one mesh, and does not know that gradients stay with their stage."""
+    options = {"devices": 2, "parallel": "pp", "micro_batches": 12, "recompute": False}
+    roomy = planned(Chain(*WIDTHS), schedule="1f1b", **options)
+    limit = max(peak.bytes for peak in roomy.evaluation.peak.values())
+    assert planned(Chain(*WIDTHS), memory=limit, **options).evaluation.fits
+
+
+@pytest.mark.slow
+def test_values_are_computed_again_where_memory_is_short() -> None:
+    options = {"length": 512, "devices": 1, "micro_batches": 2}
+    roomy = planned(Chain(*(64,) * 6), recompute=False, **options)
+    (peak,) = roomy.evaluation.peak.values()
+    limit = peak.bytes - peak.activation_bytes // 5
+    with pytest.raises(Infeasible):
+        planned(Chain(*(64,) * 6), recompute=False, memory=limit, **options)
+    tight = planned(Chain(*(64,) * 6), memory=limit, **options)
+    assert tight.evaluation.fits
+    assert len(tight.graph.nodes) != len(roomy.graph.nodes)
+    assert tight.verify().equal
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"schedule": "nope"}, "schedule 'nope' is not one of gpipe, 1f1b"),
+        ({"schedule": "none.csv"}, "schedule none.csv: No such file"),
+        ({"micro_batches": 0}, "micro_batches is 0, not 'auto' or a whole number"),
+        ({"micro_batches": 3, "objective": "memory"}, "leave out objective memory"),
+        ({"micro_batches": 3, "strategy": "inter"}, "strategy 'inter' is not for pipelines"),
+        ({"micro_batches": 3, "tune": 2, "cluster": "h100"}, "is not known to be it"),
+        ({"parallel": "pp+dp"}, "wants a mesh of axes pp and dp"),
+        ({"parallel": "pp", "mesh": {"dp": 2}}, "wants a mesh with an axis pp"),
+        ({"parallel": "pp+xx", "mesh": {"pp": 2}}, "'xx' is not one of dp, zero1"),
+    ],
+    ids=str,
+)
+def test_options_that_have_no_meaning(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(PartitionerError, match=text):
+        planned(Chain(*WIDTHS), devices=2, **options)
+
+
+def test_gradients_of_weights_that_are_cut_and_repeated_are_reduced_once_a_step() -> None:
+    program = planned(
+        Chain(*WIDTHS),
+        devices=8,
+        parallel="pp+dp+tp",
+        mesh={"pp": 2, "dp": 2, "tp": 2},
+        schedule="1f1b",
+        micro_batches=3,
+    )
+    tasks = program.schedule
+    assert tasks.order is not None
+    updates = [
+        task
+        for task in tasks.tasks
+        if task.placed is not None and task.placed.node.attrs.get("role") == "gradient"
+    ]
+    cut = [t for t in updates if t.placed is not None and t.placed.outs[0].sharding.axes]
+    assert cut, "weights cut over tp"
+    assert all(tasks.order.phases.is_once(task.phase) for task in updates)
+    names = {task.name for task in updates}
+    reductions = [t for t in tasks.tasks if t.comm is not None and t.comm.why in names]
+    assert reductions
+    assert all(tasks.times(task) == 1 for task in reductions)
+    assert program.verify().equal
+
+
+def test_schedules_are_simulated_best_first_and_none_is_once_the_work_is_done(
+    figures: StageFigures,
+) -> None:
+    cluster = resolve_cluster("ideal", 2)
+    own = StageFigures(figures.sharding, cluster, 4)
+    names = "gpipe", "zb1", "1f1b"
+    request = Request(time_limit_s=60)
+    plenty, little = (replace(Budget.of(request), work=Work.within(60, n)) for n in (1e9, 1.0))
+    free = PipelineSearch(own, Ways(4, names), plenty).search()
+    short = PipelineSearch(own, Ways(4, names), little).search()
+    assert len(short.plans) == 1
+    assert [str(error) for _, error in short.failed if "not simulated" in str(error)]
+    assert len(short.failed) == 2
+    estimates = {
+        name: StepEstimate(own, pipeline_schedule(name, (0, 1), 4)).seconds(
+            own.balanced([0, 0], (0, 1)) or ()
+        )
+        for name in names
+    }
+    assert short.plans[0].plan.pipeline is not None
+    assert short.plans[0].plan.pipeline.schedule == min(names, key=estimates.__getitem__)
+    assert min(plan.evaluation.step_s for plan in free.plans) <= short.plans[0].evaluation.step_s
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb1", "interleaved"])
+@pytest.mark.parametrize("lanes", [2, 3])
+def test_no_cut_is_simulated_below_the_bound_which_knows_that_stages_wait(
+    figures: StageFigures, name: str, lanes: int
+) -> None:
+    own = StageFigures(figures.sharding, resolve_cluster("ideal", lanes), 4)
+    lane_of = textbook_lanes(name, lanes * (2 if name == "interleaved" else 1))
+    bound = own.least_s(pipeline_schedule(name, lane_of, 4))
+    end = len(own.units)
+    inner = combinations(range(1, end, 1 if len(lane_of) == 2 else 3), len(lane_of) - 1)
+    plans = (_plan(own, (*cut, end), lane_of, name) for cut in inner)
+    steps = [evaluate(own.sharding.graph, plan, own.cluster).step_s for plan in plans]
+    assert 0 < bound <= min(steps) * (1 + 1e-9)
+    if name != "interleaved":
+        assert own.least_s() < bound, "stages wait"
+        assert min(steps) < 1.5 * bound

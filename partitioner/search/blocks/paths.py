@@ -14,6 +14,7 @@ of each stretch run on all devices, or both. In training, every device runs its 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -219,43 +220,66 @@ def plan_in_blocks(
     if not graph.nodes:
         return Unfit(None)
     found = find_blocks(graph, cluster, request, budget, prices)
-    objective = request.objective
     best: Candidate | None = None
     needed: list[int] = []
     graphs: dict[Blocks, BlockGraph] = {}
     took_s = 0.0  # for the way before
     for priced, way in enumerate(found.ways, 1):
         left_s = budget.work.left_s
-        if best is not None and budget.work.late:
-            break
         # The last way holds least: there must be time for it, too.
         if graph.backward and priced < len(found.ways) and left_s <= 2 * took_s:
             budget.work.stop()
             continue
         if way.blocks not in graphs:
             graphs[way.blocks] = traced_blocks(graph, way.blocks)
-        cut = graphs[way.blocks]
-        planned = way.plan(graph, cut, cluster, budget)
-        if planned is None:
-            continue
-        family, plan = planned
-        evaluation = evaluate(cut.graph, plan, cluster)
-        needed.append(max(evaluation.needed_bytes.values()))
-        cost, took_s = evaluation.cost(objective), left_s - budget.work.left_s
-        if evaluation.fits_exactly and (best is None or cost < best.cost(objective)):
-            least = min(cost, _least(graph, cluster, objective))
-            solution = Solution((), cost, least, "feasible", None, SOLVER)
-            best = Candidate(family, cut.graph, plan, evaluation, solution)
-        # In training the first that fits is the cheapest by the same prices.
-        if best is not None and priced >= (1 if graph.backward else MOST_PRICED):
-            break
-        if best is None and budget.work.late and priced >= LATE_PRICED:
+        candidate = _priced(way, graph, graphs[way.blocks], cluster, request.objective, budget)
+        took_s = left_s - budget.work.left_s
+        if candidate is not None:
+            needed.append(max(candidate.evaluation.needed_bytes.values()))
+            best = _better(best, candidate, request.objective)
+        if priced >= _enough(best, trains=bool(graph.backward), late=budget.work.late):
             break
     if best is None:
         return Unfit(min(needed, default=None), found.searched)
     result = SpaceResult((best,), found.searched)
     stopped = budget.work.stopped or not found.complete
     return winner([result], request, cluster, stopped=stopped)
+
+
+def _priced(
+    way: Way,
+    graph: Graph,
+    cut: BlockGraph,
+    cluster: Cluster,
+    objective: Objective,
+    budget: Budget,
+) -> Candidate | None:
+    """The plan of a way, which may not fit; None if the search finds none."""
+    planned = way.plan(graph, cut, cluster, budget)
+    if planned is None:
+        return None
+    family, plan = planned
+    evaluation = evaluate(cut.graph, plan, cluster)
+    cost = evaluation.cost(objective)
+    least = min(cost, _least(graph, cluster, objective))
+    solution = Solution((), cost, least, "feasible", None, SOLVER)
+    return Candidate(family, cut.graph, plan, evaluation, solution)
+
+
+def _better(best: Candidate | None, other: Candidate, objective: Objective) -> Candidate | None:
+    """The cheaper one of those that fit."""
+    is_cheaper = best is None or other.cost(objective) < best.cost(objective)
+    return other if other.evaluation.fits_exactly and is_cheaper else best
+
+
+def _enough(best: Candidate | None, *, trains: bool, late: bool) -> float:
+    """Number of ways after which no other is priced.
+
+    In training the first that fits is the cheapest by the same prices.
+    """
+    if best is not None:
+        return 1 if trains or late else MOST_PRICED
+    return LATE_PRICED if late and not trains else math.inf
 
 
 def _least(graph: Graph, cluster: Cluster, objective: Objective) -> float:
@@ -310,25 +334,11 @@ def find_blocks(
         searches[spec] = _Search.of(prices.runs(graph, cluster, spec), spec, len(cluster), budget)
     ways: dict[Way, tuple[float, int]] = {}
     margins: dict[Way, float] = {}
-    for spec, device in cluster.first_of_spec.items():
-        for margin, path in searches[spec].paths_of_all():
-            if ways and budget.work.late:
-                break
-            blocks = _blocks(graph, path.options)
-            for is_spread in (False, True)[: len(cluster)]:
-                way = Way(blocks, ((0, device),), is_spread)
-                seconds = path.seconds / (len(cluster) if is_spread else 1)
-                ways.setdefault(way, (seconds, len(blocks.stretches)))
-                margins[way] = margin
-    for margin in STAGE_MARGINS if len(cluster) > 1 else ():
-        if ways and budget.work.late:
+    for margin, way, seconds in _ways(cluster, searches, objective):
+        ways.setdefault(way, (seconds, len(way.blocks.stretches)))
+        margins[way] = margin
+        if budget.work.late:
             break
-        if (chain := _staged(cluster, searches, margin, objective)) is not None:
-            blocks = _blocks(graph, chain.options)
-            for is_spread in (False, True):
-                way = Way(blocks, chain.stages, is_spread)
-                ways.setdefault(way, (chain.longest_s, len(blocks.stretches)))
-                margins[way] = margin
     cheapest = sorted(ways, key=ways.__getitem__)
     more = sorted(cheapest[MOST_PRICED:], key=lambda way: (margins[way], ways[way]))
     on, spread = "one device", ""
@@ -341,6 +351,25 @@ def find_blocks(
         f"{on}, with {runs} runs of nodes in blocks{spread}",
         all(search.complete for search in searches.values()) and not budget.work.late,
     )
+
+
+def _ways(
+    cluster: Cluster, searches: Mapping[DeviceSpec, _Search], objective: Objective
+) -> Iterator[tuple[float, Way, float]]:
+    """Ways on one device and in stages, each with the share of memory that it fills and seconds."""
+    count = len(cluster)
+    for spec, device in cluster.first_of_spec.items():
+        for margin, path in searches[spec].paths_of_all():
+            blocks = _blocks(next(iter(searches.values())).graph, path.options)
+            yield margin, Way(blocks, ((0, device),)), path.seconds
+            if count > 1:
+                yield margin, Way(blocks, ((0, device),), is_spread=True), path.seconds / count
+    for margin in STAGE_MARGINS if count > 1 else ():
+        chain = _staged(cluster, searches, margin, objective)
+        if chain is not None:
+            blocks = _blocks(next(iter(searches.values())).graph, chain.options)
+            for is_spread in (False, True):
+                yield margin, Way(blocks, chain.stages, is_spread), chain.longest_s
 
 
 def _find_in_training(graph: Graph, cluster: Cluster, request: Request, budget: Budget) -> Found:

@@ -36,6 +36,7 @@ from partitioner.search.spaces.explicit import JointSearch, JointSpace, KindSpac
 from partitioner.search.spaces.one_device import (
     OneDeviceSpace,
     alone_is_faster,
+    is_free,
     is_to_run,
     least_alone,
 )
@@ -92,6 +93,7 @@ def find_plan(
     if goes_by_levels(graph, devices, request):
         stages = StagesSpace.of(graph, rules, cluster, request)
         results = _searched([stages], request, cluster, budget)
+        results += _alone(results, graph, request, cluster)
         outcome = _winner(results, request, cluster, budget)
     else:
         outcome = _explicit(graph, cluster, request, budget, rules)
@@ -178,6 +180,7 @@ def _explicit(
     if any(result.plans for result in results):
         results = _looked_again(results, search, budget)
         results.append(SpaceResult(bound=least_alone(graph, cluster, request)))
+        results += _alone(results, graph, request, cluster)
         return _winner(results, request, cluster, budget)
     refused = [result.refused for result in results if result.refused is not None]
     if not refused:
@@ -192,6 +195,22 @@ def _explicit(
     )
     results.append(SpaceResult((plan,)))
     return _winner(results, request, cluster, budget)
+
+
+def _alone(
+    results: Sequence[SpaceResult], graph: Graph, request: Request, cluster: Cluster
+) -> list[SpaceResult]:
+    """The plan of one device, if no other is better: what copies on all devices come to, too.
+
+    Its bound is that of the others, which have such plans among theirs.
+    """
+    plans = [plan for result in results for plan in result.plans]
+    if len(cluster) == 1 or not plans or not is_free(graph, request):
+        return []
+    found = OneDeviceSpace(graph, cluster, request).search(Budget.of(request), ()).plans
+    alone = [replace(plan, bounds_space=False) for plan in found if plan.evaluation.fits_exactly]
+    best = best_of([*plans, *alone], request.objective, len(cluster))
+    return [SpaceResult((best,))] if any(best is plan for plan in alone) else []
 
 
 def _tries_kinds(request: Request) -> bool:

@@ -91,6 +91,12 @@ class Candidate:
         devices = [frozenset(mesh.devices) for mesh in self.plan.groups]
         return returns(devices[node.group] for node in self.plan.nodes.values())
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether several devices compute all nodes whole."""
+        nodes, groups = self.plan.nodes.values(), self.plan.groups
+        return all(not node.cuts and groups[node.group].size() > 1 for node in nodes)
+
     def numbered(self, request: Request, cluster: Cluster) -> Candidate:
         """The candidate with interchangeable devices numbered in the order of their first use.
 
@@ -247,16 +253,19 @@ def winner(
 
 
 def best_of(candidates: Sequence[Candidate], objective: str, devices: int) -> Candidate:
-    """The plan of least cost; for throughput, plans that give every device work go first.
+    """The plan of least cost.
 
-    Of plans of equal cost that with fewer returns to devices goes first, then that whose fullest
-    device holds fewer bytes, then the one that holds fewer in all.
+    Of plans of equal cost one in which every device computes the whole model goes last: it is one
+    device's plan on many. For throughput those go first that give every device work, then those
+    with fewer returns to devices, then that whose fullest device holds fewer bytes, then the one
+    that holds fewer in all.
     """
 
-    def rank(candidate: Candidate) -> tuple[bool, float, int, int, int]:
+    def rank(candidate: Candidate) -> tuple[float, bool, bool, int, int, int]:
         idle = objective == "throughput" and candidate.evaluation.devices_used < devices
         held = candidate.evaluation.held_bytes.values()
         cost = float(f"{candidate.cost(objective):.9g}")
-        return idle, cost, candidate.returns, max(held), sum(held)
+        is_copied = candidate.is_copied
+        return cost, is_copied, idle, candidate.returns, max(held), sum(held)
 
     return min(candidates, key=rank)

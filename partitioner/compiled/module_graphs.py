@@ -48,6 +48,7 @@ class ModuleGraphs:
     _traced: dict[int, TracedModule] = field(default_factory=dict)
     _changes: dict[int, Difference] = field(default_factory=dict)
     fuses = False
+    cuts_requests = False
 
     @property
     def pins_reach_forms(self) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from partitioner import units
 from partitioner.cost_model.cluster.topology import Cluster
@@ -142,14 +144,30 @@ class InStages:
         cluster: The devices.
         request: The request; called before `Request.over`.
         clock: Times the search.
+        sizes: Numbers of devices of a stage; None for those of the request.
         least: The least number of micro-batches that is tried, if none is asked for.
+        bound: A bound on the seconds of a step by the number of its micro-batches.
     """
 
     parts: Parts
     cluster: Cluster
     request: Request
     clock: StageClock
+    sizes: tuple[int, ...] | None = None
     least: int = 1
+    bound: Callable[[int], float] | None = None
+
+    @cached_property
+    def trials(self) -> tuple[Trial, ...]:
+        """The numbers of micro-batches that are tried.
+
+        Raises:
+            PartitionerError: There is no batch, or it cannot be cut so.
+        """
+        asked = self.request.micro_batch_count
+        batch = self.parts.model.batch_size(asked or 1)
+        trials = usual_trials(batch, self.cluster, self.request)
+        return tuple(t for t in trials if asked or t.count >= self.least) or (Trial(batch),)
 
     def search(self, budget: Budget) -> Outcome:
         """The best plan, if need be of more micro-batches than the usual numbers.
@@ -162,19 +180,21 @@ class InStages:
         with self.clock("searching"):
             outcome = self._best(budget)
         notes = self.parts.notes(outcome.plan)
+        if budget.best_s < math.inf:
+            known, count = units.seconds(budget.best_s), outcome.plan.micro_batches
+            batches = f"{count} micro-batches" if count != 1 else "one micro-batch"
+            through = through_stages(outcome.plan)
+            notes = (f"at once, the best plan takes {known}: it runs in {batches}{through}", *notes)
         return replace(outcome, whole=self.parts.model.whole, notes=notes)
 
     def _best(self, budget: Budget) -> Outcome:
-        asked = self.request.micro_batch_count
-        batch = self.parts.model.batch_size(asked or 1)
-        trials = usual_trials(batch, self.cluster, self.request)
-        trials = tuple(t for t in trials if asked or t.count >= self.least) or (Trial(batch),)
+        asked, trials = self.request.micro_batch_count, self.trials
         try:
             return self._counts(budget).all(trials)
         except Infeasible as error:
             refusal = stopped_refusal(error, budget.work)
         outcome = None
-        if not asked and not budget.work.stopped:
+        if not asked and not budget.work.stopped and budget.best_s == math.inf:
             outcome = self._more(max(trial.count for trial in trials), budget)
         if outcome is not None:
             return outcome
@@ -196,7 +216,8 @@ class InStages:
         return self._counts(budget).fewest(more)
 
     def _counts(self, budget: Budget) -> CountSearch:
-        return CountSearch(self.parts.graphs, self.cluster, self.request, budget)
+        graphs, cluster, request = self.parts.graphs, self.cluster, self.request
+        return CountSearch(graphs, cluster, request, budget, self.sizes, self.bound)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from partitioner.search.blocks.paths import why_not_in_blocks
 from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Budget, Request
+from partitioner.search.stages.least_step import LeastStep
 from partitioner.search.ways.blocks import InBlocks
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.parts import FewestParts, InStages, Parts
@@ -122,27 +123,56 @@ class Table:
         return what_would_fit(refusal, graph, self.cluster, request, budget.work.left_s)
 
     def _in_stages(self) -> Iterator[Way]:
-        """Micro-batches, where the request asks for whatever is fastest."""
-        if self.request.micro_batches != "auto" or not self._weighs_stages:
+        """Stages, as far as they may be faster than the whole batch at once.
+
+        A stream of requests is as fast as its busiest device, so that stages are no faster than
+        operators that are placed: they are weighed where the request asks for any micro-batches.
+        """
+        if not (self._leaves_stages_open and self._has_batch):
             return
-        least = 1 if self.training else 2
-        stages = InStages(self._parts, self.cluster, self.request, self.clock, least)
-        yield Way("micro-batches", stages.search, is_rival=True)
+        asked = self.request.micro_batches == "auto"
+        if not self.training:
+            if asked and self.model.cuts_requests:
+                stages = InStages(self._parts, self.cluster, self.request, self.clock, least=2)
+                yield Way("micro-batches", stages.search, is_rival=True)
+            return
+        if len(self.cluster) > EXPLICIT and not (asked and self._has_nodes):
+            return
+        sizes = self.request.stage_sizes(len(self.cluster))[:-1]
+        least = LeastStep(self.model.whole or self._first, self.cluster)
+        stages = InStages(
+            self._parts,
+            self.cluster,
+            self.request,
+            self.clock,
+            sizes if len(self.cluster) <= EXPLICIT else None,
+            bound=least.seconds,
+        )
+        bound_s = min(least.seconds(trial.count) for trial in stages.trials)
+        yield Way("stages", stages.search, bound_s, is_rival=True)
 
     @property
-    def _weighs_stages(self) -> bool:
-        """Whether stages are weighed against the best plan on one mesh."""
-        if not self.training:
-            return isinstance(self.model.pins_reach_forms, bool) and self.model.pins_reach_forms
-        cluster, request = self.cluster, self.request
-        nodes = len(cluster) > EXPLICIT and len(cluster.levels) > 1 and cluster.has_equal_devices
-        kinds = request.parallel is None and request.mesh is None and request.strategy == "auto"
-        free = kinds and request.objective == "throughput" and not request.constraints.bound
-        if not (nodes and free and request.may_run_in_parts):
+    def _leaves_stages_open(self) -> bool:
+        """Whether the request names nothing that stages would contradict."""
+        request = self.request
+        if not request.may_run_in_parts:
             return False
+        if not self.training:
+            return True
+        kinds = request.parallel is None and request.mesh is None and request.strategy == "auto"
+        return kinds and not request.constraints.bound and len(self.cluster) > 1
+
+    @property
+    def _has_nodes(self) -> bool:
+        """Whether the cluster has several nodes, of equal devices."""
+        return len(self.cluster.levels) > 1 and self.cluster.has_equal_devices
+
+    @cached_property
+    def _has_batch(self) -> bool:
+        """Whether the model has a batch that can be cut."""
         try:
             return self.model.batch_size() > 1
-        except PartitionerError:  # there is no batch
+        except PartitionerError:
             return False
 
     def _fewest_parts(self) -> Iterator[Way]:

@@ -131,9 +131,8 @@ class Weighing:
         way = self.ways[number]
         behind = [self.ways[n] for n in after if not self.ways[n].closed]
         saving = sum(other.saves_bytes for other in behind)
-        parts = 1.0 + sum(
-            other.bound < self._enough for other in behind if other.saves_bytes == way.saves_bytes
-        )
+        alike = [other for other in behind if other.saves_bytes == way.saves_bytes]
+        parts = 1 + sum(other.bound < self._enough for other in alike) / 2
         if saving and self.is_short and not way.saves_bytes:
             parts /= FIRST_SHARE
         known = math.inf if self.request.tune is not None else self._known

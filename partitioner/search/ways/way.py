@@ -152,13 +152,15 @@ class Weighing:
         best = self.found[number].noted(*self._others(number))
         if len(self.found) == 1 and not self.bounds:
             return best
-        certificates = [one.plan.certificate for one in self.found.values()]
-        known = [one for one in certificates if one is not None]
         certificate = best.plan.certificate
         assert certificate is not None
-        cost = certificate.cost
-        bound = min([cost, *(one.bound for one in known), *self.bounds.values()])
-        spaces = [*(one.space for one in known), *self._not_searched()]
+        cost, spaces, bounds = certificate.cost, list[str](), [*self.bounds.values()]
+        for other, outcome in self.found.items():
+            known = outcome.plan.certificate
+            assert known is not None
+            spaces.append(known.space)
+            bounds.append(max(known.bound, self.ways[other].bound))
+        bound, spaces = min(cost, *bounds), [*spaces, *self._not_searched()]
         status = certificate.status
         if status == "optimal" and cost - bound > self.request.gap * cost:
             status = "feasible"
@@ -178,7 +180,8 @@ class Weighing:
         for number, outcome in self.found.items():
             step = units.seconds(outcome.evaluation.step_s)
             count = outcome.plan.micro_batches
-            why[number] = f"the best plan found takes {step} in {count} micro-batches"
+            parts = f" in {count} micro-batches" if count else ""
+            why[number] = f"the best plan found takes {step}{parts}"
         for number in self.bounds:
             shown = units.cost(self.request.objective, self.bounds[number])
             late = number in self.late

@@ -48,7 +48,6 @@ class ModuleGraphs:
     _traced: dict[int, TracedModule] = field(default_factory=dict)
     _changes: dict[int, Difference] = field(default_factory=dict)
     fuses = False
-    cuts_requests = False
 
     @property
     def pins_reach_forms(self) -> bool:

@@ -38,7 +38,6 @@ class OnnxGraphs:
     clock: StageClock
     _parts: dict[int, OnnxModel] = field(default_factory=dict)
     pins_reach_forms = True
-    cuts_requests = True
     fuses = True
 
     @cached_property

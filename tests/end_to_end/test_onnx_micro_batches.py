@@ -303,7 +303,7 @@ def test_auto_takes_what_is_faster() -> None:
     cheap = partitioner.compile(mlp(8), devices=2, objective="latency", micro_batches="auto")
     assert cheap.plan.pipeline is None  # launches count: a micro-batch has as many as a batch
     (note,) = [note for note in cheap.summary["notes"] if "micro-batches" in note]
-    assert note.startswith("not in micro-batches: ")
+    assert note.startswith("not in stages: ")
     links = {"cluster": "2xcpu", "objective": "latency"}
     proto = examples.build("mlp", layers=8, hidden=256, batch=2048)
     whole = partitioner.compile(proto, devices=2, **links)

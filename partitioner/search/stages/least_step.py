@@ -17,27 +17,33 @@ from partitioner.ir.rule import Rule
 
 @dataclass(frozen=True)
 class LeastStep:
-    """The least seconds of a step by the number of its micro-batches, of two stages or more.
+    """The least seconds of a step by the number of its micro-batches.
 
     A kernel takes no less than its launch, and one of several parts of it no less than its share,
-    so that smaller micro-batches save nothing. Communications are not counted.
+    so that smaller micro-batches save nothing. Communications are not counted. Measured kernels
+    may take less together than alone: nothing is known of devices with a profile.
 
     Attributes:
         graph: The graph of the whole batch.
         cluster: The devices.
+        most: Most devices of a stage.
+        waits: Whether the cost is that of one step from begin to end, and not of a stream.
     """
 
     graph: Graph
     cluster: Cluster
+    most: int
+    waits: bool
 
     def seconds(self, count: int) -> float:
         """No step in so many micro-batches takes less.
 
         The devices share the kernels of all micro-batches, evenly at best; and a micro-batch takes
-        its longest path, of kernels that the devices of a stage share: at most half of all.
+        its longest path, of kernels that the devices of a stage share.
         """
+        if any(spec.profile is not None for spec in self.cluster.first_of_spec):
+            return 0.0
         devices, load_s = len(self.cluster), 0.0
-        most = max(1, devices // 2)
         done: dict[str, float] = {}
         for node in self.graph.nodes:
             begin = max((done.get(value, 0.0) for value in node.reads), default=0.0)
@@ -45,9 +51,9 @@ class LeastStep:
             whole_s = self._whole_s.get(node.name, 0.0)
             floor_s = min(self._launch_s, whole_s)
             load_s += max(times * floor_s, whole_s) / devices
-            end = begin + max(floor_s, whole_s / (times * most))
+            end = begin + max(floor_s, whole_s / (times * self.most))
             done.update(dict.fromkeys(node.writes, end))
-        return max(load_s, max(done.values(), default=0.0))
+        return max(load_s, max(done.values(), default=0.0)) if self.waits else load_s
 
     @property
     def _launch_s(self) -> float:

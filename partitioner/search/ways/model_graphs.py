@@ -13,11 +13,9 @@ class ModelGraphs(Protocol):
 
     Attributes:
         pins_reach_forms: Whether other forms than the first are planned with a user's constraints.
-        cuts_requests: Whether micro-batches are cut from the graph of requests, without a trace.
     """
 
     pins_reach_forms: bool
-    cuts_requests: bool
 
     @property
     def forms(self) -> tuple[Graph, ...]:

@@ -123,29 +123,30 @@ class Table:
         return what_would_fit(refusal, graph, self.cluster, request, budget.work.left_s)
 
     def _in_stages(self) -> Iterator[Way]:
-        """Stages, as far as they may be faster than the whole batch at once.
+        """Micro-batches, as far as they may be faster than the whole batch at once.
 
-        A stream of requests is as fast as its busiest device, so that stages are no faster than
-        operators that are placed: they are weighed where the request asks for any micro-batches.
+        A stream of requests is as fast as its busiest device, which operators that are placed load
+        no more than stages do; and each number of them is a search by levels on many devices. So
+        both are weighed only where the request asks for any micro-batches.
         """
+        asked, devices = self.request.micro_batches == "auto", len(self.cluster)
         if not (self._leaves_stages_open and self._has_batch):
             return
-        asked = self.request.micro_batches == "auto"
-        if not self.training:
-            if asked and self.model.cuts_requests:
-                stages = InStages(self._parts, self.cluster, self.request, self.clock, least=2)
-                yield Way("micro-batches", stages.search, is_rival=True)
+        if not asked and (not self.training or devices > EXPLICIT):
             return
-        if len(self.cluster) > EXPLICIT and not (asked and self._has_nodes):
-            return
-        sizes = self.request.stage_sizes(len(self.cluster))[:-1]
-        least = LeastStep(self.model.whole or self._first, self.cluster)
+        sizes = None
+        if self.training and devices <= EXPLICIT:  # one mesh of all is no faster in parts
+            sizes = self.request.stage_sizes(devices)[:-1]
+        waits = self.training or self.request.objective == "latency"
+        most = max(sizes) if sizes else devices
+        least = LeastStep(self.model.whole or self._first, self.cluster, most, waits=waits)
         stages = InStages(
             self._parts,
             self.cluster,
             self.request,
             self.clock,
-            sizes if len(self.cluster) <= EXPLICIT else None,
+            sizes,
+            least=1 if self.training else 2,
             bound=least.seconds,
         )
         bound_s = min(least.seconds(trial.count) for trial in stages.trials)
@@ -160,12 +161,10 @@ class Table:
         if not self.training:
             return True
         kinds = request.parallel is None and request.mesh is None and request.strategy == "auto"
-        return kinds and not request.constraints.bound and len(self.cluster) > 1
-
-    @property
-    def _has_nodes(self) -> bool:
-        """Whether the cluster has several nodes, of equal devices."""
-        return len(self.cluster.levels) > 1 and self.cluster.has_equal_devices
+        nodes = len(self.cluster) <= EXPLICIT or (
+            len(self.cluster.levels) > 1 and self.cluster.has_equal_devices
+        )
+        return kinds and nodes and not request.constraints.bound and len(self.cluster) > 1
 
     @cached_property
     def _has_batch(self) -> bool:

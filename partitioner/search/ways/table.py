@@ -139,7 +139,7 @@ class Table:
             sizes = self.request.stage_sizes(devices)[:-1]
         waits = self.training or self.request.objective == "latency"
         most = max(sizes) if sizes else devices
-        least = LeastStep(self.model.whole or self._first, self.cluster, most, waits=waits)
+        least = LeastStep(self.model.uncut, self.cluster, most, waits=waits)
         stages = InStages(
             self._parts,
             self.cluster,

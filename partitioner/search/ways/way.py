@@ -185,7 +185,7 @@ class Weighing:
         for number in self.bounds:
             shown = units.cost(self.request.objective, self.bounds[number])
             late = number in self.late
-            why[number] = "not searched within the time limit" if late else f"none is below {shown}"
+            why[number] = "not searched within the time limit" if late else f"none of these plans is below {shown}"
         return [
             f"not in {way.name}: {why[number]}"
             for number, way in enumerate(self.ways)

@@ -217,7 +217,7 @@ def test_who_asks_for_whatever_is_fastest_is_told_why_others_are_not() -> None:
     notes = weighed(*ways, request=Request(gap=0.1, micro_batches="auto")).notes
     assert notes == (
         "not in stages: the best plan found takes 3 s",
-        "not in none: none is below 2.5 s",
+        "not in none: none of these plans is below 2.5 s",
         "not in tight: 5 short",
     )
 

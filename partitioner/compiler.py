@@ -189,7 +189,8 @@ def compile(  # noqa: A001 - the public name
     graphs = _graphs_of(opened, cluster, request, clock)
 
     def search() -> tuple[Outcome, Mapping[str, Any]]:
-        outcome, run_notes = Table(graphs, cluster, request, clock).best(), ()
+        outcome = Table(graphs, cluster, request, clock).best()
+        run_notes: tuple[str, ...] = ()
         if request.tune is not None:
             with clock("running the best plans"):
                 outcome = tuned(outcome, graphs.compiled, request, cluster, clock.say)

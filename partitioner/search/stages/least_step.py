@@ -67,7 +67,7 @@ class LeastStep:
         for node in self.graph.nodes:
             rule = rules[node.name]
             own = rule if isinstance(rule, Rule) else None
-            each = []
+            each: list[float] = []
             for device in specs:
                 placed = place(self.graph, node, DeviceMesh.single(device), {}, own)
                 if not is_free(placed):

@@ -9,13 +9,12 @@ from partitioner.rewrites.same_in_parts import Difference
 
 
 class ModelGraphs(Protocol):
-    """The graphs of an ONNX model or of a PyTorch module, each made when it is first asked for.
+    """The graphs of an ONNX model or of a PyTorch module, each made when it is first asked for."""
 
-    Attributes:
-        pins_reach_forms: Whether other forms than the first are planned with a user's constraints.
-    """
-
-    pins_reach_forms: bool
+    @property
+    def pins_reach_forms(self) -> bool:
+        """Whether other forms than the first are planned with a user's constraints."""
+        ...
 
     @property
     def forms(self) -> tuple[Graph, ...]:

@@ -220,13 +220,14 @@ class InStages:
         return CountSearch(graphs, cluster, request, budget, self.sizes, self.bound)
 
 
-@dataclass(frozen=True)
+@dataclass
 class FewestParts:
     """The plans in as few micro-batches as fit, where the whole batch does not.
 
     Attributes:
         parts, cluster, request, clock: As of `InStages`.
         sizes: Numbers of devices of a stage.
+        nearest: The number of micro-batches that is short of the fewest bytes, and these.
     """
 
     parts: Parts
@@ -234,6 +235,7 @@ class FewestParts:
     request: Request
     clock: StageClock
     sizes: tuple[int, ...]
+    nearest: tuple[int, float] | None = None
 
     def search(self, budget: Budget) -> Outcome:
         """The best plan, if the model is proven to compute the same or the request allows it.
@@ -249,10 +251,7 @@ class FewestParts:
             search = CountSearch(self.parts.if_any, self.cluster, self.request, budget, self.sizes)
             outcome = search.fewest(counts)
         if outcome is None:
-            nearest = search.nearest
-            if isinstance(nearest, Infeasible):
-                nearest = stopped_refusal(nearest, budget.work)
-            raise nearest
+            raise self._refusal(search, budget)
         count, stages = outcome.plan.micro_batches, through_stages(outcome.plan)
         assert count is not None
         if count == 1:
@@ -268,3 +267,31 @@ class FewestParts:
             f"{stages}{added}; {effect(changes)}"
         )
         return replace(outcome, whole=model.whole).noted(note)
+
+    def _refusal(self, search: CountSearch, budget: Budget) -> Infeasible | ConstraintError:
+        """The refusal of the number of micro-batches that comes nearest."""
+        short = {n: one.bytes_short for n, one in search.refused.items() if one.bytes_short > 0}
+        if not short:
+            nearest = search.nearest
+            if isinstance(nearest, Infeasible):
+                return stopped_refusal(nearest, budget.work)
+            return nearest
+        count = min(short, key=short.__getitem__)
+        self.nearest = count, short[count]
+        refusal = stopped_refusal(search.refused[count], budget.work)
+        text = str(refusal)
+        if count > 1 and "micro-batch" not in text:
+            text += f"; the batch runs in {count} micro-batches there"
+        return refusal.saying(text)
+
+    def would_fit(self, budget: Budget, _refusal: Infeasible) -> tuple[Change, ...]:
+        """A larger limit of memory, within which micro-batches fit that are proven."""
+        if self.nearest is None or self.parts.why_not(self.nearest[0]):
+            return ()
+        count, short = self.nearest
+        limit = min(device.memory_bytes for device in self.cluster.devices) + math.ceil(short)
+        larger = self.cluster.with_memory(limit)
+        search = CountSearch(self.parts.if_any, larger, self.request, budget, self.sizes)
+        if search.fewest([count]) is None:
+            return ()
+        return (Change(f"with --memory {limit} ({units.size(limit)})", memory_bytes=limit),)

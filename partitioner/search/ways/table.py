@@ -188,7 +188,12 @@ class Table:
                 continue
             fewest = FewestParts(self._parts, self.cluster, self.request, self.clock, sizes)
             on = "on all devices" if sizes == (len(self.cluster),) else "through stages"
-            yield Way(f"micro-batches {on}", fewest.search, saves_bytes=True)
+            yield Way(
+                f"micro-batches {on}",
+                fewest.search,
+                saves_bytes=True,
+                would_fit=fewest.would_fit,
+            )
 
     def _in_blocks(self) -> Way:
         graph = self.model.uncut

@@ -182,10 +182,11 @@ class Weighing:
             count = outcome.plan.micro_batches
             parts = f" in {count} micro-batches" if count else ""
             why[number] = f"the best plan found takes {step}{parts}"
-        for number in self.bounds:
-            shown = units.cost(self.request.objective, self.bounds[number])
-            late = number in self.late
-            why[number] = "not searched within the time limit" if late else f"none of these plans is below {shown}"
+        for number, bound in self.bounds.items():
+            shown = units.cost(self.request.objective, bound)
+            why[number] = f"none of these plans is below {shown}"
+            if number in self.late:
+                why[number] = "not searched within the time limit"
         return [
             f"not in {way.name}: {why[number]}"
             for number, way in enumerate(self.ways)

@@ -16,15 +16,8 @@ from partitioner.files import check_file, refuse_to_replace
 from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.ir.errors import OptionError
-from partitioner.options import (
-    CompileOptions,
-    DumpOptions,
-    open_with,
-    processes,
-    request_of,
-    takes,
-    target_cluster,
-)
+from partitioner.option_table import CompileOptions, DumpOptions
+from partitioner.options import open_with, processes, request_of, takes, target_cluster
 from partitioner.problem.dump import Dump, write_problem
 from partitioner.report.summarise import summarise
 from partitioner.search.limits import MOST_EXPLICIT
@@ -80,86 +73,7 @@ def compile(  # noqa: A001 - the public name
             keyword arguments.
         devices: Number of devices (default: the cluster's; without one the number of processes of
             torch.distributed or torchrun, or 1).
-        **options: As the signature lists them:
-
-            training: For a module: plan its forward and backward passes. The module must return
-            its loss first, a floating scalar.
-
-            optimizer: For training: the optimizer whose state is counted with each parameter,
-            "adamw" (default), "adam", "sgd", "momentum" (SGD with momentum), "rmsprop" or
-            "adagrad".
-
-            parallel: A kind of parallelism; default: the cheapest plan of any kind. "dp" (data),
-            "tp" (tensor), "cp" (context: sequences are cut), "ep" (experts), "spatial" (mesh axes
-            "h", "w" and "d" cut height, width and depth of images), "pp" (a pipeline of stages, of
-            one device each or, joined with another kind, of as many as the mesh leaves); for a
-            module also "ring", "dispatch" and "zero3", in training also "zero1" and "zero2". Join
-            several by "+" and give their `mesh`. The batch is the dim of the inputs that can be
-            followed furthest through the model; a note says where it is not dim 0 of all inputs.
-
-            schedule: Run in micro-batches, through stages in the order of this schedule, "gpipe",
-            "1f1b", "interleaved", "zb1", "zbv", "dualpipev" or, for inference, "forward", or the
-            path of a file with its table (see `partition schedule`); default: the best.
-
-            micro_batches: Run each batch in so many equal micro-batches, through stages or all on
-            the same devices; gradients are added up. With `schedule` or "pp" alone several numbers
-            are tried, of a module those that are proven to compute what the whole batch does, but
-            for other random numbers; a note names what stands against the others, and what is not
-            proven of a number that is given. For a module, the default is the whole batch or, if
-            no plan of that fits, the fewest micro-batches that fit, provided that they are proven
-            to compute the same (no batch norms, no dropout); "auto" takes them without that proof
-            and, in training on several nodes of more than 16 devices, stages if they are faster.
-            For an ONNX model, the default is the whole batch; "auto" takes the whole batch or
-            several numbers of micro-batches, whichever costs least. Its batch is dim 0 of the first
-            input and of all inputs as long as that; a model whose outputs are not proven to be the
-            same is refused.
-
-            recompute: For training: whether the plan may recompute values of the forward pass in
-            the backward pass instead of keeping them (activation checkpointing). "auto" allows it
-            if no plan that keeps all of them fits the devices' memory or, above 16 devices, if
-            memory forbids a cheaper one.
-
-            cluster: Preset name, TOML file or Cluster; default: `devices` reference accelerators.
-
-            memory: Memory limit of each device, in bytes or as text ("8GiB").
-
-            profile: File with measurements of this machine, for ``cluster="local"``; default:
-            `profile.sqlite` in the user's cache folder (see `profile`).
-
-            objective: "throughput" (default: least load of the busiest device), "latency" or
-            "memory".
-
-            strategy: "intra" (shard operators), "inter" (place whole operators), or "auto", the
-            default.
-
-            mesh: Axis sizes of the mesh for intra plans, as {"dp": 2, "tp": 2}; None searches.
-
-            dims: Sizes of an ONNX model's symbolic dims by symbol.
-
-            shapes: Shapes of an ONNX model's inputs by name, and of tensors inside whose shapes
-                nothing tells; a bound where the size depends on data.
-
-            constraints: `Constraints`; a mapping with named dims, a layout, pins and loads of
-            experts, as in a file; a plan whose decisions are kept; or the path of such a file.
-
-            plan_only: For an ONNX model: files of its weights may be missing. Their sizes are
-            planned; what needs their values raises a FrontendError.
-
-            time_limit_s: Limit of the search, in seconds (default 30); above 0.
-
-            gap: Relative gap between cost and lower bound at which the search may stop (default
-            0.01); below 1.
-
-            solver: MILP solver, any that PuLP finds: "highs" (default), "cbc", "gurobi", "cplex",
-            ...
-
-            seed: Seed of all random choices (default 0); at least 0.
-
-            tune: With ``cluster="local"``: the number of plans, the best of the search and of
-            different spaces, to run for a few steps on this machine; the one measured fastest is
-            kept. The certificate lists the runs as `trials`.
-
-            progress: Called with a line of text at each stage.
+        **options: As the fields of `CompileOptions` are described.
 
     Returns:
         The compiled model. A module gives a `ModuleProgram`, which is called like the module, and
@@ -173,10 +87,11 @@ def compile(  # noqa: A001 - the public name
             has no meaning or contradicts another, `Infeasible` if no plan fits the devices' memory.
             Processes that compile together all raise.
 
-    >>> import partitioner
-    >>> result = partitioner.compile("resnet50.onnx", devices=4)  # doctest: +SKIP
-    >>> result.show()  # doctest: +SKIP
-    >>> result.save("resnet50.partition")  # doctest: +SKIP
+    Examples:
+        >>> import partitioner
+        >>> result = partitioner.compile("resnet50.onnx", devices=4)  # doctest: +SKIP
+        >>> result.show()  # doctest: +SKIP
+        >>> result.save("resnet50.partition")  # doctest: +SKIP
     """
     clock = StageClock(options.get("progress") or silent)
     cluster, request = check_options(devices, options)
@@ -277,9 +192,7 @@ def dump_problem(
         model: As of `compile`.
         path: File to write, gzipped if its name ends in `.gz`; an existing one is replaced.
         devices: Number of devices (default: the cluster's, or 1).
-        **options: As of `compile`, but: strategy is "intra" for the sharding problem in the format
-            of google/iopddl, or "inter" for the placement problem in that of
-            msr-fiddle/dnn-partitioning; without a mesh, "intra" takes the one of a single axis.
+        **options: As the fields of `DumpOptions` are described.
 
     Raises:
         PartitionerError: The model or the constraints are wrong, the file cannot be written, or

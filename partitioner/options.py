@@ -1,4 +1,4 @@
-"""The keyword arguments of `compile`, `sweep` and `dump_problem`; `compile` describes them."""
+"""Keyword arguments of the public functions: listed in signatures, checked, and what they make."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Required, TypedDict, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 from partitioner.backends.torch.tried import naming_untried
 from partitioner.cost_model.cluster.resolve import resolve_cluster
@@ -17,95 +17,36 @@ from partitioner.cost_model.cluster.topology import Cluster, parse_bytes
 from partitioner.cost_model.errors import ClusterOptionError
 from partitioner.files import read_text
 from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
-from partitioner.frontends.torch.options import Optimizer
+from partitioner.frontends.torch.options import ModuleOptions, Optimizer
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError, meant_keyword
 from partitioner.ir.pipeline import SCHEDULES, ScheduleName, from_csv, to_csv
 from partitioner.ir.plan import Plan
+from partitioner.option_table import ModelOptions, filled
 from partitioner.search.request import MicroBatchCount, Recompute, Request, Say
-from partitioner.solver import Objective
 from partitioner.solver.milp.engines import SolverName
 from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.kinds.kind import ModelKind
 from partitioner.strategies.kinds.parallel import at_rest, check_has
-from partitioner.strategies.spaces import Strategy
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class ModelOptions(TypedDict, total=False):
-    """Options of reading or tracing a model."""
-
-    training: bool
-    optimizer: Optimizer
-    parallel: str | None
-    dims: Mapping[str, int] | None
-    shapes: Mapping[str, tuple[int, ...]] | None
-    progress: Say | None
-
-
-class SearchOptions(TypedDict, total=False):
-    """Options of a search."""
-
-    objective: Objective
-    strategy: Strategy
-    time_limit_s: float
-    gap: float
-    solver: SolverName
-    seed: int
-
-
-class TargetOptions(TypedDict, total=False):
-    """The devices, and the constraints of a plan on them."""
-
-    cluster: str | Path | Cluster | None
-    memory: int | str | None
-    profile: str | Path | None
-    mesh: Mapping[str, int] | None
-    constraints: Constraints | Plan | Mapping[str, Any] | str | Path | None
-
-
-class CompileOptions(ModelOptions, TargetOptions, SearchOptions, total=False):
-    """Options of `compile`."""
-
-    recompute: Recompute
-    plan_only: bool
-    tune: int | None
-    schedule: ScheduleName | Path | None
-    micro_batches: MicroBatchCount
-
-
-class ProfileOptions(ModelOptions, total=False):
-    """Options of `profile`."""
-
-    cluster: str | Path | Cluster | None
-    mesh: Mapping[str, int] | None
-    strategy: Strategy
-    time_limit_s: float
-    profile: str | Path | None
-    micro_batches: int | None
-
-
-class DumpOptions(ModelOptions, TargetOptions, total=False):
-    """Options of `dump_problem`."""
-
-    strategy: Required[Strategy]
-    example_inputs: Any
-
-
-class SweepOptions(ModelOptions, SearchOptions, total=False):
-    """Options of `sweep`."""
-
-    clusters: Iterable[str | None]
-    memory: Iterable[int | str | None]
-    meshes: Iterable[Mapping[str, int]]
-
-
+#: The types of other modules that `option_table` names without loading them.
+_NAMED: Mapping[str, Any] = {
+    "Cluster": Cluster,
+    "Constraints": Constraints,
+    "MicroBatchCount": MicroBatchCount,
+    "Optimizer": Optimizer,
+    "Plan": Plan,
+    "Recompute": Recompute,
+    "Say": Say,
+    "ScheduleName": ScheduleName,
+    "SolverName": SolverName,
+}
 #: Defaults of `compile`, where they are not None.
 _DEFAULTS: Mapping[str, Any] = {
-    **{field.name: field.default for field in fields(Request)},
-    "training": False,
-    "optimizer": "adamw",
+    **{field.name: field.default for field in (*fields(Request), *fields(ModuleOptions))},
     "plan_only": False,
     "constraints": None,
 }
@@ -114,19 +55,22 @@ _DEFAULTS: Mapping[str, Any] = {
 def takes(options: type, **defaults: Any) -> Callable[[Function], Function]:
     """Give a function with ``**options`` a signature that lists them, and refuse all others.
 
+    Its docstring describes them below the line ``**options: ...``, if it has one.
+
     Args:
-        options: The TypedDict of the keyword arguments.
+        options: The TypedDict of the keyword arguments, see `option_table`.
         **defaults: Defaults of this function that are not those of `compile`.
     """
-    hints = get_type_hints(options, include_extras=True)
+    hints = get_type_hints(options, localns=_NAMED)
+    required = options.__required_keys__  # type: ignore[attr-defined]
 
     def decorate(function: Function) -> Function:
         plain = inspect.signature(function)
         listed = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
         for name, hint in hints.items():
             default = defaults.get(name, _DEFAULTS.get(name))
-            if get_origin(hint) is Required:
-                default, hint = inspect.Parameter.empty, get_args(hint)[0]
+            if name in required:
+                default = inspect.Parameter.empty
             keyword = inspect.Parameter.KEYWORD_ONLY
             listed.append(inspect.Parameter(name, keyword, default=default, annotation=hint))
         signature = plain.replace(parameters=listed)
@@ -142,6 +86,7 @@ def takes(options: type, **defaults: Any) -> Callable[[Function], Function]:
                 return function(*args, **kwargs)
 
         call.__signature__ = signature  # type: ignore[attr-defined]
+        call.__doc__ = filled(function.__doc__ or "", options)
         return cast("Function", call)
 
     return decorate
@@ -155,7 +100,7 @@ def open_with(
     Raises:
         PartitionerError: As of `open_model`; or the model has no such kind of parallelism.
     """
-    names = {*ModelOptions.__annotations__, "recompute", "plan_only"} - {"progress", "parallel"}
+    names = {*ModelOptions.__annotations__, "recompute", "plan_only"} - {"progress"}
     values = {name: value for name, value in options.items() if name in names}
     parallel, training = options.get("parallel"), options.get("training", False)
     stored = at_rest(parallel, training=training)

@@ -18,7 +18,8 @@ from partitioner.files import write_file
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
-from partitioner.options import SweepOptions, open_with, request_of, takes
+from partitioner.option_table import SweepOptions
+from partitioner.options import open_with, request_of, takes
 from partitioner.report.bottleneck import WORTH, turn_of
 from partitioner.report.one_device import OneDevice, copies_sentence
 from partitioner.report.page.schema import VERSION, Point, Sweep
@@ -103,17 +104,7 @@ def sweep(
         model: As of `compile`.
         example_inputs: As of `compile`.
         devices: Numbers of devices; empty: each cluster's own.
-        **options: As of `compile`, but:
-
-            clusters: Preset names or TOML files; None is the reference accelerator.
-
-            memory: Limits of each device, in bytes or as text; None is the cluster's own.
-
-            meshes: Meshes for intra plans, as {"dp": 2, "tp": 2}, each for the points with as many
-            devices as it has; points without one search theirs. Two kinds of `parallel` joined by
-            "+" want a mesh for each number of devices above 1.
-
-            time_limit_s: Of each point, in seconds.
+        **options: As the fields of `SweepOptions` are described.
 
     Raises:
         PartitionerError: The model is wrong, a cluster cannot have that many devices, or no point

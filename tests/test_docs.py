@@ -1,12 +1,15 @@
 """The documentation's snippets, pins and commands run on the tutorial's model."""
 
 import doctest
+import html
 import re
 import runpy
 import shlex
 import shutil
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import onnx
@@ -20,6 +23,7 @@ from jobs.kinds.digits_jobs import JOBS
 from partitioner import examples
 from partitioner.cli.app import COMMANDS
 from partitioner.cli.main import main
+from partitioner.option_table import described
 from partitioner.strategies.constraints import Constraints
 
 ROOT = Path(partitioner.__file__).resolve().parents[1]
@@ -29,6 +33,17 @@ DOCS = ROOT / "docs"
 def blocks(page: str, language: str) -> list[str]:
     text = (DOCS / page).read_text(encoding="utf-8")
     return re.findall(rf'```{language}(?: title="[^"\n]*")?\n(.*?)```', text, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def option_tables() -> ModuleType:
+    """The hook of the site that makes tables of options."""
+    spec = spec_from_file_location("option_tables", DOCS / "hooks/options.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
@@ -241,9 +256,25 @@ def test_every_page_is_in_the_navigation_and_links_lead_somewhere() -> None:
     ],
 )
 def test_every_option_of_the_command_line_is_documented(
-    command: str, capsys: pytest.CaptureFixture[str]
+    command: str, option_tables: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command.split()[1:], "--help"]) == 0
     options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
     page = (DOCS / "reference/cli.md").read_text(encoding="utf-8")
-    assert {o for o in options if o not in page} <= {"--help", "--output", "--quiet"}
+    made = option_tables.with_tables(page, "reference/cli.md")
+    if command != "partition":
+        (made,) = (one for one in made.split("\n## ") if re.match(rf"`{command}\b", one))
+    assert {o for o in options if o not in made} <= {"--help"}
+
+
+def test_the_reference_of_python_lists_each_keyword(option_tables: ModuleType) -> None:
+    page = (DOCS / "reference/python.md").read_text(encoding="utf-8")
+    made = option_tables.with_tables(page, "reference/python.md")
+    parts = re.split(r"\n::: partitioner\.\S*?\.(\w+)\n", made)
+    text_of = dict(zip(parts[1::2], parts[2::2], strict=True))
+    for name, options in option_tables.TABLES.items():
+        if name == "plan":
+            continue
+        for keyword, row in described(options).items():
+            line = next(x for x in text_of[name].splitlines() if x.startswith(f"| `{keyword}` |"))
+            assert row.python_help in html.unescape(line)

@@ -7,7 +7,7 @@ import pytest
 from typing_extensions import Unpack
 
 import partitioner
-from partitioner import examples, options
+from partitioner import examples, option_table
 from partitioner.options import takes
 
 
@@ -58,10 +58,10 @@ def test_other_arguments_are_refused(
 @pytest.mark.parametrize(
     ("function", "typed"),
     [
-        (partitioner.compile, options.CompileOptions),
-        (partitioner.dump_problem, options.DumpOptions),
-        (partitioner.profile, options.ProfileOptions),
-        (partitioner.sweep, options.SweepOptions),
+        (partitioner.compile, option_table.CompileOptions),
+        (partitioner.dump_problem, option_table.DumpOptions),
+        (partitioner.profile, option_table.ProfileOptions),
+        (partitioner.sweep, option_table.SweepOptions),
     ],
 )
 def test_public_functions_list_and_describe_all_their_options(function: Any, typed: type) -> None:

@@ -7,14 +7,14 @@ import sys
 import sysconfig
 import venv
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import pytest
 
-from partitioner.cli import options as cli_options
 from partitioner.frontends.torch.options import OPTIMIZERS, Optimizer
 from partitioner.ir.pipeline import SCHEDULES, ScheduleName, pipeline_schedule
 from partitioner.ir.plan import OBJECTIVES
+from partitioner.option_table import GoalOptions
 from partitioner.solver import Objective
 from partitioner.solver.milp.engines import _PULP, HIGHS, SolverName
 from partitioner.strategies.spaces import Strategy
@@ -62,9 +62,9 @@ def test_literals_are_the_names_that_are_taken() -> None:
     assert set(get_args(SolverName)) == {HIGHS.name, *(label.lower() for label in _PULP)}
     assert get_args(ScheduleName) == SCHEDULES
     assert pipeline_schedule("gpipe", [0, 1], 2)
-    listed = {name: get_args(getattr(cli_options, name))[0] for name in ("Strategy",)}
-    assert get_args(listed["Strategy"]) == get_args(Strategy)
-    assert get_args(get_args(cli_options.ObjectiveChoice)[0]) == OBJECTIVES
+    goal = get_type_hints(GoalOptions)
+    assert get_args(goal["strategy"]) == get_args(Strategy)
+    assert get_args(goal["objective"]) == OBJECTIVES
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ def run_command(argv: Sequence[str]) -> int:
     if not argv or (argv[0] not in COMMANDS and argv[0].partition("=")[0] not in _OWN):
         _check_command(argv)
         argv = ["plan", *argv] if argv else ["--help"]
-    code = _command().main(args=argv, prog_name="partition", standalone_mode=False)
+    code = command_line().main(args=argv, prog_name="partition", standalone_mode=False)
     return int(code or 0)
 
 
@@ -88,7 +88,7 @@ def usage_line(error: typer.TyperException, argv: Sequence[str]) -> str:
 
 
 @cache
-def _command() -> Any:
+def command_line() -> Any:
     """The command line, made once a process: typer reads every function's signature."""
     application = typer.Typer(
         help=_ABOUT,

@@ -1,25 +1,43 @@
-"""The options of all commands: their types, their help and the panels that it stands in."""
+"""Options of the commands: those of the table of options as parameters, and how values are read."""
 
 import difflib
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NoReturn,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+)
 
 import typer
 
 from partitioner.frontends.model_names import module_name, unusable
 from partitioner.ir.errors import PartitionerError
+from partitioner.option_table import (
+    DEVICES,
+    MODEL,
+    OUTPUT,
+    PANELS,
+    ProfileOptions,
+    SearchOptions,
+    described,
+    flag_of,
+)
 
 if TYPE_CHECKING:
-    from partitioner.options import ModelOptions, SearchOptions, TargetOptions
-    from partitioner.search.request import MicroBatchCount, Say
+    from partitioner.search.request import MicroBatchCount
 
 Item = TypeVar("Item")
-
-# Panels of the help.
-MODEL, DEVICES, SEARCH, TRAINING = "Model", "Devices", "Search", "Training and stages"
-OUTPUT, PICTURES = "Output", "Pictures"
+Chosen = TypeVar("Chosen")
+Command = TypeVar("Command", bound=Callable[..., int])
 
 
 def wrong(message: str) -> NoReturn:
@@ -149,7 +167,12 @@ def _presets(incomplete: str) -> list[str]:
 
 
 def option(
-    parser: Callable[[str], Any] | None, metavar: str | None, text: str, *names: str, panel: str
+    parser: Callable[[str], Any] | None,
+    metavar: str | None,
+    text: str,
+    *names: str,
+    panel: str,
+    completion: Callable[[str], list[str]] | None = None,
 ) -> Any:
     """An option with a value; `names` where its parameter has another name.
 
@@ -166,6 +189,7 @@ def option(
         help=text,
         rich_help_panel=panel,
         show_default=False,
+        autocompletion=completion,
     )
 
 
@@ -185,216 +209,168 @@ Written = Annotated[
     Path, typer.Argument(metavar="DIR", help="The folder that `partition MODEL` wrote.")
 ]
 
-Dims = Annotated[
-    list[Any] | None,
-    option(dim, "NAME=SIZE", "Size of a symbolic dim; may be repeated.", "--dim", panel=MODEL),
-]
-Shapes = Annotated[
-    list[Any] | None,
-    option(
-        shape,
-        "NAME=D,D",
-        "Shape of an input, or of a tensor inside; may be repeated.",
-        "--shape",
-        panel=MODEL,
-    ),
-]
-
 Devices = Annotated[
     int | None,
     option(positive, "N", "Number of devices (default: the cluster's, or 1).", panel=DEVICES),
 ]
-Clusters = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster",
-        metavar="NAME|FILE",
-        help="Devices and links: a preset, as 4xh100, 2x4xh200 (two machines of four), 4xcpu, "
-        "local or ideal, or a TOML file (default: h100).",
-        rich_help_panel=DEVICES,
-        show_default=False,
-        autocompletion=_presets,
-    ),
-]
-Memory = Annotated[
-    int | None,
-    option(memory, "SIZE", "Memory limit of each device, like 8GiB.", panel=DEVICES),
-]
-Profile = Annotated[
-    Path | None,
-    option(
-        None,
-        "FILE",
-        "Measurements of this machine, for --cluster local (default: in the cache folder).",
-        panel=DEVICES,
-    ),
-]
-
-ObjectiveChoice = Annotated[
-    Literal["throughput", "latency", "memory"],
-    option(
-        None,
-        None,
-        "Minimise the time between requests of a stream (throughput, default), the time of one "
-        "request (latency), or the peak memory.",
-        panel=SEARCH,
-    ),
-]
-Strategy = Annotated[
-    Literal["auto", "intra", "inter"],
-    option(
-        None,
-        None,
-        "intra: cut operators over devices; inter: place whole operators; auto (default): the best "
-        "of these and of mixtures.",
-        panel=SEARCH,
-    ),
-]
-Mesh = Annotated[
-    dict[str, int] | None,
-    option(
-        mesh,
-        "dp=2,tp=2",
-        "Mesh of all devices to cut over, by its axes (default: searched).",
-        panel=SEARCH,
-    ),
-]
-TimeLimit = Annotated[
-    float,
-    option(seconds, "S", "Seconds for the search (default: 30).", panel=SEARCH),
-]
-Gap = Annotated[
-    float,
-    option(
-        fraction,
-        "1%",
-        "Stop once the plan is proven to be this close to the best (default: 1%).",
-        panel=SEARCH,
-    ),
-]
-Solver = Annotated[
-    str,
-    option(
-        None,
-        "NAME",
-        "MILP solver that PuLP finds: highs (default), cbc, gurobi, cplex, ...",
-        panel=SEARCH,
-    ),
-]
-Seed = Annotated[
-    int, option(natural, "N", "Seed of the search's random choices (default: 0).", panel=SEARCH)
-]
 InputSeed = Annotated[int, option(natural, "N", "Seed of random inputs (default: 0).", panel=MODEL)]
-
-Training = Annotated[
-    bool,
-    flag("For a module: plan a training step, forward and backward.", "--training", panel=TRAINING),
-]
-Optimizer = Annotated[
-    str | None,
-    option(
-        None,
-        "NAME",
-        "With --training: the optimizer whose state is counted, adamw (default), adam, sgd, "
-        "momentum, rmsprop or adagrad.",
-        panel=TRAINING,
-    ),
-]
-Parallel = Annotated[
-    str | None,
-    option(
-        None,
-        "KIND",
-        "Kind of parallelism, in place of the cheapest: dp (data), tp (tensor), cp (sequences), ep "
-        "(experts), spatial (images), pp (stages); for modules also ring, dispatch and zero3, with "
-        "--training also zero1 and zero2. Join several by + and give --mesh.",
-        panel=TRAINING,
-    ),
-]
-Schedule = Annotated[
-    str | None,
-    option(
-        None,
-        "NAME|FILE",
-        "Order of the micro-batches in stages: forward, gpipe, 1f1b, interleaved, zb1, zbv, "
-        "dualpipev, or a file (see partition schedule).",
-        panel=TRAINING,
-    ),
-]
-MicroBatches = Annotated[
-    Any,
-    option(
-        micro_batches,
-        "M|auto",
-        "Run each batch in M equal parts. auto: a module in as many as fit in memory, even if that "
-        "changes results; an ONNX model in as many as are fastest. Default: the whole batch; a "
-        "module whose batch does not fit runs in parts if results stay the same.",
-        panel=TRAINING,
-    ),
-]
 
 Json = Annotated[bool, flag("Print the facts as JSON.", "--json", panel=OUTPUT)]
 Quiet = Annotated[bool, flag("No progress and no summary.", "--quiet", "-q", panel=OUTPUT)]
 
 
-def read_options(args: SimpleNamespace, say: "Say") -> "ModelOptions":
-    """Keyword arguments of `compile` for reading a model."""
-    return {
-        "training": args.training,
-        "optimizer": args.optimizer or "adamw",
-        "parallel": getattr(args, "parallel", None),
-        "dims": dict(args.dim or ()),
-        "shapes": dict(args.shape or ()),
-        "progress": say,
-    }
+@dataclass(frozen=True)
+class Form:
+    """Form of the values of an option on the command line.
+
+    Attributes:
+        parser: Reads one value from its text.
+        repeated: Whether the option may be given several times.
+        choices: A Literal of all values; None for any text.
+        keyword: The keyword argument that a value, or the list of all, makes.
+        completion: Completes what was typed in the shell.
+    """
+
+    parser: Callable[[str], Any] | None = None
+    repeated: bool = False
+    choices: Any = None
+    keyword: Callable[[Any], Any] | None = None
+    completion: Callable[[str], list[str]] | None = None
 
 
-def search_options(args: SimpleNamespace) -> "SearchOptions":
-    """Keyword arguments of `compile` for the search."""
-    return {
-        "objective": args.objective,
-        "strategy": args.strategy,
-        "time_limit_s": args.time_limit,
-        "gap": args.gap,
-        "solver": args.solver,
-        "seed": args.seed,
-    }
+#: The values of --recompute as the option of `compile`.
+_RECOMPUTE: Mapping[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no": False}
+#: Forms of values by the name that the table of options has for them.
+FORMS: Mapping[str, Form] = {
+    "text": Form(),
+    "positive": Form(positive),
+    "natural": Form(natural),
+    "seconds": Form(seconds),
+    "fraction": Form(fraction),
+    "bytes": Form(memory),
+    "cluster": Form(completion=_presets),
+    "mesh": Form(mesh),
+    "micro_batches": Form(micro_batches),
+    "recompute": Form(choices=Literal["auto", "yes", "no"], keyword=_RECOMPUTE.__getitem__),
+    "dims": Form(dim, repeated=True, keyword=dict),
+    "shapes": Form(shape, repeated=True, keyword=dict),
+    "meshes": Form(mesh, repeated=True),
+    "names": Form(several(str)),
+    "sizes": Form(several(memory)),
+}
 
 
-def target_options(args: SimpleNamespace) -> "TargetOptions":
-    """Keyword arguments of `compile` for the devices and the constraints on them."""
-    return {
-        "cluster": args.cluster,
-        "memory": args.memory,
-        "profile": args.profile,
-        "mesh": args.mesh,
-        "constraints": args.constraints,
-    }
+def of_table(options: type, keyword: str) -> Any:
+    """The parameter of a command that is an option of the table, without its type."""
+    row = described(options)[keyword]
+    name = row.flag_of(keyword)
+    if _python_type(options, keyword) is bool:
+        return flag(row.help, name, panel=row.panel)
+    form = FORMS[row.form]
+    return option(
+        form.parser,
+        row.metavar,
+        row.help,
+        name,
+        panel=row.panel,
+        completion=form.completion,
+    )
 
 
-#: Options of only one of the two front ends.
-_OF_ONNX = ("dim", "shape", "annotate")
-_OF_MODULES = ("training", "optimizer", "recompute")
-#: Of those, the ones of training alone.
-_OF_TRAINING = ("optimizer", "recompute")
+def _python_type(options: type, keyword: str) -> Any:
+    return get_args(options.__annotations__[keyword])[0]
 
 
-def check_kind(args: SimpleNamespace) -> None:
+def _read_type(options: type, keyword: str) -> Any:
+    """Type of the values that a command gets of an option of the table."""
+    python_type = _python_type(options, keyword)
+    form = FORMS[described(options)[keyword].form]
+    if python_type is bool:
+        return bool
+    if form.repeated:
+        return list[Any] | None
+    choices = python_type if get_origin(python_type) is Literal else form.choices
+    return (choices or (str if form.parser is None else Any)) | None
+
+
+Profile = Annotated[str | None, of_table(ProfileOptions, "profile")]
+Solver = Annotated[str, of_table(SearchOptions, "solver")]
+Seed = Annotated[int, of_table(SearchOptions, "seed")]
+
+
+def takes(options: type) -> Callable[[Command], Command]:
+    """Give a command the parameters that a TypedDict of the table lists, in place of its ``**``.
+
+    In the help they stand, in the panel of each, behind the parameters that may be positional and
+    before those that may not.
+    """
+
+    def decorate(command: Command) -> Command:
+        own = inspect.signature(command).parameters.values()
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        listed = []
+        for name, row in described(options).items():
+            if row.panel:
+                annotation: Any = Annotated[_read_type(options, name), of_table(options, name)]
+                listed.append(inspect.Parameter(name, keyword, default=None, annotation=annotation))
+        before = [one.replace(kind=keyword) for one in own if one.kind is one.POSITIONAL_OR_KEYWORD]
+        behind = [one for one in own if one.kind is one.KEYWORD_ONLY]
+        parameters = sorted((*before, *listed, *behind), key=_panel)
+        made = cast("Any", command)
+        made.__signature__ = inspect.Signature(parameters, return_annotation=int)
+        made.__annotations__ = {one.name: one.annotation for one in parameters}
+        return command
+
+    return decorate
+
+
+def _panel(parameter: inspect.Parameter) -> int:
+    """Place of the panel of a parameter in the help; arguments come first."""
+    (info,) = parameter.annotation.__metadata__
+    return -1 if info.rich_help_panel is None else PANELS.index(info.rich_help_panel)
+
+
+def given(options: type[Chosen], values: Mapping[str, Any]) -> Chosen:
+    """The keyword arguments that the values of a command give; an option left out has none."""
+    table = described(cast("type", options))
+    keywords = {}
+    for name, value in values.items():
+        if value is None or value is False or value == []:
+            continue
+        form = FORMS[table[name].form]
+        keywords[name] = value if form.keyword is None else form.keyword(value)
+    return cast("Chosen", keywords)
+
+
+def check_kind(model: str, options: type, keywords: Mapping[str, Any]) -> None:
     """Refuse options of PyTorch modules for an ONNX model, and the reverse.
+
+    Args:
+        model: The model as the command has it.
+        options: The TypedDict of the command's options.
+        keywords: Those that are given.
 
     Raises:
         typer.BadParameter: There is such an option.
     """
-    is_module = module_name(args.model) is not None
-    for name in _OF_ONNX if is_module else _OF_MODULES:
-        if getattr(args, name, None):
-            models = (
-                "ONNX models" if is_module else "PyTorch modules (.pt2, package.module:factory)"
-            )
-            wrong(f"--{name.replace('_', '-')} is for {models}")
-    for name in _OF_TRAINING:
-        if getattr(args, name, None) and not args.training:
-            wrong(f"--{name} is of --training")
+    is_module = module_name(model) is not None
+    rows = {name: row for name, row in described(options).items() if name in keywords}
+    for name, row in rows.items():
+        if row.only and (row.only == "onnx") is is_module:
+            refuse_kind(row.flag_of(name), is_module=is_module)
+    for name, row in rows.items():
+        if row.only == "training" and "training" not in keywords:
+            wrong(f"{row.flag_of(name)} is of {flag_of('training')}")
+
+
+def refuse_kind(name: str, *, is_module: bool) -> NoReturn:
+    """Refuse an option that is for models of the other kind.
+
+    Raises:
+        typer.BadParameter: Always.
+    """
+    models = "ONNX models" if is_module else "PyTorch modules (.pt2, package.module:factory)"
+    wrong(f"{name} is for {models}")
 
 
 def _near(model: Path) -> str:

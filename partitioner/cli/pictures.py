@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partitioner.cli.options import PICTURES, Written, option, output_file, positive, wrong
+from partitioner.cli.options import Written, option, output_file, positive, wrong
 from partitioner.cli.terminal import aside, progress, warn
 from partitioner.ir.errors import PartitionerError
+from partitioner.option_table import PICTURES
 from partitioner.report.text.tables import safe
 
 if TYPE_CHECKING:

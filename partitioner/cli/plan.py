@@ -1,77 +1,25 @@
 """`partition plan MODEL`, for which `partition MODEL` is short."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any
 
 from partitioner.cli import options, pictures
-from partitioner.cli.options import DEVICES, OUTPUT, SEARCH, TRAINING, flag, option, wrong
+from partitioner.cli.options import flag, option, wrong
 from partitioner.cli.terminal import aside, progress
 from partitioner.frontends.model_names import module_name
+from partitioner.option_table import OUTPUT, CompileOptions, DumpOptions, described, flag_of
 from partitioner.report.text.tables import safe
 
-if TYPE_CHECKING:
-    from partitioner.options import CompileOptions
-
-#: The values of --recompute as the option of `compile`.
-_RECOMPUTE: Mapping[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no": False}
 #: Options of the command that need a plan.
-_OF_PLANS = (
-    *("output", "plan_only", "tune", "schedule", "micro_batches", "force", "json"),
-    *("dot", "graph", "timeline", "annotate"),
-)
+_OF_PLANS = ("output", "force", "as_json", "dot", "graph", "timeline", "annotate")
 
 
+@options.takes(CompileOptions)
 def plan(
     model: options.Model,
-    dim: options.Dims = None,
-    shape: options.Shapes = None,
     devices: options.Devices = None,
-    cluster: options.Clusters = None,
-    memory: options.Memory = None,
-    profile: options.Profile = None,
-    tune: Annotated[
-        int | None,
-        option(
-            options.positive,
-            "K",
-            "With --cluster local: run the K best plans on this machine, and keep the fastest.",
-            panel=DEVICES,
-        ),
-    ] = None,
-    objective: options.ObjectiveChoice = "throughput",
-    strategy: options.Strategy = "auto",
-    mesh: options.Mesh = None,
-    constraints: Annotated[
-        str | None,
-        option(
-            None,
-            "FILE",
-            "Named dims, pins and loads of experts (TOML), or a plan (JSON).",
-            panel=SEARCH,
-        ),
-    ] = None,
-    time_limit: options.TimeLimit = 30.0,
-    gap: options.Gap = 0.01,
-    solver: options.Solver = "highs",
-    seed: options.Seed = 0,
-    training: options.Training = False,
-    optimizer: options.Optimizer = None,
-    parallel: options.Parallel = None,
-    schedule: options.Schedule = None,
-    micro_batches: options.MicroBatches = None,
-    recompute: Annotated[
-        Literal["auto", "yes", "no"] | None,
-        option(
-            None,
-            None,
-            "With --training: whether the backward pass may recompute values instead of keeping "
-            "them (default: auto, if memory is short).",
-            panel=TRAINING,
-        ),
-    ] = None,
     output: Annotated[
         str | None,
         option(
@@ -84,14 +32,7 @@ def plan(
         ),
     ] = None,
     force: Annotated[bool, flag("Replace DIR if it is there.", "--force", panel=OUTPUT)] = False,
-    plan_only: Annotated[
-        bool,
-        flag(
-            "Write the plan and the report, but no rank files; files of weights may be missing.",
-            "--plan-only",
-            panel=OUTPUT,
-        ),
-    ] = False,
+    *,
     dump_problem: Annotated[
         Path | None,
         option(
@@ -107,18 +48,21 @@ def plan(
     graph: pictures.Graph = None,
     timeline: pictures.Timeline = None,
     annotate: pictures.Annotate = None,
+    **values: Any,
 ) -> int:
     """Split a model over devices: a plan with a bound, and one runnable subgraph for each.
 
     `partition MODEL ...` is short for `partition plan MODEL ...`.
     """
     args = SimpleNamespace(**locals())
-    args.json = as_json
-    options.check_kind(args)
-    return _dump(args) if dump_problem is not None else _plan(args)
+    chosen = options.given(CompileOptions, values)
+    options.check_kind(model, CompileOptions, chosen)
+    if annotate is not None and module_name(model) is not None:
+        options.refuse_kind("--annotate", is_module=True)
+    return _plan(args, chosen) if dump_problem is None else _dump(args, chosen)
 
 
-def _plan(args: SimpleNamespace) -> int:
+def _plan(args: SimpleNamespace, chosen: CompileOptions) -> int:
     from partitioner.files import check_target
 
     name = module_name(args.model) or Path(args.model).stem
@@ -129,26 +73,18 @@ def _plan(args: SimpleNamespace) -> int:
         from partitioner.compiler import check_options
         from partitioner.compiler import compile as compile_model
 
-        chosen: CompileOptions = {
-            "recompute": _RECOMPUTE[args.recompute or "auto"],
-            "plan_only": args.plan_only,
-            "tune": args.tune,
-            "schedule": args.schedule,
-            "micro_batches": args.micro_batches,
-            **options.target_options(args),
-            **options.read_options(args, say),
-            **options.search_options(args),
-        }
         planned_for, _ = check_options(args.devices, chosen)
-        is_given = args.devices is not None or args.cluster is not None
+        is_given = args.devices is not None or "cluster" in chosen
         if not is_given and len(planned_for) == 1 and not args.quiet:
             aside("planning for one device: pass --devices N to split over N of them")
         check_target(target, force=args.force)
+        chosen = {**chosen, "progress": say}
         result = compile_model(args.model, devices=args.devices, **chosen)
         say(f"writing {target}")
-        result.save(target, force=args.force, plan_only=args.plan_only, progress=say)
+        plan_only = "plan_only" in chosen
+        result.save(target, force=args.force, plan_only=plan_only, progress=say)
         pictures.write_pictures(result, args, say, aside)
-    if args.json:
+    if args.as_json:
         print(json.dumps({**result.summary, "directory": str(target)}, indent=1, allow_nan=False))
     elif not args.quiet:
         from partitioner.report.summary import text
@@ -159,23 +95,19 @@ def _plan(args: SimpleNamespace) -> int:
     return 0
 
 
-def _dump(args: SimpleNamespace) -> int:
-    for name in _OF_PLANS:
-        if getattr(args, name):
-            wrong(f"--dump-problem plans nothing: leave out --{name.replace('_', '-')}")
+def _dump(args: SimpleNamespace, chosen: CompileOptions) -> int:
+    table, taken = described(CompileOptions), described(DumpOptions)
+    of_plans = [table[name].flag_of(name) for name in chosen if name not in taken]
+    of_plans += [flag_of(name.removeprefix("as_")) for name in _OF_PLANS if getattr(args, name)]
+    if of_plans:
+        wrong(f"--dump-problem plans nothing: leave out {' and '.join(of_plans)}")
     options.check_model(args.model)
     with progress(args.quiet) as say:
         say("loading the compiler")
         from partitioner.compiler import dump_problem
 
-        dumped = dump_problem(
-            args.model,
-            args.dump_problem,
-            args.devices,
-            strategy=args.strategy,
-            **options.target_options(args),
-            **options.read_options(args, say),
-        )
+        problem: dict[str, Any] = {"strategy": "auto", "progress": say, **chosen}
+        dumped = dump_problem(args.model, args.dump_problem, args.devices, **problem)
     if not args.quiet:
         print(safe(str(dumped)))
     return 0

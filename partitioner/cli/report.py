@@ -3,15 +3,15 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from partitioner.cli import options
-from partitioner.cli.options import DEVICES, OUTPUT, SEARCH, flag, option, several, wrong
+from partitioner.cli.options import flag, option, several, wrong
 from partitioner.cli.terminal import progress, warn
 from partitioner.files import read_text
+from partitioner.option_table import DEVICES, OUTPUT, SweepOptions
 from partitioner.report.text.tables import safe
 
 if TYPE_CHECKING:
@@ -116,10 +116,9 @@ def diff(
     return 0
 
 
+@options.takes(SweepOptions)
 def sweep(
     model: options.Model,
-    dim: options.Dims = None,
-    shape: options.Shapes = None,
     devices: Annotated[
         Any,
         option(
@@ -129,62 +128,24 @@ def sweep(
             panel=DEVICES,
         ),
     ] = None,
-    clusters: Annotated[
-        Any,
-        option(
-            several(str), "NAME,NAME", "Presets or TOML files, like h100,a100-80g.", panel=DEVICES
-        ),
-    ] = None,
-    memory: Annotated[
-        Any,
-        option(
-            several(options.memory),
-            "SIZE,SIZE",
-            "Memory limits of each device, like 8GiB,16GiB.",
-            panel=DEVICES,
-        ),
-    ] = None,
-    objective: options.ObjectiveChoice = "throughput",
-    strategy: options.Strategy = "auto",
-    mesh: Annotated[
-        list[Any] | None,
-        option(
-            options.mesh,
-            "dp=2,tp=2",
-            "Mesh to cut over, for the points with as many devices; may be repeated.",
-            panel=SEARCH,
-        ),
-    ] = None,
-    time_limit: options.TimeLimit = 30.0,
-    gap: options.Gap = 0.01,
-    solver: options.Solver = "highs",
-    seed: options.Seed = 0,
-    training: options.Training = False,
-    optimizer: options.Optimizer = None,
-    parallel: options.Parallel = None,
+    *,
     output: Annotated[Path | None, _page("Write it as an HTML page with a plot too.")] = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
+    **values: Any,
 ) -> int:
     """Say whether splitting pays: plan for several numbers of devices, clusters and limits."""
-    args = SimpleNamespace(**locals())
-    if devices is None and clusters is None:
+    chosen = options.given(SweepOptions, values)
+    if devices is None and "clusters" not in chosen:
         wrong("give --devices, or --clusters with counts in their names, like 4xh100")
-    options.check_kind(args)
+    options.check_kind(model, SweepOptions, chosen)
     _check(output, (options.check_model(model),))
     with progress(quiet) as say:
         say("loading the compiler")
         from partitioner.sweeping import sweep as search_all
 
-        swept = search_all(
-            model,
-            devices=devices or (),
-            clusters=clusters or (None,),
-            memory=memory or (None,),
-            meshes=mesh or (),
-            **options.read_options(args, say),
-            **options.search_options(args),
-        )
+        chosen = {**chosen, "progress": say}
+        swept = search_all(model, devices=devices or (), **chosen)
     print(json.dumps(swept.data, indent=1) if as_json else safe(str(swept)), flush=True)
     _write(output, swept.data)
     return 0

@@ -3,16 +3,8 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from partitioner.cli.options import (
-    MODEL,
-    OUTPUT,
-    InputSeed,
-    Written,
-    flag,
-    option,
-    positive,
-    wrong,
-)
+from partitioner.cli.options import InputSeed, Written, flag, option, positive, wrong
+from partitioner.option_table import MODEL, OUTPUT
 from partitioner.report.text.tables import safe
 
 _MEASURED = "Measurements"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from partitioner.cli.options import OUTPUT, count, option, positive, wrong
+from partitioner.cli.options import count, option, positive, wrong
 from partitioner.files import read_text
 from partitioner.ir.pipeline import (
     SCHEDULES,
@@ -19,6 +19,7 @@ from partitioner.ir.pipeline import (
     textbook_lanes,
     to_csv,
 )
+from partitioner.option_table import OUTPUT
 from partitioner.report.text.tables import safe
 
 _MOST_CHARACTERS = 2**26  #: Of a file; a table of 1,000 lanes and micro-batches has some 2**24.

@@ -11,18 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from partitioner import units
-from partitioner.cli.options import (
-    OUTPUT,
-    SEARCH,
-    Json,
-    Seed,
-    Solver,
-    fraction,
-    option,
-    seconds,
-)
+from partitioner.cli.options import Json, Seed, Solver, fraction, option, seconds
 from partitioner.cli.terminal import aside
 from partitioner.files import check_file
+from partitioner.option_table import OUTPUT, SEARCH
 from partitioner.report.text.tables import safe
 
 if TYPE_CHECKING:

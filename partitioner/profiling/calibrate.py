@@ -81,7 +81,7 @@ def calibrate(program: str | Path | Compiled, profile: str | Path | None = None)
 
     Args:
         program: The folder of a saved plan with a record, or a plan whose `measured` is set.
-        profile: File of the profile; default: `profile.sqlite` in the user's cache folder.
+        profile: As of `profile`.
 
     Raises:
         ResultError: There is no record, it is of GPUs, or the folder is no saved plan.

@@ -32,7 +32,8 @@ from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.ir.checks import is_whole
 from partitioner.ir.errors import OptionError, PartitionerError
 from partitioner.ir.graph import Graph
-from partitioner.options import ProfileOptions, open_with, processes, takes, target_cluster
+from partitioner.option_table import ProfileOptions
+from partitioner.options import open_with, processes, takes, target_cluster
 from partitioner.profiling.borders import measure_border
 from partitioner.profiling.candidates import (
     Candidate,
@@ -242,17 +243,7 @@ def profile(
         example_inputs: As of `compile`.
         devices: Number of processes that share the machine (default: 1), or of GPUs on a machine
             that has any (default: all).
-        **options: As of `compile`, but:
-
-            cluster: "local", or a file that names a profile.
-
-            time_limit_s: Of the call, in seconds. It ends measurements, and not the reading of the
-            model, which a note tells of if it leaves too little.
-
-            profile: File of the profile; default: `profile.sqlite` in the user's cache folder.
-
-            micro_batches: Measure what one of so many micro-batches of the batch runs, for plans
-            in micro-batches; default: the batch as a whole.
+        **options: As the fields of `ProfileOptions` are described.
 
     Raises:
         PartitionerError: The model is wrong, the cluster's devices have no profile, the file is no

@@ -48,25 +48,20 @@ def silent(_text: str) -> None:
 class Request:
     """The options of a search, as `partitioner.compile` describes them.
 
+    Attributes that are options of that name are described in `partitioner.option_table`.
+
     Attributes:
-        objective: "throughput", "latency" or "memory".
-        strategy: "auto", "intra" or "inter".
-        mesh: Axis sizes for intra plans; None searches them.
-        constraints: Pins, or a plan whose decisions are kept.
-        parallel: Kind of parallelism, see `strategies.kinds.parallel`; None for the cheapest plan.
-        recompute: Whether a training plan may compute values of the forward pass again. "auto":
-            where no plan that keeps them all fits or, by levels, memory forbids a cheaper one.
-        time_limit_s: Limit of the whole search, in seconds; above 0 and finite.
-        gap: Relative gap at which the search of a space stops; at least 0 and below 1.
-        solver: Name of the MILP solver, see `solver.milp.engines`.
-        seed: Seed of all random choices; at least 0.
-        schedule: Schedule of a pipeline, by name or as the rows of its table; None searches it.
-        micro_batches: Micro-batches of a step; None searches their number in a pipeline. "auto"
-            searches it in other plans too, if no plan of the whole batch fits: results may then be
-            those of the samples of a micro-batch (see `rewrites.same_in_parts`).
-        lanes: Groups of devices, this one included, that share the model in stages.
+        constraints: Pins, or a plan whose decisions are kept, as they were read.
+        recompute: "auto" counts where no plan that keeps all values fits or, by levels, memory
+            forbids a cheaper one.
+        time_limit_s: Of the whole search.
+        micro_batches: None searches their number in a pipeline. "auto" searches it in other plans
+            too, if no plan of the whole batch fits: results may then be those of the samples of a
+            micro-batch (see `rewrites.same_in_parts`).
+        schedule: A name, or the rows of its table; None searches it.
         tune: Number of plans, of different spaces, that are to be run, so that the search keeps
             them; None for the best alone.
+        lanes: Groups of devices, this one included, that share the model in stages.
 
     Raises:
         OptionError: A value is none of these.

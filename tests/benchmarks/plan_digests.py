@@ -81,6 +81,7 @@ def _named(name: str, *, training: bool = False) -> Callable[[], tuple[Any, Any]
 
 _TRAIN = {"training": True}
 _DP, _ZB1 = {"parallel": "dp"}, {"schedule": "zb1", "micro_batches": 5}
+_DP_TP = {"parallel": "dp+tp", "mesh": {"dp": 2, "tp": 2}}
 _IN_FOUR = {"schedule": "1f1b", "micro_batches": 4}
 _PINNED = {"pin": [{"nodes": ["logits"], "device": 1}]}
 
@@ -134,7 +135,7 @@ REQUESTS: tuple[Request, ...] = (
     ("gpt trains pp", _gpt(4), {"devices": 2, "parallel": "pp", **_TRAIN}),
     ("gpt trains 1f1b 4", _gpt(4), {**_TRAIN, "devices": 2, **_IN_FOUR}),
     ("gpt trains recomputed", _gpt(2), {"devices": 2, "recompute": True, **_TRAIN}),
-    ("gpt trains dp+tp", _gpt(2), {**_TRAIN, "parallel": "dp+tp", "mesh": {"dp": 2, "tp": 2}}),
+    ("gpt trains dp+tp", _gpt(2), {**_TRAIN, "devices": 4, **_DP_TP}),
     ("linear trains 2", _linear(4, 96, 30), {"devices": 2, **_TRAIN}),
     ("linear trains 3 h100", _linear(4, 96, 30), {"devices": 3, "cluster": "h100", **_TRAIN}),
     ("linear trains tight", _linear(4, 96, 30), {"devices": 2, "memory": 400_000, **_TRAIN}),

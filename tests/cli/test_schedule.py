@@ -46,7 +46,7 @@ def test_a_table_by_name_and_of_a_file(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_the_session_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
-    page = Path(partitioner.__file__).parents[1] / "docs/concepts/pipeline-schedules.md"
+    page = Path(partitioner.__file__).resolve().parents[1] / "docs/concepts/pipeline-schedules.md"
     (session,) = re.findall(
         r'```console\npartition (.*)\n```\n+```text title="Output"\n((?s:.*?))```',
         page.read_text("utf-8"),

@@ -114,7 +114,10 @@ def test_what_cannot_be_written(
     assert not (here / "p.json").exists()
 
 
-@pytest.mark.parametrize("option", ["-o d", "--plan-only", "--force", "--json", "--dot g.dot"])
+@pytest.mark.parametrize(
+    "option",
+    ["-o d", "--plan-only", "--force", "--json", "--dot g.dot", "--seed 3", "--objective latency"],
+)
 def test_options_of_plans_are_refused(
     here: Path, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,6 +24,8 @@ SCRIPTS = (
     "selection",
     "plan",
     "charts-base",
+    "chart-options",
+    "gantt",
     "table",
     "head",
     "tabs",

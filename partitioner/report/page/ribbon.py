@@ -21,6 +21,7 @@ from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.lanes import Lanes
 from partitioner.report.page.blocks import Block, blocks
+from partitioner.report.page.loop_words import LoopWords
 from partitioner.report.page.schema import BoxRow, CutRow, Ribbon, SwimLane
 from partitioner.report.planned import Planned
 from partitioner.report.ranges import ranges
@@ -67,42 +68,6 @@ class _Box:
 def ribbon(result: Planned, lanes: Lanes) -> Ribbon:
     """The lanes and boxes of a plan, by its simulated request or first micro-batch."""
     return _Ribbon(result, lanes).rows()
-
-
-def cut_word(placed: PlacedNode, axis: str, static: frozenset[str], *, images: bool) -> str:
-    """The part of a node that an axis cuts, in the words of `schema.CutRow`.
-
-    Args:
-        placed: The node with its placements.
-        axis: An axis of its mesh.
-        static: Values that depend on no graph input: weights and what is made of them alone.
-        images: Whether activations of four dims are images: dim 1 holds channels, not heads.
-    """
-    results = placed.results()
-    ends = [*placed.operands(), *results]
-    if not any(axis in at.sharding.axes for _, at in ends):
-        return "replicated"
-    partial = any(axis in dict(at.sharding.partial) for _, at in results)
-    if results and all(value in static for value, _ in results):
-        return "weights"
-    cut = [(v, d, at) for v, at in placed.operands() for d in _cut_dims(at.sharding.dims, axis)]
-    if any(value in static for value, _, _ in cut):
-        return "rows" if partial else "columns"
-    made = [(v, d, at) for v, at in results for d in _cut_dims(at.sharding.dims, axis)]
-    for _, dim, at in made or cut:
-        rank = len(at.sharding.dims)
-        if dim == 0:
-            return "batch"
-        if rank == 4 and dim < 3 and not images:
-            return "heads"
-        if dim == rank - 1 and not (images and rank == 4):
-            return "rows" if partial else "columns"
-        return "columns" if images and dim == 1 else "positions"
-    return "sums"
-
-
-def _cut_dims(dims: Sequence[object], axis: str) -> list[int]:
-    return [at for at, dim in enumerate(dims) if axis in dim.axes]  # type: ignore[attr-defined]
 
 
 def module_path(name: str) -> Path:
@@ -226,24 +191,14 @@ class _Ribbon:
         return frozenset(static)
 
     @cached_property
-    def images(self) -> bool:
-        """Whether an operator reads a weight of four dims or more: a filter."""
-        return any(
-            value in self.static and len(self.graph.types[value].shape) >= 4
-            for node in self.graph.nodes
-            if not self.static.issuperset(node.writes)
-            for value in node.reads
-        )
+    def loops(self) -> LoopWords:
+        return LoopWords.of(self.graph, self.placed, self.static)
 
     def words(self, node: Node) -> Mapping[str, str]:
         """The word for the cut of each axis of a node's mesh; of a backward node its twin's."""
         placed = self.placed[self.graph.order[node.name]]
         sizes = dict(placed.mesh.axes)
-        words = {
-            axis: cut_word(placed, axis, self.static, images=self.images)
-            for axis, size in sizes.items()
-            if size > 1
-        }
+        words = {axis: self.loops.cut(placed, axis) for axis, size in sizes.items() if size > 1}
         twin = self.graph.by_name.get(self.graph.twins.get(node.name, ""))
         if twin is None or twin.name in self.graph.backward:
             return words

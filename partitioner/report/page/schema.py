@@ -228,9 +228,9 @@ class CutRow(TypedDict):
     """The kinds of cuts by an axis of a mesh in a box, that of most seconds first."""
 
     axis: str
-    #: batch: dim 0 of activations; columns: output features or channels; rows: input features,
-    #: summed afterwards; heads: dim 1 or 2 of four; positions: another dim; weights: what is made
-    #: of weights alone; sums: partial sums that are passed on; replicated: nothing.
+    #: By what the cut loop runs over (`loop_words`): batch; columns: output features or channels;
+    #: rows: input features, summed afterwards; heads; positions: sequence, height, width; weights:
+    #: what is made of weights alone; sums: partial sums that are passed on; replicated: nothing.
     words: list[str]
 
 

@@ -74,6 +74,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "flat": synthetic.report(layers=20, devices=64) | {"blocks": []},
         "uncertified": uncertified(),
         "staged": staged(),
+        "measured": measured(),
         "diff": synthetic.diff(),
         "sweep": synthetic.sweep(),
         "many": many(),
@@ -114,6 +115,30 @@ def staged() -> Report:
             for stage in range(2)
         ],
     }
+    return data
+
+
+def measured() -> Report:
+    """A report of two devices with a measured run: 200 short kernels after a long one."""
+    data = synthetic.report(layers=2, devices=2)
+    events = 201
+    columns = {
+        "rank": [rank for rank in range(2) for _ in range(events)],
+        "kind": [0] * (2 * events),
+        "ref": [2, *[3] * (events - 1)] * 2,
+        "name": ["long", *["short"] * (events - 1)] * 2,
+        "start_s": [0.0, *[0.5 + at * 1e-4 for at in range(events - 1)]] * 2,
+        "duration_s": [0.4, *[1e-4] * (events - 1)] * 2,
+    }
+    rank = {
+        "predicted_compute_s": 0.4, "compute_s": 0.4, "predicted_comm_s": 0.0, "comm_s": 0.0,
+        "waited_s": 0.0, "other_s": 0.0, "predicted_peak_bytes": 1024, "peak_bytes": None,
+    }  # fmt: skip
+    data["measured"] = {
+        "backend": "test", "threads": 1, "steps": 2, "measured_at": "", "predicted_step_s": 1.0,
+        "step_s": 1.0, "recorded_step_s": 1.0, "predicted_stream_s": None, "stream_s": None,
+        "end_s": 1.0, "predicted": columns, "measured": columns, "ranks": [rank, rank], "tasks": [],
+    }  # fmt: skip
     return data
 
 
@@ -936,6 +961,55 @@ def test_the_verdict_comes_first_and_the_licences_last(opened: Opener) -> None:
     assert verdict.text == "3.1x faster than one accelerator; limit: arithmetic on device 1"
     assert verdict.location["y"] < driver.find_element(By.ID, "tiles").location["y"]
     assert driver.find_element(By.CSS_SELECTOR, "footer #licences-open").is_displayed()
+
+
+def click_event(driver: Chrome, view: str, second: float, lane: int) -> None:
+    """A click of the mouse on a moment of a lane of a Gantt chart."""
+    x, y = driver.execute_script(
+        "const {chart, element} = page[arguments[0]];"
+        "const [x, y] = chart.convertToPixel({xAxisIndex: 0, yAxisIndex: 0},"
+        " [arguments[1], arguments[2]]);"
+        "element.scrollIntoView(); const box = element.getBoundingClientRect();"
+        "return [Math.round(x + box.x), Math.round(y + box.y)]",
+        view,
+        second,
+        lane,
+    )
+    actions = ActionChains(driver)
+    actions.w3c_actions.pointer_action.move_to_location(x, y)
+    actions.click().perform()
+
+
+@needs_chromium
+def test_measured_and_predicted_lanes_are_zoomed_and_clicked(opened: Opener) -> None:
+    driver = opened("measured", view="measured")
+    lanes = driver.execute_script("return page.measured.line.lanes.map((lane) => lane.length)")
+    assert lanes == [201] * 4
+    pieces = driver.execute_script("return page.measured.pieces.map((p) => [p.lane, p.many])")
+    assert pieces == [[lane, many] for lane in range(4) for many in (1, 200)]
+    click_event(driver, "measured", 0.2, 1)
+    selected = driver.execute_script("return page.selection.current")
+    assert selected == {"type": "node", "id": 2}
+    assert driver.execute_script("return [...page.measured.chosen]") == [2]
+    click_event(driver, "measured", 0.51, 3)
+    first, last = driver.execute_script("return page.measured.span")
+    assert 0.45 < first < 0.5 < last < 0.55
+    driver.find_element(By.ID, "theme").click()
+    zoom = "const [{startValue, endValue}] = page.measured.chart.getOption().dataZoom;"
+    assert driver.execute_script(f"{zoom} return [startValue, endValue]") == [first, last]
+    driver.find_element(By.ID, "measured-fit").click()
+    assert driver.execute_script("return page.measured.span") == [0, 1]
+
+
+@needs_chromium
+def test_a_click_on_the_timeline_selects_what_runs_then(opened: Opener) -> None:
+    driver = opened("plan", view="timeline")
+    event = driver.execute_script(
+        "const {line, pieces} = page.timeline; const piece = pieces.find(({many}) => many === 1);"
+        "return [(piece.from + piece.to) / 2, piece.lane, line.ref[piece.event]]"
+    )
+    click_event(driver, "timeline", event[0], event[1])
+    assert driver.execute_script("return page.selection.current.id") == event[2]
 
 
 @needs_chromium

@@ -103,6 +103,28 @@ def test_a_training_plan_says_what_is_cut(parallel: str, word: str) -> None:
     assert any(label.startswith("blocks.0") for label in labels)
 
 
+@pytest.mark.parametrize(
+    ("model", "parallel", "mesh", "expected"),
+    [
+        ("llama", "tp", None, {"batch", "columns", "rows", "heads", "replicated", "weights"}),
+        ("llama", "cp", None, {"positions", "replicated", "weights"}),
+        ("squeezenet", "spatial", {"h": 2}, {"positions", "replicated", "weights", "sums"}),
+        ("squeezenet", "tp", None, {"batch", "columns", "rows", "replicated", "weights", "sums"}),
+    ],
+)
+def test_cuts_are_named_by_what_their_loops_run_over(
+    model: str, parallel: str, mesh: dict[str, int] | None, expected: set[str]
+) -> None:
+    options = {"layers": 1, "hidden": 64, "batch": 4} if model == "llama" else {}
+    result = partitioner.compile(
+        examples.build(model, **options), devices=2, parallel=parallel, mesh=mesh, time_limit_s=2
+    )
+    rows = ribbon(result, lanes(result))
+    axis = next(cut["axis"] for box in rows["boxes"] for cut in box["cuts"])
+    assert words(rows, axis) <= expected
+    assert ("heads" in words(rows, axis)) is ("heads" in expected)
+
+
 def test_a_model_that_tells_modules_is_shown_by_them() -> None:
     model = examples.build("mlp", layers=6, hidden=32)
     for at, node in enumerate(model.graph.node):

@@ -1,4 +1,4 @@
-// What all charts share: making, resizing, colours, tooltips as DOM nodes, saving.
+// What all charts share: making, resizing, tooltips as DOM nodes, keys, saving.
 
 /**
  * A chart in an element, redrawn with the colours of the page.
@@ -52,45 +52,6 @@ function walkChart(element, chart, stops) {
     announce(text);
   });
   element.addEventListener("blur", () => chart.dispatchAction({ type: "hideTip" }));
-}
-
-function baseOption(now) {
-  return {
-    animation: false,
-    backgroundColor: "transparent",
-    textStyle: { fontFamily: now.font, color: now.ink, fontSize: 12 },
-    tooltip: {
-      confine: true,
-      backgroundColor: now.raised,
-      borderColor: now.line,
-      textStyle: { color: now.ink, fontSize: 12 },
-      extraCssText: "max-width:420px;white-space:normal",
-    },
-    aria: { enabled: false },
-  };
-}
-
-function axisLook(now) {
-  return {
-    axisLine: { show: true, lineStyle: { color: now.soft } },
-    axisTick: { show: false },
-    axisLabel: { color: now.ink, fontSize: 12 },
-    splitLine: { lineStyle: { color: now.line } },
-    nameTextStyle: { color: now.ink, fontSize: 12 },
-  };
-}
-
-function zoomLook(now) {
-  return {
-    borderColor: now.line,
-    backgroundColor: "transparent",
-    fillerColor: now.accent + "33",
-    handleStyle: { color: now.accent },
-    moveHandleStyle: { color: now.soft },
-    textStyle: { color: now.ink, fontSize: 11 },
-    brushSelect: false,
-    showDataShadow: false,
-  };
 }
 
 /** A tooltip out of a title and pairs; as DOM nodes, so that names stay text. */

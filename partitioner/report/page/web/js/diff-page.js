@@ -163,17 +163,11 @@ function pairOption(now, names, parts, format) {
       rows.map(({ seriesName, value }) => [seriesName, format(value ?? 0)]),
     );
   return {
-    ...baseOption(now),
-    tooltip: {
-      ...baseOption(now).tooltip,
-      trigger: "axis",
-      axisPointer: { type: "shadow" },
-      formatter: tips,
-    },
+    ...chartOption(now, { trigger: "axis", axisPointer: { type: "shadow" }, formatter: tips }),
     legend: { top: 0, textStyle: { color: now.ink } },
     grid: { left: 84, right: 16, top: 34, bottom: 30 },
-    xAxis: { type: "category", data: names, ...axisLook(now) },
-    yAxis: { type: "value", ...axisLook(now), axisLabel: { color: now.ink, formatter: format } },
+    xAxis: nameAxis(now, names),
+    yAxis: valueAxis(now, { formatter: format }),
     series: bars,
   };
 }

@@ -4,14 +4,18 @@ const MEASURED_KINDS = ["compute", "communication", "waiting for other ranks", "
 
 function startMeasured(plan) {
   const run = plan.measured;
-  const view = { plan, run, chart: null, table: null, span: [0, run.end_s], chosen: new Set() };
-  view.drawSoon = framed(() => fillMeasured(view));
-  view.lanes = plan.devices.flatMap((_, rank) => [
-    measuredLane(run.predicted, rank),
-    measuredLane(run.measured, rank),
-  ]);
+  const line = readMeasured(run, plan.devices.length);
+  const view = { plan, line, chart: null, pieces: [], left: 150, span: [0, line.end_s] };
+  view.chosen = new Set();
+  view.names = laneNames(plan, 8).flatMap((name) => [`${name}, predicted`, "measured"]);
+  view.fill = () => fillMeasured(view);
+  view.tip = (piece) => measuredTip(view, piece);
+  view.tap = (piece) => {
+    const ref = line.ref[piece.event];
+    if (ref !== null) select(itemOfRef(ref), "measured");
+  };
   byId("measured-facts").textContent = measuredFacts(run);
-  byId("measured-fit").addEventListener("click", () => zoomMeasured(view, 0, run.end_s));
+  byId("measured-fit").addEventListener("click", () => zoomGantt(view, 0, line.end_s));
   byId("measured-png").addEventListener("click", () => saveChartPng(view.chart, "measured.png"));
   byId("measured-ranks").append(measuredRanks(run.ranks));
   byId("measured-legend").append(
@@ -31,13 +35,19 @@ function startMeasured(plan) {
   return view;
 }
 
-/** The events of one rank in order of their start: {events, start_s, duration_s, ...}. */
-function measuredLane(columns, rank) {
-  const events = columns.rank
-    .map((_, event) => event)
-    .filter((event) => columns.rank[event] === rank)
-    .sort((a, b) => columns.start_s[a] - columns.start_s[b]);
-  return { ...columns, lanes: [events], onPath: new Set() };
+/** Predicted and measured events on one axis, on two lanes a rank. */
+function readMeasured(run, ranks) {
+  const parts = [run.predicted, run.measured];
+  const joined = (column) => parts.flatMap((part) => part[column]);
+  const line = { end_s: run.end_s, onPath: new Set() };
+  for (const column of ["start_s", "duration_s", "ref", "kind", "name"]) line[column] = joined(column);
+  line.lanes = Array.from({ length: 2 * ranks }, () => []);
+  let event = 0;
+  parts.forEach((part, measured) => {
+    for (const rank of part.rank) line.lanes[2 * rank + measured].push(event++);
+  });
+  for (const lane of line.lanes) lane.sort((a, b) => line.start_s[a] - line.start_s[b]);
+  return line;
 }
 
 function measuredFacts(run) {
@@ -58,170 +68,47 @@ function ratio(predicted, measured) {
 
 function showMeasured(view) {
   view.table.draw();
-  if (view.chart) return fillMeasured(view);
-  byId("measured-canvas").style.minHeight = `${Math.min(420, 90 + 30 * view.lanes.length)}px`;
-  const made = makeChart(
-    byId("measured-canvas"),
-    (now) => measuredOption(view, now),
-    () => fillMeasured(view),
-  );
-  view.chart = made.chart;
-  view.chart.on("datazoom", () => {
-    const { startValue, endValue } = view.chart.getOption().dataZoom[0];
-    view.span = [startValue, endValue];
-    view.drawSoon();
-  });
-  view.chart.on("click", ({ dataIndex }) => tapMeasured(view, view.pieces[dataIndex]));
+  if (view.chart) return view.fill();
+  byId("measured-canvas").style.minHeight = `${Math.min(420, 90 + 30 * view.names.length)}px`;
+  makeGantt(view, byId("measured-canvas"), (now) => ganttOption(view, now, { series: ["events"] }));
   markMeasured(view, selection.current, "tabs");
 }
 
-function measuredOption(view, now) {
-  const lanes = laneNames(view.plan, 8).flatMap((name) => [`${name}, predicted`, "measured"]);
-  const base = baseOption(now);
-  return {
-    ...base,
-    tooltip: {
-      ...base.tooltip,
-      trigger: "item",
-      formatter: ({ dataIndex }) => measuredTip(view, view.pieces[dataIndex]),
-    },
-    grid: { left: 150, right: 18, top: 30, bottom: 52 },
-    xAxis: {
-      type: "value",
-      min: 0,
-      max: view.run.end_s,
-      position: "top",
-      ...axisLook(now),
-      axisLabel: {
-        color: now.ink,
-        formatter: (value) => timeTick(value, view.span),
-        hideOverlap: true,
-        showMaxLabel: false,
-      },
-    },
-    yAxis: {
-      type: "category",
-      data: lanes,
-      inverse: true,
-      ...axisLook(now),
-      axisLabel: { color: now.ink, interval: 0 },
-      splitLine: { show: true, interval: (at) => at % 2 === 0, lineStyle: { color: now.line } },
-    },
-    dataZoom: [
-      { type: "inside", xAxisIndex: 0, filterMode: "none" },
-      {
-        type: "slider",
-        xAxisIndex: 0,
-        filterMode: "none",
-        bottom: 10,
-        height: 22,
-        labelFormatter: (value) => seconds(value),
-        ...zoomLook(now),
-      },
-    ],
-    series: [{ id: "events", type: "custom", data: [], clip: true, renderItem: () => null }],
-  };
-}
-
-/** Draws what the span shows; narrow events together. */
 function fillMeasured(view) {
-  const { chart, lanes } = view;
-  if (!chart || !byId("measured-canvas").clientWidth) return;
+  if (!view.chart || !view.element.clientWidth) return;
   const now = theme();
-  const [from, to] = view.span;
-  const perPixel = (to - from) / Math.max(100, chart.getWidth() - 126);
-  view.pieces = lanes.flatMap((line, lane) =>
-    lanePieces(line, 0, from, to, perPixel, view.chosen).map((piece) => ({ ...piece, lane })),
-  );
-  const fill = hatch(now.soft, now.idle);
-  chart.setOption({
-    series: [
-      {
-        id: "events",
-        data: view.pieces.map((piece) => [piece.from, piece.lane, piece.to]),
-        encode: { x: [0, 2], y: 1 },
-        renderItem: (params, api) => measuredShape(view, now, fill, view.pieces[params.dataIndex], api),
-      },
-    ],
+  const waiting = hatch(now.soft, now.idle);
+  view.chart.setOption({
+    series: [eventSeries(view, (piece, api) => measuredShape(view, now, waiting, piece, api))],
   });
 }
 
-function measuredShape(view, now, fill, piece, api) {
-  const line = view.lanes[piece.lane];
-  const chosen = view.chosen.has(line.ref[piece.event]);
-  const box = laneBox(api, piece.from, piece.lane, piece.to, chosen ? 4 : 1);
-  const kind = line.kind[piece.event];
-  const colour = [deviceColour(piece.lane >> 1), now.comm, fill, now.soft][kind];
-  const edge = { stroke: now.surface, lineWidth: box.width > 3 ? 0.5 : 0 };
-  const children = [{ type: "rect", shape: box, style: { fill: colour, ...edge } }];
-  if (chosen)
-    children.push({
-      type: "rect",
-      shape: box,
-      style: { fill: "none", stroke: now.accent, lineWidth: 3 },
-    });
-  if (box.width > 40 && piece.many === 1 && kind !== 2)
-    children.push({
-      type: "text",
-      style: {
-        text: short(line.name[piece.event], 60),
-        x: box.x + 4,
-        y: box.y + box.height / 2 + 1,
-        width: box.width - 8,
-        overflow: "truncate",
-        ellipsis: "…",
-        fontFamily: now.font,
-        verticalAlign: "middle",
-        fill: inkOf(colour, now),
-        fontSize: 11,
-      },
-      silent: true,
-    });
-  return { type: "group", children };
+function measuredShape(view, now, waiting, piece, api) {
+  const { kind, name } = view.line;
+  const of = kind[piece.event];
+  const fill = [deviceColour(piece.lane >> 1), now.comm, waiting, now.soft][of];
+  return ganttShape(view, now, piece, api, {
+    fill,
+    text: (box) => (of === 2 ? null : boxText(view, now, box, name[piece.event], inkOf(fill, now))),
+  });
 }
 
 function measuredTip(view, piece) {
-  if (!piece) return "";
-  const line = view.lanes[piece.lane];
-  if (piece.many > 1) {
-    return tip(`${count(piece.many)} short events`, [
-      ["From", seconds(piece.from)],
-      ["To", seconds(piece.to)],
-      ["", "click to zoom in"],
-    ]);
-  }
-  return tip(nameOf(line.name[piece.event], 60), [
+  if (piece.many > 1) return shortEventsTip(piece, []);
+  const { name, kind } = view.line;
+  return tip(nameOf(name[piece.event], 60), [
     ["Rank", `${piece.lane >> 1}, ${piece.lane % 2 ? "measured" : "predicted"}`],
-    ["Kind", MEASURED_KINDS[line.kind[piece.event]]],
+    ["Kind", MEASURED_KINDS[kind[piece.event]]],
     ["Start", seconds(piece.from)],
     ["Duration", seconds(piece.to - piece.from)],
   ]);
-}
-
-function tapMeasured(view, piece) {
-  if (!piece) return;
-  const width = piece.to - piece.from;
-  if (piece.many > 1) return zoomMeasured(view, piece.from - width / 2, piece.to + width / 2);
-  const ref = view.lanes[piece.lane].ref[piece.event];
-  if (ref !== null) select(itemOfRef(ref), "measured");
-}
-
-function zoomMeasured(view, from, to) {
-  view.span = [Math.max(0, from), Math.min(view.run.end_s, to)];
-  view.chart.dispatchAction({
-    type: "dataZoom",
-    dataZoomIndex: 0,
-    startValue: view.span[0],
-    endValue: view.span[1],
-  });
-  fillMeasured(view);
 }
 
 function markMeasured(view, item, from) {
   view.chosen = refsOf(view.plan, item);
   if (!view.chart) return;
   view.table.mark((row) => view.chosen.has(row.ref), from !== "measured" && view.chosen.size > 0);
-  fillMeasured(view);
+  view.fill();
 }
 
 function measuredRanks(ranks) {

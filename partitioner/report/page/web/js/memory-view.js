@@ -104,21 +104,7 @@ function memoryBars(view, now) {
   const peaks = memory.map(atPeak);
   const labels = laneNames(view.plan, 8);
   const room = Math.floor(byId("memory-bars").clientHeight / 22);
-  const zoom =
-    devices.length > room
-      ? [
-          {
-            type: "slider",
-            yAxisIndex: 0,
-            right: 4,
-            width: 14,
-            startValue: 0,
-            endValue: room,
-            showDetail: false,
-            ...zoomLook(now),
-          },
-        ]
-      : [];
+  const zoom = devices.length > room ? [laneScroll(now, room, { right: 4, width: 14 })] : [];
   const withLimit = byId("memory-limit").checked;
   const most =
     1.04 *
@@ -132,31 +118,23 @@ function memoryBars(view, now) {
     data: withLimit ? memory.map((row, device) => [row.limit_bytes, device]) : [],
   };
   return {
-    ...baseOption(now),
-    tooltip: {
-      ...baseOption(now).tooltip,
+    ...chartOption(now, {
       trigger: "axis",
       axisPointer: { type: "shadow" },
       formatter: ([first]) => memoryTip(view, first.dataIndex, peaks[first.dataIndex]),
-    },
+    }),
     grid: { left: 92, right: zoom.length ? 30 : 16, top: 8, bottom: 26 },
-    xAxis: {
-      type: "value",
-      max: most,
-      interval: byteInterval(most, 3),
-      ...axisLook(now),
-      axisLabel: { color: now.ink, formatter: size, hideOverlap: true, showMaxLabel: false },
-    },
-    yAxis: {
-      type: "category",
-      data: labels,
-      inverse: true,
-      ...axisLook(now),
-      axisLabel: {
-        color: now.ink,
-        formatter: (label, lane) => (lane === view.device ? `▸ ${label}` : label),
-      },
-    },
+    xAxis: valueAxis(
+      now,
+      { formatter: size, hideOverlap: true, showMaxLabel: false },
+      { max: most, interval: byteInterval(most, 3) },
+    ),
+    yAxis: nameAxis(
+      now,
+      labels,
+      { formatter: (label, lane) => (lane === view.device ? `▸ ${label}` : label) },
+      { inverse: true },
+    ),
     dataZoom: zoom,
     series: [
       limits,
@@ -223,16 +201,10 @@ function memoryCurve(view, now) {
     areaStyle: { color: now[part], opacity: 1 },
   });
   return {
-    ...baseOption(now),
-    tooltip: {
-      ...baseOption(now).tooltip,
-      trigger: "axis",
-      formatter: (rows) => curveTip(view, rows),
-    },
+    ...chartOption(now, { trigger: "axis", formatter: (rows) => curveTip(view, rows) }),
     legend: { data: PARTS, top: 2, left: 60, textStyle: { color: now.ink } },
     grid: { left: 78, right: 24, top: 36, bottom: 76 },
-    xAxis: {
-      type: "value",
+    xAxis: valueAxis(now, memory.seconds ? { formatter: seconds, hideOverlap: true } : {}, {
       min: 0,
       max: end,
       name: memory.seconds
@@ -240,29 +212,18 @@ function memoryCurve(view, now) {
         : "task position in the schedule",
       nameLocation: "middle",
       nameGap: 24,
-      ...axisLook(now),
-      ...(memory.seconds
-        ? { axisLabel: { color: now.ink, formatter: seconds, hideOverlap: true } }
-        : { minInterval: 1 }),
-    },
-    yAxis: {
-      type: "value",
-      max: top,
-      interval: byteInterval(top, 6),
-      ...axisLook(now),
-      axisLabel: { color: now.ink, formatter: size, showMaxLabel: false },
-    },
-    dataZoom: [
-      { type: "inside", filterMode: "none" },
-      {
-        type: "slider",
-        filterMode: "none",
-        bottom: 8,
-        height: 20,
-        labelFormatter: (value) => (memory.seconds ? seconds(value) : count(Math.round(value))),
-        ...zoomLook(now),
-      },
-    ],
+      ...(memory.seconds ? {} : { minInterval: 1 }),
+    }),
+    yAxis: valueAxis(
+      now,
+      { formatter: size, showMaxLabel: false },
+      { max: top, interval: byteInterval(top, 6) },
+    ),
+    dataZoom: axisZoom(now, {
+      bottom: 8,
+      height: 20,
+      format: (value) => (memory.seconds ? seconds(value) : count(Math.round(value))),
+    }),
     series: [
       area("buffers"),
       area("activations"),

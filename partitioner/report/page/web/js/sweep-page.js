@@ -144,30 +144,23 @@ function sweepOption(now, series, [column, title, format], off) {
     (a, b) => a - b,
   );
   return {
-    ...baseOption(now),
-    tooltip: {
-      ...baseOption(now).tooltip,
+    ...chartOption(now, {
       trigger: "item",
       formatter: ({ seriesIndex, dataIndex }) => pointTip(lines[seriesIndex].points[dataIndex]),
-    },
+    }),
     legend: { show: false, selected: Object.fromEntries([...off].map((name) => [name, false])) },
     grid: { left: 84, right: 24, top: 32, bottom: 46 },
-    xAxis: {
-      type: "category",
-      data: devices.map(String),
-      name: "devices",
-      nameLocation: "middle",
-      nameGap: 28,
-      ...axisLook(now),
-    },
-    yAxis: {
-      type: "value",
-      name: title,
-      nameLocation: "end",
-      ...axisLook(now),
-      nameTextStyle: { color: now.ink, align: "right" },
-      axisLabel: { color: now.ink, formatter: format },
-    },
+    xAxis: nameAxis(
+      now,
+      devices.map(String),
+      {},
+      { name: "devices", nameLocation: "middle", nameGap: 28 },
+    ),
+    yAxis: valueAxis(
+      now,
+      { formatter: format },
+      { name: title, nameLocation: "end", nameTextStyle: { color: now.ink, align: "right" } },
+    ),
     series: [
       ...lines.map(({ points: _, ...line }) => line),
       ...idealLines(now, series, column, devices, off),

@@ -1,18 +1,5 @@
 // Zooming, clicking and walking through the timeline.
 
-function zoomTimeline(view, from, to) {
-  const { line, chart } = view;
-  if (!chart) return;
-  view.span = [Math.max(0, from), Math.min(line.end_s, to)];
-  chart.dispatchAction({
-    type: "dataZoom",
-    dataZoomIndex: 0,
-    startValue: view.span[0],
-    endValue: view.span[1],
-  });
-  fillTimeline(view);
-}
-
 /** Scrolls, where there are more lanes than room, to the lane of an event. */
 function showLane(view, event) {
   if (!view.room) return;
@@ -24,11 +11,9 @@ function showLane(view, event) {
   view.chart.dispatchAction({ type: "dataZoom", dataZoomIndex: 2, ...span });
 }
 
-function tapPiece(view, piece) {
-  const width = piece.to - piece.from;
-  if (piece.many > 1) return zoomTimeline(view, piece.from - width / 2, piece.to + width / 2);
-  view.cursor = piece.event;
-  select(itemOfRef(view.line.ref[piece.event]), "timeline");
+function tapEvent(view, event) {
+  view.cursor = event;
+  select(itemOfRef(view.line.ref[event]), "timeline");
 }
 
 /** Marks the events of a selection and, if none can be seen, moves there. */
@@ -43,9 +28,9 @@ function markTimeline(view, item, move) {
   );
   if (move && events.length && !seen) {
     const middle = (view.line.start_s[events[0]] + endOf(view.line, events[0])) / 2;
-    return zoomTimeline(view, middle - (to - from) / 2, middle + (to - from) / 2);
+    return zoomGantt(view, middle - (to - from) / 2, middle + (to - from) / 2);
   }
-  fillTimeline(view);
+  view.fill();
 }
 
 function eventsOf(view) {
@@ -61,7 +46,7 @@ function zoomToSelection(view) {
   const from = Math.min(...events.slice(0, 1000).map((event) => line.start_s[event]));
   const to = Math.max(...events.slice(0, 1000).map((event) => endOf(line, event)));
   const room = Math.max(3 * (to - from), 20 * line.duration_s[events[0]], line.end_s / 1000);
-  zoomTimeline(view, from - room / 2, to + room / 2);
+  zoomGantt(view, from - room / 2, to + room / 2);
 }
 
 function timelineKey(view, event) {
@@ -74,9 +59,9 @@ function timelineKey(view, event) {
     ArrowDown: () => stepLane(view, 1),
     ArrowUp: () => stepLane(view, -1),
     Enter: () => selection.current && byId("details").focus(),
-    "+": () => zoomTimeline(view, from + quarter, to - quarter),
-    "-": () => zoomTimeline(view, from - 2 * quarter, to + 2 * quarter),
-    0: () => zoomTimeline(view, 0, view.line.end_s),
+    "+": () => zoomGantt(view, from + quarter, to - quarter),
+    "-": () => zoomGantt(view, from - 2 * quarter, to + 2 * quarter),
+    0: () => zoomGantt(view, 0, view.line.end_s),
   };
   if (!actions[event.key]) return;
   event.preventDefault();
@@ -115,7 +100,7 @@ function goToEvent(view, event) {
   const [from, to] = view.span;
   const start = line.start_s[event];
   if (start < from || start > to)
-    zoomTimeline(view, start - (to - from) / 2, start + (to - from) / 2);
+    zoomGantt(view, start - (to - from) / 2, start + (to - from) / 2);
   select(itemOfRef(line.ref[event]), "timeline");
   announce(
     `${short(taskName(plan, line.ref[event]), 40)} on device ${deviceText(plan, [line.device[event]])}, at ${seconds(start)} for ${seconds(line.duration_s[event])}`,

@@ -104,18 +104,14 @@ function trafficOption(plan, now) {
   const names = laneNames(plan, 8);
   const most = bytes.reduce((best, value) => Math.max(best, value), 1);
   const labels = names.length <= CELL_LABELS;
-  const axis = {
-    type: "category",
-    data: names,
-    ...axisLook(now),
+  const cells = {
     splitArea: { show: true, areaStyle: { color: [now.surface, now.surface] } },
     splitLine: { show: true, lineStyle: { color: now.line } },
     nameLocation: "middle",
   };
+  const targets = plan.devices.map((_, lane) => deviceText(plan, [lane]));
   return {
-    ...baseOption(now),
-    tooltip: {
-      ...baseOption(now).tooltip,
+    ...chartOption(now, {
       formatter: ({ value }) =>
         value
           ? tip(`Device ${deviceText(plan, [value[1]])} to ${deviceText(plan, [value[0]])}`, [
@@ -123,16 +119,15 @@ function trafficOption(plan, now) {
               ["", "click for its communications"],
             ])
           : "",
-    },
+    }),
     grid: { left: 106, right: 92, top: 42, bottom: 12 },
-    xAxis: {
-      ...axis,
-      data: plan.devices.map((_, lane) => deviceText(plan, [lane])),
-      name: "to device",
-      position: "top",
-      nameGap: 24,
-    },
-    yAxis: { ...axis, name: "from device", inverse: true, nameGap: 84 },
+    xAxis: nameAxis(
+      now,
+      targets,
+      {},
+      { ...cells, name: "to device", position: "top", nameGap: 24 },
+    ),
+    yAxis: nameAxis(now, names, {}, { ...cells, name: "from device", inverse: true, nameGap: 84 }),
     visualMap: {
       type: "continuous",
       min: 0,
@@ -179,29 +174,15 @@ function loadOption(plan, now) {
     data: plan.devices.map((device) => device[column]),
   });
   return {
-    ...baseOption(now),
-    tooltip: {
-      ...baseOption(now).tooltip,
+    ...chartOption(now, {
       trigger: "axis",
       axisPointer: { type: "shadow" },
       formatter: ([first]) => loadTip(plan, first.dataIndex),
-    },
+    }),
     legend: { top: 0, textStyle: { color: now.ink } },
     grid: { left: 66, right: 12, top: 30, bottom: 40 },
-    xAxis: {
-      type: "category",
-      data: names,
-      name: "device",
-      nameLocation: "middle",
-      nameGap: 24,
-      ...axisLook(now),
-    },
-    yAxis: {
-      type: "value",
-      ...axisLook(now),
-      splitNumber: 3,
-      axisLabel: { color: now.ink, formatter: seconds },
-    },
+    xAxis: nameAxis(now, names, {}, { name: "device", nameLocation: "middle", nameGap: 24 }),
+    yAxis: valueAxis(now, { formatter: seconds }, { splitNumber: 3 }),
     series: [
       bar("compute", "compute_s", now.weights),
       bar("communication", "comm_s", now.comm),

@@ -71,7 +71,7 @@ class _Path:
 
 
 @dataclass(frozen=True)
-class Way:
+class BlockPlan:
     """A way to run a graph in blocks.
 
     Attributes:
@@ -143,7 +143,7 @@ class Found:
         complete: Whether all runs in blocks were priced within the budget.
     """
 
-    ways: tuple[Way, ...]
+    ways: tuple[BlockPlan, ...]
     searched: str
     complete: bool
 
@@ -247,7 +247,7 @@ def plan_in_blocks(
 
 
 def _priced(
-    way: Way,
+    way: BlockPlan,
     graph: Graph,
     cut: BlockGraph,
     cluster: Cluster,
@@ -332,8 +332,8 @@ def find_blocks(
     searches: dict[DeviceSpec, _Search] = {}
     for spec in cluster.first_of_spec:
         searches[spec] = _Search.of(prices.runs(graph, cluster, spec), spec, len(cluster), budget)
-    ways: dict[Way, tuple[float, int]] = {}
-    margins: dict[Way, float] = {}
+    ways: dict[BlockPlan, tuple[float, int]] = {}
+    margins: dict[BlockPlan, float] = {}
     for margin, way, seconds in _ways(cluster, searches, objective):
         ways.setdefault(way, (seconds, len(way.blocks.stretches)))
         margins[way] = margin
@@ -355,21 +355,25 @@ def find_blocks(
 
 def _ways(
     cluster: Cluster, searches: Mapping[DeviceSpec, _Search], objective: Objective
-) -> Iterator[tuple[float, Way, float]]:
+) -> Iterator[tuple[float, BlockPlan, float]]:
     """Ways on one device and in stages, each with the share of memory that it fills and seconds."""
     count = len(cluster)
     for spec, device in cluster.first_of_spec.items():
         for margin, path in searches[spec].paths_of_all():
             blocks = _blocks(next(iter(searches.values())).graph, path.options)
-            yield margin, Way(blocks, ((0, device),)), path.seconds
+            yield margin, BlockPlan(blocks, ((0, device),)), path.seconds
             if count > 1:
-                yield margin, Way(blocks, ((0, device),), is_spread=True), path.seconds / count
+                yield (
+                    margin,
+                    BlockPlan(blocks, ((0, device),), is_spread=True),
+                    path.seconds / count,
+                )
     for margin in STAGE_MARGINS if count > 1 else ():
         chain = _staged(cluster, searches, margin, objective)
         if chain is not None:
             blocks = _blocks(next(iter(searches.values())).graph, chain.options)
             for is_spread in (False, True):
-                yield margin, Way(blocks, chain.stages, is_spread), chain.longest_s
+                yield margin, BlockPlan(blocks, chain.stages, is_spread), chain.longest_s
 
 
 def _find_in_training(graph: Graph, cluster: Cluster, request: Request, budget: Budget) -> Found:
@@ -385,7 +389,7 @@ def _find_in_training(graph: Graph, cluster: Cluster, request: Request, budget: 
     alone = replace(cluster, devices=(spec,), levels=(replace(cluster.levels[0], size=1),))
     trained = training_blocks(graph, alone, budget, shared)
     stages = ((0, 0),) if shared is None else ()
-    ways = tuple(Way(blocks, stages, shared=shared) for blocks in trained.blocks)
+    ways = tuple(BlockPlan(blocks, stages, shared=shared) for blocks in trained.blocks)
     return Found(ways, f"{on}, with {trained.runs} runs of nodes in blocks", trained.complete)
 
 

@@ -168,9 +168,9 @@ class Table:
 
     @cached_property
     def _has_batch(self) -> bool:
-        """Whether the model has a batch that can be cut."""
+        """Whether the model has a batch; in inference one that can be cut."""
         try:
-            return self.model.batch_size() > 1
+            return self.model.batch_size() > 1 or self.training
         except PartitionerError:
             return False
 

@@ -130,7 +130,7 @@ class Table:
         both are weighed only where the request asks for any micro-batches.
         """
         asked, devices = self.request.micro_batches == "auto", len(self.cluster)
-        if not (self._leaves_stages_open and self._has_batch):
+        if not (self._leaves_stages_open and self._holds_weights and self._has_batch):
             return
         if not asked and (not self.training or devices > EXPLICIT):
             return
@@ -167,6 +167,12 @@ class Table:
         return kinds and nodes and not request.constraints.bound and len(self.cluster) > 1
 
     @cached_property
+    def _holds_weights(self) -> bool:
+        """Whether all devices together have the memory for what is kept for all steps."""
+        memory = sum(device.memory_bytes for device in self.cluster.devices)
+        return kept_bytes(self._first) <= memory
+
+    @cached_property
     def _has_batch(self) -> bool:
         """Whether the model has a batch; in inference one that can be cut."""
         try:
@@ -176,8 +182,7 @@ class Table:
 
     def _fewest_parts(self) -> Iterator[Way]:
         """Micro-batches on one mesh of all devices, then through stages of fewer."""
-        memory = sum(device.memory_bytes for device in self.cluster.devices)
-        if not self.request.may_run_in_parts or kept_bytes(self._first) > memory:
+        if not (self.request.may_run_in_parts and self._holds_weights):
             return
         try:
             counts = self.model.even_counts()

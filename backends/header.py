@@ -248,7 +248,7 @@ def parse_region(data: Any) -> Region | None:
 
 
 def fits(region: Region, shape: tuple[int, ...]) -> bool:
-    """Whether a region lies within a tensor of this shape."""
+    """Test whether a region lies within a tensor of this shape."""
     return len(region) == len(shape) and all(
         start + length <= size
         for dim, size in zip(region, shape, strict=True)

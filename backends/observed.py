@@ -199,7 +199,7 @@ _Sent: TypeAlias = tuple[tuple[int, ...], int]
 
 
 def _begun(events: Iterable[Event]) -> Mapping[_Sent, float]:
-    """When the last of the ranks that send began each communication of a step."""
+    """Find when the last of the ranks that send began each communication of a step."""
     begun: dict[_Sent, float] = {}
     for event in events:
         if event.comms and event.role is Role.SEND:

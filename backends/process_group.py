@@ -69,7 +69,8 @@ class Start:
             where = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
             raise BackendError(f"rank 0 is not there, at {where}: {one_line(error)}") from error
         attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
-        start = cls(rank, ranks, _prefixed(f"partitioner/{attempt}", store))
+        prefixed = dist.PrefixStore(f"partitioner/{attempt}", store)  # type: ignore[attr-defined]
+        start = cls(rank, ranks, prefixed)
         start._said("here", "", START_S)
         return start
 
@@ -116,10 +117,6 @@ class Start:
         while self.rank == 0 and count < self.ranks and time.monotonic() < until:
             time.sleep(_POLL_S)
             count = self.store.add(f"{stage}/read", 0)
-
-
-def _prefixed(prefix: str, store: Any) -> Any:
-    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

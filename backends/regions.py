@@ -32,7 +32,7 @@ def whole_region(shape: tuple[int, ...]) -> Region:
 
 
 def is_whole(region: Region | None, shape: tuple[int, ...]) -> bool:
-    """Whether a region is all of a tensor, in its own order."""
+    """Test whether a region is all of a tensor, in its own order."""
     return region is None or (
         region_shape(region) == shape
         and all(start == at for intervals in region for start, _, at in _placed(intervals))

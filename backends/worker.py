@@ -63,7 +63,7 @@ def main(folder: Path) -> int:
 
 
 def _input_closed(wait_s: float = 0.0) -> bool:
-    """Whether standard input was closed: nobody wants the run any more."""
+    """Test whether standard input was closed: nobody wants the run any more."""
     return bool(select.select([sys.stdin], [], [], wait_s)[0])
 
 

@@ -60,7 +60,7 @@ class Blocks:
     stretches: tuple[Stretch, ...] = ()
 
     def __bool__(self) -> bool:
-        """Whether anything runs in blocks."""
+        """Tell whether anything runs in blocks."""
         return bool(self.stretches)
 
     def to_data(self) -> list[dict[str, Any]]:

@@ -11,10 +11,10 @@ def is_a(value: object, *kinds: type) -> bool:
 
 
 def is_whole(value: object) -> bool:
-    """Whether a value is an integer, NumPy's included; True and False are none."""
+    """Test whether a value is an integer, NumPy's included; True and False are none."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a real number, NumPy's included; True and False are none."""
+    """Test whether a value is a real number, NumPy's included; True and False are none."""
     return isinstance(value, Real) and not isinstance(value, bool)

@@ -186,7 +186,7 @@ def _overlaps(
     offers: Sequence[dict[Intervals, Intervals]] | None,
     wanted: Region,
 ) -> list[_Overlap]:
-    """What each distinct part has of a wanted part, of those that have any.
+    """Intersect each distinct part with a wanted part; parts that share nothing are left out.
 
     `offers` are those of `_dim_offers`; None if each part offers all that it has.
     """
@@ -206,7 +206,7 @@ def _overlaps(
 def _dim_offers(
     windows: Sequence[bool], holders: Iterable[Region], own: Region | None
 ) -> list[dict[Intervals, Intervals]]:
-    """By dim, what each distinct part of the dim offers to a device that holds `own`."""
+    """List by dim what each distinct part of the dim offers to a device that holds `own`."""
     offers = []
     for dim, windowed in enumerate(windows):
         parts = tuple(dict.fromkeys(region[dim] for region in holders))

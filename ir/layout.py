@@ -204,7 +204,7 @@ class DimLayout:
 
     @classmethod
     def whole(cls, size: int) -> DimLayout:
-        """Not cut."""
+        """Make a layout that is not cut."""
         return _interned((), ((size,),))
 
     @classmethod
@@ -297,17 +297,17 @@ class DimLayout:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every element is held by some coordinate."""
+        """Tell whether every element is held by some coordinate."""
         return not self.windows or _is_complete(self)
 
     @property
     def is_equal(self) -> bool:
-        """Whether every coordinate holds the same number of elements."""
+        """Tell whether every coordinate holds the same number of elements."""
         return not self.axes or _is_equal(self)
 
     @property
     def is_chunked(self) -> bool:
-        """Whether the parts are those of ``torch.chunk``, the only cuts that DTensor has."""
+        """Tell whether the parts are those of ``torch.chunk``, the only cuts that DTensor has."""
         if not self.axes:
             return True
         if len(self.segments) > 1 or self.windows:

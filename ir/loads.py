@@ -39,7 +39,11 @@ def with_loads(graph: Graph, loads: Loads) -> Graph:
     found: dict[str, tuple[float, ...]] = {}
     layers = _layers(graph) if loads else {}
     for pattern, numbers in loads:
-        matching = [name for name, names in layers.items() if _matches(pattern, names)]
+        matching = [
+            name
+            for name, names in layers.items()
+            if any(fnmatchcase(one, pattern) for one in names)
+        ]
         if not matching:
             known = sorted({one for names in layers.values() for one in names})
             what = "" if layers else ": the model has none that is one operator"
@@ -79,7 +83,7 @@ def factor_of(expr: DimExpr) -> str:
 
 
 def _layers(graph: Graph) -> Mapping[str, frozenset[str]]:
-    """By node of a layer of experts, the names of the layer: of its weights, nodes and modules.
+    """Name the layers of experts by node: by their weights, nodes and modules.
 
     Nodes that read the same weights are of one layer.
     """
@@ -112,10 +116,6 @@ def _modules(name: str) -> Iterator[str]:
     """The paths of modules that a node is in, by its name: "/layers/0/experts/bmm"."""
     parts = name.split("/")[1:-1]
     yield from (".".join(parts[:size]) for size in range(1, len(parts) + 1))
-
-
-def _matches(pattern: str, names: frozenset[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for name in names)
 
 
 def _shares(pattern: str, numbers: Sequence[float], graph: Graph, name: str) -> tuple[float, ...]:

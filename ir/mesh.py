@@ -81,6 +81,11 @@ class DeviceMesh:
             raise IRError(f"device {device} is not in mesh {self}")
         return point
 
+    def part(self, axis: str, place: int) -> DeviceMesh:
+        """The mesh of the other axes over the devices at a place along an axis."""
+        devices = tuple(device for device, point in self.coords() if point[axis] == place)
+        return DeviceMesh(tuple((n, size) for n, size in self.axes if n != axis), devices)
+
     def linear(self, axes: tuple[str, ...], point: Mapping[str, int]) -> int:
         """Row-major index of a coordinate over these axes."""
         sizes = dict(self.axes)

@@ -94,7 +94,7 @@ class Phases:
         return tuple(self.number(part, action.stage) for part in parts)
 
     def is_once(self, phase: int) -> bool:
-        """Whether a phase runs once a step, not once a micro-batch."""
+        """Tell whether a phase runs once a step, not once a micro-batch."""
         return self.of(phase)[0] in (Part.SETUP, Part.REDUCE)
 
 
@@ -175,7 +175,7 @@ class StepOrder(RunOrder):
     before: Mapping[int, frozenset[int]]
 
     def is_before(self, phase: int, later: int, device: int) -> bool:
-        """Whether a phase runs before another, of the same micro-batch, as a device sees it.
+        """Tell whether a phase runs before another, of the same micro-batch, as a device sees it.
 
         In every order that the data allow, or as the table has both phases on the device.
         """
@@ -341,7 +341,7 @@ def fixed_nodes(graph: Graph) -> frozenset[str]:
 
 
 def have_equal_fixed_nodes(graph: Graph, other: Graph) -> bool:
-    """Whether the `fixed_nodes` of two graphs of one model give equal results.
+    """Test whether the `fixed_nodes` of two graphs of one model give equal results.
 
     Those of graphs for micro-batches of other sizes may differ: a tensor of zeros as long as the
     micro-batch, or the reciprocal of its size.
@@ -357,7 +357,7 @@ def have_equal_fixed_nodes(graph: Graph, other: Graph) -> bool:
 
 
 def _is_equal_node(node: Node, other: Node) -> bool:
-    """Whether two nodes compute the same; those with subgraphs are not compared."""
+    """Test whether two nodes compute the same; those with subgraphs are not compared."""
     return (
         replace(node, attrs={}) == replace(other, attrs={})
         and node.attrs.keys() == other.attrs.keys()
@@ -371,7 +371,7 @@ def _is_equal_node(node: Node, other: Node) -> bool:
 
 
 def _is_equal_constant(value: str, graph: Graph, other: Graph) -> bool:
-    """Whether a value that one graph has as a constant is the same in the other one."""
+    """Test whether a value that one graph has as a constant is the same in the other one."""
     one, another = graph.constants.get(value), other.constants.get(value)
     if one is None or another is None:
         return one is another
@@ -416,8 +416,11 @@ def _part(
         if is_as_large and (made_by is None or made_by[2] == p.stage):
             return Part.REDUCE
     made = [(at, *home[value]) for value, at in p.operands() if value in home]
+    if any(part is Part.REDUCE for _, _, part, _ in made):
+        return Part.REDUCE  # the optimizer's step, for which gradients were added up
     if node.name in fixed and all(
-        part is Part.SETUP and (before == at or _apart(before, at)) for at, before, part, _ in made
+        part is Part.SETUP and (before == at or set(before.mesh.devices) != set(at.mesh.devices))
+        for at, before, part, _ in made
     ):
         return Part.SETUP
     if row is not None and row.again and len(made) == 1:
@@ -425,10 +428,6 @@ def _part(
         if stage == p.stage and (at == before or readers - {stage}):
             return part
     return Part.BACKWARD if node.name in graph.backward else Part.FORWARD
-
-
-def _apart(a: Placement, b: Placement) -> bool:
-    return set(a.mesh.devices) != set(b.mesh.devices)
 
 
 def _producers(graph: Graph, node: Node) -> Iterator[Node]:

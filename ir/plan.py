@@ -295,7 +295,7 @@ class PlacedNode:
 
     @property
     def absent(self) -> bool:
-        """Whether this is the choice to leave an optional node out."""
+        """Tell whether the choice is to leave an optional node out."""
         return not self.node.writes
 
     @property

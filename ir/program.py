@@ -89,7 +89,7 @@ class Comm:
 
     @cached_property
     def is_even(self) -> bool:
-        """Whether every rank has a transfer to every rank, all of one size."""
+        """Tell whether every rank has a transfer to every rank, all of one size."""
         pairs = {(transfer.source, transfer.target) for transfer in self.transfers}
         sizes = {transfer.numel for transfer in self.transfers}
         return len(sizes) == 1 and pairs == {(a, b) for a in self.ranks for b in self.ranks}

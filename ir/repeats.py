@@ -55,7 +55,7 @@ def numbered(keys: Iterable[Hashable]) -> Ints:
 
 
 def crossing(graph: Graph, weight: Callable[[str], float]) -> Floats:
-    """For the point before each node the total weight of the values that cross it.
+    """Add up, for the point before each node, the weights of the values that cross it.
 
     A value crosses from after its producer to its last reader.
     """

@@ -275,7 +275,7 @@ class Rule:
 
     @cached_property
     def is_pointwise(self) -> bool:
-        """Whether each result element depends on one element of each operand."""
+        """Tell whether each result element depends on one element of each operand."""
         kinds = {factor.kind for factor in self.factors.values()}
         loops = _names(self.results[:1]).keys()
         return (
@@ -286,7 +286,7 @@ class Rule:
 
     @cached_property
     def is_product(self) -> bool:
-        """Whether it multiplies matrices, or convolves.
+        """Tell whether the operator multiplies matrices, or convolves.
 
         Two operands share a factor that is summed over, and each has one that the other lacks.
         """
@@ -306,7 +306,7 @@ class Rule:
         return [_single(expr) for expr in dims or ()].index(name)
 
     def slides(self, layouts: Layouts) -> bool:
-        """Whether a cut gives devices windows: they have parts of equal sizes, but not alike."""
+        """Test whether a cut gives devices windows: parts of equal sizes, but not alike."""
         return any(name in layouts for _, name in self.windows)
 
     @property
@@ -351,11 +351,11 @@ class Rule:
         return flops * self.work(layouts, mesh, point)
 
     def is_uneven(self, layouts: Layouts) -> bool:
-        """Whether devices may have unequal work though their parts are of equal sizes."""
+        """Test whether devices may have unequal work though their parts are of equal sizes."""
         return self.rising in layouts or self._has_loads(layouts)
 
     def _has_loads(self, layouts: Layouts) -> bool:
-        """Whether owners are cut whose loads are known."""
+        """Test whether owners are cut whose loads are known."""
         dispatch = self.dispatch
         return dispatch is not None and bool(dispatch.loads) and dispatch.owners in layouts
 
@@ -367,7 +367,7 @@ class Rule:
         return work
 
     def popularity(self, layouts: Layouts, mesh: DeviceMesh, point: Mapping[str, int]) -> float:
-        """What a mesh coordinate gets of the choices, over as many owners' share on average."""
+        """Weigh what a mesh coordinate gets of the choices: 1 is as many owners' average share."""
         if self.dispatch is None or not self._has_loads(layouts):
             return 1.0
         at = layouts[self.dispatch.owners]

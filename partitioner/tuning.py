@@ -150,7 +150,7 @@ def _rounds(
 
 
 def _is_clear(seconds: Sequence[Sequence[float]]) -> bool:
-    """Whether each run of one plan was faster than all runs of the others."""
+    """Test whether each run of one plan was faster than all runs of the others."""
     best, *others = sorted(seconds, key=statistics.median)
     return all(max(best) < min(other) for other in others)
 

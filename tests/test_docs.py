@@ -248,6 +248,56 @@ def test_every_page_is_in_the_navigation_and_links_lead_somewhere() -> None:
             )
 
 
+def found(name: str, folders: set[Path]) -> Path | None:
+    """A file or folder by the name that a page gives it, with or without its ending."""
+    paths = (folder / f"{name}{ending}" for folder in folders for ending in ("", ".py"))
+    return next((path for path in paths if path.exists()), None)
+
+
+def paths_of_the_map() -> list[tuple[str, Path | None, str]]:
+    """Paths in the tables of CONTRIBUTING.md: name, what it is, and the row.
+
+    They begin at the root, in partitioner/, or in a folder that the table's head or the row named.
+    """
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = []
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        head = {ROOT, ROOT / "partitioner"}
+        for number, row in enumerate(table.splitlines()):
+            folders = set(head)
+            for name in re.findall(r"`([\w./-]+)`", row):
+                if "/" in name or name.endswith((".py", ".md", ".toml", ".yml")):
+                    path = found(name, folders)
+                    named.append((name, path, row))
+                    if path is not None:
+                        folders.add(path if path.is_dir() else path.parent)
+            head = folders if number == 0 else head
+    return named
+
+
+def test_the_map_and_where_it_goes_name_paths_that_exist() -> None:
+    named = paths_of_the_map()
+    assert len(named) > 200
+    assert [(name, row[:60]) for name, path, row in named if path is None] == []
+
+
+def test_names_that_the_map_gives_to_files_are_in_them() -> None:
+    paths = {name: path for name, path, _ in paths_of_the_map() if path is not None}
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    pairs = re.findall(r"`(\w+)` (?:in|of) `([\w./-]+\.py)`", text)
+    assert len(pairs) > 10
+    for name, file in pairs:
+        assert re.search(rf"\b{name}\b", paths[file].read_text(encoding="utf-8")), (name, file)
+
+
+def test_pages_name_modules_that_exist() -> None:
+    rooms = {path.name for path in (ROOT / "partitioner").iterdir() if path.is_dir()} | {"tests"}
+    for page in DOCS.rglob("*.md"):
+        for name in re.findall(r"`(\w+/[\w./-]*[\w/])`", page.read_text(encoding="utf-8")):
+            if name.split("/")[0] in rooms:
+                assert found(name, {ROOT, ROOT / "partitioner"}), f"{page.name}: {name}"
+
+
 @pytest.mark.parametrize(
     "command",
     [

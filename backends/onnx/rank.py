@@ -35,7 +35,7 @@ from partitioner.backends.waiting import STEPS
 
 
 def has_gpus(count: int) -> bool:
-    """Whether this machine has so many GPUs that this ONNX Runtime is built to run on."""
+    """Test whether this ONNX Runtime is built for GPUs and the machine has so many of them."""
     is_built = "CUDAExecutionProvider" in ort.get_available_providers()
     return is_built and torch.cuda.is_available() and torch.cuda.device_count() >= count
 

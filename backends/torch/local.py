@@ -99,7 +99,7 @@ def check_gpus(device: str, ranks: int) -> None:
 
 
 def needs_values(files: Sequence[RankFile]) -> bool:
-    """Whether rank files run with values that they do not hold: weights in training, buffers."""
+    """Test whether rank files lack values to run: weights in training, buffers."""
     return any(file.training or file.staged or file.stored for file in files)
 
 

@@ -175,7 +175,7 @@ def gpu_fingerprint(name: str) -> str:
 
 
 def is_of_gpu(fingerprint: str) -> bool:
-    """Whether a fingerprint is of a GPU.
+    """Test whether a fingerprint is of a GPU.
 
     >>> is_of_gpu(gpu_fingerprint("NVIDIA H200")), is_of_gpu(cpu_fingerprint())
     (True, False)

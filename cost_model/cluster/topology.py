@@ -156,7 +156,7 @@ class LinkLevel:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the seconds of messages are measured or published: the start-up is in them."""
+        """Tell whether seconds of messages are measured or published: then with the start-up."""
         return self._sent_s(0.0) is not None
 
     def hidden_share(self, ranks: int) -> float:
@@ -244,12 +244,12 @@ class Cluster:
 
     @property
     def has_equal_devices(self) -> bool:
-        """Whether all devices have one specification."""
+        """Tell whether all devices have one specification."""
         return len(self.first_of_spec) == 1
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all devices are equal and any two talk over the same links."""
+        """Tell whether all devices are equal and any two talk over the same links."""
         return self.has_equal_devices and len(self.levels) == 1
 
     def level(self, devices: Iterable[int]) -> LinkLevel:

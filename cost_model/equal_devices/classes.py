@@ -81,7 +81,7 @@ def _sizes(mesh: DeviceMesh, layout: DimLayout) -> Mapping[int, Hashable]:
 
 
 def _dispatches(placed: Sequence[PlacedNode], cluster: Cluster) -> Iterator[Mapping[int, Hashable]]:
-    """What each device sends inside of nodes, and the seconds that it takes."""
+    """Yield what each device sends inside of nodes, and the seconds that it takes."""
     for node in placed:
         if node.sent:
             yield dispatch_seconds(node, cluster)

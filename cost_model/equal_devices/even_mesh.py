@@ -71,11 +71,11 @@ class EvenMesh:
         return self.mesh.devices[0]
 
     def fits(self, layout: DimLayout) -> bool:
-        """Whether the real axes cut each segment evenly, as those of the stand-in do."""
+        """Test whether the real axes cut each segment evenly, as those of the stand-in do."""
         return not layout.axes or _fits(layout, self.mesh.size(layout.axes))
 
     def admits(self, placed: PlacedNode) -> bool:
-        """Whether a strategy on the stand-in is one on the mesh."""
+        """Test whether a strategy on the stand-in is one on the mesh."""
         dims = (
             dim for _, at in (*placed.operands(), *placed.results()) for dim in at.sharding.dims
         )
@@ -219,9 +219,10 @@ def _sizes(layout: DimLayout) -> tuple[int, ...]:
 def _shared(
     held: tuple[int, ...], before: int, wanted: tuple[int, ...], after: int
 ) -> tuple[int, int, int]:
-    """Of two even cuts of a dim, the most parts of the first that one of the second overlaps.
+    """Compare two even cuts of a dim: what their parts overlap, at most.
 
-    Then the most of the second that one of the first overlaps, and the most elements of an overlap.
+    Returns the most parts of the first that one of the second overlaps, the most of the second
+    that one of the first overlaps, and the most elements of an overlap.
 
     Args:
         held, wanted: Sizes of the segments of each.
@@ -274,7 +275,7 @@ class EvenResharder(Resharder):
     _peers: dict[tuple[int, ...], Mapping[LinkLevel, int]] = field(default_factory=dict)
 
     def allows(self, source: Placement, target: Placement) -> bool:
-        """Whether the reshard has a price: no dim's shares overlap in part only."""
+        """Test whether the reshard has a price: no dim's shares overlap in part only."""
         return source.mesh != target.mesh or Overlap.MIXED not in _overlaps(source, target)
 
     def priced(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
@@ -357,7 +358,7 @@ class EvenResharder(Resharder):
         return self._hop(CommKind.ALL_TO_ALL, ranks, reshard, seconds, sent)
 
     def _to_or_from_one(self, reshard: Reshard) -> Hop:
-        """Between the group and one device of it (an op that is kept whole), its busiest."""
+        """Reshard between the group and one device of it (an op kept whole), its busiest."""
         dtype, source, target = reshard
         ranks = self.even.line(frozenset(self.even.mesh.names))
         if not target.mesh.axes:
@@ -378,7 +379,7 @@ class EvenResharder(Resharder):
         return self._hop(kind, ranks, reshard, seconds, share * (len(ranks) - 1))
 
     def _across(self, reshard: Reshard) -> Hop:
-        """To another group: each device there gets its share from the holders of its pieces.
+        """Reshard to another group: each device there gets its share from holders of its pieces.
 
         The holders of a piece take turns. A device of each group counts, the busiest.
         """

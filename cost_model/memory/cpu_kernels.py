@@ -75,12 +75,12 @@ class Tensor:
 
     @property
     def is_image(self) -> bool:
-        """Whether it may be blocked."""
+        """Tell whether the tensor's type and rank allow a blocked layout."""
         return len(self.shape) == _IMAGE_RANK and self.dtype == "float32"
 
     @property
     def fills_blocks(self) -> bool:
-        """Whether it may be blocked, and its channels fill whole blocks."""
+        """Tell whether the tensor may be blocked, and its channels fill whole blocks."""
         return self.is_image and self.shape[1] % CHANNEL_BLOCK == 0
 
 
@@ -117,7 +117,7 @@ class LocalNode:
 
     @property
     def result(self) -> Name | None:
-        """Its first result."""
+        """Return the first result; None if there is none."""
         return self.writes[0] if self.writes else None
 
 
@@ -180,12 +180,10 @@ class Session:
         return any(
             _may_be_blocked(node, self.tensors)
             if node.op == "Conv"
-            else node.op in _POOLS and self._fills_blocks(node)
+            else node.op in _POOLS
+            and all(self.tensors[name].fills_blocks for name in node.operands)
             for node in self.nodes
         )
-
-    def _fills_blocks(self, node: LocalNode) -> bool:
-        return all(self.tensors[name].fills_blocks for name in node.operands)
 
     def kernels(self, *, blocked: bool) -> tuple[Sequence[Kernel], Mapping[Name, Tensor]]:
         """The kernels, in order, and all tensors; `blocked` allows blocked layouts."""
@@ -309,7 +307,7 @@ def _scratch_bytes(node: LocalNode, tensors: Mapping[Name, Tensor]) -> int:
 
 
 def _may_be_blocked(node: LocalNode, tensors: Mapping[Name, Tensor]) -> bool:
-    """Whether a convolution computes in a blocked layout."""
+    """Test whether a convolution computes in a blocked layout."""
     is_constant = all(name is None for name in node.reads[1:])
     if node.result is None or not is_constant or not tensors[node.result].is_image:
         return False
@@ -440,7 +438,7 @@ class _Blocking:
         return all_blocked and node.op in (*_ELEMENTWISE, "BatchNormalization")
 
     def _is_joined(self, name: Name) -> bool:
-        """Whether an operand of a sum is blocked, or made so where it enters the session."""
+        """Test whether an operand of a sum is blocked, or made so where it enters the session."""
         fills_blocks = self.session.tensors[name].fills_blocks
         return name in self.blocked or (fills_blocks and self._is_outside(name))
 

@@ -122,7 +122,7 @@ def peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
 
 
 def loaded_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
-    """Of the constants that are held for blocks alone.
+    """Yield the lifetimes of constants that are held for blocks alone.
 
     While a block runs, a device loads the constants of the next one that it runs.
     """
@@ -164,7 +164,7 @@ class Peaks(NamedTuple):
 
     @classmethod
     def of(cls, schedule: Schedule, scratch: Curves) -> Peaks:
-        """Those of a schedule; `scratch` has what kernels take, of devices on which any does."""
+        """Count the peaks of a schedule; `scratch` has kernels' bytes, of devices where any is."""
         uses = _Uses.of(schedule)
         safe, exact = tuple(safe_lifetimes(schedule)), tuple(exact_lifetimes(schedule, uses.roots))
         curves = dict(_usage(schedule, exact, uses))
@@ -178,7 +178,7 @@ class Peaks(NamedTuple):
 
 
 def _usage(schedule: Schedule, lifetimes: Sequence[Lifetime], uses: _Uses | None = None) -> Curves:
-    """Most activation bytes at each task position over all micro-batches, by device."""
+    """Count the most activation bytes at each task position over all micro-batches, by device."""
     if schedule.order is None:
         return usage_curves(schedule, lifetimes)
     return _step_curves(schedule, schedule.order, lifetimes, uses)
@@ -358,7 +358,7 @@ def _summed(schedule: Schedule, roots: Mapping[LocalKey, LocalKey]) -> frozenset
 def _step_curves(
     schedule: Schedule, order: StepOrder, lifetimes: Sequence[Lifetime], uses: _Uses | None
 ) -> Curves:
-    """Most activation bytes at each task position, of a plan with stages.
+    """Count the most activation bytes at each task position, of a plan with stages.
 
     While a phase runs, all that earlier phases keep is held.
     """
@@ -385,7 +385,7 @@ def _step_curves(
 def _most_held(
     kept: Mapping[tuple[int, int], int], runs: Iterable[tuple[int, int]]
 ) -> Mapping[int, int]:
-    """Most bytes that other phases keep while a phase runs, by phase.
+    """Count the most bytes that other phases keep while a phase runs, by phase.
 
     `kept` has the bytes of a micro-batch by the phases that make them and that read them last.
     """
@@ -413,7 +413,7 @@ def usage_curves(schedule: Schedule, lifetimes: Iterable[Lifetime]) -> Curves:
 
 
 def safe_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
-    """From the first task that computes any part of the value to its last use anywhere."""
+    """Yield lifetimes from the first task that computes any part of a value to its last use."""
     first: dict[str, int] = {}
     for position, task in enumerate(schedule.tasks):
         computed = (value for _, (value, _), _ in task.writes)
@@ -458,7 +458,7 @@ def _kept_for_either(
 def exact_lifetimes(
     schedule: Schedule, roots: Mapping[LocalKey, LocalKey] | None = None
 ) -> Iterator[Lifetime]:
-    """From the task that writes a local tensor to its device's last task that reads it.
+    """Yield lifetimes from the task that writes a local tensor to its device's last reader.
 
     `roots` are the tensors whose memory views and aliases name, if they are known.
     """
@@ -615,7 +615,7 @@ def _is_view(task: Task) -> bool:
 
 
 def _is_named(task: Task) -> bool:
-    """Whether a node's result is its first operand itself, or a view of it."""
+    """Test whether a node's result is its first operand itself, or a view of it."""
     row = row_of(task.placed.node) if task.placed is not None else None
     return row is not None and (row.view or row.again or row.either or row.in_place is not None)
 

@@ -65,7 +65,7 @@ class Sessions:
     between: npt.NDArray[np.int64]
 
     def held(self, plain: Collection[Part]) -> npt.NDArray[np.int64]:
-        """Most bytes at each position, if convolutions of some parts are plain."""
+        """Count the most bytes at each position, if convolutions of some parts are plain."""
         curve = self.between.copy()
         for run in self.runs:
             for at, nbytes in _held(run.session, blocked=run.part not in plain).items():
@@ -75,7 +75,7 @@ class Sessions:
 
 @dataclass(frozen=True)
 class Held:
-    """What the sessions of all devices hold, under the layouts that they run with.
+    """Count what the sessions of all devices hold, under the layouts that they run with.
 
     Attributes:
         plain: The parts of the graph whose convolutions are plain.
@@ -87,7 +87,7 @@ class Held:
 
     @classmethod
     def of(cls, graph: Graph, schedule: Schedule, limits: Mapping[int, int]) -> Held | None:
-        """None for a PyTorch module, and for a plan in stages.
+        """Count the memory of sessions; None for a PyTorch module and a plan in stages.
 
         Convolutions are plain in parts with too few channels for blocks, and in those that would
         exceed the memory of a device, `limits`.
@@ -124,7 +124,7 @@ def plain_parts(sessions: Iterable[Sessions]) -> frozenset[Part]:
 
 
 def _held(session: Session, *, blocked: bool) -> Mapping[int, int]:
-    """Most bytes inside a session at each position of a task."""
+    """Count the most bytes inside a session at each position of a task."""
     kernels, tensors = session.kernels(blocked=blocked)
     memory = _Memory(tensors, session.given, Counter(n for k in kernels for n in k.reads))
     for index, kernel in enumerate(kernels):
@@ -216,7 +216,7 @@ def _touched(task: Task) -> Iterator[LocalKey]:
 
 
 def _is_local(task: Task) -> bool:
-    """Whether a task is computed in a session."""
+    """Test whether a task is computed in a session."""
     return task.placed is not None or (task.comm is not None and task.comm.kind is CommKind.SLICE)
 
 
@@ -230,7 +230,7 @@ class _Device:
 
     @cached_property
     def tasks(self) -> Sequence[tuple[int, Task]]:
-        """Its tasks, with their positions."""
+        """List the device's tasks, with their positions."""
         return [
             (position, task)
             for position, task in enumerate(self.schedule.tasks)
@@ -248,7 +248,7 @@ class _Device:
         return roots
 
     def sessions(self) -> Sessions:
-        """Its sessions, and the bytes between them."""
+        """Group the device's tasks into sessions, and count the bytes between them."""
         groups = list(self._groups())
         first: dict[Key, int] = dict.fromkeys(self._own(self.schedule.feeds), 0)
         last: dict[Key, int] = {}

@@ -80,7 +80,7 @@ class _Call:
 
     @property
     def made(self) -> Tensor:
-        """Its first result."""
+        """Return the first result."""
         tensor = self.results[0]
         assert tensor is not None
         return tensor
@@ -97,7 +97,7 @@ class _Call:
 
     @property
     def is_transposed(self) -> bool:
-        """Whether it is of a transposed convolution."""
+        """Tell whether the convolution is a transposed one."""
         return bool(self.node.attrs["transposed"])
 
     @property
@@ -177,7 +177,7 @@ def scratch_bytes(graph: Graph, placed: PlacedNode, point: _Point) -> int:
 
 
 def _is_strided(graph: Graph, value: str) -> bool:
-    """Whether a value is a view whose elements do not follow each other in memory."""
+    """Test whether a value is a view whose elements do not follow each other in memory."""
     node = graph.producers.get(value)
     row = None if node is None else row_of(node)
     if node is None or row is None or not row.view:
@@ -249,7 +249,7 @@ def _gathered(
 def _spread(
     call: _Call, read: Tensor, weights: Tensor, made: Tensor, image: Tensor | None = None
 ) -> int:
-    """One in which each element that is read is added to a window of the result."""
+    """Count the bytes of a kernel that adds each element read to a window of the result."""
     is_gradient = image is not None
     if not _is_of_onednn(call, image or read, weights):
         has_columns = not is_gradient or len(read.shape) > _IMAGE_DIMS or _is_dilated(call)
@@ -265,7 +265,6 @@ def _reordered(others: int, made: Tensor) -> int:
 
 
 def _is_point(weights: Tensor) -> bool:
-    """Whether a kernel has one element."""
     return max(weights.shape[2:]) == 1
 
 
@@ -277,7 +276,7 @@ def _unstrided(call: _Call, read: Tensor, weights: Tensor, over: Tensor) -> int:
 
 
 def _is_of_onednn(call: _Call, image: Tensor, weights: Tensor) -> bool:
-    """Whether oneDNN convolves a batch of images."""
+    """Test whether oneDNN convolves a batch of images."""
     if image.dtype in ("bfloat16", "float16"):
         return True
     if image.dtype != "float32":

@@ -98,7 +98,12 @@ def node_estimates(
                 1.0 if rule is None else rule.popularity(placed.layouts, placed.mesh, point)
             )
             known[key] = kernel_estimate(
-                *(graph, placed, spec, flops, moved, shape),
+                graph,
+                placed,
+                spec,
+                flops,
+                moved,
+                shape,
                 in_parts=in_parts,
                 popularity=popularity,
             )
@@ -279,7 +284,7 @@ def call_estimate(placed: PlacedNode, spec: DeviceSpec) -> Estimate:
 
 
 def is_free(placed: PlacedNode) -> bool:
-    """Whether a node runs no kernel: a view, a stored value, or a node that is left out.
+    """Test whether a node runs no kernel: a view, a stored value, or a node that is left out.
 
     A view whose row gives the bytes that it moves, as the update of a parameter, runs one.
     """
@@ -328,7 +333,7 @@ def adding_seconds(
 
 
 def _is_added_by_its_kernel(graph: Graph, gradient: str) -> bool:
-    """Whether the kernel that computes a gradient adds it to the sum of it.
+    """Test whether the kernel that computes a gradient adds it to the sum of it.
 
     A pass adds the results that it returns (see `backends.torch.graphs.totals`). So the gradient is
     the operator's own result, which nothing else reads, or that result turned and turned back.
@@ -429,7 +434,7 @@ def _is_cut(placed: PlacedNode) -> bool:
 
 
 def _can_cut(rule: Rule, mesh: DeviceMesh) -> bool:
-    """Whether some assignment of the axes to link classes leaves no part empty."""
+    """Test whether some assignment of the axes to link classes leaves no part empty."""
     limits = [min(rule.factors[name].size for name in link) for link in rule.links]
     for links in itertools.product(range(len(limits)), repeat=len(mesh.axes)):
         parts = [1] * len(limits)

@@ -63,7 +63,7 @@ def _written(graph: Graph) -> set[str]:
 
 
 def _only_writes(node: Node, value: str, written: Container[str]) -> bool:
-    """Whether a node stores an operand, or is a view of it that is only stored."""
+    """Test whether a node stores an operand, or is a view of it that is only stored."""
     row = row_of(node)
     if row is None or not row.view or node.inputs.index(value) > 0:
         return False

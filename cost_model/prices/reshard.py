@@ -109,7 +109,7 @@ class Resharder:
     _shifts: dict[tuple[DeviceMesh, DeviceMesh], int] = field(default_factory=dict)
 
     def allows(self, source: Placement, target: Placement) -> bool:
-        """Whether the reshard has a price; here every one between shardings of one shape has."""
+        """Test whether the reshard has a price: every one between shardings of one shape has."""
         return source.sharding.shape == target.sharding.shape
 
     def hops(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
@@ -248,7 +248,7 @@ class Resharder:
         return PricedComm(comm, seconds, overlap=overlap, joined=joined)
 
     def _joins(self, dtype: str, source: Placement, target: Placement) -> bool:
-        """Whether the ranks may join the communications: all run them, on parts of equal sizes."""
+        """Test whether ranks may join the communications: all run them, on parts of equal sizes."""
         if source.mesh != target.mesh or source.mesh.size() < len(self.cluster):
             return False
         return all(len(set(at.local_bytes(dtype).values())) == 1 for at in (source, target))
@@ -348,7 +348,7 @@ def _busiest_s(hops: Sequence[Hop]) -> float:
 
 
 def _kept_parts(source: Placement, target: Placement) -> Mapping[int, Transfer]:
-    """By device, the copy within it that a reduced whole part would need."""
+    """Find by device the copy within it that a reduced whole part would need."""
     pieces = exchange(source.without_partial(), target)
     return {piece.target: piece for piece in pieces if piece.source == piece.target}
 
@@ -393,7 +393,7 @@ def _classify(
 def _is_all_gather(
     transfers: tuple[Transfer, ...], group: tuple[int, ...], source: Placement
 ) -> bool:
-    """Whether every device of the group sends its whole part to every one."""
+    """Test whether every device of the group sends its whole part to every one."""
     if len(transfers) != len(group) ** 2:
         return False
     numel = {device: region_numel(pieces) for device, pieces in source.parts()}

@@ -297,7 +297,7 @@ class Profile:
 
 
 def _works(entry: Entry) -> bool:
-    """Whether what was measured computes or moves anything; else it is a call without a kernel."""
+    """Test whether a measured entry computes or moves anything; else no kernel was called."""
     return bool(entry.flops or entry.moved_bytes)
 
 
@@ -412,7 +412,7 @@ def _opened(file: Path, *, write: bool = False) -> Iterator[sqlite3.Connection]:
 
 
 def _exists(file: Path) -> bool:
-    """Whether there is something of that name.
+    """Test whether there is something of that name.
 
     Raises:
         CostError: No file can have that name, or its folder cannot be read.
@@ -424,7 +424,7 @@ def _exists(file: Path) -> bool:
 
 
 def _is_begun(file: Path) -> bool:
-    """Whether something is in the file: one that was only made, as by `touch`, is a new profile.
+    """Test whether a file holds something: one just made, as by `touch`, is a new profile.
 
     Raises:
         CostError: See `_exists`.

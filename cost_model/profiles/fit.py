@@ -48,7 +48,7 @@ class Fit:
         entries = sorted(entries, key=lambda entry: entry.form)
         self._families = np.array([entry.op for entry in entries])
         self._dtypes = np.array([entry.dtype for entry in entries])
-        self._are_behind = np.array([_stands_behind(entry.op) for entry in entries], dtype=bool)
+        self._are_behind = np.array([" behind " in entry.op for entry in entries], dtype=bool)
         self._seconds = np.array([entry.seconds for entry in entries], dtype=float)
         self._spreads = np.array([entry.spread for entry in entries], dtype=float)
         self._work = np.array(
@@ -152,8 +152,3 @@ def _written_bytes(form: str) -> int:
 
 def _results_bytes(results: Sequence[tuple[str, Sequence[int]] | None]) -> int:
     return sum(dense_bytes(math.prod(part[1]), part[0]) for part in results if part is not None)
-
-
-def _stands_behind(family: str) -> bool:
-    """Whether a family is one of forms behind others; see `Form.family`."""
-    return " behind " in family

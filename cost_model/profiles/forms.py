@@ -136,7 +136,7 @@ def memory_order(graph: Graph, value: str) -> Order | None:
 
 
 def turns_back(graph: Graph, first: Node, second: Node) -> bool:
-    """Whether a view of a view is the first operand again, by one operator twice: ``x.T.T``."""
+    """Test whether a view of a view is the first operand, by one operator twice: ``x.T.T``."""
     before, after = _permutation(graph, first), _permutation(graph, second)
     if first.op != second.op or before is None or after is None:
         return False
@@ -170,13 +170,13 @@ def _permutation(graph: Graph, node: Node) -> Order | None:
 
 
 def trains(node: Node) -> bool:
-    """Whether a node writes to a trained parameter: the step of an optimizer."""
+    """Test whether a node writes to a trained parameter: the step of an optimizer."""
     row = row_of(node)
     return row is not None and row.in_place is not None and node.attrs.get("role") == TRAINED
 
 
 def stores_parts(placed: Iterable[PlacedNode]) -> bool:
-    """Whether some device of a plan has only a part of a trained parameter.
+    """Test whether some device of a plan has only a part of a trained parameter.
 
     Then a rank holds all its parameters as distributed tensors, as PyTorch's operators on lists of
     tensors want all of one kind; the update of each is dearer, whether it is cut itself or not.

@@ -82,7 +82,7 @@ class Bucket:
 
 
 def together(members: Sequence[Member]) -> list[tuple[Member, ...]]:
-    """As few points as possible that lie in every window; at each as many members as fit.
+    """Choose as few points as possible so that every window has one, with as many members as fit.
 
     Those that are alone at their point are left out.
     """
@@ -202,7 +202,7 @@ class _Pass:
             key = source
 
     def _is_apart(self, key: _Key) -> bool:
-        """Whether devices have a value, or wait for it, at unlike places."""
+        """Test whether devices have a value, or wait for it, at unlike places."""
         return not self.apart.isdisjoint(self._names(key))
 
     def _rename(self, old: _Key, new: _Key) -> None:
@@ -270,7 +270,7 @@ def _operand_bytes(task: Task, comm: Comm) -> int:
 
 
 def may_join(comm: Comm, nbytes: int) -> bool:
-    """Whether a communication is one of equal parts that is small."""
+    """Test whether a communication is one of equal parts that is small."""
     if comm.kind not in JOINING or not 0 < nbytes < SMALL_BYTES:
         return False
     return comm.kind is CommKind.ALL_REDUCE or comm.is_even
@@ -282,7 +282,7 @@ def _is_stored(node: Node) -> bool:
 
 
 def _is_name(node: Node) -> bool:
-    """Whether a node's result is its first operand itself."""
+    """Test whether a node's result is its first operand itself."""
     row = row_of(node)
     return row is not None and (row.again or row.either or row.in_place is not None)
 

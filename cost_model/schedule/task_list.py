@@ -198,7 +198,7 @@ def _as_they_travel(
 
 @dataclass(frozen=True)
 class _Message:
-    """What the communications of a bucket are in sum.
+    """Sum up the communications of a bucket.
 
     Attributes:
         shared_bytes: `whole_bytes` of those that share what it takes.
@@ -212,7 +212,7 @@ class _Message:
 
     @classmethod
     def of(cls, members: Sequence[Task]) -> _Message:
-        """That of the members of a bucket."""
+        """Add up the members of a bucket."""
         nbytes: dict[bool, float] = {True: 0.0, False: 0.0}
         paid_s: dict[int, float] = defaultdict(float)
         for member in members:
@@ -236,8 +236,13 @@ def _travelling(task: Task, message: _Message | None, cluster: Cluster) -> Task:
         sizes = _whole_bytes(task), message.shared_bytes
         travels_s = {
             device: bucket_seconds(
-                *(comm.kind, comm.ranks, *sizes, device, cluster),
-                *(message.paid_bytes, message.paid_s.get(device, 0.0)),
+                comm.kind,
+                comm.ranks,
+                *sizes,
+                device,
+                cluster,
+                message.paid_bytes,
+                message.paid_s.get(device, 0.0),
             )
             for device in task.devices
         }
@@ -288,7 +293,7 @@ def unlike_parts(tasks: Sequence[Task]) -> frozenset[int]:
 
 
 def _is_of_all(tasks: Sequence[Task], everyone: Collection[int]) -> bool:
-    """Whether all devices do the same in a step of a reshard: share in a communication or alias."""
+    """Test whether all devices do the same in a step of a reshard: communicate, or alias."""
     comms = [task.comm for task in tasks if task.comm is not None]
     if not all(comm.sources() == comm.targets() == set(comm.ranks) for comm in comms):
         return False
@@ -441,7 +446,7 @@ class _Builder:
 
     @cached_property
     def _loads_constants(self) -> bool:
-        """Whether blocks load their constants: a PyTorch module holds them anyway."""
+        """Tell whether blocks load their constants: a PyTorch module holds them anyway."""
         return not is_of_torch(self.graph)
 
     def _loads(self) -> Mapping[LocalKey, frozenset[int]]:
@@ -473,7 +478,7 @@ class _Builder:
         return timed
 
     def _is_behind_results(self, node: Node) -> bool:
-        """Whether a node runs behind the delivery of the results."""
+        """Test whether a node runs behind the delivery of the results."""
         if self.order is None:
             return node.name in self.graph.backward
         return self.order.numbers[node.name] > self._delivery
@@ -673,7 +678,7 @@ class _Builder:
         return origin, phase
 
     def _leaves(self, key: Key) -> bool:
-        """Whether a key lies on other devices than its value is computed on."""
+        """Test whether a key lies on other devices than its value is computed on."""
         value, at = key
         return set(self.home[value].mesh.devices) != set(at.mesh.devices)
 

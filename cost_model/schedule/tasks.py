@@ -42,7 +42,7 @@ class Task:
 
     @property
     def waits(self) -> bool:
-        """Whether its devices wait for each other: those of a node, if it sends inside of it."""
+        """Tell whether the task's devices wait for each other: a node's do if it sends inside."""
         return self.kind == "comm" or (self.placed is not None and bool(self.placed.sent))
 
     @property

@@ -16,7 +16,7 @@ SLICE_INPUT = 10
 
 
 def is_of_torch(graph: Graph) -> bool:
-    """Whether a graph is of a PyTorch module; else it is of an ONNX model."""
+    """Test whether a graph is of a PyTorch module; else it is of an ONNX model."""
     return list(graph.opsets) == ["aten"]
 
 

@@ -21,7 +21,7 @@ Names = str | Iterable[str]  #: Of factors: "m k" or ["m", "k"].
 
 
 class OpaqueError(IRError):
-    """This node's form has no rule (say why in one clause); it stays whole on one device."""
+    """Refuse a node's form for having no rule (say why in one clause): it stays on one device."""
 
 
 class Options(TypedDict, total=False):

@@ -37,7 +37,7 @@ class ActionKind(StrEnum):
 
     @property
     def computes(self) -> bool:
-        """Whether a schedule holds actions of this kind; the others stand in lowered tables."""
+        """Tell whether schedules hold actions of this kind; the others stand in lowered tables."""
         return self in UNIT_DURATIONS
 
 
@@ -83,13 +83,13 @@ class PipelineSchedule:
 
     @property
     def trains(self) -> bool:
-        """Whether there are backward passes."""
+        """Tell whether there are backward passes."""
         backward = (ActionKind.FULL_BACKWARD, ActionKind.BACKWARD_INPUT)
         return any(action.kind in backward for lane in self.lanes for action in lane)
 
     @property
     def splits_backward(self) -> bool:
-        """Whether gradients of inputs and of weights are computed apart."""
+        """Tell whether gradients of inputs and of weights are computed apart."""
         halves = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
         return any(action.kind in halves for lane in self.lanes for action in lane)
 

@@ -63,7 +63,7 @@ def check_lanes(lane_of: tuple[int, ...], micro_batches: int) -> None:
     if len(used) != max(used) + 1:
         empty = next(lane for lane in range(max(used)) if lane not in used)
         raise PipelineScheduleError(
-            f"lane {empty} runs no stage: lanes of the stages are {_listed(lane_of)}, "
+            f"lane {empty} runs no stage: lanes of the stages are {','.join(map(str, lane_of))}, "
             f"and all of 0..{max(used)} must be among them"
         )
 
@@ -111,7 +111,3 @@ def _check_complete(schedule: PipelineSchedule) -> None:
                     f"{Action(stage, _I, m)}, {weights} as {Action(stage, _W, m)}: "
                     "it must be one B, or one I and one W"
                 )
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    return ",".join(map(str, numbers))

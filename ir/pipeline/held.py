@@ -24,7 +24,7 @@ class Span(IntEnum):
 
 @dataclass(frozen=True)
 class Moment:
-    """What a lane keeps while it runs a pass of a stage.
+    """Count what a lane keeps while it runs a pass of a stage.
 
     Attributes:
         stage: The stage that runs.
@@ -53,7 +53,7 @@ class LaneMoments:
 
 
 def lane_moments(schedule: PipelineSchedule) -> tuple[LaneMoments, ...]:
-    """Of each lane, the moments at which it may hold most."""
+    """List for each lane the moments at which it may hold most."""
     lanes = []
     for lane in range(len(schedule.lanes)):
         stages = tuple(stage for stage, of in enumerate(schedule.lane_of) if of == lane)
@@ -68,7 +68,7 @@ def lane_moments(schedule: PipelineSchedule) -> tuple[LaneMoments, ...]:
 
 
 def _covers(moment: Moment, other: Moment) -> bool:
-    """Whether no stage holds less of any span than at another moment."""
+    """Test whether no stage holds less of any span than at another moment."""
     pairs = zip(moment.held, other.held, strict=True)
     return all(a >= b for one, two in pairs for a, b in zip(one, two, strict=True))
 
@@ -101,7 +101,7 @@ def _passes(schedule: PipelineSchedule, lane: int, stages: Sequence[int]) -> Ite
 
 
 def in_flight(schedule: PipelineSchedule) -> tuple[int, ...]:
-    """Of each stage, the most micro-batches whose activations it holds at once.
+    """Count for each stage the most micro-batches whose activations it holds at once.
 
     A stage that does not train holds those of the one micro-batch that it computes.
     """
@@ -114,12 +114,12 @@ def in_flight(schedule: PipelineSchedule) -> tuple[int, ...]:
 
 
 def lane_in_flight(schedule: PipelineSchedule) -> tuple[int, ...]:
-    """Of each lane, the most activations (of any of its stages) that it holds at once."""
+    """Count for each lane the most activations (of any of its stages) that it holds at once."""
     return lane_peak(schedule, [1] * schedule.stages)
 
 
 def lane_peak(schedule: PipelineSchedule, bytes_by_stage: Sequence[int]) -> tuple[int, ...]:
-    """Of each lane, the most bytes of activations that it holds at once.
+    """Count for each lane the most bytes of activations that it holds at once.
 
     Args:
         schedule: The order of actions, which alone decides what is held.

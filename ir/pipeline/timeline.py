@@ -19,7 +19,7 @@ def start_times(
     edges: Iterable[Edge] | None = None,
     durations: Mapping[ActionKind, int] = UNIT_DURATIONS,
 ) -> tuple[tuple[int, ...], ...]:
-    """When each action of each lane starts; communication takes no time.
+    """Find when each action of each lane starts; communication takes no time.
 
     Args:
         schedule: Whose actions stand on the lanes of their stages.
@@ -48,7 +48,7 @@ def makespan(
     starts: tuple[tuple[int, ...], ...],
     durations: Mapping[ActionKind, int] = UNIT_DURATIONS,
 ) -> int:
-    """When the last action ends, from the start times."""
+    """Find when the last action ends, from the start times."""
     lanes = zip(schedule.lanes, starts, strict=True)
     return max(t[-1] + durations[actions[-1].kind] for actions, t in lanes if actions)
 

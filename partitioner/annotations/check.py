@@ -215,7 +215,7 @@ def _sizes(dim: ShardedDimProto, size: int | str | None) -> Iterator[str]:
 
 
 def _stages(nodes: Iterable[NodeProto]) -> Iterator[Problem]:
-    """No node reads a value of a later stage (the standard only calls stages a hint).
+    """Check that no node reads a value of a later stage (the standard only calls stages a hint).
 
     Values pass through nodes without a stage.
     """

@@ -86,7 +86,7 @@ def _add_devices(
 
 
 def _factors(layout: DimLayout, mesh: DeviceMesh, size: int) -> tuple[_Factor, ...]:
-    """At most two factors of a dim whose blocks are exactly the parts of the layout."""
+    """Find at most two factors of a dim whose blocks are exactly the parts of the layout."""
     if not layout.axes:
         return (_Factor(size, 1),)
     parts = {layout.pieces(mesh, point) for _, point in mesh.coords()}

@@ -197,7 +197,7 @@ def _matching_node(makers: Mapping[str, NodeProto], placed: PlacedNode) -> NodeP
 
 
 def _same_operands(node: NodeProto, placed: PlacedNode) -> bool:
-    """Whether both have operands and results at the same positions."""
+    """Test whether both have operands and results at the same positions."""
     traced, written = (placed.node.inputs, placed.node.outputs), (node.input, node.output)
     return all(
         bool(ours) == bool(theirs)

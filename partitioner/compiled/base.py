@@ -218,7 +218,9 @@ class Compiled(Planned):
         limits = {d: spec.memory_bytes for d, spec in enumerate(self.cluster.devices)}
         held = Held.of(self.graph, self.run_schedule, limits)
         return lower(
-            *(self.graph, self.run_schedule, len(self.cluster)),
+            self.graph,
+            self.run_schedule,
+            len(self.cluster),
             deliver_all=self.model.delivers_all,
             plain=frozenset() if held is None else held.plain,
         )
@@ -231,7 +233,9 @@ class Compiled(Planned):
             return self.schedule
         with no_collection():
             return schedule(
-                *(self.graph, self.placed, self.cluster),
+                self.graph,
+                self.placed,
+                self.cluster,
                 everywhere=results,
                 pipeline=self.plan.pipeline,
             )

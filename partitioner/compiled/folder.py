@@ -29,7 +29,7 @@ _WRITTEN = re.compile(
 
 
 def is_written(name: str) -> bool:
-    """Whether a saved compilation writes a file of this name."""
+    """Test whether a saved compilation writes a file of this name."""
     return _WRITTEN.fullmatch(name) is not None
 
 
@@ -253,7 +253,7 @@ def _are_ranges(value: Any) -> bool:
 
 
 def _are_loads(value: Any) -> bool:
-    """Whether a value is a pattern and a number for each expert, of which one is more than 0."""
+    """Test for a pattern and a number for each expert, of which one is more than 0."""
     if not isinstance(value, list) or len(value) != 2:
         return False
     pattern, numbers = value
@@ -273,7 +273,7 @@ def _one_of(*texts: str) -> Check:
 
 
 def _is_space(value: object) -> bool:
-    """Whether a value is a searched space with the figures of its best plan."""
+    """Test for a searched space with the figures of its best plan."""
     return (
         isinstance(value, dict)
         and set(value) - {"changes"} == {"space", "fits", *_SPACE_SIZES, *_SPACE_FIGURES}
@@ -286,7 +286,7 @@ def _is_space(value: object) -> bool:
 
 
 def _are_changes(value: object) -> bool:
-    """Whether a value is a stored comparison of two plans (`schema.Changes`)."""
+    """Test for a stored comparison of two plans (`schema.Changes`)."""
     return (
         isinstance(value, dict)
         and set(value) == {"verdict", "figures", "moved", "moved_count", "same", "traffic"}

@@ -152,7 +152,9 @@ def rest_of(module: TracedModule, plan: Plan) -> Rest | None:
     cluster = Cluster.from_data(plan.cluster)
     results = frozenset(filter(None, rest.traced.results))
     tasks = schedule(
-        *(rest.graph, resolve(rest.graph, moved), cluster),
+        rest.graph,
+        resolve(rest.graph, moved),
+        cluster,
         everywhere=results,
         pipeline=moved.pipeline,
     )
@@ -210,8 +212,12 @@ class ModuleRanks(Ranks):
         assert self.module.micro is not None
         written = {value: traced.stored[name] for name, value in traced.written.items()}
         emitted = AllPhases(
-            *(self.programs, self.module.graph, self.module.micro),
-            *(signature.tangent, signature.seed, written),
+            self.programs,
+            self.module.graph,
+            self.module.micro,
+            signature.tangent,
+            signature.seed,
+            written,
             rest=self.rest,
         )
         return emitted if self.read_from is None else emitted.with_files(self.read_from)
@@ -422,7 +428,7 @@ class ModuleRanks(Ranks):
 
     @cached_property
     def _stores_parts(self) -> bool:
-        """Whether some rank has only a part of a trained parameter: then all are DTensors."""
+        """Tell whether some rank has only a part of a trained parameter: all are DTensors then."""
         homes, traced = self.programs.homes, self.module.traced
         return any(homes[traced.stored[n]].placement.sharding.axes for n in traced.gradients)
 
@@ -461,7 +467,7 @@ class ModuleProgram(Compiled):
 
     @property
     def training(self) -> bool:
-        """Whether the program has a backward pass."""
+        """Tell whether the program has a backward pass."""
         return self.model.module.options.training
 
     @property
@@ -606,7 +612,7 @@ class ModuleProgram(Compiled):
         init: Init | None = None,
         check_inputs: int | None = 3,
     ) -> RankModule:
-        """This rank's part as an ordinary module, under torchrun.
+        """Make this rank's part an ordinary module, under torchrun.
 
         ``loss = module(*batch); loss.backward()`` and optimizers over `module.parameters()` work
         as on one process: parameters are DTensors that hold this rank's shards.

@@ -131,7 +131,7 @@ class OnnxModel(Model):
 
     @property
     def delivered(self) -> frozenset[str]:
-        """No values: each rank delivers its part of the outputs."""
+        """Deliver no values: each rank delivers its part of the outputs."""
         return frozenset()
 
     def write_request(self, folder: Path, final: Path) -> None:

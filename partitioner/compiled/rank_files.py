@@ -48,7 +48,7 @@ class RankFiles(ABC):
     @property
     @abstractmethod
     def needs_model(self) -> bool:
-        """Whether they run only with values that the model has: weights in training, buffers."""
+        """Tell whether files run only with values of the model: weights in training, buffers."""
 
     @abstractmethod
     def run(self, inputs: Mapping[str, np.ndarray], requests: int, steps: int = 0) -> LocalRun:
@@ -155,6 +155,6 @@ def rank_files(folder: Path) -> RankFiles:
 
 
 def has_module_file(folder: Path, rank: int) -> bool:
-    """Whether a rank's file in a folder is of a PyTorch module."""
+    """Test whether a rank's file in a folder is of a PyTorch module."""
     # A path that is too long is no file to os.path; the reader refuses it with a message.
     return os.path.isfile(folder / f"rank{rank}.pt2")  # noqa: PTH113

@@ -1,7 +1,9 @@
 """Variants of a compiled module over the same stored values: evaluation, other batch sizes.
 
 A variant is traced anew. If its graph has the same nodes as an earlier program's, it takes over
-that program's plan; else a plan is searched in which all stored values stay where they are.
+that program's plan; else a plan is searched in which all stored values stay where they are. So it
+is with steps of training whose sizes make another graph: PyTorch traces a sequence of one step with
+other views, and a recurrent layer once for each step. Not so in micro-batches: stages share them.
 """
 
 from __future__ import annotations
@@ -94,8 +96,9 @@ class Variants(Generic[AnyProgram]):
         self, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any], share: Share
     ) -> Whole:
         """A variant as a rank needs it; see `variant`."""
-        like = [program for program in self.variants if not _trains(program)]
-        program = variant(self.program, args, kwargs, training=training, share=share, like=like)
+        program = variant(
+            self.program, args, kwargs, training=training, share=share, like=self.variants
+        )
         self.variants.append(program)
         return program.on_ranks(self.source)
 
@@ -121,8 +124,9 @@ def variant(
         like: Earlier variants whose plans may be taken over.
 
     Raises:
-        PartitionerError: The module cannot be traced with these arguments; in training, its graph
-            has other nodes than the program's, or the plan's cuts do not fit it.
+        PartitionerError: The module cannot be traced with these arguments, or no plan fits them
+            with the stored values where they are; in micro-batches, its graph has other nodes than
+            the program's.
     """
     compiled = program.model.module
     compiled.check_unchanged(modes=False)
@@ -141,10 +145,17 @@ def variant(
     module = replace(traced, snapshot=compiled.snapshot)
     _check_stored(program, module)
     if training or micro is not None:
-        module = module.of(program.plan.nodes)
-        plan = taken_over(_with_micro_batches(program.plan, module), program.graph, module.graph)
+        earlier = (program, *(one for one in like if _trains(one) == training))
+        forms = ((one, module.of(one.plan.nodes)) for one in earlier)
+        alike = next((pair for pair in forms if _have_same_nodes(pair[0], pair[1])), None)
+        if alike is None and micro is None:
+            plan = Plan.from_json(share(lambda: _searched(program, module).to_json()))
+        else:
+            of, module = alike or (program, module.of(program.plan.nodes))
+            plan = taken_over(_with_micro_batches(of.plan, module), of.graph, module.graph)
     else:
-        earlier = like if _trains(program) else (program, *like)
+        plain = tuple(one for one in like if not _trains(one))
+        earlier = plain if _trains(program) else (program, *plain)
         plan = _first_that_fits(earlier, module.graph) or Plan.from_json(
             share(lambda: _searched(program, module).to_json())
         )
@@ -195,6 +206,10 @@ def taken_over(plan: Plan, graph: Graph, other: Graph) -> Plan:
             "or leave the batch out"
         ) from None
     return moved
+
+
+def _have_same_nodes(program: Program, module: TracedModule) -> bool:
+    return program.graph.by_name.keys() == module.graph.by_name.keys()
 
 
 def _resized_nodes(plan: Plan, graph: Graph, moved: Plan, other: Graph) -> dict[str, NodePlan]:
@@ -275,7 +290,7 @@ def _tensor(rule: Rule, tensor: int) -> Dims:
 
 
 def _layout_of(placed: PlacedNode, value: str, dim: int) -> DimLayout | None:
-    """How a node has a dim of a value that it reads or makes."""
+    """Tell how a node has a dim of a value that it reads or makes."""
     ends = (*placed.results(), *placed.operands())
     return next((at.sharding.dims[dim] for name, at in ends if name == value), None)
 
@@ -318,6 +333,10 @@ def _searched(program: Program, module: TracedModule) -> Plan:
                 f"evaluation reads {name}, which a training step does not, and which lies on all "
                 "devices; the plan computes nothing there: use it in training, or compile for it"
             )
+    for name, value in module.traced.rests.items():
+        if name in program.model.module.traced.rests:
+            producer = program.graph.producers[program.model.module.traced.rests[name]]
+            pinned[graph.producers[value].name] = base.nodes[producer.name]
     kept = Plan(graph.digest, base.cluster, base.groups, pinned)
     strategy, mesh = _space(base, len(program.cluster))
     request = Request(strategy=strategy, mesh=mesh, constraints=Constraints(plan=kept))

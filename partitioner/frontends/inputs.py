@@ -153,8 +153,11 @@ INDEX_OPERANDS: Mapping[tuple[str, int], _Limit] = MappingProxyType(
             )
             for behind, limit in enumerate((_number("size"), _none))
         },
-        ("partitioner::experts", 1): _number("size"),
-        ("partitioner::experts_backward", 2): _number("size"),
+        **{
+            (f"partitioner::{layer}{call}", ids): _number("size")
+            for layer in ("experts", "experts_biased")
+            for call, ids in (("", 1), ("_backward", 2))
+        },
         ("partitioner::max_pool_grad_part", 1): _plane,
         **{
             (f"aten::max_pool{space}d_with_indices_backward", 2): _points(space) for space in (2, 3)
@@ -309,7 +312,7 @@ def _reads_truth(graph: Graph, use: _Use) -> bool:
 
 
 def _becomes_angle(graph: Graph, use: _Use) -> bool:
-    """Whether an input is cast to a float that is scaled to an angle."""
+    """Test whether an input is cast to a float that is scaled to an angle."""
     if use.node.op != "Cast" or "float" not in graph.types[use.node.outputs[0]].dtype:
         return False
     todo = [use.node.outputs[0]]
@@ -363,6 +366,6 @@ def _results(graph: Graph, use: _Use) -> Iterator[tuple[str, int]]:
 
 
 def _is_view(node: Node) -> bool:
-    """Whether the result is the first operand under another shape."""
+    """Test whether the result is the first operand under another shape."""
     row = row_of(node)
     return row is not None and row.view

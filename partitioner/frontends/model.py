@@ -89,7 +89,7 @@ class ModuleInput:
 
     @property
     def training(self) -> bool:
-        """Whether the backward pass is traced too."""
+        """Tell whether the backward pass is traced too."""
         return self.options.training
 
     @property

@@ -273,7 +273,7 @@ class _Builder:
             yield self._staying(self._key(value, plain, at), zeros, self.zeros)
 
     def edges(self, node: Node) -> Iterator[Edge]:
-        """One edge an operand slot: a node may want one value in two placements."""
+        """Yield an edge for each operand slot: a node may want one value in two placements."""
         for slot, value in enumerate((*node.inputs, *node.captures)):
             producer = self.graph.producers.get(value)
             if producer is not None:

@@ -96,7 +96,7 @@ class Folded:
 
     @cached_property
     def _middles(self) -> tuple[tuple[range, int], ...]:
-        """Of each short run the positions of the tied blocks, and the end of the stand-in."""
+        """Find each short run's tied blocks, by their positions, and the end of the stand-in."""
         blocks = [[run.block(k) for k in self.tied] for run in self.short]
         return tuple(
             (range(min(b.start for b in tied), max(b.stop for b in tied)), run.block(STAND_IN).stop)
@@ -199,7 +199,7 @@ def _scaled(values: Sequence[float], times: float) -> tuple[float, ...]:
 
 
 def _passes(node: Node) -> bool:
-    """Whether a node's results take bytes of their own, and not throughout."""
+    """Test whether a node's results take bytes of their own, and not throughout."""
     row = row_of(node)
     return row is None or not (row.stored or (row.view and not row.either))
 

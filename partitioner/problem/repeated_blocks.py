@@ -120,7 +120,7 @@ def _kinds(graph: Graph, rules: Rules) -> Ints:
 
 
 def _operands(graph: Graph) -> list[list[tuple[int, str]]]:
-    """Of each node, by position, the producer's position (-1 if none) and value of each operand."""
+    """List each node's operands, by position: the producer's position (-1 if none), the value."""
     places = {value: graph.order[node.name] for value, node in graph.producers.items()}
     return [
         [(places.get(value, -1), value) for value in (*node.inputs, *node.captures)]
@@ -265,12 +265,11 @@ class _Labels:
         return value
 
     def _adjacent(self, one: int, other: int) -> bool:
-        """Whether two nodes are in the same or neighbouring blocks."""
         inside = self.region[one] >= 0 and self.region[other] >= 0
         return bool(inside and abs(self.block[one] - self.block[other]) <= 1)
 
     def _read_in_its_block(self, reader: int, value: str) -> bool:
-        """Whether all readers of a weight or an input are in the block of this one."""
+        """Test whether all readers of a weight or an input are in the block of this one."""
         readers = [self.graph.order[node.name] for node in self.graph.consumers[value]]
         return all(self.region[r] >= 0 and self.block[r] == self.block[reader] for r in readers)
 

@@ -88,4 +88,4 @@ def _chain() -> Graph:
         for index in range(_PRODUCTS)
     )
     types = {**dict.fromkeys(values, row), **dict.fromkeys(matrices, matrix)}
-    return Graph(*("chain", (values[0], *matrices), (values[-1],), nodes, types, {}), {"": _OPSET})
+    return Graph("chain", (values[0], *matrices), (values[-1],), nodes, types, {}, {"": _OPSET})

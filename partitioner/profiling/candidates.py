@@ -157,7 +157,7 @@ def _of_call(graph: Graph, placed: PlacedNode, cluster: Cluster) -> Iterator[Can
 
 
 def is_made_shortly_before(graph: Graph, node: Node, value: str) -> bool:
-    """Whether a model makes an operand of a node shortly before the node reads it.
+    """Test whether a model makes an operand of a node shortly before the node reads it.
 
     Weights, the inputs of a model and what its forward pass leaves to the backward pass are made
     long before: other tensors have driven them out of the caches.
@@ -171,7 +171,7 @@ def is_made_shortly_before(graph: Graph, node: Node, value: str) -> bool:
 
 
 def is_read_long_after(graph: Graph, node: Node, value: str) -> bool:
-    """Whether a model reads a result of a node, or a view of it, long after the node.
+    """Test whether a model reads a result of a node, or a view of it, long after the node.
 
     The backward pass reads what the forward pass leaves, and the optimizer reads gradients: what
     they are written to has not been touched shortly before, as other tensors lie where the last
@@ -191,7 +191,7 @@ def is_read_long_after(graph: Graph, node: Node, value: str) -> bool:
 
 
 def is_cold(graph: Graph, candidate: Candidate) -> bool:
-    """Whether much of what a candidate moves was made long before, or is read long after.
+    """Test whether much of what a candidate moves was made long before, or is read long after.
 
     The update of a parameter follows those of all others. A view moves nothing.
     """

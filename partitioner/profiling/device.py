@@ -60,14 +60,13 @@ class Device:
         """Drive all else out of the caches, with so many processes of the machine that do so."""
         if self.type == "cpu":
             # Not by `fill_`, after which short operators take longer: all profiles are NumPy's.
-            nbytes = max(_OTHER_BYTES["cpu"], self.others.numel() // self._sharing(processes))
+            nbytes = max(
+                _OTHER_BYTES["cpu"],
+                self.others.numel() // max(1, int(processes * last_cache().share)),
+            )
             self.others.numpy()[:nbytes].fill(1)
         else:
             self.others.fill_(1)
-
-    def _sharing(self, processes: int) -> int:
-        """How many of some processes have one last cache, at least."""
-        return max(1, int(processes * last_cache().share))
 
     def read(self, operands: Iterable[np.ndarray | Tensor]) -> None:
         """Read arrays or tensors, so that they lie in the caches as far as these hold them."""
@@ -121,7 +120,7 @@ def last_cache(caches: Path = _CACHES, processors: int | None = None) -> LastCac
 
 
 def _count(numbers: str) -> int:
-    """How many numbers a list like "0-3,8" has.
+    """Count the numbers that a list like "0-3,8" has.
 
     >>> _count("0-3,8")
     5

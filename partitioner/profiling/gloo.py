@@ -256,7 +256,7 @@ def _take_turns(some: Sequence[_Communication], end_s: float) -> None:
 
 
 class _Buffers:
-    """What all communications read and write."""
+    """Hold what all communications read and write."""
 
     def __init__(self, nbytes: int) -> None:
         self._source = torch.ones(nbytes // _FLOAT_BYTES)
@@ -291,7 +291,7 @@ class _Products:
 
 @dataclass
 class _Communication:
-    """One kind of communication of one size, between products.
+    """Repeat one kind of communication, of one size, between products.
 
     Attributes:
         start: Starts it.

@@ -110,7 +110,7 @@ def timed_runs(
 
 
 def _left_out(ended_s: Sequence[float], programs: int, end_s: float) -> list[bool]:
-    """Which of some programs, by their first turn, do not come to the fewest runs before `end_s`.
+    """Pick the programs that do not come to the fewest runs before `end_s`, by their first turn.
 
     Args:
         ended_s: When the turn began, and when the first run of each program ended, as far as they

@@ -189,13 +189,13 @@ class Profiled:
 
     @property
     def is_short(self) -> bool:
-        """Whether measurements are missing and most of the time limit went to reading the model."""
+        """Tell whether measurements are missing as reading the model took most of the limit."""
         lacks = self.unknown_links or self.lacks_whole or self.lacks_border or self.lacks_forms
         return bool(lacks) and self.reading_s > self.limit_s * _SLOW_READING
 
     @property
     def _goes_on(self) -> str:
-        """What measures the rest: a run that measured nothing would be repeated in vain."""
+        """Say what measures the rest: a run that measured nothing would be repeated in vain."""
         if self.measured or self.links:
             return "; the next run goes on"
         return "; give a longer --time-limit: this one is too short"
@@ -322,7 +322,9 @@ def profile(
         reading_s=reading_s,
         limit_s=limit_s,
         far_levels=tuple(
-            level.name for level in _far_levels(cluster, known) if not _is_measured(level)
+            level.name
+            for level in _far_levels(cluster, known)
+            if not (level.profile is not None and bool(level.profile.links))
         ),
     )
 
@@ -355,10 +357,6 @@ def _far_levels(cluster: Cluster, known: Profile) -> Sequence[LinkLevel]:
     """Levels that processes of torchrun measure: the innermost alone may be of one machine."""
     inner, *outer = cluster.levels
     return outer if inner.size <= known.processes else cluster.levels
-
-
-def _is_measured(level: LinkLevel) -> bool:
-    return level.profile is not None and bool(level.profile.links)
 
 
 def _profiled_links(cluster: Cluster, begin: float, limit_s: float, say: Say) -> Profiled:
@@ -440,7 +438,7 @@ def _machine(known: Profile) -> str:
 
 
 def _is_new(candidate: Candidate, known: Profile, backend: str) -> tuple[bool, bool]:
-    """Whether the form is to be measured: by all processes at once, and by one alone."""
+    """Tell if the form is to be measured: by all processes at once, and by one alone."""
 
     def lacks(processes: int) -> bool:
         entry = known.known.get(processes, {}).get(candidate.form.key)

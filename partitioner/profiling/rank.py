@@ -74,7 +74,7 @@ def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
 
 
 def _anyone(wishes: Sequence[bool]) -> list[bool]:
-    """Which of the wishes any process has."""
+    """Ask which of the wishes any process has."""
     flags = torch.tensor(wishes, dtype=torch.uint8)
     dist.all_reduce(flags, dist.ReduceOp.MAX)
     return [bool(flag) for flag in flags]
@@ -117,7 +117,10 @@ def _timed(
     before_turn = partial(device.evict, processes) if is_cold else _nothing
     runs = timed_runs(
         [one.run for _, one in ready],
-        *(time.perf_counter, end_s, anyone, before_turn),
+        time.perf_counter,
+        end_s,
+        anyone,
+        before_turn,
         [one.warm for _, one in ready],
         device.seconds_of,
     )

@@ -81,7 +81,7 @@ class Neighbourhood:
         return sorted(alternatives, key=lambda a: (not a.chosen, a.step_s, a.work_s))
 
     def fits(self, alternative: Alternative) -> bool:
-        """Whether the changed plan, which has no stages, fits by the safe formula or exactly."""
+        """Test whether the changed plan, which has no stages, fits, by safe or exact memory."""
         return alternative.over_bytes <= 0 or self.evaluated(alternative).fits_exactly
 
     def evaluated(self, alternative: Alternative) -> Evaluation:

@@ -168,7 +168,7 @@ def verdict(
     cluster: Cluster,
     objective: str,
 ) -> str:
-    """The plan in a line: "3.6x faster than one h100; limit: kernel launches on device 2".
+    """The plan in a line: "3.6 times as fast as one h100; limit: kernel launches on device 2".
 
     Of a stream of requests it says what whole copies of the model would serve, too.
     """
@@ -198,8 +198,10 @@ def _gain(evaluation: Evaluation, single: OneDevice, cluster: Cluster, objective
     gain = single.gain(evaluation, objective)
     if gain is None or gain < WORTH:
         return f"No better than {one}"
-    words = {"memory": "less memory a device than", "latency": "lower latency than"}
-    return f"{units.times(gain)} {words.get(objective, 'faster than')} {one}"
+    if objective == "memory":
+        return f"{units.times(gain)} less memory a device than {one}"
+    what = "Answers a request " if objective == "latency" else ""
+    return f"{what}{units.digits(gain)} times as fast as {one}"
 
 
 def worth_sentence(

@@ -33,7 +33,7 @@ class Edge:
 
     @property
     def crosses(self) -> bool:
-        """Whether a communication between devices carries it."""
+        """Tell whether a communication between devices carries the edge."""
         return any(map(_between_devices, self.comms))
 
 

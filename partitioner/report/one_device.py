@@ -92,7 +92,7 @@ class OneDevice:
 
     @property
     def fits(self) -> bool:
-        """Whether the device holds the model."""
+        """Tell whether the device holds the model."""
         return self.held_bytes <= self.limit_bytes
 
     def cost(self, objective: str) -> float:
@@ -108,7 +108,7 @@ class OneDevice:
         return self.gain(plan, "throughput")
 
     def gain(self, plan: Evaluation, objective: str) -> float | None:
-        """This device's cost over that of a plan; None as of `speedup`."""
+        """Divide this device's cost by that of a plan; None as of `speedup`."""
         cost = plan.cost(objective)
         return self.cost(objective) / cost if self.fits and cost else None
 

@@ -17,5 +17,5 @@ def ranges(numbers: Iterable[int]) -> list[int]:
 
 
 def contains(ends: Sequence[int], number: int) -> bool:
-    """Whether a number is in the runs that `ranges` gave."""
+    """Test whether a number is in the runs that `ranges` gave."""
     return any(first <= number <= last for first, last in zip(ends[::2], ends[1::2], strict=True))

@@ -56,7 +56,7 @@ def whole_machine_notes(
             return (_unknown(measures, len(cluster)),)
         return (_verdict(threads, entry.seconds, cost),)
     alone, plan = planned_on(
-        *(graph, whole, (DeviceMesh.single(0),)), {node.name: NodePlan(0) for node in graph.nodes}
+        graph, whole, (DeviceMesh.single(0),), {node.name: NodePlan(0) for node in graph.nodes}
     )
     if _is_unknown(Sources.of(alone, resolve(alone, plan), whole)):
         return (_unknown(measures, 1),)
@@ -67,7 +67,7 @@ def whole_machine_notes(
 
 
 def _is_unknown(sources: Sources) -> bool:
-    """Whether too much of the seconds comes from a datasheet for a verdict."""
+    """Test whether too much of the seconds comes from a datasheet for a verdict."""
     return sources.shares().get("datasheet", 0.0) > MOST_UNKNOWN
 
 

@@ -253,7 +253,7 @@ def _from_file(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _is_foreign(dtype: np.dtype) -> bool:
-    """Whether an .npz file cannot hold an element type."""
+    """Test whether an .npz file cannot hold an element type."""
     return dtype.isbuiltin == 2  # NumPy's mark of types that another package (ml_dtypes) adds
 
 

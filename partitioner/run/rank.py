@@ -62,7 +62,7 @@ class Rank:
         requests: int,
         seed: int,
     ) -> Rank:
-        """This process's rank.
+        """Load the rank of this process.
 
         Args:
             directory: Folder of its file.
@@ -137,7 +137,7 @@ class Rank:
 def _scattered(
     inputs: Mapping[str, np.ndarray] | None, headers: Sequence[Header]
 ) -> Mapping[str, np.ndarray]:
-    """This rank's parts of the whole inputs; rank 0 has `inputs` and scatters them, others None."""
+    """Receive this rank's parts of whole inputs, scattered by rank 0: only it has `inputs`."""
     parts = None if inputs is None else [local_inputs(header, inputs) for header in headers]
     received: list[Mapping[str, np.ndarray]] = [{}]
     dist.scatter_object_list(received, parts)

@@ -140,7 +140,7 @@ class Request:
     @property
     def may_run_in_parts(self) -> bool:
         """Whether a batch that fits no plan may be planned in micro-batches."""
-        places = self.constraints.plan is not None or self.constraints.places
+        places = self.constraints.plan is not None or self.constraints.names_devices
         plain = self.strategy != "inter" and self.objective != "memory" and self.tune is None
         return plain and not places and not self.is_pipelined
 

@@ -230,7 +230,7 @@ class _Profile:
     bytes_in: dict[tuple[int, int], tuple[float, ...]]  #: On each device, by (first, last).
 
     def beats(self, other: _Profile) -> bool:
-        """Whether it costs no more in any respect."""
+        """Test whether the choice costs no more in any respect."""
         return (
             all(a <= b for a, b in zip(self.load_s, other.load_s, strict=True))
             and self.shared <= other.shared

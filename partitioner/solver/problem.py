@@ -87,7 +87,7 @@ class Problem:
 
     @property
     def limited(self) -> bool:
-        """Whether any device has a memory limit."""
+        """Tell whether any device has a memory limit."""
         return any(math.isfinite(limit) for limit in self.limit_bytes)
 
     @property

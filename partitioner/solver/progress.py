@@ -89,12 +89,12 @@ class Progress:
 
     @property
     def done(self) -> bool:
-        """Whether the gap asked for is met, or no plan can be below the cutoff."""
+        """Tell whether the gap asked for is met, or no plan can be below the cutoff."""
         return self.best is not None and (self.bound >= self.cutoff or self._met)
 
     @property
     def over(self) -> bool:
-        """Whether to stop: done, or out of steps or time."""
+        """Tell whether to stop: done, or out of steps or time."""
         return self.done or self.work.over
 
     @property
@@ -112,7 +112,7 @@ class Progress:
 
 
 def _is_lower(new: Sequence[float], old: Sequence[float]) -> bool:
-    """Whether figures are lexicographically less by more than rounding."""
+    """Test whether figures are lexicographically less by more than rounding."""
     for a, b in zip(new, old, strict=True):
         if not math.isclose(a, b, rel_tol=ROUNDING):
             return a < b
@@ -120,7 +120,7 @@ def _is_lower(new: Sequence[float], old: Sequence[float]) -> bool:
 
 
 def lower_loads(new: Sequence[float], old: Sequence[float]) -> bool:
-    """Whether loads, largest first, are lexicographically less by more than rounding."""
+    """Test whether loads, largest first, are lexicographically less by more than rounding."""
     for a, b in zip(sorted(new, reverse=True), sorted(old, reverse=True), strict=True):
         if abs(a - b) > LOAD_EPSILON * max(old):
             return a < b

@@ -22,7 +22,7 @@ class Site(NamedTuple):
 def item_sites(
     problem: Problem, among: Collection[int] | None = None
 ) -> tuple[tuple[Site, ...], ...]:
-    """For each item its sites, edges first, then holds.
+    """List for each item its sites, edges first, then holds.
 
     Args:
         problem: The problem.

@@ -22,7 +22,7 @@ def symmetric_groups(problem: Problem) -> tuple[tuple[int, ...], ...]:
 
 
 def group_classes(problem: Problem, among: Collection[int]) -> tuple[tuple[int, ...], ...]:
-    """Some groups by class: interchangeable ones together, any other by itself."""
+    """Sort groups by class: interchangeable ones together, any other by itself."""
     sets = [tuple(g for g in members if g in among) for members in symmetric_groups(problem)]
     classes = tuple(members for members in sets if members)
     joined = {group for members in classes for group in members}

@@ -34,15 +34,15 @@ class Work:
 
     @classmethod
     def within(cls, seconds: float, steps: float = math.inf) -> Work:
-        """So many steps, within so many seconds from now."""
+        """Allow so many steps, within so many seconds from now."""
         return cls(now_s() + seconds, steps)
 
     def share(self, parts: float) -> Work:
-        """One of so many equal shares of the steps that are left."""
+        """Set aside one of so many equal shares of the steps that are left."""
         return Work(self.deadline, self.left / parts, self)
 
     def beyond(self, steps: float) -> Work:
-        """So many steps, however few are left, until the clock stops them."""
+        """Allow so many steps, however few are left, until the clock stops them."""
         return Work(self.deadline, steps, self)
 
     def of_the_clock(self, parts: float) -> Work:
@@ -79,7 +79,7 @@ class Work:
 
     @property
     def late(self) -> bool:
-        """Whether the clock has stopped the search; to ask is to be stopped by it."""
+        """Tell whether the clock has stopped the search; to ask is to be stopped by it."""
         if self.left_s > 0:
             return False
         self.stop()
@@ -87,5 +87,5 @@ class Work:
 
     @property
     def over(self) -> bool:
-        """Whether no steps are left, or the clock has stopped the search."""
+        """Tell whether no steps are left, or the clock has stopped the search."""
         return not self.left or self.late

@@ -167,7 +167,7 @@ class Along:
 
     @property
     def note(self) -> str:
-        """How many operators it binds, and the first of those at which the dim ends."""
+        """Say how many operators it binds, and the first of those at which the dim ends."""
         count = len(self.factors)
         bound = f"{count} operator{' is' if count == 1 else 's are'}"
         if not self.axes:
@@ -177,7 +177,7 @@ class Along:
         return f"{self.text}: {bound} cut along it{end}"
 
     def honoured(self, node: Node, placed: PlacedNode) -> bool:
-        """Whether a strategy of a node is as demanded."""
+        """Test whether a strategy of a node is as demanded."""
         layouts = (placed.layouts.get(name) for name in self.factors.get(node.name, ()))
         return all(
             set(self.axes) <= set(at.axes if at else ()) if self.axes else not (at and at.axes)
@@ -196,6 +196,8 @@ class Constraints:
     they are no constraint, and a trace gives them to its graph (`ir.loads`).
     `busy` has, by mesh axis, nodes that are cut over the axis if any of their strategies is: along
     the factors named or, if none of their strategies is or none are named, along any.
+    `places` has, by node, an axis and a place along it: of a mesh with the axis, the node runs on
+    the devices at that place alone.
     """
 
     pins: tuple[Pin, ...] = ()
@@ -204,16 +206,17 @@ class Constraints:
     named: NamedDims | None = None
     along: tuple[Along, ...] = ()
     loads: Loads = ()
+    places: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
     @property
     def bound(self) -> bool:
-        """Whether there is any constraint."""
-        return bool(self.pins or self.busy or self.named) or self.plan is not None
+        """Tell whether there is any constraint."""
+        return bool(self.pins or self.busy or self.named or self.places) or self.plan is not None
 
     def joined(self, other: Constraints) -> Constraints:
         """Join these with others that keep no plan and no nodes busy over the same axes."""
-        pins = (*self.pins, *other.pins)
-        return replace(self, pins=pins, busy={**self.busy, **other.busy})
+        pins, busy = (*self.pins, *other.pins), {**self.busy, **other.busy}
+        return replace(self, pins=pins, busy=busy, places={**self.places, **other.places})
 
     @classmethod
     def read(cls, path: Path) -> Constraints:
@@ -343,12 +346,12 @@ class Constraints:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What each named dim binds, as notes for the summary."""
+        """Say what each named dim binds, as notes for the summary."""
         return tuple(demand.note for demand in self.along)
 
     @property
-    def places(self) -> bool:
-        """Whether anything is pinned to devices."""
+    def names_devices(self) -> bool:
+        """Tell whether anything is pinned to devices."""
         return any(pin.devices for pin in self.pins)
 
     @property
@@ -385,6 +388,8 @@ class Constraints:
             ]
             texts += [demand.text for demand in self.along if node.name in demand.factors]
             texts += [f"parallel {axis}" for axis in self.busy if node.name in self.busy[axis]]
+            if node.name in self.places:
+                texts.append(f"parallel {self.places[node.name][0]}")
             if self.plan is not None and node.name in self.plan.nodes:
                 texts.append("the plan that is kept")
             for text in dict.fromkeys(map(_without_detail, texts)):
@@ -500,7 +505,7 @@ def _loads(table: Any, source: str) -> Loads:
 
 
 def _may_be_load(number: object) -> bool:
-    """Whether a value is a number of at least 0, of Python or NumPy, that a float can hold."""
+    """Test for a number of at least 0, of Python or NumPy, that a float can hold."""
     if isinstance(number, bool) or not isinstance(number, Real):
         return False
     try:
@@ -537,7 +542,7 @@ def _without_detail(text: str) -> str:
 
 
 def _concerns(pin: Pin, node: Node) -> bool:
-    """Whether a pin of a tensor binds a node that makes or reads it."""
+    """Test whether a pin of a tensor binds a node that makes or reads it."""
     if pin.side and (pin.tensor in node.outputs) != (pin.side == "made"):
         return False
     row = row_of(node)
@@ -563,7 +568,7 @@ def _why_not(pin: Pin, candidates: Sequence[PlacedNode]) -> str:
 
 
 def _uses(placed: PlacedNode, axis: str, factors: Container[str]) -> bool:
-    """Whether a node is cut over an axis along one of these factors."""
+    """Test whether a node is cut over an axis along one of these factors."""
     return any(axis in at.axes for name, at in placed.layouts.items() if name in factors)
 
 

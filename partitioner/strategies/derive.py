@@ -221,7 +221,7 @@ class ClassCuts:
         return {**linked, **layouts}
 
     def is_by_speed(self, layouts: Iterable[DimLayout]) -> bool:
-        """Whether parts are nearer to those in proportion to speed than to balanced ones."""
+        """Test whether parts are nearer to those in proportion to speed than to balanced ones."""
         if self.speeds is None:
             return False
         nearer = 0
@@ -247,7 +247,7 @@ class ClassCuts:
         return tuple({name: cut} for cut in dict.fromkeys(cuts))
 
     def _by_speed(self, size: int, axes: Axes, unit: int = 1) -> DimLayout:
-        """In proportion to speed; balanced if speeds are equal or there are too few elements."""
+        """Cut in proportion to speed; balanced if speeds are equal or elements too few."""
         weights = _weights(self.mesh, axes, self.speeds) if self.speeds is not None else (1.0,)
         if len(set(weights)) == 1 or size // unit < len(weights):
             return self._even(size, axes)
@@ -399,7 +399,7 @@ def _dims(node: Node, rule: Rule) -> Iterator[tuple[str, int, DimExpr, Window | 
 
 
 def _follows(node: Node, rule: Rule) -> bool:
-    """Whether the op takes the cuts of its neighbours: a pointwise op or data movement.
+    """Test whether the op takes the cuts of its neighbours: pointwise, or moving data.
 
     Rows that are looked up in a table of which each device has a part are no mere movement.
     """
@@ -412,7 +412,7 @@ def _follows(node: Node, rule: Rule) -> bool:
 
 
 def _is_valid(node: Node, rule: Rule, cut: ClassCut) -> bool:
-    """Whether no part is empty and, of a stored value, whether a DTensor can express the cut.
+    """Test that no part is empty and that, for a stored value, a DTensor can express the cut.
 
     What a device adds to a part of the result, of no operand's dim, may be nothing.
     """

@@ -105,7 +105,7 @@ def _demand(
 
 
 def _overlaps(layout: DimLayout) -> bool:
-    """Whether parts overlap, by no more than the bound, and none is empty."""
+    """Test whether parts overlap, by no more than the bound, and none is empty."""
     sizes = layout.sizes()
     repeated = sum(sizes) - layout.size
     has_more = bool(layout.windows) and 0 < repeated <= MOST_REPEATED * layout.size
@@ -113,7 +113,7 @@ def _overlaps(layout: DimLayout) -> bool:
 
 
 def _contains(outer: DimLayout, inner: DimLayout) -> bool:
-    """Whether each part has the other layout's."""
+    """Test whether each part has the other layout's."""
     return all(
         a <= b and a + count >= b + size
         for (a, count), (b, size) in zip(outer.windows, inner.windows, strict=True)

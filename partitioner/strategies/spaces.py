@@ -71,7 +71,7 @@ def families(
         spaces.insert(1, _groups("inter", devices, 1))
     if strategy == "auto" and mesh is None:
         spaces += [_groups("hybrid", devices // size, size) for size in sizes]
-        if not any(_has_all(family, pinned) for family in spaces):
+        if not any(set(pinned) <= {group.devices for group in family.groups} for family in spaces):
             spaces.append(_of_pinned(devices, pinned))
     return tuple(spaces)
 
@@ -107,11 +107,6 @@ def check_mesh(mesh: Mapping[str, int] | None) -> None:
             raise SearchError(f"mesh axis {axis!r}: axis names are letters, digits and _")
         if not is_whole(size) or size < 1:
             raise SearchError(f"mesh axis {axis!r} has size {size!r}, not a whole number above 0")
-
-
-def _has_all(family: Family, pinned: Collection[tuple[int, ...]]) -> bool:
-    """Tell whether each pinned group is one of a space."""
-    return set(pinned) <= {group.devices for group in family.groups}
 
 
 def _of_pinned(devices: int, pinned: Collection[tuple[int, ...]]) -> Family:

@@ -69,7 +69,7 @@ class Difference:
 
     @property
     def equal(self) -> bool:
-        """Within the tolerance."""
+        """Tell whether the outputs are equal within the tolerance."""
         return self.identical or self.error <= self.tolerance
 
     @property
@@ -140,7 +140,7 @@ class Verification:
 
     @property
     def equal(self) -> bool:
-        """Whether every output is equal within its tolerance."""
+        """Tell whether every output is equal within its tolerance."""
         return all(output.equal for output in self.outputs)
 
     def __bool__(self) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.drawn.drawn_training import outcome, refused
+from helpers.drawn.drawn_training import FURTHER, outcome, refused
 from helpers.processes.torch_jobs import RunJob, job_parameters
 from jobs.kinds.drawn_jobs import JOBS
 
@@ -19,6 +19,8 @@ def test_ranks_train_as_one_process(run_job: RunJob, job: str) -> None:
         pytest.param(60, 1, 1, marks=pytest.mark.slow),  # a weight norm of a gradient by columns
         pytest.param(8, 96, 90, marks=pytest.mark.sweep),
         pytest.param(104, 96, 90, marks=pytest.mark.sweep),
+        pytest.param(FURTHER, 8, 7, marks=pytest.mark.slow),  # experts, micro-batches
+        pytest.param(FURTHER + 8, 92, 80, marks=pytest.mark.sweep),
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")

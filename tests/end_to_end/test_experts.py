@@ -36,6 +36,13 @@ FORMS: Mapping[str, Callable[[], Experts]] = {
     "relu": lambda: Experts(gated=False, act=F.relu, chosen=1),
     "grouped": lambda: Experts(grouped=True),
     "grouped, transposed": lambda: Experts(grouped=True, transposed=True, chosen=3),
+    "clamped": lambda: Experts(act=lambda x: F.silu(x).clamp(max=1.0)),
+    "squared": lambda: Experts(gated=False, act=lambda x: F.relu(x).square() - x**3 / 4),
+    "biased": lambda: Experts(biased=True),
+    "biased, grouped": lambda: Experts(biased=True, grouped=True, transposed=True),
+    "biased steps": lambda: Experts(
+        biased=True, grouped=True, gated=False, act=lambda x: x * torch.sigmoid(1.7 * x)
+    ),
     "PyTorch's grouped": lambda: Experts(inner=8, grouped=True).bfloat16(),
 }
 
@@ -54,11 +61,11 @@ def test_forms_become_one_node(form: str) -> None:
         torch.testing.assert_close(graph(x), module(x))
 
 
-class _Clamped(Experts):
-    """An activation that is not among those known."""
+class _Summed(Experts):
+    """An activation that is no step on each column."""
 
     def __init__(self) -> None:
-        super().__init__(act=lambda x: F.silu(x).clamp(max=1.0))
+        super().__init__(act=lambda x: F.silu(x).cumsum(-1))
 
 
 class _Detached(Experts):
@@ -66,6 +73,14 @@ class _Detached(Experts):
 
     def __init__(self) -> None:
         super().__init__(act=lambda x: F.silu(x).detach())
+
+
+class _HalfBiased(Experts):
+    """One of two products has a bias."""
+
+    def __init__(self) -> None:
+        super().__init__(biased=True)
+        self.up_bias = None
 
 
 class _Biased(Experts):
@@ -89,8 +104,8 @@ class _OtherOrder(Experts):
 
 @pytest.mark.parametrize(
     "make",
-    [_Clamped, _Detached, _Biased, lambda: _OtherOrder(grouped=True)],
-    ids=["act", "detached", "bias", "order"],
+    [_Summed, _Detached, _Biased, _HalfBiased, lambda: _OtherOrder(grouped=True)],
+    ids=["act", "detached", "bias", "one bias", "order"],
 )
 def test_other_forms_stay(make: Callable[[], nn.Module]) -> None:
     assert replace_experts(exported(make(), torch.randn(7, 8)), training=False) == 0
@@ -110,12 +125,12 @@ def compiled(
     return program
 
 
-@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(("grouped", "biased"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("devices", [2, 3])
-def test_a_layer_trains_as_on_one_device(devices: int, grouped: bool) -> None:
+def test_a_layer_trains_as_on_one_device(devices: int, grouped: bool, biased: bool) -> None:
     """Five experts on two and three devices."""
     torch.manual_seed(0)
-    module, inputs = Loss(Experts(grouped=grouped)), torch.randn(2, 6, 8)
+    module, inputs = Loss(Experts(grouped=grouped, biased=biased)), torch.randn(2, 6, 8)
     program = compiled(module, tuple(inputs), devices, "ep", training=True)
     for layer in layers(program):
         assert layer.layouts["e"].sizes() == ((3, 2) if devices == 2 else (2, 2, 1))
@@ -276,6 +291,7 @@ TARGETS = {
 CASES = [
     *((name, at) for name in BUILDERS for at in ("2", "4")),
     *(("mixtral", at) for at in ("3", "ep+tp", "dp+ep")),
+    ("gpt_oss", "3"),
 ]
 
 

@@ -95,8 +95,11 @@ def test_sentences_name_the_gain_of_the_objective(name: str) -> None:
         times = "" if units.digits(gain) == "1" else f"{units.digits(gain)} times "
         assert first.startswith(f"{what}{times}as fast as one device: ")
     if gain is not None and gain > 1.1:
-        assert head["verdict"].startswith(units.times(gain))
-        if result.objective != "memory":
+        if result.objective == "memory":
+            assert head["verdict"].startswith(f"{units.times(gain)} less memory a device than one ")
+        else:
+            said = f"{what.capitalize()}{units.digits(gain)} times as fast as one "
+            assert head["verdict"].startswith(said)
             assert f"are {units.digits(gain)} times as fast as one device alone" in head["worth"]
 
 

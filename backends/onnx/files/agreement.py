@@ -122,7 +122,7 @@ def _shared(cut: Cut) -> dict[str, Any]:
 
 
 def _check_transfers(seq: int, sides: Mapping[int, tuple[Transfer, ...]]) -> None:
-    """Both ends of a transfer have it, in the same order among those of the pair."""
+    """Check that both ends of a transfer have it, in the same order among those of the pair."""
     pairs = {(t.source, t.target) for t in chain(*sides.values())}
     for source, target in sorted(pairs):
         sent, received = (

@@ -73,7 +73,7 @@ class Cut:
 
     @property
     def reduces(self) -> bool:
-        """Whether received parts are combined."""
+        """Tell whether received parts are combined, not written side by side."""
         return self.comm.kind in _REDUCING
 
     @property
@@ -93,12 +93,12 @@ class Cut:
 
     @property
     def pipelined(self) -> bool:
-        """Whether the receiving side runs in a later turn than the sending side."""
+        """Tell whether the receiving side runs in a later turn than the sending side."""
         return self.comm.target_phase > self.comm.phase
 
     @cached_property
     def keeps_all(self) -> bool:
-        """Whether the target here is the source here, unchanged: nothing needs to be received."""
+        """Test whether the target here is the source here, unchanged: nothing is to be received."""
         if self.source is None or self.target is None or self.reduces:
             return False
         arriving = [t for t in self.comm.transfers if t.target == self.rank and t.numel]

@@ -66,7 +66,7 @@ def comm_node(comm: Comm, program: RankProgram, opset: int) -> NodeProto:
 
 
 def _uniform(comm: Comm) -> bool:
-    """Whether a broadcast or an all-gather is a regular one: equal parts, each to every rank.
+    """Test whether a broadcast or an all-gather is regular: equal parts, each to every rank.
 
     Only the emitter sees the transfers of all ranks, and all ranks must agree.
     """

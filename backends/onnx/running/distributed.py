@@ -184,14 +184,13 @@ class DistributedCommunicator:
             return
         coming = {message.transfer.source for message in self._arriving}
         for source, queue in self._queues.items():
-            while queue and self._is_expected(queue[0], now):
+            while queue and self._turns.is_expected(
+                self._rank, queue[0].cut.comm, queue[0].number, now
+            ):
                 if self._turns.passes == 1 and source in coming:
                     break
                 coming.add(source)
                 self._get_ready(queue.popleft())
-
-    def _is_expected(self, message: _Message, now: int) -> bool:
-        return self._turns.is_expected(self._rank, message.cut.comm, message.number, now)
 
     def _sent_in(self, message: _Message) -> int:
         """The turn in which its source sends a message."""
@@ -320,7 +319,7 @@ def _all_gather(cut: Cut, source: torch.Tensor, target: torch.Tensor, group: Gro
 
 
 def _are_rows(arriving: list[Transfer], target: torch.Tensor) -> bool:
-    """Whether parts in this order fill the target's memory one after the other."""
+    """Test whether parts in this order fill the target's memory one after the other."""
     at = target.data_ptr()
     for transfer in arriving:
         view = box_view(target, transfer.write)

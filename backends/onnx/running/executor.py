@@ -281,7 +281,9 @@ class Executor:
             (sums, self._place(sums, values, freed)) for sums in self.sessions.sums.get(index, ())
         ]
         targets = {sums.target: place for sums, place in places}
-        for name in self._sized(segment):
+        for name in segment.outputs:
+            if name in self.model.bounded:
+                continue  # its size is not known
             place = targets.get(name)
             values[name] = self._empty(self.model.types[name]) if place is None else place
         if (binding := self._bindings.get(index)) is not None:
@@ -330,10 +332,6 @@ class Executor:
             if name in self.model.bounded:
                 array = binding.io.get_outputs()[index].numpy()
                 values[name] = from_numpy(array, types[name].dtype).to(device)
-
-    def _sized(self, segment: Segment) -> Iterator[str]:
-        """The outputs of a segment whose sizes are known."""
-        return (name for name in segment.outputs if name not in self.model.bounded)
 
     def _bind(
         self,

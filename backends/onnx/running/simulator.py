@@ -144,7 +144,7 @@ class Simulator:
                 raise BackendError(f"the ranks deadlock: {each}")
 
     def _ready(self, rank: int, wait: Waiting) -> bool:
-        """Whether everything that a rank waits for has been sent."""
+        """Test whether everything that a rank waits for has been sent."""
         return all(key in self._mail for _, key in _arrivals(wait.cut, rank, wait.number))
 
     def _gather(self, values: Mapping[int, Mapping[str, torch.Tensor]]) -> Lockstep:

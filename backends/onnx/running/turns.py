@@ -72,7 +72,7 @@ class Turns(ABC):
 
     @abstractmethod
     def is_expected(self, rank: int, comm: Comm, number: int, now: int) -> bool:
-        """Whether a rank in turn `now` gets ready to receive what a communication brings it."""
+        """Tell whether a rank in turn `now` gets ready to receive what a communication brings."""
 
     @abstractmethod
     def taken(self, rank: int, comm: Comm, number: int) -> int:

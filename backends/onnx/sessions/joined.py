@@ -67,7 +67,7 @@ class Group:
         return self.model.around(graph)
 
     def is_last_reader(self, index: int, image: str) -> bool:
-        """Whether a segment reads an image, and no other does so later, in whatever order."""
+        """Test whether a segment reads an image, and no other does so later, in whatever order."""
         here = self.segments[index]
         return image in here.inputs and all(
             other <= index and segment.phase <= here.phase
@@ -127,7 +127,7 @@ def _may_join(segment: Segment) -> bool:
 
 
 def _may_be_blocked(segment: Segment, value: str) -> bool:
-    """Whether one of a segment's operators may make or read a value in the blocked layout."""
+    """Test whether an operator of a segment may make or read a value in the blocked layout."""
     return any(
         node.op_type in MAY_BE_BLOCKED and (value in node.output or value in node.input)
         for node in segment.nodes

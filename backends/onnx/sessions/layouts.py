@@ -79,5 +79,5 @@ def with_blocked_inputs(
 
 
 def is_image(type_: TensorType, block: int) -> bool:
-    """Whether a value is a batch of images whose channels fill blocks of so many."""
+    """Test whether a value is a batch of images whose channels fill blocks of so many."""
     return type_.dtype == "float32" and len(type_.shape) == 4 and type_.shape[1] % block == 0

@@ -126,7 +126,7 @@ class Agreement:
     def _compared(
         self, doing: str, problem: str, sums: Sequence[Sums], row: list[int], gathered: Tensor
     ) -> bool:
-        """Whether any rank asks, from the rows of all ranks, of which this one has `row`."""
+        """Tell whether any rank asks, from the rows of all ranks, of which this one has `row`."""
         if not problem and gathered.tolist() == row * self.ranks:
             return bool(row[1])
         rows = gathered.reshape(self.ranks, -1)

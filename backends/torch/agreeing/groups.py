@@ -20,7 +20,7 @@ from partitioner.ir.program import Comm, CommKind, Compute, Programs
 
 
 def check_world(ranks: int) -> int:
-    """This process's rank."""
+    """Return the rank of this process."""
     if not dist.is_available() or not dist.is_initialized():
         raise BackendError(
             f"module() needs {ranks} processes: start them with torchrun and call "

@@ -15,13 +15,13 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 def is_of_torch(file: str) -> bool:
-    """Whether a file is PyTorch's, which names some of its files from its own folder on."""
+    """Test whether a file is PyTorch's, which names some of its files from its own folder on."""
     path = Path(file)
     return path.is_relative_to(_TORCH) or path.is_relative_to(_TORCH.name)
 
 
 def is_of_user(file: str) -> bool:
-    """Whether a file is the user's, or of another package that the user calls.
+    """Test whether a file is the user's, or of another package that the user calls.
 
     Args:
         file: As code objects have it. Code without a file, such as "<string>", is nobody's.

@@ -80,7 +80,7 @@ class Sums:
 def differing_within(
     differing: Mapping[tuple[int, str], Sequence[int]], tables: Sequence[Mapping[str, int]]
 ) -> dict[tuple[int, str], list[int]]:
-    """As `Sums.differing`, of the values behind words.
+    """Narrow `Sums.differing` down to the values behind words.
 
     Args:
         differing: Ranks whose words differ.

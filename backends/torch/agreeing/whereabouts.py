@@ -63,7 +63,7 @@ class Whereabouts:
 
     @staticmethod
     def of(rank: int, ranks: int) -> Whereabouts:
-        """Those of torch.distributed's world, in which this process posts its own from now on."""
+        """Take torch.distributed's world, in which this process posts its own place from now on."""
         return _of(rank, ranks, id(dist.group.WORLD))
 
     def post(self, doing: str) -> None:

@@ -25,7 +25,7 @@ class _Hop:
 
 @hints_keywords
 class Chain(nn.Module):
-    """This process's submodules of a model that several processes run, and their connections.
+    """Connect this process's submodules to those of other processes that run one model.
 
     Every process makes a chain and adds the submodules that it runs, in the order in which it runs
     them. A process may be visited more than once. The split 0 -> 1 -> 0 of three layers:

@@ -129,7 +129,7 @@ def label_of(
 
 
 def is_sendable(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is dense, with a type and a number of dims that a label can hold."""
+    """Test whether a tensor is dense, with a type and a number of dims that a label can hold."""
     dense = tensor.layout is torch.strided and not tensor.is_meta
     return dense and tensor.dtype in DTYPES and tensor.dim() <= MAX_DIMS
 

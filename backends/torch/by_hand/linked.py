@@ -61,5 +61,5 @@ def wait_at_end(leaving: Leaving) -> None:
 
 
 def needs_gradient(x: Tensor) -> bool:
-    """Whether autograd would record an operation on the tensor."""
+    """Test whether autograd would record an operation on the tensor."""
     return x.requires_grad and torch.is_grad_enabled()

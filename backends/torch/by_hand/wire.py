@@ -37,7 +37,7 @@ _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp
 
 @dataclass(frozen=True)
 class Call:
-    """This rank's part in one communication.
+    """Describe the part of this rank in one communication.
 
     Attributes:
         handle: Process group; weak, as autograd's graphs keep calls: a group that outlives

@@ -11,5 +11,5 @@ from torch.distributed.tensor import DTensor
 
 
 def correct_addresses() -> None:
-    """From now on, the address of each DTensor is 0."""
+    """Give each DTensor the address 0 from now on."""
     DTensor.data_ptr = lambda _: 0  # type: ignore[assignment,method-assign]

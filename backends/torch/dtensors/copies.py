@@ -111,7 +111,7 @@ class Copy(DTensor):
 
     @property
     def _local_tensor(self) -> Tensor:
-        """This rank's part of it, as the tensor is now.
+        """Return this rank's part, as the tensor is now.
 
         Raises:
             BackendError: The tensor has other memory now.
@@ -215,7 +215,10 @@ def parts_of_results(
     first = next(tensor for tensor in tensors.values() if isinstance(tensor, DTensor))
     is_here = first.device_mesh.get_coordinate() is not None
     written = {id(tensor) for tensor in written_tensors(operator, args, kwargs)}
-    bases = {key: _base_of(tensor) for key, tensor in tensors.items()}
+    bases = {
+        key: tensor.viewed if isinstance(tensor, Copy) else tensor
+        for key, tensor in tensors.items()
+    }
     places = {key: _place_of(base) for key, base in bases.items()}
     if any(isinstance(tensors[key], Copy) for key in written):
         _check_apart(bases, places, written)
@@ -246,11 +249,6 @@ def parts_of_results(
         return in_parts(first, result) if same is None else tensors[same]
 
     return pytree.tree_map_only(Tensor, returned, results)
-
-
-def _base_of(tensor: Tensor) -> Tensor:
-    """The tensor that a copy shows; any other tensor itself."""
-    return tensor.viewed if isinstance(tensor, Copy) else tensor
 
 
 def _place_of(base: Tensor) -> tuple[Any, ...]:

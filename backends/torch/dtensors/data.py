@@ -24,7 +24,7 @@ _DATA: Any = torch.Tensor.data
 
 
 def correct_data() -> None:
-    """From now on, the `data` of DTensors on the meshes of ranks' modules is as told above."""
+    """Make the `data` of DTensors on the meshes of ranks' modules as told above, from now on."""
     DTensor.data = property(_data, _set_data)  # type: ignore[assignment]
 
 
@@ -53,7 +53,7 @@ def _set_data(tensor: DTensor, data: Tensor) -> None:
 
 
 def _is_cut_as(tensor: DTensor, data: DTensor) -> bool:
-    """Whether both have parts of their own, of one cut."""
+    """Test whether both tensors have parts of their own, of one cut."""
     return (
         not isinstance(tensor, Copy)
         and not isinstance(data, Copy)

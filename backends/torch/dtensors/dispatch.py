@@ -48,7 +48,7 @@ _ALLOWED = local()
 
 
 def correct_operators(meshes: Iterable[DeviceMesh]) -> None:
-    """From now on, compute these operators on DTensors as on whole tensors.
+    """Compute these operators on DTensors as on whole tensors from now on.
 
     Args:
         meshes: Those of DTensors beside which plain tensors are whole.
@@ -83,7 +83,7 @@ _WATCHED: set[torch._ops.OpOverload] = set()
 
 
 def _watch(operator: torch._ops.OpOverload) -> None:
-    """From now on, note the plain tensors of all calls of an operator.
+    """Note the plain tensors of all calls of an operator from now on.
 
     PyTorch's C++ asks once for all tensors of the same sizes and cuts, and ranks may come to such
     tensors in unlike orders.
@@ -95,7 +95,7 @@ def _watch(operator: torch._ops.OpOverload) -> None:
 
 
 def _all_handlers() -> dict[Any, Any]:
-    """Those of all operators, also those that this thread is in `by_pytorch` of."""
+    """Return the handlers of all operators, also of those that this thread runs `by_pytorch`."""
     handlers: dict[Any, Any] = vars(DTensor._op_dispatcher)["_custom_op_handlers"]
     return handlers
 
@@ -149,7 +149,7 @@ class _Dispatcher(OpDispatcher):
 
     @property
     def _allow_implicit_replication(self) -> bool:
-        """Whether the user is in PyTorch's `implicit_replication()`."""
+        """Tell whether the user is in PyTorch's `implicit_replication()`."""
         return getattr(_ALLOWED, "by_user", False)
 
     @_allow_implicit_replication.setter
@@ -186,7 +186,7 @@ class _Dispatcher(OpDispatcher):
         op_info: OpInfo,
         try_cache: bool,
     ) -> Any:
-        """How parts of the results follow from parts of tensors; or else the results."""
+        """Derive how parts of results follow from parts of tensors; or else the results."""
         rule = super()._propagate_op_sharding_dispatch_slow_path
         if op_info.compute_mesh not in MESHES:
             return rule(op_call, args, kwargs, op_info, try_cache)

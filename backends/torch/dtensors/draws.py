@@ -55,7 +55,7 @@ def _drawn(
 
 
 def _is_drawn_here(operator: torch._ops.OpOverload, tensor: DTensor) -> bool:
-    """Whether it lies on the CPU, and this rank has a part of it that follows from its place.
+    """Test whether a tensor is on the CPU and this rank's part of it follows from its place.
 
     PyTorch refuses to draw into the terms of a sum.
     """

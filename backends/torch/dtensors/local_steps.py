@@ -94,7 +94,7 @@ def over_parts(
 
 
 def _may_have_double(optimizer: Optimizer, hooks: Collection[Any]) -> bool:
-    """Whether a step is elementwise, and no hook but `hooks` is called before it."""
+    """Test whether a step is elementwise, and no hook but `hooks` is called before it."""
     known = set(map(id, hooks))  # others' may have no hash
     of_all = _global_optimizer_pre_hooks.values()
     return (
@@ -138,7 +138,7 @@ def take_back(optimizer: Optimizer, args: tuple[Any, ...]) -> None:
 
 
 def _part_of(parameter: DTensor, state: _State) -> Tensor | None:
-    """This rank's part of a parameter, with its gradient; None if some state lies otherwise."""
+    """Return this rank's part of a parameter, with its gradient; None if state lies otherwise."""
     gradient = parameter.grad
     if not isinstance(gradient, DTensor) or gradient.dtype != parameter.dtype:
         return None  # PyTorch gives no part a gradient of another type
@@ -152,7 +152,7 @@ def _part_of(parameter: DTensor, state: _State) -> Tensor | None:
 
 
 def _parts_of(state: _State) -> _State:
-    """This rank's parts of a parameter's state."""
+    """Take this rank's parts of a parameter's state."""
     return {
         name: value._local_tensor if isinstance(value, DTensor) else value
         for name, value in state.items()
@@ -160,7 +160,7 @@ def _parts_of(state: _State) -> _State:
 
 
 def _lies_as(parameter: DTensor, value: Any) -> bool:
-    """Whether a tensor is distributed as a parameter is, and is no partial sum."""
+    """Test whether a tensor is distributed as a parameter is, and is no partial sum."""
     if not isinstance(value, DTensor) or type(value._local_tensor) is not Tensor:
         return False
     if value._local_tensor.shape != parameter._local_tensor.shape:

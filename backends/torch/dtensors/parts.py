@@ -18,7 +18,7 @@ from partitioner.backends.torch.state.buffers import extent
 
 
 def is_sum(tensor: Tensor) -> bool:
-    """Whether ranks have terms of it, which are still to be added up."""
+    """Test whether ranks have terms of a tensor, which are still to be added up."""
     return isinstance(tensor, DTensor) and any(
         placement.is_partial() for placement in tensor.placements
     )
@@ -48,7 +48,7 @@ def outline_of(tensor: Tensor) -> Tensor:
 
 
 def part_of_whole(spec: DTensorSpec, whole: Tensor) -> Tensor:
-    """This rank's part of a tensor that is cut so, or its term; it may be a view of the tensor.
+    """Cut this rank's part, or its term, out of a whole tensor; it may be a view of the tensor.
 
     Raises:
         BackendError: Terms of a norm are to give a negative number.
@@ -70,7 +70,7 @@ def part_of_whole(spec: DTensorSpec, whole: Tensor) -> Tensor:
 
 
 def _loses_signs(place: Placement) -> bool:
-    """Whether terms are raised to a power before they are added up."""
+    """Test whether terms are raised to a power before they are added up."""
     return isinstance(place, _NormPartial) and place.norm_type != 1
 
 

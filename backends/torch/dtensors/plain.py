@@ -35,7 +35,7 @@ Ranks = tuple[int, ...]
 
 @dataclass(eq=False)
 class _Notes:
-    """What was noted and not yet taken.
+    """Hold what was noted and not yet taken.
 
     Attributes:
         sums: By ranks that are to have them alike and name of an operator: sums of checksums.
@@ -75,7 +75,7 @@ _ALL, _LOCK = WeakSet[_Notes]([_OF_BACKWARD]), Lock()
 
 
 def note_here() -> None:
-    """From now on, note what this thread computes."""
+    """Note what this thread computes from now on."""
     if not hasattr(_OF_THREAD, "notes"):
         _OF_THREAD.notes = _Notes()
         with _LOCK:
@@ -107,7 +107,11 @@ def note_plain(
     if notes is None or not plain or mesh.get_coordinate() is None:
         return False
     written = set(map(id, written_tensors(operator, args, kwargs)))
-    read = [one for one in plain if id(one) not in written and _has_contents(one)]
+    read = [
+        one
+        for one in plain
+        if id(one) not in written and one.layout is torch.strided and not one.is_meta
+    ]
     ranks = tuple(mesh.mesh.flatten().tolist())
     if not read or len(ranks) == 1:
         return False
@@ -116,17 +120,13 @@ def note_plain(
 
 @contextmanager
 def noted_already() -> Iterator[None]:
-    """What this thread computes inside is part of a call that was noted."""
+    """Count what this thread computes inside as part of a call that was noted."""
     outer = getattr(_OF_THREAD, "is_inside", False)
     _OF_THREAD.is_inside = True
     try:
         yield
     finally:
         _OF_THREAD.is_inside = outer
-
-
-def _has_contents(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_meta
 
 
 def noted_names() -> set[str]:

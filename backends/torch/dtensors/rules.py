@@ -27,7 +27,7 @@ _ADDING = frozenset({torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList}
 def differs_from_whole(
     sharding: OutputSharding, info: OpInfo, args: tuple[Any, ...], written: Iterable[Tensor]
 ) -> bool:
-    """Whether what PyTorch computes of parts is not what the operator gives of whole tensors."""
+    """Test whether PyTorch computes of parts what the operator does not give of whole tensors."""
     assert info.schema is not None
     reads = sharding.redistribute_schema or info.schema
     operator = info.schema.op
@@ -42,7 +42,7 @@ def differs_from_whole(
 
 
 def _misreads_terms(schema: OpSchema, reads: OpSchema) -> bool:
-    """Whether PyTorch computes with the ranks' terms of a tensor what does not follow from them.
+    """Test whether PyTorch computes with ranks' terms what does not follow from them.
 
     It adds up terms of norms as if they were those of sums, takes those of `any` for numbers,
     divides whole numbers into terms that are none, makes terms of norms of negative numbers, and
@@ -74,7 +74,7 @@ def _specs(schema: OpSchema) -> list[DTensorSpec]:
 
 
 def _is_over_no_dims(operator: torch._ops.OpOverload, args: tuple[Any, ...]) -> bool:
-    """Whether a list of dims is empty, which stands for all dims and PyTorch takes for none."""
+    """Test whether a list of dims is empty: all dims by the schema, none in PyTorch's rule."""
     formals = operator._schema.arguments
     return any(
         formal.name == "dim" and isinstance(actual, list | tuple) and not actual
@@ -83,13 +83,13 @@ def _is_over_no_dims(operator: torch._ops.OpOverload, args: tuple[Any, ...]) -> 
 
 
 def _is_masked(sharding: OutputSharding) -> bool:
-    """Whether results are terms to be masked, as of an embedding, which PyTorch often fails to."""
+    """Test whether results are terms to be masked, as of an embedding: PyTorch often fails to."""
     specs = [spec for spec in pytree.tree_leaves(sharding.output_spec) if spec is not None]
     return any(isinstance(place, _MaskPartial) for spec in specs for place in spec.placements)
 
 
 def _is_known_without_out(schema: OpSchema) -> bool:
-    """Whether PyTorch remembers what it does whatever tensor the results are written to."""
+    """Test whether PyTorch caches what it does without a look at the tensor of the results."""
     keys = schema.schema_info.static_kwargkey if schema.schema_info is not None else None
     outs = [formal.name for formal in schema.op._schema.arguments if formal.is_out]
     return not set(outs) <= set(keys or ())
@@ -98,7 +98,7 @@ def _is_known_without_out(schema: OpSchema) -> bool:
 def _cuts_anew(
     sharding: OutputSharding, operator: torch._ops.OpOverload, written: Iterable[Tensor]
 ) -> bool:
-    """Whether PyTorch takes parts that an operator writes to for those of another cut."""
+    """Test whether PyTorch takes parts that an operator writes to for those of another cut."""
     specs = pytree.tree_leaves(sharding.output_spec)
     returned = [
         spec
@@ -114,7 +114,7 @@ def _cuts_anew(
 
 
 def _is_mean_of_parts(sharding: OutputSharding, reads: OpSchema, args: tuple[Any, ...]) -> bool:
-    """Whether PyTorch takes the number of elements of a part for that of the whole tensor.
+    """Test whether PyTorch counts the elements of a part where the whole tensor's are meant.
 
     So it is where means of parts of unlike sizes are averaged, and in the backward pass of a mean,
     whose results are parts.

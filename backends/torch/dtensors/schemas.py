@@ -29,7 +29,7 @@ def written_tensors(
 
 
 def writes_to_a_list(schema: Any) -> bool:
-    """Whether the first argument is a list of tensors that the operator writes to."""
+    """Test whether the first argument is a list of tensors that the operator writes to."""
     first = schema.arguments[0] if schema.arguments else None
     if first is None or not isinstance(first.type, torch.ListType):
         return False

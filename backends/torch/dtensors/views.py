@@ -44,7 +44,7 @@ _OUT_OF_PLACE: Mapping[Any, Any] = {
 def _viewed(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """As PyTorch does; what lies in other memory than the tensor is marked as a copy."""
+    """View as PyTorch does, and mark what lies in other memory than the tensor as a copy."""
     tensor: DTensor = args[0]
     view = partial(by_pytorch, operator, args, kwargs)
     if tensor.device_mesh.get_coordinate() is None:  # there is nothing of it here

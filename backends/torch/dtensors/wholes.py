@@ -74,7 +74,7 @@ def on_our_meshes(ours: Handler, pytorchs: Handler | None) -> Handler:
 
 
 def mesh_in(arguments: Iterable[Any]) -> DeviceMesh | None:
-    """That of the first DTensor of a call; None if there is none."""
+    """Return the mesh of the first DTensor of a call; None if there is none."""
     for argument in arguments:
         if isinstance(argument, DTensor):
             return argument.device_mesh

@@ -23,7 +23,7 @@ _aten = torch.ops.aten
 def _copied(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Tensor:
-    """Of a plain tensor, which is whole, its part."""
+    """Copy a plain tensor, which is whole, into this rank's part."""
     tensor, source = args[:2]
     if not isinstance(tensor, DTensor) or isinstance(source, DTensor):
         copied: Tensor = by_pytorch(operator, args, kwargs)
@@ -36,7 +36,7 @@ def _copied(
 
 
 def _filled(_: torch._ops.OpOverload, args: tuple[Any, ...], __: Mapping[str, Any]) -> DTensor:
-    """With a number."""
+    """Fill a tensor with a number."""
     tensor, number = args
     number = number.full_tensor() if isinstance(number, DTensor) else number
     if not is_sum(tensor):
@@ -52,7 +52,7 @@ def _filled(_: torch._ops.OpOverload, args: tuple[Any, ...], __: Mapping[str, An
 def _made_empty(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> DTensor:
-    """Like the terms of a sum, it is whole: what is written to it is no term."""
+    """Make a whole tensor, also like the terms of a sum: what is written to it is no term."""
     tensor: DTensor = args[0]
     if not is_sum(tensor):
         made: DTensor = by_pytorch(operator, args, kwargs)
@@ -66,7 +66,7 @@ def _made_empty(
 def _made_in(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> DTensor:
-    """Of a matrix that is made in the memory of a tensor, its part."""
+    """Make a matrix in the memory of a tensor: of the whole, this rank's part."""
     tensor: DTensor = kwargs["out"]
     whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     tensor.copy_(operator(*args, **{**kwargs, "out": whole}))

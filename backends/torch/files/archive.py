@@ -345,7 +345,7 @@ def _number(size: Mapping[str, Any], known: Mapping[str, int]) -> dict[str, int]
 
 
 def _computes_sizes(node: Mapping[str, Any], known: Mapping[str, int]) -> bool:
-    """Whether the results of a node are known sizes and nothing else."""
+    """Test whether the results of a node are known sizes and nothing else."""
     outputs = node["outputs"]
     return bool(outputs) and all(
         set(out) == {_SIZE} and _number(out[_SIZE], known) for out in outputs

@@ -60,7 +60,7 @@ class _Member:
 
     @property
     def settings(self) -> tuple[fx.node.Argument, ...]:
-        """Its arguments after the operand."""
+        """Return the arguments after the operand."""
         return self.sent.args[1:]
 
 
@@ -146,7 +146,7 @@ def _join(graph: fx.Graph, members: Sequence[_Member]) -> None:
 
 
 def _arranges(node: fx.Node) -> bool:
-    """Whether a node was made for a collective alone."""
+    """Test whether a node was made for a collective alone."""
     return node.target in _ARRANGING and bool(node.meta.get("arranges"))
 
 

@@ -111,7 +111,10 @@ class RankComm:
         operand = self._summable(packed)
         collective = self._call(
             c10d.reduce_scatter_tensor.default,
-            *(operand, self._reduction, len(comm.ranks), self._group),
+            operand,
+            self._reduction,
+            len(comm.ranks),
+            self._group,
         )
         size = math.prod(self.target_shape)  # ranks outside the group may keep the rest
         shapes = (self._carried((count,)) for count in (size * len(comm.ranks), size))
@@ -300,7 +303,7 @@ def carried(dtype: str) -> tuple[torch.dtype, int]:
 
 
 def _fill_rows(regions: Sequence[Region], shape: Shape) -> bool:
-    """Whether the parts of a tensor, one after the other, are its memory."""
+    """Test whether the parts of a tensor, one after the other, are its memory."""
     if not shape:
         return len(regions) == 1
     end = 0

@@ -74,7 +74,7 @@ def gathered(operand: Tensor, ranks: int, group: str) -> Tensor:
 
 
 def _is_free(node: fx.Node) -> bool:
-    """Whether the only reader of a node may write over its result's memory."""
+    """Test whether the only reader of a node may write over its result's memory."""
     if len(node.users) != 1:
         return False
     if node.target is gathered:

@@ -299,13 +299,13 @@ class PassWriter:
             self._call(node)
 
     def _is_late(self, node: Node) -> bool:
-        """Whether a node only renames or reshapes a value that is on its way: no need to wait."""
+        """Test whether a node only renames or reshapes a value on its way: no need to wait."""
         row = row_of(node)
         views = row is not None and (row.view or node.op == REST) and len(node.outputs) == 1
         return views and not isinstance(self.known[node.inputs[0]], fx.Node)
 
     def _rests(self, node: Node) -> bool:
-        """Whether a node's value is held by an argument between steps."""
+        """Test whether a node's value is held by an argument between steps."""
         return node.op == REST and rest_argument(node.outputs[0]) in self.known
 
     def _refreshed(self, node: Node) -> fx.Node:

@@ -72,7 +72,13 @@ def layer_norm_grads(
     PyTorch's kernel has one type for the weight, its gradient and that of the bias.
     """
     data, of_weight, of_bias = aten.native_layer_norm_backward(
-        *(grad_out, x, normalized_shape, mean.contiguous(), rstd.contiguous()),
-        *(weight, weight, [True, True, True]),
+        grad_out,
+        x,
+        normalized_shape,
+        mean.contiguous(),
+        rstd.contiguous(),
+        weight,
+        weight,
+        [True, True, True],
     )
     return data, (of_weight, of_bias)

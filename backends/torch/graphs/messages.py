@@ -68,7 +68,7 @@ class Message:
 
     @property
     def name(self) -> str:
-        """Its name among the arguments and results of graphs."""
+        """Name the message among the arguments and results of graphs."""
         phase, target_phase = self.phases
         return message_name(phase, self.source, target_phase, self.target)
 

@@ -34,7 +34,7 @@ def _is_line(node: fx.Node) -> bool:
 
 
 def _source(line: fx.Node) -> fx.Node:
-    """What a line is made of; whether it is contiguous makes no difference to its elements."""
+    """Find what a line is made of, past `contiguous()`, which leaves its elements as they are."""
     source = line.all_input_nodes[0]
     is_dense = source.op == "call_method" and source.target == "contiguous"
     return source.all_input_nodes[0] if is_dense and not source.kwargs else source

@@ -96,7 +96,7 @@ class RankPhases:
         return str(part) if stageless else f"{part} {stage}"
 
     def is_once(self, phase: int) -> bool:
-        """Whether a phase runs once a step."""
+        """Tell whether a phase runs once a step."""
         return self.numbers.is_once(phase)
 
     @cached_property
@@ -115,11 +115,11 @@ class RankPhases:
         return eager(graph.module, boxed=True, summed=summed)
 
     def is_of_all(self, phase: int) -> bool:
-        """Whether a phase is one of all micro-batches together, of whatever sizes."""
+        """Tell whether a phase is one of all micro-batches together, of whatever sizes."""
         return phase == self.numbers.number(StepPart.REDUCE)
 
     def is_forward(self, phase: int) -> bool:
-        """Whether a phase runs where no gradients are wanted."""
+        """Tell whether a phase runs where no gradients are wanted."""
         part, _ = self.numbers.of(phase)
         return part in (StepPart.SETUP, StepPart.FORWARD, StepPart.DELIVER)
 

@@ -28,7 +28,7 @@ def shorten_views(graph: fx.Graph) -> None:
 
 
 def _undoes_call(node: fx.Node, before: fx.Node) -> bool:
-    """Whether one of two calls of a view, as a rank's code writes them, undoes the other.
+    """Test whether one of two calls of a view, as a rank's code writes them, undoes the other.
 
     (`cost_model.profiles.forms.turns_back` tells it of nodes of a plan, by their rules.)
     """

@@ -88,8 +88,12 @@ class Contents:
         at_rest = {name: one for name, one in storages.items() if one._cdata in kept}
         types = {entry.names[0]: entry.dtype for entry in held}
         return cls(
-            *(stored, tensors, at_rest, parts),
-            *([*map(tuple, held_by_part)], [x for one in held_by_part for x in one.values()]),
+            stored,
+            tensors,
+            at_rest,
+            parts,
+            [*map(tuple, held_by_part)],
+            [x for one in held_by_part for x in one.values()],
             [
                 (tensor.shape, types[name], at_rest[name]._cdata if name in at_rest else 0)
                 for name, tensor in tensors.items()
@@ -120,7 +124,7 @@ class Contents:
                 self._check_tensor(module, entry, tensor, parts)
 
     def _are_plain_parts(self, mode: bool) -> bool:
-        """Whether all submodules are in the mode of the module, and have no hooks."""
+        """Test whether all submodules are in the mode of the module, and have no hooks."""
         for part in self.parts:  # a loop: every call of a module comes here
             if _has_hooks(part) or not (part.training is mode or _is_in(mode, part)):
                 return False
@@ -177,7 +181,7 @@ class Contents:
 
 
 def _storage_of(tensor: Tensor) -> torch.UntypedStorage:
-    """That of a tensor, or of this rank's part of it."""
+    """Return the storage of a tensor, or of this rank's part of it."""
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     return local.untyped_storage()
 
@@ -194,12 +198,12 @@ TRACED_MODE = "_mode_in_the_trace"
 
 
 def _is_in(mode: bool, part: nn.Module) -> bool:
-    """Whether a submodule is as it is in the graphs of a mode of the module."""
+    """Test whether a submodule is as it is in the graphs of a mode of the module."""
     return part.training is mode or (mode and not vars(part).get(TRACED_MODE, True))
 
 
 def _has_hooks(part: nn.Module) -> bool:
-    """Whether a submodule has hooks that would not be called."""
+    """Test whether a submodule has hooks that would not be called."""
     return bool(
         part._forward_hooks
         or part._forward_pre_hooks

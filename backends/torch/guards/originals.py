@@ -112,7 +112,7 @@ _TRACING = ContextVar("_TRACING", default=False)
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Within, calls of a module that was compiled and its state are no reason to refuse."""
+    """Allow calls of a module that was compiled, and its state, inside of the block."""
     token = _TRACING.set(True)
     try:
         yield

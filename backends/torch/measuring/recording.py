@@ -247,8 +247,14 @@ class Recorder:
             return spans
 
         return recorded(
-            *(lambda: self._run(plain), marks, clock, self._held),
-            *(self.device, steps, threads, group),
+            lambda: self._run(plain),
+            marks,
+            clock,
+            self._held,
+            self.device,
+            steps,
+            threads,
+            group,
         )
 
     def _run(

@@ -116,7 +116,7 @@ def _several(
         copies = max(1, min(copies, _MOST_COPIED_BYTES // max(1, sum(one.nbytes for one in own))))
 
     def operand(node: fx.Node, number: int) -> fx.Node:
-        """What a copy of the operators reads in place of an argument or a constant."""
+        """Stand in for an argument or a constant in a copy of the operators."""
         tensor = arguments[names[node]] if node in names else _attribute(module, node.target)
         is_shared = shared is None or names.get(node) in shared
         name = f"{node.name}_{0 if is_shared else number}"

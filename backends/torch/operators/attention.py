@@ -253,7 +253,6 @@ def _split(intervals: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int,
 
 
 def _of_block(call: _Attention, block: _Block) -> _Attention:
-    """The attention of a block."""
     mask = call.mask
     if mask is not None:
         mask = mask[(None,) * (4 - mask.dim())]

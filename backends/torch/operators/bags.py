@@ -60,14 +60,14 @@ class _Bags:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether the device's indices go to bags that do not decrease among its own."""
+        """Test whether the device's indices go to bags that do not decrease among its own."""
         return all(
             list(starts) == sorted(starts) for starts in (self.index_starts, self.bag_starts)
         )
 
     @property
     def is_whole(self) -> bool:
-        """Whether the device has all indices and all bags, in order."""
+        """Test whether the device has all indices and all bags, in order."""
         indices = list(self.index_starts), list(self.index_lengths)
         bags = list(self.bag_starts), list(self.bag_lengths)
         return indices == ([0], [self.total]) and bags == ([0], [self.bags])
@@ -131,7 +131,7 @@ class _Bags:
         return self.bag_of()[self.indices != self.padding]
 
     def factors(self, kept: Tensor, bags: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """What each kept row is multiplied by; None if by 1."""
+        """Compute what each kept row is multiplied by; None if by 1."""
         if self.mode == MEAN:
             counts = torch.bincount(self.counted(), minlength=self.bags).to(dtype)
             local = [
@@ -209,7 +209,7 @@ def embedding_bag_weights_backward(grad: Tensor, table: Tensor, *call: Any) -> T
     lambda out, _table, indices, *_: torch.empty_like(out, dtype=indices.dtype),
 )
 def embedding_bag_places(out: Tensor, table: Tensor, *call: Any) -> Tensor:
-    """Of each maximum, the first place among the indices that has it; `total` if none has."""
+    """Find the first index in each bag that has its maximum; `total` if none has."""
     bags = _Bags(*call)
     kept, rows, at = bags.chosen()
     found = bags.places()[kept].to(bags.indices.dtype).unsqueeze(1).expand(-1, out.shape[1])

@@ -59,7 +59,14 @@ def convolution_grad_input(
             return spread.contiguous()
     data = grad_out.new_empty(list(input_size))
     gradient: Tensor = torch.ops.aten.convolution_backward(
-        *(grad_out, data, weight, None, *windows, transposed, output_padding, groups),
+        grad_out,
+        data,
+        weight,
+        None,
+        *windows,
+        transposed,
+        output_padding,
+        groups,
         [True, False, False],
     )[0]
     return gradient

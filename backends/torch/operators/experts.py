@@ -8,6 +8,10 @@ others: ``act(gate) * other``. No token is dropped, whatever the number that an 
 A device's shard consists of pieces of experts, each of a start and a length among all of them;
 tokens of other experts add nothing, so that the sum over the devices is the whole result.
 
+In the forms with biases, `up_bias` (experts, rows of `up`) is added before the activation and
+`down_bias` (experts, channels) behind the second product. The activation is one of those named here
+or a program (`activations`), which tells the gate's columns from the others itself.
+
 Tokens and experts have one type; weights of choices may have another one, as of a router in float32
 beside experts in bfloat16. The result then has the wider type, in which choices are added up.
 
@@ -23,12 +27,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from partitioner.backends.torch.operators.activations import Program
 from partitioner.backends.torch.operators.registry import gradient, operator
 from partitioner.backends.torch.operators.sent import (
     Call,
@@ -44,6 +49,7 @@ from partitioner.backends.torch.operators.vocabulary import check_ids, local_pla
 _aten = torch.ops.aten
 
 _OPERANDS = "Tensor x, Tensor ids, Tensor weights, Tensor up, Tensor down"
+_BIASES = ", Tensor up_bias, Tensor down_bias"
 _SETTINGS = "str activation, bool gated, bool keep, int size, int[] starts, int[] lengths"
 
 #: The activation and its gradient (from the result's gradient and the operand) by name.
@@ -73,8 +79,16 @@ class _Layer:
     size: int
     starts: Sequence[int]
     lengths: Sequence[int]
+    up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
     #: Place of each token among those whose first products are kept; None if it is the same.
     places: Tensor | None = None
+
+    @classmethod
+    def of(cls, call: Sequence[Any], *, biased: bool) -> _Layer:
+        """The layer of an operator's operands and settings."""
+        operands, settings = call[: 7 if biased else 5], call[7 if biased else 5 :]
+        return cls(*operands[:5], *settings, *operands[5:])
 
     def kept_at(self, choices: Tensor) -> Tensor:
         """Places of choices among the first products."""
@@ -90,17 +104,19 @@ class _Layer:
         out = self.x.new_zeros((self.x.shape[0], self.down.shape[1]), dtype=wide)
         weights, rows = self.weights.reshape(-1), kept.flatten(0, 1)
         for place, tokens, choices in self.routed():
-            before = self.x.index_select(0, tokens) @ self.up[place].T
+            before = self.before(place, self.x.index_select(0, tokens))
             if self.keep:
                 rows.index_copy_(0, self.kept_at(choices), before)
             result = self.inner(before) @ self.down[place].T
+            if self.down_bias is not None:
+                result += self.down_bias[place]
             out.index_add_(0, tokens, result.to(wide).mul_(weights[choices].unsqueeze(-1)))
         return out
 
     def gradients(self, grad: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
-        """Gradients of tokens, weights, `up` and `down`."""
-        operands = (self.x, self.weights, self.up, self.down)
-        of_x, of_weights, of_up, of_down = (x.new_zeros(x.shape) for x in operands)
+        """Gradients of tokens, weights, `up`, `down` and, if there are any, biases."""
+        operands = (self.x, self.weights, self.up, self.down, *self.biases)
+        of_x, of_weights, of_up, of_down, *of_biases = (x.new_zeros(x.shape) for x in operands)
         weights, products = self.weights.reshape(-1), kept.flatten(0, 1)
         for place, tokens, choices in self.routed():
             rows, of_rows = self.x.index_select(0, tokens), grad.index_select(0, tokens)
@@ -109,16 +125,32 @@ class _Layer:
             inner = self.inner(before)
             of_inner = of_rows.to(inner.dtype) @ self.down[place]
             of_choices = (of_inner.to(of_rows.dtype) * inner).sum(-1)
+            if self.down_bias is not None:
+                of_choices = of_choices + of_rows @ self.down_bias[place].to(of_rows.dtype)
             of_weights.view(-1)[choices] = of_choices.to(of_weights.dtype)
             factors = weights[choices].unsqueeze(-1)
             torch.mm(of_rows.mul_(factors).to(inner.dtype).T, inner, out=of_down[place])
             of_before = self.inner_gradient(of_inner.mul_(factors), before)
             torch.mm(of_before.T, rows, out=of_up[place])
             of_x.index_add_(0, tokens, of_before @ self.up[place])
-        return of_x, of_weights, of_up, of_down
+            if of_biases:
+                of_biases[0][place] = of_before.sum(0)
+                of_biases[1][place] = of_rows.sum(0)  # already times their weights
+        return of_x, of_weights, of_up, of_down, *of_biases
+
+    @property
+    def biases(self) -> tuple[Tensor, ...]:
+        """The biases of both products; () if there are none."""
+        pair = self.up_bias, self.down_bias
+        return tuple(bias for bias in pair if bias is not None)
+
+    def before(self, place: int, rows: Tensor) -> Tensor:
+        """The first product of an expert's rows."""
+        product = rows @ self.up[place].T
+        return product if self.up_bias is None else product.add_(self.up_bias[place])
 
     def routed(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """By expert of the shard that any token chose: its place, its tokens, their choices.
+        """Sort by expert of the shard that any token chose: its place, its tokens, their choices.
 
         Choices are places among the elements of `ids`.
         """
@@ -134,6 +166,8 @@ class _Layer:
 
     def inner(self, before: Tensor) -> Tensor:
         """The activation of the first product."""
+        if self.activation not in ACTIVATIONS:
+            return Program.of(self.activation).results(before)[-1]
         act = ACTIVATIONS[self.activation][0]
         if not self.gated:
             return act(before)
@@ -148,11 +182,13 @@ class _Layer:
         """
         missing = (kept[:, 0] == 0).nonzero().squeeze(1) if kept.numel() else kept.new_empty(0)
         if missing.numel():
-            kept[missing] = rows[missing] @ self.up[place].T
+            kept[missing] = self.before(place, rows[missing])
         return kept
 
     def inner_gradient(self, grad: Tensor, before: Tensor) -> Tensor:
         """The gradient of the first product from that of the activation."""
+        if self.activation not in ACTIVATIONS:
+            return Program.of(self.activation).gradient(grad, before)
         act, slope = ACTIVATIONS[self.activation]
         if not self.gated:
             return slope(grad, before)
@@ -165,35 +201,30 @@ def _result_type(x: Tensor, weights: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, weights.dtype)
 
 
-def _empty_results(
-    x: Tensor, ids: Tensor, weights: Tensor, up: Tensor, down: Tensor, *settings: Any
-) -> tuple[Tensor, Tensor]:
-    columns = up.shape[1] if settings[2] else 0
-    out = x.new_empty((x.shape[0], down.shape[1]), dtype=_result_type(x, weights))
-    return out, x.new_empty((*ids.shape, columns))
+def _empty_results(biased: bool, *call: Any) -> tuple[Tensor, Tensor]:
+    layer = _Layer.of(call, biased=biased)
+    columns = layer.up.shape[1] if layer.keep else 0
+    wide = _result_type(layer.x, layer.weights)
+    out = layer.x.new_empty((layer.x.shape[0], layer.down.shape[1]), dtype=wide)
+    return out, layer.x.new_empty((*layer.ids.shape, columns))
 
 
-@operator(f"experts({_OPERANDS}, {_SETTINGS}) -> (Tensor, Tensor)", _empty_results)
-def experts(*call: Any) -> tuple[Tensor, Tensor]:
-    """((tokens, channels), first products of each choice: without columns unless they are kept)."""
-    kept = _empty_results(*call)[1].zero_()
-    return _Layer(*call).results(kept), kept
-
-
-def _empty_gradients(_grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
-    x, _, *others = call[:5]
+def _empty_gradients(biased: bool, _grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
+    x, _, *others = call[: 7 if biased else 5]
     return tuple(tensor.new_empty(tensor.shape) for tensor in (x, *others))
 
 
-@operator(
-    f"experts_backward(Tensor grad, {_OPERANDS}, Tensor kept, {_SETTINGS})"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    _empty_gradients,
-)
-def experts_backward(grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
-    """Gradients of tokens, weights, `up` and `down`."""
-    *operands, kept = call[:6]
-    return _Layer(*operands, *call[6:]).gradients(grad, kept)
+def _experts(biased: bool, *call: Any) -> tuple[Tensor, Tensor]:
+    """((tokens, channels), first products of each choice: without columns unless they are kept)."""
+    kept = _empty_results(biased, *call)[1].zero_()
+    return _Layer.of(call, biased=biased).results(kept), kept
+
+
+def _experts_backward(biased: bool, grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
+    """Gradients of tokens, weights, `up`, `down` and biases."""
+    count = 7 if biased else 5
+    layer = _Layer.of((*call[:count], *call[count + 1 :]), biased=biased)
+    return layer.gradients(grad, call[count])
 
 
 # Tokens that are sent to their experts -----------------------------------------------------------
@@ -224,12 +255,12 @@ class _Group:
         return torch.cat([torch.arange(at, at + size, device=device) for at, size in pieces])
 
     def leaving(self, ids: Tensor) -> list[Tensor]:
-        """By rank, the tokens of which it has some experts."""
+        """List by rank the tokens of which it has some experts."""
         owners = torch.tensor(self.owners, device=ids.device)[ids]
         return [(owners == rank).any(1).nonzero().squeeze(1) for rank in range(len(self.ranks))]
 
     def others(self, of_ranks: Sequence[Any]) -> list[Any]:
-        """Those of other ranks."""
+        """Leave out this rank's entry."""
         return [one for rank, one in enumerate(of_ranks) if rank != self.member]
 
     def passed(
@@ -305,54 +336,93 @@ class _Group:
         return sums
 
 
-def _empty_sent(
-    x: Tensor, ids: Tensor, weights: Tensor, up: Tensor, *call: Any
-) -> tuple[Tensor, ...]:
-    rows, columns = call[-1], up.shape[1] if call[3] else 0
-    out = torch.empty_like(x, dtype=_result_type(x, weights))
-    return out, x.new_empty((rows, ids.shape[1], columns))
+def _empty_sent(biased: bool, *call: Any) -> tuple[Tensor, ...]:
+    layer, rows = _Layer.of(call[:-6], biased=biased), call[-1]
+    columns = layer.up.shape[1] if layer.keep else 0
+    out = torch.empty_like(layer.x, dtype=_result_type(layer.x, layer.weights))
+    return out, layer.x.new_empty((rows, layer.ids.shape[1], columns))
 
 
-@sending(
-    f"experts_sent({_OPERANDS}, {_SETTINGS}, {_SENT}, int all_tokens) -> (Tensor, Tensor)",
-    _empty_sent,
-)
-def experts_sent(*call: Any) -> Steps:
+def _experts_sent(biased: bool, *call: Any) -> Steps:
     """`experts` of this rank's tokens; the first products are those of its experts."""
-    layer, group = _Layer(*call[:11]), _Group(*call[11:16])
-    kept = _empty_sent(*call)[1].zero_()
+    layer, group = _Layer.of(call[:-6], biased=biased), _Group(*call[-6:-1])
+    kept = _empty_sent(biased, *call)[1].zero_()
     here, _, leaving, arriving = yield from group.sent(layer, [])
     (out,) = yield from group.returned([here.results(kept)], leaving, arriving, layer.x.shape[0])
     return out, kept
 
 
-@sending(
-    f"experts_backward_sent(Tensor grad, {_OPERANDS}, Tensor kept, {_SETTINGS}, {_SENT},"
-    " int all_tokens) -> (Tensor, Tensor, Tensor, Tensor)",
-    _empty_gradients,
-)
-def experts_backward_sent(grad: Tensor, *call: Any) -> Steps:
+def _experts_backward_sent(biased: bool, grad: Tensor, *call: Any) -> Steps:
     """`experts_backward` of this rank's tokens, and of its experts for the tokens of all ranks."""
-    layer, kept, group = _Layer(*call[:5], *call[6:12]), call[5], _Group(*call[12:17])
+    count = 7 if biased else 5
+    layer = _Layer.of((*call[:count], *call[count + 1 : -6]), biased=biased)
+    group = _Group(*call[-6:-1])
     here, (of_results,), leaving, arriving = yield from group.sent(layer, [grad])
-    of_x, of_weights, of_up, of_down = here.gradients(of_results, kept)
+    of_x, of_weights, *others = here.gradients(of_results, call[count])
     of_x, of_weights = yield from group.returned(
         [of_x, of_weights], leaving, arriving, layer.x.shape[0]
     )
-    return of_x, of_weights, of_up, of_down
+    return of_x, of_weights, *others
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.settings = inputs[5:]
-    ctx.save_for_backward(*inputs[:5], output[1])
+# Both forms of each -------------------------------------------------------------------------------
+
+
+def _save(biased: bool, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    count = 7 if biased else 5
+    ctx.settings = inputs[count:]
+    ctx.save_for_backward(*inputs[:count], output[1])
     ctx.mark_non_differentiable(output[1])
 
 
-def _gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _gradient(name: str, ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     if not ctx.settings[2]:
         raise RuntimeError("a layer of experts that keeps nothing has no gradients")
-    of_x, *others = torch.ops.partitioner.experts_backward(grad, *ctx.saved_tensors, *ctx.settings)
+    backward = getattr(torch.ops.partitioner, f"{name}_backward")
+    of_x, *others = backward(grad, *ctx.saved_tensors, *ctx.settings)
     return (of_x, None, *others, *(None,) * len(ctx.settings))
 
 
-gradient("experts", _gradient, _save)
+def _of_form(kernel: Callable[..., Any], biased: bool) -> Callable[..., Any]:
+    """The kernel of one form: a function with a name, which generated code calls."""
+
+    @wraps(kernel)
+    def call(*operands: Any) -> Any:
+        return kernel(biased, *operands)
+
+    return call
+
+
+def _register(name: str, *, biased: bool) -> None:
+    """Register the operators of layers with or without biases."""
+    operands = _OPERANDS + (_BIASES if biased else "")
+    gradients = ", ".join(["Tensor"] * (6 if biased else 4))
+    results, backward = "(Tensor, Tensor)", f"Tensor grad, {operands}, Tensor kept, {_SETTINGS}"
+    forms: tuple[tuple[Any, str, Any, Any], ...] = (
+        (operator, f"{name}({operands}, {_SETTINGS}) -> {results}", _empty_results, _experts),
+        (
+            operator,
+            f"{name}_backward({backward}) -> ({gradients})",
+            _empty_gradients,
+            _experts_backward,
+        ),
+        (
+            sending,
+            f"{name}_sent({operands}, {_SETTINGS}, {_SENT}, int all_tokens) -> {results}",
+            _empty_sent,
+            _experts_sent,
+        ),
+        (
+            sending,
+            f"{name}_backward_sent({backward}, {_SENT}, int all_tokens) -> ({gradients})",
+            _empty_gradients,
+            _experts_backward_sent,
+        ),
+    )
+    for register, schema, empty, kernel in forms:
+        register(schema, partial(empty, biased))(_of_form(kernel, biased))
+    gradient(name, partial(_gradient, name), partial(_save, biased))
+
+
+_register("experts", biased=False)
+_register("experts_biased", biased=True)

@@ -86,7 +86,11 @@ def kernel_for(call: Call) -> Kernel | None:
 
 def _cpu_forward(call: Call) -> tuple[Tensor, Tensor]:
     out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(
-        *(call.query, call.key, call.value, 0.0, call.is_causal),
+        call.query,
+        call.key,
+        call.value,
+        0.0,
+        call.is_causal,
         attn_mask=call.added_mask,
         scale=call.scale,
     )
@@ -97,7 +101,14 @@ def _cpu_backward(call: Call, grad: Tensor, out: Tensor, logsumexp: Tensor) -> t
     # the kernel reads channels that lie side by side
     grad, out = (x if x.stride(-1) == 1 else x.contiguous() for x in (grad, out))
     gradients: tuple[Tensor, ...] = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        *(grad, call.query, call.key, call.value, out, logsumexp, 0.0, call.is_causal),
+        grad,
+        call.query,
+        call.key,
+        call.value,
+        out,
+        logsumexp,
+        0.0,
+        call.is_causal,
         attn_mask=call.added_mask,
         scale=call.scale,
     )
@@ -107,7 +118,7 @@ def _cpu_backward(call: Call, grad: Tensor, out: Tensor, logsumexp: Tensor) -> t
 def _flash_forward(call: Call) -> tuple[Tensor, Tensor]:
     key, value = _by_query(call)
     out, logsumexp, *_ = aten._scaled_dot_product_flash_attention(
-        *(call.query, key, value, 0.0, call.is_causal), scale=call.scale
+        call.query, key, value, 0.0, call.is_causal, scale=call.scale
     )
     return _in_order(call, out, logsumexp)
 
@@ -116,8 +127,20 @@ def _flash_backward(call: Call, grad: Tensor, out: Tensor, logsumexp: Tensor) ->
     key, value = _by_query(call)
     no_dropout = _no_dropout(call.query)
     query, key_grad, value_grad = aten._scaled_dot_product_flash_attention_backward(
-        *(grad.contiguous(), call.query, key, value, out, logsumexp.contiguous(), None, None),
-        *(call.query.shape[2], key.shape[2], 0.0, call.is_causal, no_dropout, no_dropout),
+        grad.contiguous(),
+        call.query,
+        key,
+        value,
+        out,
+        logsumexp.contiguous(),
+        None,
+        None,
+        call.query.shape[2],
+        key.shape[2],
+        0.0,
+        call.is_causal,
+        no_dropout,
+        no_dropout,
         scale=call.scale,
     )
     return query, _by_key(call, key_grad), _by_key(call, value_grad)
@@ -126,7 +149,7 @@ def _flash_backward(call: Call, grad: Tensor, out: Tensor, logsumexp: Tensor) ->
 def _efficient_forward(call: Call) -> tuple[Tensor, Tensor]:
     key, value = _by_query(call)
     out, logsumexp, *_ = aten._scaled_dot_product_efficient_attention(
-        *(call.query, key, value, None, True, 0.0, call.is_causal), scale=call.scale
+        call.query, key, value, None, True, 0.0, call.is_causal, scale=call.scale
     )
     return _in_order(call, out, logsumexp[:, :, : call.query.shape[2]])
 
@@ -139,8 +162,18 @@ def _efficient_backward(
     more = -call.query.shape[2] % _ALIGNED_ROWS
     aligned = pad(logsumexp.contiguous(), (0, more), value=float("inf"))
     query, key_grad, value_grad, _ = aten._scaled_dot_product_efficient_attention_backward(
-        *(grad.contiguous(), call.query, key, value, None, out, aligned, no_dropout, no_dropout),
-        *(0.0, [True, True, True, False], call.is_causal),
+        grad.contiguous(),
+        call.query,
+        key,
+        value,
+        None,
+        out,
+        aligned,
+        no_dropout,
+        no_dropout,
+        0.0,
+        [True, True, True, False],
+        call.is_causal,
         scale=call.scale,
     )
     return query, _by_key(call, key_grad), _by_key(call, value_grad)

@@ -210,8 +210,14 @@ def layer_norm_grad_weight(
     """Gradients of weight and bias, whose element type is `dtype`."""
     scale = grad_out.new_empty(list(normalized_shape), dtype=dtype)  # only its type is read
     _, weight, bias = aten.native_layer_norm_backward(
-        *(grad_out, x, normalized_shape, mean.contiguous(), rstd.contiguous()),
-        *(scale, scale, [False, True, True]),
+        grad_out,
+        x,
+        normalized_shape,
+        mean.contiguous(),
+        rstd.contiguous(),
+        scale,
+        scale,
+        [False, True, True],
     )
     return weight, bias
 
@@ -231,8 +237,14 @@ def layer_norm_grad_input(
 ) -> Tensor:
     """Gradient of the data."""
     data: Tensor = aten.native_layer_norm_backward(
-        *(grad_out, x, normalized_shape, mean.contiguous(), rstd.contiguous()),
-        *(weight, None, [True, False, False]),
+        grad_out,
+        x,
+        normalized_shape,
+        mean.contiguous(),
+        rstd.contiguous(),
+        weight,
+        None,
+        [True, False, False],
     )[0]
     return data
 
@@ -253,8 +265,14 @@ def group_norm_grad_weight(
     """Gradients of weight and bias, whose element type is `dtype`."""
     scale = grad_out.new_empty(x.shape[1], dtype=dtype)  # only its type is read
     _, weight, bias = aten.native_group_norm_backward(
-        *(grad_out.contiguous(), x.contiguous(), mean.contiguous(), rstd.contiguous(), scale),
-        *(*_sizes(x), group, [False, True, True]),
+        grad_out.contiguous(),
+        x.contiguous(),
+        mean.contiguous(),
+        rstd.contiguous(),
+        scale,
+        *_sizes(x),
+        group,
+        [False, True, True],
     )
     return weight, bias
 
@@ -270,8 +288,14 @@ def group_norm_grad_input(
     """Gradient of the data."""
     scale = None if weight is None else weight.contiguous()
     data: Tensor = aten.native_group_norm_backward(
-        *(grad_out.contiguous(), x.contiguous(), mean.contiguous(), rstd.contiguous(), scale),
-        *(*_sizes(x), group, [True, False, False]),
+        grad_out.contiguous(),
+        x.contiguous(),
+        mean.contiguous(),
+        rstd.contiguous(),
+        scale,
+        *_sizes(x),
+        group,
+        [True, False, False],
     )[0]
     return data
 

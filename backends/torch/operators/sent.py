@@ -59,7 +59,7 @@ def _driven(steps: Steps) -> tuple[Tensor, ...]:
 def all_to_all(
     rows: Tensor, arriving: Sequence[int], leaving: Sequence[int], group: str
 ) -> Generator[Call, Any, Tensor]:
-    """What the ranks of a group have for this one of flat tensors: so many elements of each."""
+    """Receive what the ranks of a group have for this one, as flat tensors."""
     call = rows, list(arriving), list(leaving), group
     result: Tensor = yield c10d.all_to_all_single.default, call, group
     return result

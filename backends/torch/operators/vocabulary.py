@@ -89,7 +89,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _is_in_blocks(logits: Tensor) -> bool:
-    """Whether rows of logits are taken some at a time, so that they stay in the cache."""
+    """Test whether rows of logits are taken some at a time, so that they stay in the cache."""
     is_matrix = logits.dim() == 2 and logits.device.type == "cpu"
     return is_matrix and logits.shape[1] > 0 and logits.numel() > _BLOCK
 

@@ -143,7 +143,7 @@ def gated(module: fx.GraphModule, gate: Gate) -> fx.GraphModule:
 
 
 def _is_private(node: fx.Node) -> bool:
-    """Whether a node only computes a value of its own."""
+    """Test whether a node only computes a value of its own."""
     if node.op in ("placeholder", "get_attr") or node.target in ("contiguous", getitem, packed):
         return True
     if node.meta.get(IN_PLACE):
@@ -174,7 +174,7 @@ def direct(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _call_of(target: Any) -> Callable[..., Any] | None:
-    """What to call in place of an operator; None for the operator itself."""
+    """Find what to call in place of an operator; None for the operator itself."""
     if target in KERNELS:
         return KERNELS[target]
     if target in FUNCTIONS:

@@ -90,12 +90,12 @@ class PhasePasses:
 
     @property
     def differentiates(self) -> bool:
-        """Whether there is a backward pass."""
+        """Tell whether there is a backward pass."""
         return self.whole.training
 
     @property
     def communicates_going_back(self) -> bool:
-        """As of `RankPasses`: here `forward` has run the backward passes."""
+        """Deny what `RankPasses` allows: here `forward` has run the backward passes."""
         return False
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -129,7 +129,7 @@ class PhasePasses:
         return [a | b for a, b in zip(started, self._parts(seeds), strict=True)]
 
     def _parts(self, micro_batches: Iterable[Mapping[str, Any]]) -> list[Values]:
-        """This rank's parts of the whole inputs of each micro-batch, by local name."""
+        """Take this rank's parts of the whole inputs of each micro-batch, by local name."""
         return [
             {
                 name: part_of(micro_batch[part.whole], part.region).to(self.device)

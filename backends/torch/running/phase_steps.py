@@ -54,7 +54,8 @@ def run_phases(
         for message, tensor in posts.arrived(phase, micro_batch):
             values.receive(message, micro_batch, tensor)
         results = run(
-            *(phase, micro_batch),
+            phase,
+            micro_batch,
             [*values.arguments(phase, micro_batch), *values.sums(phase, micro_batch)],
         )
         for message, tensor in values.finish(phase, micro_batch, results):

@@ -341,7 +341,7 @@ class RankModule(nn.Module):
         return word
 
     def _copy_of(self, whole: Tensor, place: Placement) -> Tensor:
-        """This rank's part of a whole value, in memory of its own."""
+        """Copy this rank's part of a whole value into memory of its own."""
         part = part_of(whole.detach(), region_on(place, self.rank)).to(self._device)
         is_shared = part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
         return part.clone() if is_shared else part
@@ -527,13 +527,13 @@ class RankModule(nn.Module):
         return results
 
     def _would_differentiate(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a call of the whole model would give results that require a gradient."""
+        """Test whether a call of the whole model would give results that require a gradient."""
         own = self._tensors.values() if self._whole.training else ()
         given = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor))
         return any(tensor.requires_grad for tensor in (*own, *given))
 
     def _differentiable(self, passes: Passes, results: Sequence[Tensor]) -> list[bool]:
-        """Whether each result of a call without a backward pass would require a gradient.
+        """Tell of each result of a call without a backward pass if it would require a gradient.
 
         It is not traced: a result is taken to be as in training, if there are as many.
         """
@@ -544,7 +544,7 @@ class RankModule(nn.Module):
         return [flag and is_float for flag, is_float in zip(named, floats, strict=True)]
 
     def _shards_now(self) -> Mapping[str, Tensor]:
-        """This rank's shards by first name, and values at rest by value, detached.
+        """Return this rank's shards by first name, and values at rest by value, detached.
 
         The same tensors at each call, as long as parameters and buffers lie where they lay.
         """
@@ -967,7 +967,6 @@ def _placements(place: Placement) -> list[Shard | Replicate]:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a DTensor, detached."""
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
 
 
@@ -1005,7 +1004,7 @@ class _Part(nn.Module):
         )
 
     def __reduce_ex__(self, _: object) -> tuple[Any, ...]:
-        """Its contents: `pickle` takes no other class than that which it shows."""
+        """Pickle the contents: `pickle` takes no other class than the one shown."""
         return type(self), (), vars(self)
 
     @staticmethod

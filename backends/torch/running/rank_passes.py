@@ -79,12 +79,12 @@ class RankPasses:
 
     @property
     def differentiates(self) -> bool:
-        """Whether there is a backward pass."""
+        """Tell whether there is a backward pass."""
         return "backward" in self._runs
 
     @property
     def communicates_going_back(self) -> bool:
-        """Whether ranks may send something in `backward`."""
+        """Tell whether ranks may send something in `backward`."""
         return True
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -106,7 +106,7 @@ class RankPasses:
         return self.local(inputs) | self.parts(seed) if local else self.parts({**inputs, **seed})
 
     def parts(self, inputs: Mapping[str, Any]) -> Values:
-        """This rank's parts of whole inputs, by local name."""
+        """Take this rank's parts of whole inputs, by local name."""
         return {
             name: part_of(inputs[part.whole], part.region).to(self.device)
             for name, part in self.graphs.inputs.items()

@@ -29,7 +29,7 @@ def memory_of(tensor: Tensor) -> int:
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same elements of the same memory."""
+    """Test whether two tensors have the same elements of the same memory."""
     places = [(x.data_ptr(), x.shape, x.stride(), x.dtype) for x in (a, b)]
     return places[0] == places[1]
 

@@ -24,7 +24,7 @@ Init = Callable[[nn.Module], object]
 
 
 def without_contents(tensor: Tensor) -> bool:
-    """Whether a tensor is fake or on the meta device."""
+    """Test whether a tensor is fake or on the meta device."""
     return isinstance(tensor, FakeTensor) or tensor.device.type == "meta"
 
 

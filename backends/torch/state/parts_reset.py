@@ -59,7 +59,7 @@ _ADVICE = (
 
 
 def _problem(held: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> str:
-    """What a method did that cannot be taken over; "" if it only set contents."""
+    """Say what a method did that cannot be taken over; "" if it only set contents."""
     if held.keys() != after.keys():
         return "changes which tensors it has"
     resized = [name for name, tensor in held.items() if tensor.shape != after[name].shape]
@@ -69,7 +69,7 @@ def _problem(held: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> str:
 def _problem_of(
     values: Mapping[tuple[str, str], object], after: Mapping[tuple[str, str], object]
 ) -> str:
-    """Which plain value a method set; "" if none of those that were there."""
+    """Name the plain value that a method set; "" if none of those that were there."""
     for key, value in values.items():
         if key not in after or repr(after[key]) != repr(value):
             return f"sets {key[1]}, which was traced as it was when the module was compiled"

@@ -116,7 +116,7 @@ def gathered_value(
 
 
 def is_first_holder(placement: Placement, rank: int) -> bool:
-    """Whether no lower rank holds the same region of a value."""
+    """Test whether no lower rank holds the same region of a value."""
     parts = dict(placement.parts())
     return rank == min(other for other, region in parts.items() if region == parts[rank])
 

@@ -53,7 +53,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Submodule:
-    """What a rank's module shows of a submodule of the whole model, beside what it holds.
+    """Describe what a rank's module shows of a submodule of the whole model.
 
     Attributes:
         kind: Its class.

@@ -24,6 +24,19 @@ from partitioner.ir.ops.aten import (
 from partitioner.ir.ops.table import OpRow, merged
 
 ROWS: Mapping[str, OpRow] = merged(
-    *(attention, bags, contraction, convolution, experts, factories, indexing, losses),
-    *(movement, normalization, pointwise, pools, reduction, state, windows),
+    attention,
+    bags,
+    contraction,
+    convolution,
+    experts,
+    factories,
+    indexing,
+    losses,
+    movement,
+    normalization,
+    pointwise,
+    pools,
+    reduction,
+    state,
+    windows,
 )

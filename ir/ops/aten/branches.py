@@ -26,7 +26,7 @@ def cond_row(rule_of: Callable[[Graph, Node], Rule | str]) -> OpRow:
         return sum(rule.flops for rule in rules if isinstance(rule, Rule))
 
     def rule(view: OpView) -> Rule:
-        """Nothing is cut; FLOPs are those of the dearer branch."""
+        """Cut nothing; FLOPs are those of the dearer branch."""
         shapes = [shape or () for shape in view.out_shapes]
         sizes = {size for shape in shapes for size in shape if size != 1}
         branches = [view.attr(name) for name in BRANCHES]

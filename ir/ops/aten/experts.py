@@ -59,17 +59,24 @@ def _loads(view: OpView) -> tuple[float, ...]:
     return tuple(map(float, loads))
 
 
-def _experts(view: OpView) -> Rule:
-    return experts(view, _loads(view))
+def _is_program(view: OpView) -> bool:
+    """Whether the activation is a program, of which columns are operands by their places."""
+    return "%" in str(view.attr("activation", ""))
 
 
-def _experts_backward(view: OpView) -> Rule:
-    return experts_backward(view, [0], _loads(view))
+def _experts(view: OpView, *, biased: bool) -> Rule:
+    return experts(view, _loads(view), biased=biased, whole=_is_program(view))
+
+
+def _experts_backward(view: OpView, *, biased: bool) -> Rule:
+    return experts_backward(view, [0], _loads(view), biased=biased, whole=_is_program(view))
 
 
 ROWS: Mapping[str, OpRow] = {
-    "partitioner::experts": OpRow(_experts, partial(_local_experts, up=3), where=True),
-    "partitioner::experts_backward": OpRow(
-        _experts_backward, partial(_local_experts, up=4), where=True
-    ),
+    row: OpRow(partial(rule, biased=biased), partial(_local_experts, up=up), where=True)
+    for name, biased in (("experts", False), ("experts_biased", True))
+    for row, rule, up in (
+        (f"partitioner::{name}", _experts, 3),
+        (f"partitioner::{name}_backward", _experts_backward, 4),
+    )
 }

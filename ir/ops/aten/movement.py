@@ -91,7 +91,7 @@ def _taken(
 
 
 def _select(view: OpView, *, backward: bool = False) -> Rule:
-    """One element of a dim, which is whole, or each as a result; the gradient is 0 elsewhere."""
+    """Select an element of a whole dim, or each as a result; the gradient is 0 elsewhere."""
     dims, dim = _dims_of_whole(view, "dim", backward=backward)
     return _taken(view, replaced(dims, dim, "x"), replaced(dims, dim), "x", backward=backward)
 
@@ -224,7 +224,7 @@ def _slice_scatter(view: OpView) -> Rule:
 
 
 def _writes_few(view: OpView) -> bool:
-    """Whether less than half of the elements of a dim are replaced."""
+    """Test whether less than half of the elements of a dim are replaced."""
     dim = view.dim("dim", 0)
     return 2 * view.shape(1)[dim] < view.shape()[dim]
 

@@ -73,7 +73,10 @@ def _backward(view: OpView, space: int) -> Rule:
         key: window
         for index in (0, 2)
         for key, window in sliding.windows(
-            *(slides, view.shape(), view.out_shape, dims),
+            slides,
+            view.shape(),
+            view.out_shape,
+            dims,
             transposed=True,
             operand=index,
             points=True,
@@ -142,7 +145,6 @@ def _part(view: OpView) -> Rule:
 
 
 def _local_part(view: OpView, local: LocalView) -> LocalOp:
-    """A part of the part."""
     return _local_max(view, local, len(view.ints("kernel_size") or ()))
 
 

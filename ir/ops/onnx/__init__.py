@@ -20,6 +20,15 @@ from partitioner.ir.ops.onnx import (
 from partitioner.ir.ops.table import OpRow, merged
 
 ROWS: Mapping[str, OpRow] = merged(
-    *(attention, contraction, elementwise, factories, indexing),
-    *(movement, normalization, packed, quantised, reduction, windows),
+    attention,
+    contraction,
+    elementwise,
+    factories,
+    indexing,
+    movement,
+    normalization,
+    packed,
+    quantised,
+    reduction,
+    windows,
 )

@@ -55,7 +55,7 @@ def _attention(view: OpView) -> Rule:
 
 
 def _has_order(view: OpView) -> bool:
-    """Whether the places of queries matter in a way that no mask says: windows, lengths, scores."""
+    """Test whether the places of queries matter beyond a mask: windows, lengths, scores."""
     if any(view.int_attr(f"{side}_window_size", -1) >= 0 for side in ("left", "right")):
         return True
     is_apart = view.type(LENGTHS) is not None or any(view.node.outputs[3:])
@@ -63,7 +63,7 @@ def _has_order(view: OpView) -> bool:
 
 
 def _local_attention(view: OpView, local: LocalView) -> LocalOp:
-    """Of some rows of a causal attention, the attention with the rows of its mask."""
+    """Attend with some rows of queries, and with the same rows of the mask."""
     (node,) = _local_heads(view, local).nodes
     dim, past = view.rank() - 2, _past_keys(view, PAST_KEY)
     rows = local.regions[0][dim]

@@ -85,13 +85,13 @@ class _Writer:
         return self.constant(np.array(numbers, np.int64))
 
     def from_number(self, x: str, start: int, type_: TensorType) -> str:
-        """Whether integers of this type are at least `start`."""
+        """Compare integers of this type with `start`: True from there on."""
         least = self.constant(np.array(start, type_.dtype))
         below = self.call("Less", x, least, dtype="bool", shape=type_.shape)
         return self.call("Not", below, dtype="bool", shape=type_.shape)
 
     def in_run(self, x: str, start: int, end: int, type_: TensorType) -> str:
-        """Whether integers of this type are at least `start` and less than `end`."""
+        """Compare integers of this type with a run: True from `start` to before `end`."""
         low, above = self.from_number(x, start, type_), self.constant(np.array(end, type_.dtype))
         high = self.call("Less", x, above, dtype="bool", shape=type_.shape)
         return self.call("And", low, high, dtype="bool", shape=type_.shape)
@@ -294,7 +294,7 @@ def _scatter_elements(view: OpView) -> Rule:
 
 
 def _local_scatter_elements(view: OpView, local: LocalView) -> LocalOp:
-    """As `_local_scatter_nd`."""
+    """Scatter into part of a dim: as `_local_scatter_nd`."""
     dim, index = view.dim("axis", 0), view.type(1)
     size, part = view.shape()[dim], local.shapes[0][dim]
     if part == size:

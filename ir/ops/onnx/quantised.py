@@ -22,12 +22,10 @@ Dims = Sequence[str] | None
 def _elementwise(view: OpView, places: Sequence[int], flops: float) -> Rule:
     """Operands at these places broadcast to the result; the others are settings."""
     out = names("b", len(view.out_shape))
-    operands = [broadcast(view.shape(i), out) if i in places else None for i in _indices(view)]
+    operands = [
+        broadcast(view.shape(i), out) if i in places else None for i in range(len(view.types))
+    ]
     return view.rule(operands, [broadcast(view.out_shape, out)], flops=flops)
-
-
-def _indices(view: OpView) -> range:
-    return range(len(view.types))
 
 
 def _on_data(view: OpView, data: Sequence[str], result: Sequence[str], **options: object) -> Rule:

@@ -62,7 +62,7 @@ class Attention:
 
     @property
     def rises(self) -> bool:
-        """Whether a query meets one key more than the one before it."""
+        """Tell whether a query meets one key more than the one before it."""
         return self.causal and self.total == self.queries
 
     @property

@@ -21,50 +21,68 @@ from partitioner.ir.types import item_bytes
 
 TOKENS, CHOICES, BEFORE = "t h", "t k", ["t", "k", "(u i)"]
 UP, DOWN = ("e", "(u i)", "h"), ("e", "h", "i")
+BIASES = [("e", "(u i)"), ("e", "h")]
 
 
-def experts(signature: Signature, loads: Sequence[float] = ()) -> Rule:
-    """``t h, t k, t k, e (u i) h, e h i -> t h, t k (u i)``: the result, and the first products."""
+def experts(
+    signature: Signature, loads: Sequence[float] = (), *, biased: bool = False, whole: bool = False
+) -> Rule:
+    """``t h, t k, t k, e (u i) h, e h i -> t h, t k (u i)``: the result, and the first products.
+
+    Args:
+        signature: The call, with biases ``e (u i), e h`` behind the weights if it is `biased`.
+        loads: Loads of the experts.
+        biased: Whether there are biases; then columns are `whole`, too.
+        whole: Whether each device has all columns of its experts.
+    """
     gates = _gates(signature, 0)
+    columns = "i" if not (biased or whole) else ""
     return signature.rule(
-        [TOKENS, CHOICES, CHOICES, UP, DOWN],
+        [TOKENS, CHOICES, CHOICES, UP, DOWN, *(BIASES if biased else [])],
         [TOKENS, BEFORE],
         sizes=gates,
-        reduce="e i",
-        summed="i",
-        whole="k h u",
+        reduce=f"e {columns}",
+        summed=columns,
+        whole="k h u" if columns else "k h u i",
         points="t k e h i",
         flops=2 * (gates["u"] + 1) / max(signature.shape(3)[0], 1),
-        dispatch=_dispatch(signature, 0, 1, 6, loads),
+        dispatch=_dispatch(signature, 0, 1, 8 if biased else 6, loads),
     )
 
 
 def experts_backward(
-    signature: Signature, sums: Iterable[int] = (), loads: Sequence[float] = ()
+    signature: Signature,
+    sums: Iterable[int] = (),
+    loads: Sequence[float] = (),
+    *,
+    biased: bool = False,
+    whole: bool = False,
 ) -> Rule:
     """``t h, (operands), t k (u i) -> t h, t k, e (u i) h, e h i``: gradients of the operands.
 
     Each device has the first products of its own experts, and zeros for others: a sum over e.
+    Arguments are as of `experts`.
     """
     gates = _gates(signature, 1)
+    columns, biases = "" if biased or whole else "i", BIASES if biased else []
     return signature.rule(
-        [TOKENS, TOKENS, CHOICES, CHOICES, UP, DOWN, BEFORE],
-        [TOKENS, CHOICES, UP, DOWN],
+        [TOKENS, TOKENS, CHOICES, CHOICES, UP, DOWN, *biases, BEFORE],
+        [TOKENS, CHOICES, UP, DOWN, *biases],
         sizes=gates,
-        summed="t e i",
-        whole="k h u",
-        addends={6},
+        summed=f"t e {columns}",
+        whole="k h u" if columns else "k h u i",
+        addends={6 + len(biases)},
         points="t k e h i",
         flops=2 * (2 * gates["u"] + 2) / max(signature.shape(4)[0], 1),
         sums=sums,
-        dispatch=_dispatch(signature, 1, 2, 6, loads),
+        dispatch=_dispatch(signature, 1, 2, 8 if biased else 6, loads),
     )
 
 
 def _dispatch(
     signature: Signature, first: int, tokens: int, inside: int, loads: Sequence[float]
 ) -> Dispatch:
-    """What is sent of a token: so many rows of channels, ids, weights and its place.
+    """Count the bytes sent of a token: rows of channels, ids, weights and its place.
 
     Back come a row of channels and, of gradients, those of the weights. Ids and places are int32.
     """

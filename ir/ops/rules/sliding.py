@@ -35,7 +35,7 @@ class Slide:
 
     @property
     def is_point(self) -> bool:
-        """Whether each position reads the element of its own index."""
+        """Tell whether each position reads the element of its own index."""
         return self.extent == self.stride == 1 and self.before == self.after == 0
 
     def window(self, size: int) -> Window:

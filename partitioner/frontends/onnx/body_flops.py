@@ -23,7 +23,7 @@ _ENDLESS = 2**31 - 1
 
 
 def runs_of_bodies(node: onnx_ir.Node) -> int:
-    """How often a node runs a body of its own; once where that depends on data."""
+    """Count how often a node runs a body of its own; once where that depends on data."""
     if node.domain or node.op_type not in ("Loop", "Scan"):
         return 1
     body = node.attributes["body"].as_graph()

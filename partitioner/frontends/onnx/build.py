@@ -153,7 +153,10 @@ def _loader(tensor: onnx_ir.TensorProtocol) -> Callable[[], np.ndarray]:
 
     def load() -> np.ndarray:
         mapped = onnx_ir.ExternalTensor(
-            *(tensor.location, tensor.offset, tensor.length, tensor.dtype),
+            tensor.location,
+            tensor.offset,
+            tensor.length,
+            tensor.dtype,
             shape=tensor.shape,
             name=tensor.name or "",
             base_dir=tensor.base_dir,

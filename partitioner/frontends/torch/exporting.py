@@ -18,7 +18,7 @@ def writing() -> Any:
 
 @contextmanager
 def replaced(replacements: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
-    """Within, attributes of classes and modules, by (owner, name), are others."""
+    """Replace attributes of classes and modules, by (owner, name), inside of the block."""
     with ExitStack() as stack:
         for (owner, name), replacement in replacements.items():
             stack.enter_context(_one_replaced(owner, name, replacement))

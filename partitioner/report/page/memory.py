@@ -58,7 +58,7 @@ def _by_device(lifetimes: Iterable[Lifetime]) -> dict[int, list[Lifetime]]:
 
 
 def _seconds(moments: Held, device: int, schedule: Schedule, timeline: Timeline) -> Sequence[float]:
-    """When each moment of a step begins: with its task or, if that is not the device's, the next.
+    """Find when each moment of a step begins: with its task or, if not the device's, the next.
 
     A pass in which the device does nothing is when the one before it begins.
     """

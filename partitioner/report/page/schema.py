@@ -44,7 +44,7 @@ class Head(TypedDict):
     limit: str  #: Sentence on what limits the plan.
     worth: str  #: Sentence on what splitting gains.
     copies: str  #: Clause on what whole copies would serve; "" where they are no rival.
-    verdict: str  #: "3.6x faster than one h100; limit: kernel launches on device 2".
+    verdict: str  #: "3.6 times as fast as one h100; limit: kernel launches on device 2".
     spaces: list[SpaceRow]  #: The searched spaces, the best first; without a plan last.
     notes: list[str]  #: Sentences.
     trials: list[str]  #: The plans that were run before this one was kept, after a heading.

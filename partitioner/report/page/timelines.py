@@ -128,5 +128,5 @@ def _columns(
 
 
 def _rounded(value: float) -> float:
-    """To nine significant digits: enough to draw, and short as text."""
+    """Round to nine significant digits: enough to draw, and short as text."""
     return float(f"{value:.9g}")

@@ -123,7 +123,7 @@ class _Picture:
 
     @property
     def _many_groups(self) -> bool:
-        """Whether colours repeat, so that boxes must name their group."""
+        """Tell whether colours repeat, so that boxes must name their group."""
         return len(self.result.plan.groups) > len(GROUPS)
 
     def _draw_terminal(self, axes: Axes, values: Sequence[str], kind: str, at: Point) -> None:

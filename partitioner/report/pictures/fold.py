@@ -66,7 +66,10 @@ class Diagram:
 #: Neighbours with an equal key share a box; from the finest folding to the coarsest.
 _LEVELS: tuple[Callable[[PlacedNode], Hashable], ...] = (
     lambda placed: (placed.mesh, how_cut(placed)),
-    lambda placed: (placed.mesh, _axes(placed)),
+    lambda placed: (
+        placed.mesh,
+        tuple(sorted({axis for layout in placed.layouts.values() for axis in layout.axes})),
+    ),
     lambda placed: (placed.mesh, bool(placed.layouts)),
     lambda placed: placed.mesh,
 )
@@ -74,7 +77,7 @@ _LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  #: Longest runs tried, be
 
 
 def how_cut(placed: PlacedNode) -> str:
-    """Like "m/tp n/dp"; "replicated" on several devices, "" for a whole node on one."""
+    """Say how a node is cut: "m/tp n/dp", "replicated" on several devices, "" if whole on one."""
     return placed.cut_text or ("replicated" if placed.mesh.size() > 1 else "")
 
 
@@ -113,10 +116,6 @@ def _stretches(placed: Sequence[PlacedNode], limit: int) -> list[list[PlacedNode
     for index, node in enumerate(placed):
         runs[index // length, node.mesh].append(node)
     return list(runs.values())
-
-
-def _axes(placed: PlacedNode) -> Hashable:
-    return tuple(sorted({axis for layout in placed.layouts.values() for axis in layout.axes}))
 
 
 def _box(run: Sequence[PlacedNode]) -> Box:

@@ -23,7 +23,7 @@ def shown(text: str, limit: int = MAX_CHARACTERS) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """At most `limit` characters: most of the end, which tells more, and some of the start."""
+    """Cut to `limit` characters at most: most of the end, which tells more, some of the start."""
     if len(text) <= limit:
         return text
     head = (limit - 1) // 3 if limit >= _ROOM else 0

@@ -80,7 +80,7 @@ def diff(
 
 
 def diff_verdict(before: Planned, after: Planned, names: tuple[str, str], objective: str) -> str:
-    """Which of two plans is better by an objective, by how much, and what makes the difference."""
+    """Say which of two plans is better by an objective, by how much, and why."""
     old, new = before.evaluation, after.evaluation
     first, second = (units.cost(objective, plan.cost(objective)) for plan in (old, new))
     figures = f"{second} against {first}"

@@ -19,7 +19,7 @@ from partitioner.units import share
 def pipeline_table(
     schedule: PipelineSchedule, edges: Iterable[tuple[int, int]] | None = None
 ) -> str:
-    """When each lane runs what, the share of idle time, and the activations in flight.
+    """Draw when each lane runs what, the share of idle time, and the activations in flight.
 
     Communication takes no time; an action that takes two units goes on in a cell "-".
 

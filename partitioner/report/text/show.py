@@ -95,7 +95,7 @@ def _head(result: Planned) -> list[str]:
 
 
 def _stages(result: Planned) -> list[str]:
-    """A line a stage."""
+    """Write a line for each stage."""
     head = ("stage", "devices", "nodes", "forward", "backward", "weights", "in flight", "sends")
     rows = [head]
     for index, stage in enumerate(stages(result.schedule)):

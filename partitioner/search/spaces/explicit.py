@@ -16,6 +16,7 @@ from partitioner.cost_model.prices.overlap import most_joined
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.offers import alternatives
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
@@ -29,8 +30,9 @@ from partitioner.search.request import Budget, Request
 from partitioner.search.spaces.one_kernel import beside_producers
 from partitioner.solver import Infeasible, Objective, Solution, solve
 from partitioner.solver.joint.solve import LEAST_GAP
-from partitioner.strategies.constraints import ConstraintError
+from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules, strategies
+from partitioner.strategies.side_by_side import side_by_side
 from partitioner.strategies.spaces import Family, families
 from partitioner.strategies.speeds import device_speeds
 
@@ -76,6 +78,9 @@ class JointSearch:
         if any(spec.profile is not None for spec in self.cluster.devices):
             solution = self._settled(built, solution)
         graph, plan = decided(self.graph, self.cluster, built, solution)
+        if places := self.request.constraints.places:
+            names = side_by_side(graph, places)
+            plan = replace(plan, nodes={name: plan.nodes[name] for name in names})
         return Candidate(family, graph, plan, evaluate(graph, plan, self.cluster), solution)
 
     def _settled(self, built: Built, solution: Solution) -> Solution:
@@ -145,19 +150,27 @@ class JointSearch:
     def _options(self, family: Family, fused: int) -> dict[str, tuple[PlacedNode, ...]]:
         """The options with halos of up to so many windows fused."""
         constraints = self.request.constraints
+        parts = _parts(family, constraints)
         by_group = [
             strategies(self.graph, self.rules, mesh, self.speeds, fused=fused)
             for mesh in family.groups
         ]
+        by_part = {
+            mesh: strategies(self.graph, self.rules, mesh, self.speeds, fused=fused)
+            for mesh in dict.fromkeys(mesh for some in parts.values() for mesh in some)
+        }
         options: dict[str, tuple[PlacedNode, ...]] = {}
         for position, node in enumerate(self.graph.nodes):
             pinned = kept_decision(self.graph, constraints.plan, self.rules, node)
             if pinned is not None:
                 options[node.name] = (pinned,)
                 continue
-            offered = tuple(placed for of_group in by_group for placed in of_group[node.name])
+            groups = [by_part[mesh] for mesh in parts.get(node.name, ())] or by_group
+            offered = tuple(placed for of_group in groups for placed in of_group[node.name])
             if not offered:
-                offered = tuple(place(self.graph, node, mesh, {}, None) for mesh in family.homes)
+                of_part = tuple(DeviceMesh.single(m.devices[0]) for m in parts.get(node.name, ()))
+                homes = of_part or family.homes
+                offered = tuple(place(self.graph, node, mesh, {}, None) for mesh in homes)
             kept = constraints.keep(node, offered)
             if not kept:
                 blamed, why = constraints.blame(node, offered)
@@ -300,6 +313,14 @@ class KindSpace:
         ]
         least = min((result.least for result in others), default=0.0)
         return bool(costs) and least < (1 - budget.gap) * min(costs)
+
+
+def _parts(family: Family, constraints: Constraints) -> Mapping[str, tuple[DeviceMesh, ...]]:
+    """By node that runs on a part of a mesh's devices alone, those parts of the space's groups."""
+    return {
+        name: tuple(mesh.part(axis, place) for mesh in family.groups if axis in mesh.names)
+        for name, (axis, place) in constraints.places.items()
+    }
 
 
 def gain(before: Solution, after: Solution) -> float:

@@ -47,7 +47,7 @@ def usual_trials(batch: int, cluster: Cluster, request: Request) -> tuple[Trial,
         SearchError: As `Request.stage_sizes`.
     """
     asked, devices = request.micro_batch_count, len(cluster)
-    if devices <= EXPLICIT or request.constraints.places:
+    if devices <= EXPLICIT or request.constraints.names_devices:
         counts = (asked,) if asked else usual_counts(batch, devices)
         return tuple(map(Trial, counts))
     node = cluster.levels[0].size if len(cluster.levels) > 1 else 1

@@ -183,7 +183,7 @@ def _move_s(problem: Problem, value: Sequence[Edge]) -> list[float]:
 
 
 def _values_by_producer(problem: Problem) -> list[list[list[Edge]]]:
-    """For each node the edges of each value that it makes: those that trigger the same items."""
+    """List for each node the edges of each value that it makes: they trigger the same items."""
     values: list[list[tuple[set[int], list[Edge]]]] = [[] for _ in problem.nodes]
     for edge in problem.edges:
         items = {item for paid in edge.items.values() for item in paid}

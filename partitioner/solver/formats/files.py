@@ -96,7 +96,7 @@ class Format:
     evaluate: Callable[[Any, Any], Priced]
 
     def is_problem(self, data: Any) -> bool:
-        """Whether JSON content is in this format."""
+        """Test whether JSON content is in this format."""
         return isinstance(data, dict) and all(
             name in data and isinstance(data[name], of) for name, of in self.marks.items()
         )

@@ -57,7 +57,7 @@ class EqualNodes:
 
 
 def bound_plans(instance: Instance, load_s: float, work: Work, engine: Engine = HIGHS) -> float:
-    """No plan of several stages has a lower load, up to `load_s`, that of a plan that is known.
+    """Bound the load from below: no plan of several stages has a lower one, up to `load_s`.
 
     With an infinite load that is known, an infinite bound says that no plan fits at all.
     """

@@ -76,7 +76,7 @@ def all_degrees(instance: Instance) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which downset has which node, for sums over the nodes of all stages.
+    """Record which downset has which node, for sums over the nodes of all stages.
 
     With I a part of J, a sum over J less I is the sum over J less the sum over I, and an edge
     enters the stage if its source is in I and its target in J only.

@@ -110,7 +110,7 @@ def _most_downsets(instance: Instance) -> int:
 
 
 def _thinned(downsets: tuple[Downset, ...], most: int) -> tuple[Downset, ...]:
-    """So many of the downsets at most, spread over all, with the first and the last."""
+    """Thin downsets out to so many at most, spread over all, with the first and the last."""
     if len(downsets) <= most:
         return downsets
     kept = np.linspace(0, len(downsets) - 1, most).astype(np.int64)

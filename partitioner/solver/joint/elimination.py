@@ -62,7 +62,7 @@ class _EdgeCosts:
         return by_class[np.ix_(self.edge.out_class, self.edge.in_class)]
 
     def among(self, wanted: npt.NDArray[np.bool_]) -> _EdgeCosts:
-        """With some of the items."""
+        """Keep some of the items."""
         kept = wanted[self.items]
         return replace(self, cells=self.cells[kept], items=self.items[kept])
 
@@ -121,7 +121,7 @@ class Eliminator:
         return self._solve(np.array(weights), self._prices(weights, byte_price))
 
     def min_near(self, weights: Sequence[float], byte_price: float = 0.0) -> Answer:
-        """As `min_sum`, but what depends on the choices of many nodes is free.
+        """Minimise as `min_sum`, but what depends on the choices of many nodes is free.
 
         So the graph is less wide, and the value is below that of `min_sum`.
         """
@@ -134,7 +134,6 @@ class Eliminator:
         return answer
 
     def _prices(self, weights: Sequence[float], byte_price: float) -> Floats:
-        """The price of each item."""
         share = (self.spans[:, 1] - self.spans[:, 0] + 1) / len(self.sizes)
         prices: Floats = self.item_load @ np.array(weights) + byte_price * self.item_bytes * share
         return prices
@@ -241,7 +240,7 @@ def _edge_costs(edge: Edge) -> _EdgeCosts:
 
 
 def _private(problem: Problem, costs: Sequence[_EdgeCosts]) -> npt.NDArray[np.bool_]:
-    """Which items one edge alone triggers."""
+    """Tell which items one edge alone triggers."""
     uses = np.zeros(len(problem.items), dtype=np.intp)
     for edge_costs in costs:
         uses[np.unique(edge_costs.items)] += 1
@@ -284,7 +283,7 @@ def _nodes(problem: Problem, site: Site) -> tuple[int, ...]:
 
 
 def _site_table(problem: Problem, site: Site) -> npt.NDArray[np.bool_]:
-    """Which choices of the site's nodes trigger it."""
+    """Tell which choices of the site's nodes trigger it."""
     if site.edge is None:
         (node,) = _nodes(problem, site)
         on = np.zeros(len(problem.nodes[node]), dtype=bool)

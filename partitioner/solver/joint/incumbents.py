@@ -85,7 +85,7 @@ def _use(search: Search, chosen: tuple[int, ...], bound: float) -> None:
 
 
 def _weights(problem: Problem) -> list[list[float]]:
-    """Of the devices, adding up to 1: all equal, and by speed if the devices differ.
+    """Weigh devices, adding up to 1: all equally, and by speed if the devices differ.
 
     A device's speed is the inverse of what all nodes together would load it with: slow devices
     then count for as little as they can do.
@@ -245,7 +245,7 @@ def _cheapest(eliminator: Eliminator) -> tuple[int, ...] | None:
 
 
 def alone(problem: Problem, eliminator: Eliminator) -> Picks:
-    """For each group that can run every node its best plan without the others."""
+    """Plan for each group that can run every node its best plan without the others."""
     representative = {
         group: members[0] for members in symmetric_groups(problem) for group in members
     }

@@ -143,7 +143,7 @@ class Latency:
     def _tasks(
         self, chosen: Sequence[int]
     ) -> tuple[list[list[int]], list[list[int]], list[list[tuple[int, int]]]]:
-        """Of each node the producers and the items that it waits for, and the items behind it.
+        """List each node's producers, the items that it waits for, and the items behind it.
 
         An item that runs behind a node comes with its producer.
         """

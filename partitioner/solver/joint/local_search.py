@@ -111,16 +111,13 @@ class _LocalSearch:
         goal = max(self.values(self.state), default=0.0)
         return self.state.excess_bytes(), goal + TOTAL_WEIGHT * sum(self.state.load)
 
-    def _score(self) -> Score:
-        return self.state.excess_bytes(), self._smooth_goal()
-
     def _smooth_goal(self) -> float:
         goal = _norm(self.values(self.state), self.exponent)
         return goal + TOTAL_WEIGHT * sum(self.state.load)
 
     def _descend(self, nodes: Iterable[int]) -> None:
         """Take improving moves of these nodes, then of their neighbours, until there is none."""
-        score = self._score()
+        score = self.state.excess_bytes(), self._smooth_goal()
         todo = list(dict.fromkeys(nodes))
         while todo and not self._spent():
             changed: list[int] = []

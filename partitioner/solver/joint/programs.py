@@ -118,7 +118,7 @@ def run_milp(search: Search, goal: Goal) -> None:
 
 
 def _is_too_large(search: Search, form: Formulation) -> bool:
-    """Whether a program on several groups is only relaxed, as a plan is known."""
+    """Test whether a program on several groups is only relaxed, as a plan is known."""
     several = form.min_max and len(search.problem.groups) > 1
     return several and search.best is not None and sum(form.milp.integer) > EXACT_BINARIES
 

@@ -92,7 +92,7 @@ def seek_least(progress: Progress) -> bool:
 
 
 def _is_least(progress: Progress, proven_bytes: float) -> bool:
-    """Whether the nearest plan known bears out that all plans are short of so many bytes.
+    """Test whether the nearest plan bears out that all plans are short of so many bytes.
 
     A MILP solver's rows hold within a share of the bytes held, however few of them are short: less
     than that share proves nothing, and a plan that is short of less by more than it refutes it.

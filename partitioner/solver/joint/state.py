@@ -99,7 +99,7 @@ class State:
                     self._trigger(table[choice][chosen[other]] or ())
 
     def allowed(self, node: int, choice: int) -> bool:
-        """Whether no edge forbids the choice beside the others'."""
+        """Test whether no edge forbids the choice beside the others'."""
         chosen = self.chosen
         for other, table in self.data.near[node]:
             if table[choice][chosen[other]] is None:
@@ -147,7 +147,7 @@ class State:
                 self.live_bytes[first:last, start:stop] += sign * size
 
     def excess_bytes(self) -> float:
-        """By how much the worst device is over its limit; 0 if bytes do not matter."""
+        """Count by how much the worst device is over its limit; 0 if bytes do not matter."""
         if self.live_bytes is None:
             return 0.0
         over = [p - top for p, top in zip(self.peaks(), self.data.problem.limit_bytes, strict=True)]

@@ -28,7 +28,7 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """Its name in options and messages."""
+        """Name the engine in options and messages."""
         return self.label.lower()
 
 

@@ -59,7 +59,7 @@ class Formulation:
 
     @property
     def min_max(self) -> bool:
-        """Whether a maximum over devices is minimised, not one sum."""
+        """Tell whether a maximum over devices is minimised, not one sum."""
         return self.slack > 0
 
     def decode(self, values: Sequence[float]) -> tuple[int, ...]:
@@ -255,7 +255,7 @@ def _memory(build: MilpBuilder, columns: _Columns, goal: Goal, unit: float) -> N
 
 
 def _most_bytes(columns: _Columns, live: Iterable[Terms]) -> float:
-    """No plan holds more than this: the fullest choice of each node and pair of each edge."""
+    """Bound the bytes of all plans: the fullest choice of each node and pair of each edge."""
     total: dict[int, float] = {}
     for column, size in (term for terms in live for term in terms):
         total[column] = total.get(column, 0.0) + size

@@ -52,7 +52,7 @@ def _allowed(costs: Ints) -> Floats:
 
 
 def _leaders(nodes: int, edges: list[tuple[int, int, Floats]]) -> list[int]:
-    """For each node the least one that edges make it equal to."""
+    """Find for each node the least one that edges make it equal to."""
     leader = list(range(nodes))
 
     def root(node: int) -> int:

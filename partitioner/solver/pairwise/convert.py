@@ -166,7 +166,7 @@ class _Builder:
         return self._load(paid, edge.v)
 
     def add_offer(self, offer: Offer) -> None:
-        """One auxiliary node: off, each set of items, free."""
+        """Add an auxiliary node whose choices are: off, each set of items, free."""
         sets: list[tuple[int, ...]] = [(), *sorted({items for items in offer.items if items})]
         free = len(sets)
         if () in offer.items:

@@ -50,7 +50,7 @@ class _Locator(caching._CacheLocator):  # noqa: SLF001
         return str(cache_folder() / "compiled" / _sources())
 
     def get_source_stamp(self) -> str:
-        """What makes kept code stale."""
+        """Return what makes kept code stale."""
         return _sources()
 
     def get_disambiguator(self) -> str:

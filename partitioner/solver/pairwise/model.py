@@ -133,7 +133,7 @@ def build(problem: Pairwise) -> Model:
 
 
 def _graph(problem: Pairwise, unary: Floats, edges: Ints) -> Graph:
-    """Both directions of each edge, parallel edges added up."""
+    """Lay out both directions of each edge, parallel edges added up."""
     tails, heads = problem.edges[edges].T
     keys = np.unique(
         np.concatenate([tails, heads]) * problem.nodes + np.concatenate([heads, tails])

@@ -117,7 +117,7 @@ class Progress:
 
     @property
     def met(self) -> bool:
-        """Whether the gap is reached, or nothing is feasible.
+        """Tell whether the gap is reached, or nothing is feasible.
 
         A gap as small as the share that `prove` takes off for rounding can never be proven: above
         costs of 5e8 that is whole units. So smaller gaps count as that share.
@@ -127,7 +127,7 @@ class Progress:
 
     @property
     def over(self) -> bool:
-        """Whether to stop."""
+        """Tell whether to stop."""
         return self.met or not self.left_s
 
     def solution(self) -> PairwiseSolution:

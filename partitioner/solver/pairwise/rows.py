@@ -72,7 +72,7 @@ class Rows:
 
 
 def memory_rows(intervals: Ints, limit: int | None) -> Rows:
-    """One row for each maximal clique; none without a limit."""
+    """Make a row for each maximal clique; none without a limit."""
     live = intervals[:, 1] > intervals[:, 0]
     if limit is None or not live.any():
         none = np.zeros(len(intervals), dtype=np.int64)

@@ -78,7 +78,7 @@ class Fleet:
 
     @cached_property
     def knapsacks(self) -> Mapping[int, Knapsack]:
-        """For each group the knapsack of its device; groups of a class share one."""
+        """Make for each group the knapsack of its device; groups of a class share one."""
         sacks: dict[int, Knapsack] = {}
         for members in self.classes:
             sacks |= dict.fromkeys(members, self._knapsack(members[0]))
@@ -161,7 +161,7 @@ def _star(arcs: Collection[tuple[int, int]]) -> tuple[int, tuple[int, ...], bool
 
 
 def longest_runs(knapsack: Knapsack, order: Sequence[int], limit_s: float) -> list[Run]:
-    """From each node the longest run of the order that takes at most `limit_s`, if there is one.
+    """Find from each node the longest run of the order that takes at most `limit_s`, if any.
 
     Runs that end where another one that begins earlier ends are left out: they hold less.
     """

@@ -45,7 +45,7 @@ NODE_STEPS, ENTRY_STEPS = 90, 0.015
 
 @dataclass(frozen=True)
 class _Step:
-    """One node joins the table; its axes are named, the newest first, values last."""
+    """Join a node to the table; axes are named, the newest first, values last."""
 
     node: int
     bits: int  #: How many stars begin to ask.

@@ -132,7 +132,7 @@ def _by_option(
 
 
 def _most_degrees(problem: StageProblem) -> int:
-    """No cut has a larger sum of degrees."""
+    """Bound the sum of degrees of all cuts."""
     by_device = [0.0] * len(problem.pools)
     for option in problem.options:
         by_device[option.pool] = max(by_device[option.pool], option.degree / option.devices)

@@ -71,7 +71,7 @@ def steps(ways: Ways) -> tuple[tuple[int, int], ...]:
 
 
 def _cheaper(ways: Ways, start: int, middle: int, end: int) -> bool:
-    """Whether a byte costs less from `start` to `middle` than from there to `end`."""
+    """Test whether a byte costs less from `start` to `middle` than from there to `end`."""
     (s0, b0), (s1, b1), (s2, b2) = ways[start], ways[middle], ways[end]
     return (s1 - s0) * (b1 - b2) < (s2 - s1) * (b0 - b1)
 

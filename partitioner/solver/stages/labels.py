@@ -107,7 +107,7 @@ def frontier(taken: Ints) -> Ints:
 
 
 def _by_grid(ranks: list[Ints], last: Ints) -> Ints:
-    """Of each combination of ranks the row of the lowest `last`, where that is a new low."""
+    """Find for each combination of ranks the row of the lowest `last`, where that is a new low."""
     shape = tuple(int(rank.max()) + 1 for rank in ranks)
     cell = np.ravel_multi_index(ranks, shape) if ranks else np.zeros(len(last), dtype=np.int64)
     order = np.lexsort((last, cell))

@@ -132,7 +132,7 @@ def least_tails(space: Space, entries: Entries) -> tuple[Ints, Ints]:
 
 
 def _has_room(space: Space, entries: Entries, tails: Ints) -> Bools:
-    """Whether each entry has room for the least tail after it."""
+    """Test whether each entry has room for the least tail after it."""
     tail = tails[space.stop[entries.cell]]
     return np.asarray((tail >= 0) & (tail + space.groups.degree[entries.group] <= entries.room))
 

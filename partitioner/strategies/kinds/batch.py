@@ -188,7 +188,7 @@ class _Walk:
 
     @cached_property
     def broken(self) -> bool:
-        """Whether a node of the forward pass that reads the dim does not take it as it lies."""
+        """Tell whether a forward node that reads the dim does not take it as it lies."""
         return any(
             not self._takes(node)
             for node in self.graph.nodes
@@ -198,7 +198,7 @@ class _Walk:
 
     @cached_property
     def cuts_weights(self) -> bool:
-        """Whether a product reads a weight that is cut: the dim is one of features.
+        """Tell whether a product reads a weight that is cut: the dim is one of features.
 
         A weight as it is, or what is computed from weights alone.
         """
@@ -216,7 +216,7 @@ class _Walk:
 
     @property
     def is_compared(self) -> bool:
-        """Whether a maximum over the dim is taken of parts of it."""
+        """Tell whether a maximum over the dim is taken of parts of it."""
         for name, cut in self.factors.items():
             rule = self.rules[name]
             if isinstance(rule, Rule) and any(rule.factors[n].reduce == "max" for n in cut):
@@ -234,7 +234,7 @@ class _Walk:
         return sum(rule.flops for rule in taken if isinstance(rule, Rule)), len(taken)
 
     def _takes(self, node: Node) -> bool:
-        """Whether a node takes its operands as they lie, and its results are cut."""
+        """Test whether a node takes its operands as they lie, and its results are cut."""
         rule, layouts = self.rules[node.name], self.factors.get(node.name)
         if not isinstance(rule, Rule) or not layouts:
             return False

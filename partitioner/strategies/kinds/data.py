@@ -60,7 +60,7 @@ class DataParallel:
 
 
 def _is_kept(asked: Asked, value: str) -> bool:
-    """Whether a value with the batch is a cache, not an input."""
+    """Test whether a value with the batch is a cache, not an input."""
     return value in asked.graph.producers
 
 
@@ -131,7 +131,7 @@ def depending(graph: Graph, batch: Followed) -> Iterator[str]:
 
 
 def _passes_sums(node: Node, rule: Rule | str, sums: Container[str]) -> bool:
-    """Whether a node of pending sums gives pending sums, as a view of a gradient does."""
+    """Test whether a node of pending sums gives pending sums, as a view of a gradient does."""
     read = [index for index, value in enumerate(node.inputs) if value in sums]
     return bool(read) and isinstance(rule, Rule) and rule.linear.issuperset(read)
 

@@ -8,7 +8,7 @@ node chooses among as many. Their biases, of two dims, are looked up by the same
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from partitioner.ir.graph import Graph, Node
@@ -20,6 +20,7 @@ from partitioner.ir.rule import FactorKind, Rule
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
 from partitioner.strategies.kinds.data import DataParallel
 from partitioner.strategies.kinds.kind import Asked
+from partitioner.strategies.kinds.listed_experts import ExpertList, expert_lists
 
 #: The kind whose tokens are sent to the devices of their experts alone.
 DISPATCH = "dispatch"
@@ -30,16 +31,19 @@ DATA = DataParallel("ep", at_rest=False, until_use=False)
 def expert_constraints(asked: Asked) -> Constraints:
     """Constraints of data parallelism, with the weights of experts cut along their first dim.
 
+    Experts in lists have places along the axis, neighbours in a list the same one or the next.
+
     Raises:
         ConstraintError: The model has no experts, or fewer than the axis has devices; or its batch
             cannot be cut.
     """
     graph, axis, size = asked.graph, asked.axis, asked.size
-    values = expert_values(graph)
-    if not values:
+    values, lists = expert_values(graph), expert_lists(graph)
+    if not values and not lists:
         raise ConstraintError(
             "parallel ep: the model has no experts: no stored tensor of three or more dims is "
-            "looked up, along its first dim, by what a token chose"
+            "looked up, along its first dim, by what a token chose, and there is no list of "
+            "modules that a router weighs"
         )
     for value, weight in values.items():
         if graph.types[value].shape[0] < size:
@@ -47,16 +51,34 @@ def expert_constraints(asked: Asked) -> Constraints:
                 f"parallel ep: {weight!r} has {graph.types[value].shape[0]} experts, "
                 f"fewer than {size} devices"
             )
+    for one in lists:
+        if len(one.members) < size:
+            raise ConstraintError(
+                f"parallel ep: {one.path!r} has {len(one.members)} experts, "
+                f"fewer than {size} devices"
+            )
     data = DATA.constraints(asked)
     pins = [pin for pin in data.pins if pin.tensor not in values]
     for value, weight in values.items():
         pins += _pins(graph, value, f"parallel ep: experts {weight!r}", axis, size)
     layers = {node.name for value in values for node in graph.consumers[value]}
+    places = dict(_places(asked, lists))
+    layers.update(places)
     busy = {
         over: {name: factors for name, factors in nodes.items() if name not in layers}
         for over, nodes in data.busy.items()
     }
-    return replace(data, pins=tuple(pins), busy=busy)
+    return replace(data, pins=tuple(pins), busy=busy, places=places)
+
+
+def _places(asked: Asked, lists: Iterable[ExpertList]) -> Iterator[tuple[str, tuple[str, int]]]:
+    """By node of an expert in a list, the axis, and the place along it of its devices."""
+    for one in lists:
+        mesh = DeviceMesh.of({asked.axis: asked.size})
+        sizes = DimLayout.even(len(one.members), (asked.axis,), mesh).sizes()
+        owners = (place for place, size in enumerate(sizes) for _ in range(size))
+        for place, nodes in zip(owners, one.members, strict=True):
+            yield from dict.fromkeys(sorted(nodes), (asked.axis, place)).items()
 
 
 def _pins(graph: Graph, value: str, text: str, axis: str, size: int) -> Iterator[Pin]:
@@ -79,7 +101,7 @@ def _pins(graph: Graph, value: str, text: str, axis: str, size: int) -> Iterator
 
 
 def dispatch_constraints(asked: Asked) -> Constraints:
-    """Those of experts, with tokens cut over the axis in each layer, as the experts are.
+    """Constrain experts, with tokens cut over the axis in each layer, as the experts are.
 
     Raises:
         ConstraintError: No layer of experts is one node that sends tokens, or as of experts.
@@ -123,7 +145,7 @@ def expert_values(graph: Graph) -> Mapping[str, str]:
 
 
 def _chosen(graph: Graph, node: Node, rule: Rule, index: int, choices: frozenset[int]) -> bool:
-    """Whether tokens meet what was chosen for them of the first dim of an operand."""
+    """Test whether tokens meet what was chosen for them of an operand's first dim."""
     dims = rule.operands[index]
     if not dims or not (name := factor_of(dims[0])):
         return False
@@ -131,7 +153,7 @@ def _chosen(graph: Graph, node: Node, rule: Rule, index: int, choices: frozenset
     others = [
         (graph.types[value], {n for e in other for term in e for n in term})
         for at, (value, other) in enumerate(zip(node.inputs, rule.operands, strict=True))
-        if value and other and at != index
+        if value and other and at != index and at not in rule.addends  # a bias is no rows
     ]
     if factor.reduce and factor.kind is not FactorKind.LINEAR:
         return any("int" in type_.dtype and name not in names for type_, names in others)
@@ -156,7 +178,7 @@ def _choices(graph: Graph, rules: Mapping[str, Rule | str]) -> Iterator[int]:
 
 
 def _is_stored(graph: Graph, value: str) -> bool:
-    """Whether a value is a constant, or kept from step to step."""
+    """Test whether a value is a constant, or kept from step to step."""
     if value in graph.constants:
         return True
     node = graph.producers.get(value)

@@ -198,7 +198,7 @@ def inside_stages(text: str | None) -> str | None:
 
 
 def wants_stages(text: str | None) -> bool:
-    """Whether stages are among the kinds."""
+    """Test whether stages are among the kinds."""
     return any(kind.word == PIPELINE for kind in kinds(text))
 
 

@@ -43,19 +43,19 @@ def _origin(graph: Graph, value: str) -> str:
 
 
 def is_again(graph: Graph, value: str) -> bool:
-    """Whether a value is another one, in a pass or at rest."""
+    """Test whether a value is another one, in a pass or at rest."""
     row = row_of(graph.producers[value])
     return row is not None and row.again
 
 
 def is_stored_again(graph: Graph, value: str) -> bool:
-    """Whether a value is gathered for where it lies at rest."""
+    """Test whether a value is gathered for where it lies at rest."""
     rows = map(row_of, graph.consumers[value])
     return any(row is not None and row.stored for row in rows)
 
 
 def is_read_whole(graph: Graph, value: str) -> bool:
-    """Whether a node, such as a `torch.cond`, needs the value whole on every device."""
+    """Test whether a node, such as a `torch.cond`, needs the value whole on every device."""
     for node in graph.consumers[value]:
         rule = rule_of(graph, node)
         if not isinstance(rule, Rule):

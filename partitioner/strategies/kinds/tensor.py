@@ -85,7 +85,7 @@ def _matrices(graph: Graph) -> Mapping[str, str]:
 
 
 def _is_factor(graph: Graph, node: Node, value: str) -> bool:
-    """Whether a node multiplies matrices, and a value is one of them."""
+    """Test whether a node multiplies matrices, and a value is one of them."""
     rule = rule_of(graph, node)
     if not isinstance(rule, Rule) or not rule.is_product:
         return False

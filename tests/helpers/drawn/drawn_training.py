@@ -2,7 +2,8 @@
 
     python tests/helpers/drawn/drawn_training.py FIRST COUNT
 
-prints a line a module: "equal", how it is refused, or what differs.
+prints a line a module: "equal", how it is refused, or what differs. Modules of seeds from `FURTHER`
+on have experts, or run in micro-batches, whose reference is accumulation.
 """
 
 from __future__ import annotations
@@ -387,6 +388,28 @@ def rank4(draw: random.Random, x: Tensor) -> nn.Module:
     return draw.choice(kinds)()
 
 
+def mixture(draw: random.Random, x: Tensor) -> nn.Module:
+    """Experts for each row: in a list, or in stacked weights."""
+    from helpers.modules.expert_models import Experts, Listed, Mlp, SwiGlu
+
+    width, experts, chosen = x.shape[-1], draw.choice((3, 4, 5)), draw.choice((1, 2))
+    if draw.random() < 0.5:
+        kinds: tuple[Callable[[], nn.Module], ...] = (
+            lambda: Mlp(width, 5),
+            lambda: SwiGlu(width, 6),
+            lambda: nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.Tanh()),
+        )
+        form = draw.choice(("add", "stack", "einsum", "where"))
+        shared, soft = draw.random() < 0.3, draw.random() < 0.3
+        make = draw.choice(kinds)
+        # weights of one choice add up to 1: the router's gradient would be rounding alone
+        return Listed(make, experts, form, 0 if soft else 2, shared=shared, width=width)
+    acts: tuple[Run, ...] = (F.silu, F.gelu, F.relu, lambda x: x.clamp(-1, 1) * x.sigmoid())
+    flags = {name: draw.random() < 0.5 for name in ("gated", "transposed", "grouped", "biased")}
+    layer = Experts(width, 6, experts, chosen, **flags, act=draw.choice(acts))
+    return Step(lambda m, x: m.l(x.flatten(0, -2)).view(x.shape), l=layer)
+
+
 BY_RANK: Mapping[int, Run] = {2: rank2, 3: rank3, 4: rank4}
 
 
@@ -396,9 +419,12 @@ class Net(nn.Module):
     Attributes:
         chain: The steps, by odd names.
         joined: The earlier value that is added to a step's result, by the step's name.
+        mixture: Experts behind the steps, if there are any.
     """
 
-    def __init__(self, draw: random.Random, inputs: Sequence[Tensor]) -> None:
+    def __init__(
+        self, draw: random.Random, inputs: Sequence[Tensor], *, experts: bool = False
+    ) -> None:
         super().__init__()
         self.chain = nn.ModuleDict()
         self.kind = draw.choice(("mse", "class", "huber", "bce", "kl", "l1", "square"))
@@ -441,6 +467,7 @@ class Net(nn.Module):
         if self.words is not None and draw.random() < 0.7:
             self.tied = nn.Linear(self.words.embedding_dim, 7, bias=draw.random() < 0.5)
             self.tied.weight = self.words.weight
+        self.mixture = mixture(draw, values[-1]) if experts else None
         chosen = [p for p in self.chain.parameters() if draw.random() < 0.1]
         for one in chosen:
             one.requires_grad_(False)
@@ -453,6 +480,8 @@ class Net(nn.Module):
         for name, step in self.chain.items():
             y = step(values[-1])
             values.append(y + values[self.joined[name]] if name in self.joined else y)
+        if self.mixture is not None:
+            values.append(values[-1] + self.mixture(values[-1]))
         y = self.head(values[-1])
         if self.tied is not None:
             y = self.tied(y)
@@ -479,7 +508,11 @@ class Net(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A drawn module with batches and the kind of parallelism and devices to train it with."""
+    """A drawn module with batches and the kind of parallelism and devices to train it with.
+
+    Attributes:
+        micro_batches: Parts of a batch, one after the other; 1 for the batch as a whole.
+    """
 
     module: nn.Module
     batches: tuple[tuple[Tensor, ...], ...]
@@ -487,11 +520,14 @@ class Case:
     devices: int
     mesh: Mapping[str, int] | None
     optimizer: str
+    micro_batches: int = 1
 
     def __str__(self) -> str:
         parts = " ".join(type(one).__name__ for one in self.module.children())
         mesh = f" {dict(self.mesh)}" if self.mesh else ""
-        return f"{self.parallel or 'auto'} on {self.devices}{mesh}, {self.optimizer}: {parts}"
+        micro = f" in {self.micro_batches}" if self.micro_batches > 1 else ""
+        kind = f"{self.parallel or 'auto'} on {self.devices}{mesh}{micro}"
+        return f"{kind}, {self.optimizer}: {parts}"
 
     def compiled(self) -> ModuleProgram:
         """The program.
@@ -499,7 +535,8 @@ class Case:
         Raises:
             PartitionerError: It is refused.
         """
-        options: dict[str, Any] = {"micro_batches": 1} if self.parallel == "pp" else {}
+        is_given = self.parallel == "pp" or self.micro_batches > 1
+        options: dict[str, Any] = {"micro_batches": self.micro_batches} if is_given else {}
         program = partitioner.compile(
             self.module,
             self.batches[0],
@@ -531,11 +568,25 @@ WAYS: tuple[tuple[str | None, int, Mapping[str, int] | None], ...] = (
 )
 
 
+#: Kinds of the seeds from `FURTHER` on, and whether they run in micro-batches.
+FURTHER = 100_000
+FURTHER_WAYS: tuple[tuple[str | None, int, Mapping[str, int] | None, bool], ...] = (
+    *(("ep", n, None, False) for n in (2, 3)),
+    ("ep", 2, None, True),
+    ("dp+ep", 4, {"dp": 2, "ep": 2}, False),
+    ("ep+tp", 4, {"ep": 2, "tp": 2}, False),
+    *((kind, 2, None, True) for kind in ("dp", "zero1", "zero3", "tp", None)),
+    *(("pp", n, None, True) for n in (2, 3)),
+)
+
+
 #: How modules are refused: the sentences that say so.
 REFUSALS = (
     "no input has a batch that can be cut",
     "fewer than",
     "no parameter that requires a gradient gets one",
+    "leaves no strategy for '/mixture/l/experts",  # whole inside, and fewer than all devices
+    "The shape of the 2D attn_mask is",  # of the whole batch, which the module refuses in parts
 )
 
 
@@ -546,7 +597,13 @@ def refused(text: str) -> bool:
 
 def way_of(seed: int) -> tuple[str | None, int, Mapping[str, int] | None]:
     """The kind of parallelism, devices and mesh of a drawn module."""
+    if seed >= FURTHER:
+        return _further_way_of(seed)[:3]
     return random.Random(-1 - seed).choice(WAYS)
+
+
+def _further_way_of(seed: int) -> tuple[str | None, int, Mapping[str, int] | None, bool]:
+    return random.Random(-1 - seed).choice(FURTHER_WAYS)
 
 
 def drawn(seed: int) -> Case:
@@ -578,9 +635,13 @@ def drawn(seed: int) -> Case:
         (one(), torch.randint(7, (batch,)), *([randn(batch, 1).exp()] if more else []))
         for _ in range(3)
     )
-    module = Net(draw, batches[0]).double()
     parallel, devices, mesh = way_of(seed)
-    return Case(module, batches, parallel, devices, mesh, draw.choice(("adamw", "sgd")))
+    module = Net(draw, batches[0], experts="ep" in (parallel or "")).double()
+    name, parts = draw.choice(("adamw", "sgd")), 1
+    if seed >= FURTHER and _further_way_of(seed)[3]:
+        counts = [n for n in range(2, batch + 1) if batch % n == 0 and batch // n >= devices]
+        parts = draw.choice(counts or [1])
+    return Case(module, batches, parallel, devices, mesh, name, parts)
 
 
 def optimizer(name: str, module: nn.Module) -> torch.optim.Optimizer:
@@ -595,6 +656,19 @@ def loss_of(results: Any) -> Tensor:
     return loss
 
 
+def accumulated(module: nn.Module, batch: Sequence[Tensor], parts: int) -> list[Any]:
+    """Add up gradients of equal parts of a batch; returns the mean loss, of the whole all results.
+
+    The loss of all parts is the mean of theirs.
+    """
+    losses = []
+    for part in zip(*(one.chunk(parts) for one in batch), strict=True):
+        results = module(*part)
+        (loss_of(results) / parts).backward()
+        losses.append(loss_of(results).detach())
+    return pytree.tree_leaves(results) if parts == 1 else [torch.stack(losses).mean()]
+
+
 def outcome(seed: int) -> str:
     """ "equal", "refused: ...", or what differs."""
     case, plain = drawn(seed), drawn(seed).module
@@ -605,9 +679,8 @@ def outcome(seed: int) -> str:
     ours, theirs = optimizer(case.optimizer, case.module), optimizer(case.optimizer, plain)
     for step, batch in enumerate(case.batches):
         results, gradients = program.gradients(*batch)
-        expected = plain(*batch)
-        loss_of(expected).backward()
-        pairs = list(zip(pytree.tree_leaves(results), pytree.tree_leaves(expected), strict=True))
+        expected = accumulated(plain, batch, case.micro_batches)
+        pairs = list(zip(pytree.tree_leaves(results), expected, strict=case.micro_batches == 1))
         named = {f"result {i}": pair for i, pair in enumerate(pairs)}
         own = dict(case.module.named_parameters())
         for name, parameter in plain.named_parameters():
@@ -624,7 +697,8 @@ def outcome(seed: int) -> str:
         for what, (one, other) in named.items():
             try:
                 if isinstance(other, Tensor):
-                    torch.testing.assert_close(one, other, rtol=2e-6, atol=1e-7)
+                    same_nan = case.micro_batches > 1  # parts whose targets are all ignored
+                    torch.testing.assert_close(one, other, rtol=2e-6, atol=1e-7, equal_nan=same_nan)
                 else:
                     assert one == other
             except AssertionError as error:

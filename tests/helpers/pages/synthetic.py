@@ -506,7 +506,7 @@ def _head(rows: list[DeviceRow], step: float, latency: float) -> Head:
         "devices_used": len(rows),
         "limit": "Device 1 is the busiest: matrix products take 71 % of its time, all-reduce 18 %.",
         "worth": "Splitting over these devices is worth it: 3.1 times the throughput of one.",
-        "verdict": "3.1x faster than one accelerator; limit: arithmetic on device 1",
+        "verdict": "3.1 times as fast as one accelerator; limit: arithmetic on device 1",
         "spaces": [
             {
                 "space": "inter (2 x tp=2)",

@@ -98,6 +98,37 @@ def train(kind: str, ranks: int, _rank: int) -> None:
         torch.testing.assert_close(module(*batch(0)), whole(*batch(0)), atol=1e-5, rtol=1e-5)
 
 
+@cache
+def program_in_parts(kind: str) -> ModuleProgram:
+    """Compiled before the ranks are forked, for three micro-batches, the last one smaller."""
+    torch.manual_seed(0)
+    compiled = partitioner.compile(
+        Small(), batch(0), 2, training=True, parallel=kind, micro_batches=3, time_limit_s=5
+    )
+    assert isinstance(compiled, ModuleProgram)
+    return compiled
+
+
+def train_in_parts(kind: str, _rank: int) -> None:
+    """Steps of three micro-batches beside one process's of the whole batch."""
+    compiled = program_in_parts(kind)
+    whole = copy.deepcopy(compiled.whole)
+    module = compiled.module()
+    ours = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    theirs = torch.optim.AdamW(whole.parameters(), lr=1e-2)
+    for step in range(4):
+        loss, expected = (m(*batch(step)) for m in (module, whole))
+        loss.backward()
+        expected.backward()
+        torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    state = module.full_state_dict()
+    for name, tensor in whole.state_dict().items():
+        torch.testing.assert_close(state[name], tensor, atol=1e-5, rtol=1e-4)
+
+
 def expected_bytes(kind: str, ranks: int, *, measured: bool = False) -> Mapping[str, int]:
     """Bytes of one rank by the papers; what no dim of can be shared evenly is whole.
 
@@ -144,6 +175,11 @@ JOBS = {
         ("zero1+tp", 4, True),
         ("zero2+tp", 4, True),
     ]
+} | {
+    f"{kind}_in_parts": Job(
+        2, partial(train_in_parts, kind), [partial(program_in_parts, kind)], slow=kind != "zero1"
+    )
+    for kind in ("zero1", "zero2")
 }
 
 if __name__ == "__main__":

@@ -958,7 +958,7 @@ def test_why_not_ranks_spaces_and_operators_with_reasons(opened: Opener) -> None
 def test_the_verdict_comes_first_and_the_licences_last(opened: Opener) -> None:
     driver = opened("plan")
     verdict = driver.find_element(By.ID, "verdict")
-    assert verdict.text == "3.1x faster than one accelerator; limit: arithmetic on device 1"
+    assert verdict.text == "3.1 times as fast as one accelerator; limit: arithmetic on device 1"
     assert verdict.location["y"] < driver.find_element(By.ID, "tiles").location["y"]
     assert driver.find_element(By.CSS_SELECTOR, "footer #licences-open").is_displayed()
 

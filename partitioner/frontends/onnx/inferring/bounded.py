@@ -23,7 +23,7 @@ DEPEND_ON_DATA = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"
 
 
 def bounded_values(graph: onnx_ir.Graph, given: Collection[str]) -> tuple[onnx_ir.Value, ...]:
-    """Those of the results with a given shape whose size depends on data."""
+    """Pick the results with a given shape whose size depends on data."""
     return tuple(
         value
         for node in graph

@@ -24,7 +24,7 @@ MAX_RANK = 64
 
 
 def is_static(value: onnx_ir.Value) -> bool:
-    """Whether element type and all sizes are known."""
+    """Test whether element type and all sizes are known."""
     return value.dtype is not None and value.shape is not None and value.shape.is_static()
 
 

@@ -96,7 +96,7 @@ def declared_dims(value: onnx_ir.Value) -> tuple[Declared, ...] | None:
 
 
 def agree(a: tuple[Declared, ...], b: tuple[Declared, ...]) -> bool:
-    """Whether two shapes may be of one tensor."""
+    """Test whether two shapes may be of one tensor."""
     return len(a) == len(b) and not any(
         isinstance(x, int) and isinstance(y, int) and x != y for x, y in zip(a, b, strict=True)
     )
@@ -142,7 +142,6 @@ def _check_names(
 
 
 def _is_size(size: int) -> bool:
-    """Whether ONNX can hold it as a dim."""
     return is_whole(size) and 0 <= size < 2**63
 
 

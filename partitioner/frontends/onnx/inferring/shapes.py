@@ -302,7 +302,7 @@ def _check_stacked(node: onnx_ir.Node, body: onnx_ir.Graph, what: str) -> None:
 
 
 def _runs_to_its_count(node: onnx_ir.Node, body: onnx_ir.Graph) -> bool:
-    """Whether the condition is true at the start and handed on unchanged."""
+    """Test whether the condition is true at the start and handed on unchanged."""
     start = node.inputs[1] if len(node.inputs) > 1 else None
     if start is not None and not _is_true(start):
         return False

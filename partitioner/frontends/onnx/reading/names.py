@@ -105,7 +105,7 @@ def _name_absent(node: NodeProto, schema: onnx.defs.OpSchema, taken: set[str]) -
 
 
 def _needs(node: NodeProto, schema: onnx.defs.OpSchema, index: int) -> bool:
-    """Whether a result must have a name: it is not optional, or the node trains."""
+    """Test whether a result must have a name: it is not optional, or the node trains."""
     if any(a.name == "training_mode" and a.i for a in node.attribute):
         return node.op_type == "BatchNormalization"
     return schema.outputs[min(index, len(schema.outputs) - 1)].option != _OPTIONAL

@@ -176,7 +176,10 @@ def _types(model: bytes, *, runs: bool) -> tuple[_Type | None, ...]:
                 value.name: ort.OrtValue.ortvalue_from_numpy(_zeros(value))
                 for value in session.get_inputs()
             }
-            types = [_computed(value) for value in session.run_with_ort_values(None, feeds)]
+            types = [
+                (value.element_type(), tuple(value.shape()[1:]))
+                for value in session.run_with_ort_values(None, feeds)
+            ]
     except Exception:  # noqa: BLE001 - not valid, or no kernel on a CPU: others say so
         return ()
     return tuple(types)
@@ -192,7 +195,3 @@ def _inferred(value: ort.NodeArg) -> _Type | None:
 
 def _zeros(value: ort.NodeArg) -> np.ndarray:
     return np.zeros(value.shape, helper.tensor_dtype_to_np_dtype(_ELEMENTS[value.type]))
-
-
-def _computed(value: ort.OrtValue) -> _Type:
-    return value.element_type(), tuple(value.shape()[1:])

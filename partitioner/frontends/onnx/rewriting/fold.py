@@ -63,7 +63,7 @@ class Growth:
     left: int = MAX_GROWN_BYTES
 
     def takes(self, grown: int) -> bool:
-        """Whether a constant may grow by so many bytes, which are then taken."""
+        """Take the bytes by which a constant grows from what is left; False if they do not fit."""
         if grown > self.left:
             return False
         self.left -= max(grown, 0)
@@ -71,7 +71,7 @@ class Growth:
 
 
 def draws(op: str) -> bool:
-    """Whether an operator draws random numbers, others each time it runs."""
+    """Test whether an operator draws random numbers, others each time it runs."""
     return op in _RANDOM
 
 
@@ -286,7 +286,7 @@ def _constant(old: onnx_ir.Value, tensor: onnx_ir.TensorProtocol) -> onnx_ir.Val
 
 
 def _is_off(node: onnx_ir.Node, opset: int) -> bool:
-    """Whether a Dropout only passes its operand on (opset 7 to 11 know nothing else)."""
+    """Test whether a Dropout only passes its operand on (opset 7 to 11 know nothing else)."""
     if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
         return False
     mode = node.inputs[2] if opset >= 12 and len(node.inputs) > 2 else None

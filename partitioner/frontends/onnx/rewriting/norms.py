@@ -20,7 +20,7 @@ _SCALE_A_CHANNEL = 21
 
 
 def _divides(graph: Graph, node: Node) -> bool:
-    """Whether a normalization of a graph has a form in parts.
+    """Test whether a normalization of a graph has a form in parts.
 
     Those of one element a mean stay: there is nothing to cut.
     """

@@ -61,7 +61,7 @@ def _dims(of: Dims, graph: Graph, node: Node, dtypes: tuple[str, ...]) -> frozen
 
 
 def _divides(graph: Graph, node: Node) -> bool:
-    """Whether a reduction combines elements."""
+    """Test whether a reduction combines elements."""
     dims = _dims(reduced_dims, graph, node, ("float32", "float64"))
     return math.prod(graph.types[node.inputs[0]].shape[dim] for dim in dims) > 1
 
@@ -74,7 +74,7 @@ def _is_long(
     opset: int = 1,
     dtypes: tuple[str, ...] = ("float32", "float64"),
 ) -> bool:
-    """Whether a node reduces a long dim, of more elements than there are results.
+    """Test whether a node reduces a long dim, of more elements than there are results.
 
     Of more results than that the other dims are cut.
     """
@@ -86,7 +86,7 @@ def _is_long(
 
 
 def _is_long_softmax(graph: Graph, node: Node) -> bool:
-    """Whether a softmax is over a long dim and no product with values reads it, as in attention."""
+    """Test whether a softmax is over a long dim and weighs no values, as attention's does."""
     return _is_long(graph, node, _softmax_dims) and not weighs_values(graph, node.outputs[0])
 
 
@@ -105,7 +105,7 @@ def _log_of_sum(writer: PartWriter, node: Node) -> None:
 
 
 def _log_of_exponentials(writer: PartWriter, node: Node) -> None:
-    """Of a row whose largest element is infinite, no maximum is taken off."""
+    """Sum exponentials of a row less its maximum, but for a maximum that is infinite."""
     x, dims = node.inputs[0], sorted(reduced_dims(OpView(node, writer.graph)))
     largest = writer.reduced(node, "ReduceMax", x, dims)
     infinite = writer.add(node, "IsInf", [largest], dtype="bool")
@@ -156,7 +156,7 @@ def _place(writer: PartWriter, node: Node) -> None:
     place = write(writer, node, dims, least=node.op == "ArgMin")
     keep = writer.type(place).shape == writer.graph.types[node.outputs[0]].shape
     index = writer.add(
-        *(node, "Cast", [place]), made=node.outputs[0] if keep else "", dtype="int64", to=_INT64
+        node, "Cast", [place], made=node.outputs[0] if keep else "", dtype="int64", to=_INT64
     )
     if not keep:
         _shaped(writer, node, index)
@@ -214,7 +214,7 @@ def _chosen(writer: PartWriter, node: Node, flags: str, yes: str, no: str) -> st
 
 
 def _hardmax(writer: PartWriter, node: Node) -> None:
-    """One at the first place of the largest element."""
+    """Mark the first place of the largest element with 1."""
     dims = sorted(_softmax_dims(OpView(node, writer.graph)))
     place = _first_place(writer, node, dims, least=False)
     places = _places(writer, node, dims)

@@ -39,7 +39,7 @@ OpCall = tuple[str, tuple[str, ...], dict[str, Attr]]  #: An op, its inputs, its
 
 
 def _draws(operator: torch._ops.OpOverload, op: str, attrs: Mapping[str, Attr]) -> bool:
-    """Whether a call draws numbers; attention without dropout does not."""
+    """Test whether a call draws numbers; attention without dropout does not."""
     if attrs.get("dropout_p") == 0.0:
         return False
     return op in _RANDOM or torch.Tag.nondeterministic_seeded in operator.tags
@@ -294,7 +294,7 @@ def _path(node: fx.Node) -> str:
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no contents."""
+    """Test whether a tensor has no contents."""
     return isinstance(tensor, FakeTensor) or tensor.device.type == "meta"
 
 

@@ -68,7 +68,7 @@ def derived_rule(
 
 
 def _is_usable(op: torch._ops.OpOverload) -> bool:
-    """Whether an operator is PyTorch's own, draws nothing, and writes or aliases no operand."""
+    """Test whether an operator is PyTorch's, draws nothing, and writes or aliases no operand."""
     schema = op._schema
     return not (
         op.namespace != "aten"
@@ -143,7 +143,7 @@ class _Call:
         return (SUMMED, dims) if summed else ("", {})
 
     def _splits(self, dims: Dims) -> bool:
-        """Whether half of a factor gives half of the results, by their shapes."""
+        """Test whether half of a factor gives half of the results, by their shapes."""
         sizes = {self.tensors[index].shape[dim] for index, dim in dims.items()}
         if len(sizes) != 1 or min(sizes) < 2:
             return False
@@ -169,5 +169,5 @@ class _Call:
 
 
 def _is_shard(placement: Any) -> bool:
-    """Whether a placement shards evenly, or is DTensor's placeholder for one that does."""
+    """Test whether a placement shards evenly, or is DTensor's placeholder for one that does."""
     return type(placement).__name__ in ("Shard", "_ShardingPlaceholder")

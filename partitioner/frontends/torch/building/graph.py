@@ -107,7 +107,7 @@ class ModuleGraph:
         return (self.graph,) if divided is self.graph else (self.graph, divided)
 
     def of(self, names: Container[str]) -> ModuleGraph:
-        """With the graph that has nodes of these names alone; as it is if there is none."""
+        """Keep the graph that has nodes of these names alone; as it is if there is none."""
         for form in self.forms[1:]:
             if any(n.name in names for n in form.nodes if n.name not in self.graph.by_name):
                 return replace(self, graph=form)
@@ -365,7 +365,11 @@ def _ordered_graph(
     inputs = tuple(value for value in calls.inputs if value in read)
     names = frozenset(node.name for node in backward)
     return scope.graph(
-        *(name, inputs, outputs, nodes, calls.constants),
+        name,
+        inputs,
+        outputs,
+        nodes,
+        calls.constants,
         backward=names,
         optional=optional,
         twins=_twins(calls.sequence, forward, backward) | scope.repeats,

@@ -58,7 +58,11 @@ def _replace(bag: fx.Node) -> bool:
     padding = -1 if padding is None else padding % size
     settings = (args["mode"], bags, padding, size, total, [0], [size], [0], [total], [0], [bags])
     call = Rewriter(result).call(
-        *(torch.ops.partitioner.embedding_bag.default, table, indices, offsets, weights),
+        torch.ops.partitioner.embedding_bag.default,
+        table,
+        indices,
+        offsets,
+        weights,
         *settings,
     )
     result.target, result.args, result.kwargs = call.target, call.args, call.kwargs

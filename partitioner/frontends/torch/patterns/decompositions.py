@@ -64,7 +64,7 @@ def native_layer_norm_backward(
 
 
 def _is_image(x: Tensor, weight: Tensor | None) -> bool:
-    """Whether group norm of the data is decomposed: its groups have space to cut.
+    """Test whether group norm of the data is decomposed: its groups have space to cut.
 
     In other element types, PyTorch's kernel keeps statistics in types of their own.
     """

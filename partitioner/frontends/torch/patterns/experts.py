@@ -6,16 +6,18 @@ router chose, and sum up what these give, each times a weight:
     batched    weights of experts are gathered by row: ``bmm(up[ids], rows)``
     grouped    rows are sorted by expert: ``grouped_mm(rows[order], up, offsets)``, and back again
 
-Between the two products stands an activation, which may be gated. Weights of choices may have a
-type of their own. Layers with biases, or with other types that differ, stay as they are, but for
-weights and biases that are gathered by row: they are embedding tables, whose rows may be cut.
+Behind each product a bias may be added, gathered by row. Between the two stands an activation,
+which may be gated: one that has a name, or a program of steps on columns
+(`backends.torch.operators.activations`). Weights of choices may have a type of their own. Layers
+with other steps, or with other types that differ, stay as they are, but for weights and biases that
+are gathered by row: they are embedding tables, whose rows may be cut.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from torch import fx
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
 from partitioner.frontends.torch.patterns.rewrite import (
+    Arguments,
     Rewriter,
     arguments_of,
     graph_modules,
@@ -42,6 +45,19 @@ _SAME = {
 }
 _RESHAPES = {_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default}
 _GROUPED = {"transformers::grouped_mm_fallback", "aten::_grouped_mm"}
+#: Steps of programs by operator: of one operand, and of two.
+_UNARY = {
+    _aten.exp.default: "exp",
+    _aten.neg.default: "neg",
+    _aten.sigmoid.default: "sigmoid",
+    _aten.tanh.default: "tanh",
+}
+_BINARY = {
+    _aten.add.Tensor: "add",
+    _aten.div.Tensor: "div",
+    _aten.mul.Tensor: "mul",
+    _aten.sub.Tensor: "sub",
+}
 _ACTIVATIONS = {_aten.relu.default: "relu", _aten.silu.default: "silu"}
 
 
@@ -54,6 +70,8 @@ class _Product:
     transposed: bool
     ids: fx.Node  #: The expert of each row: (tokens, chosen), before rows were sorted.
     order: fx.Node | None  #: The order of sorted rows.
+    bias: fx.Node | None = None  #: (experts, n), of which each row gets that of its expert.
+    biased: fx.Node | None = None  #: The node that adds it.
 
 
 def replace_experts(module: fx.GraphModule, *, training: bool) -> int:
@@ -165,14 +183,21 @@ def _replace(last: fx.Node, training: bool) -> bool:
         write.call(_aten.transpose.int, one.weights, 1, 2) if one.transposed else one.weights
         for one in (layer.up, layer.down)
     ]
+    biases = [one.bias for one in (layer.up, layer.down) if one.bias is not None]
     size = value(layer.up.weights).shape[0]
     settings = (layer.activation, layer.gated, training, size, [0], [size])
-    target = torch.ops.partitioner.experts.default
-    results = write.call(target, layer.x, layer.up.ids, layer.weights, *operands, *settings)
+    operators = torch.ops.partitioner
+    target = operators.experts_biased.default if biases else operators.experts.default
+    results = write.call(
+        target, layer.x, layer.up.ids, layer.weights, *operands, *biases, *settings
+    )
     call = write.call(operator.getitem, results, 0)
     last.target, last.args, last.kwargs = call.target, call.args, call.kwargs
     last.meta["val"] = call.meta["val"]
     last.graph.erase_node(call)
+    for one in (layer.up, layer.down):
+        if one.biased is not None:  # a write to the product, which would keep it
+            one.biased.target = _aten.add.Tensor
     return True
 
 
@@ -204,11 +229,14 @@ def _layer(rows: _Rows) -> _Layer | None:
         return None
     down, weights = scaled
     inner = _activation(_through(down.rows))
-    if inner is None:
+    up = _product(inner[0]) if inner is not None else None
+    if inner is None or up is None:
+        inner = _program(_through(down.rows))
+        up = _product(inner[0]) if inner is not None else None
+    if inner is None or up is None or (up.bias is None) != (down.bias is None):
         return None
     before, activation, gated = inner
-    up = _product(before)
-    if up is None or up.order is not rows.order or up.ids is not down.ids:
+    if up.order is not rows.order or up.ids is not down.ids:
         return None
     x = _tokens(_through(up.rows), rows.chosen, rows.order)
     if x is None or not _shaped(x, rows.tokens, rows.channels):
@@ -237,14 +265,44 @@ def _typed_alike(last: fx.Node, layer: _Layer) -> bool:
     Its results are then of the type of both.
     """
     x, weights = value(layer.x), value(layer.weights)
-    if any(value(one.weights).dtype != x.dtype for one in (layer.up, layer.down)):
+    both = layer.up, layer.down
+    operands = [*(one.weights for one in both), *(one.bias for one in both if one.bias is not None)]
+    if any(value(operand).dtype != x.dtype for operand in operands):
         return False
     are_floats = x.is_floating_point() and weights.is_floating_point()
     return are_floats and value(last).dtype == torch.promote_types(x.dtype, weights.dtype)
 
 
 def _product(node: fx.Node) -> _Product | None:
-    return _batched(node) or _grouped(node)
+    """The product that a node is, with the bias that is added to it."""
+    if not _calls(node, _aten.add.Tensor, _aten.add_.Tensor):
+        return _batched(node) or _grouped(node)
+    for result, column in (_args(node)[:2], reversed(_args(node)[:2])):
+        result = _through(result)
+        if not isinstance(result, fx.Node) or node.kwargs.get("alpha", 1) != 1:
+            continue
+        if len(result.users) > 1:
+            continue
+        product = _batched(result) or _grouped(result)
+        bias = _bias(_through(column), product) if product is not None else None
+        if product is not None and bias is not None:
+            return replace(product, bias=bias, biased=node)
+    return None
+
+
+def _bias(rows: Any, product: _Product) -> fx.Node | None:
+    """The matrix of which rows are gathered by the experts of a product's rows."""
+    if not _calls(rows, _aten.index.Tensor) or len(_args(rows)[1]) != 1:
+        return None
+    bias, ids = _args(rows)[0], _through(_args(rows)[1][0])
+    size, columns, others = value(product.weights).shape
+    columns = others if product.transposed else columns
+    if product.order is None:
+        are_own = isinstance(ids, fx.Node) and _flattened(ids) is product.ids
+    else:
+        are_own = _calls(ids, operator.getitem) and _args(ids) == (_args(product.order)[0], 0)
+    is_matrix = isinstance(bias, fx.Node) and _shaped(bias, size, columns)
+    return bias if are_own and is_matrix else None
 
 
 def _batched(node: fx.Node) -> _Product | None:
@@ -390,6 +448,109 @@ def _activation(node: fx.Node) -> tuple[fx.Node, str, bool] | None:
         if chunk is same and (first, second) == (0, 1) and _halves(chunk):
             return _through(_args(chunk)[0]), name, True
     return None
+
+
+def _program(node: Any) -> tuple[fx.Node, str, bool] | None:
+    """As `_activation`, of other steps on columns: its name is a program."""
+    if not isinstance(node, fx.Node) or not _is_tensor(node) or value(node).dim() != 2:
+        return None
+    steps: list[str] = []
+    places: dict[fx.Node, str] = {}
+    begin = _written(node, steps, places, tuple(value(node).shape))
+    if begin is None or not steps:
+        return None
+    width, columns = value(node).shape[1], value(begin).shape[1]
+    if columns not in (width, 2 * width):
+        return None
+    return begin, "; ".join(steps), columns == 2 * width
+
+
+def _written(
+    node: fx.Node, steps: list[str], places: dict[fx.Node, str], shape: tuple[int, ...]
+) -> fx.Node | None:
+    """Write the steps that give a node, and return the product that they begin with.
+
+    None if there is another operator or operand, or they begin with several products.
+    """
+    if node in places:
+        return next(iter(places))
+    if _product(node) is not None:
+        if places:
+            return None  # another one
+        places[node] = "%0"
+        return node
+    step = _step(node)
+    if step is None or not _shaped(node, *shape):
+        return None
+    operands, begin = [], None
+    for operand in step[1]:
+        if not isinstance(operand, fx.Node):
+            operands.append(repr(operand))
+            continue
+        source = _through(operand)
+        begin = _written(source, steps, places, shape)
+        if begin is None:
+            return None
+        operands.append(places[source])
+    if begin is None:
+        return None
+    if step[0] == "clamp":
+        return _clamped(node, operands, steps, places)
+    steps.append(" ".join((step[0], *operands)))
+    places[node] = f"%{len(steps)}"
+    return begin
+
+
+def _clamped(
+    node: fx.Node, operands: list[str], steps: list[str], places: dict[fx.Node, str]
+) -> fx.Node:
+    """Write the steps of a clamp by one bound or both."""
+    source, *bounds = operands
+    for name, bound in zip(("clamp_min", "clamp_max"), bounds, strict=True):
+        if bound != repr(None):
+            steps.append(f"{name} {source} {bound}")
+            source = f"%{len(steps)}"
+    places[node] = source
+    return next(iter(places))
+
+
+def _step(node: fx.Node) -> tuple[str, tuple[Any, ...]] | None:
+    """The name of the step that a node is, and its operands: nodes and numbers."""
+    if _calls(node, operator.getitem):
+        chunk, place = _args(node)
+        if not isinstance(chunk, fx.Node) or not _halves(chunk):
+            return None
+        return "part", (_args(chunk)[0], place, 2)
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return None
+    given = arguments_of(node)
+    if node.target is _aten.slice.Tensor:
+        return _sliced(given)
+    if _named(node):
+        return _named(node), (given["self"],)
+    if node.target in _BINARY:
+        both = given["self"], given["other"]
+        return (_BINARY[node.target], both) if given.get("alpha", 1) == 1 else None
+    if node.target in (_aten.clamp.default, _aten.clamp_.default):
+        return "clamp", (given["self"], given["min"], given["max"])
+    if node.target is _aten.pow.Tensor_Scalar:
+        return "pow", (given["self"], given["exponent"])
+    if node.target is _aten.square.default:
+        return "pow", (given["self"], 2)
+    return (_UNARY[node.target], (given["self"],)) if node.target in _UNARY else None
+
+
+def _sliced(given: Arguments) -> tuple[str, tuple[Any, ...]] | None:
+    """A slice of columns as a step: every second one, or a half."""
+    x, start, end, step = given["self"], given["start"] or 0, given["end"], given["step"]
+    rank, columns = value(x).dim(), value(x).shape[-1]
+    end = columns if end is None else min(end, columns)
+    if given["dim"] % rank != rank - 1 or start < 0 or columns % 2:
+        return None
+    if step == 2 and start in (0, 1) and end == columns:
+        return "every", (x, start, 2)
+    is_half = step == 1 and end - start == columns // 2 and start in (0, columns // 2)
+    return ("part", (x, int(start > 0), 2)) if is_half else None
 
 
 def _named(node: Any) -> str:

@@ -117,7 +117,13 @@ def _cross_entropy_per_row(loss: _Loss, smoothing: float) -> fx.Node:
     maximum = call(_aten.amax.default, detached, [loss.dim], True)
     parts = call(
         torch.ops.partitioner.cross_entropy_parts.default,
-        *(loss.logits, maximum, args["target"], args["ignore_index"], size, [0], [size]),
+        loss.logits,
+        maximum,
+        args["target"],
+        args["ignore_index"],
+        size,
+        [0],
+        [size],
     )
     total, target_logit = (call(operator.getitem, parts, index) for index in (0, 1))
     if smoothing:

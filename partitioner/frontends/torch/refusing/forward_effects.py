@@ -83,7 +83,7 @@ class Assigned:
 
 @contextmanager
 def refusing_effects(module: nn.Module) -> Iterator[Assigned]:
-    """Within, an export refuses effects of the module's forward pass.
+    """Refuse effects of the module's forward pass in an export inside of the block.
 
     Yields:
         The attributes that the forward pass assigns.
@@ -206,6 +206,6 @@ def _detached() -> property:
 
 
 def _of_user() -> bool:
-    """Whether code that is not PyTorch's uses an attribute of a tensor in a forward pass."""
+    """Test whether a forward pass uses a tensor's attribute in code that is not PyTorch's."""
     name = str(sys._getframe(2).f_globals.get("__name__", ""))
     return writing() is not None and not name.startswith("torch.")

@@ -57,7 +57,7 @@ def _meeting(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors in one memory whose bytes meet have an element in common."""
+    """Test whether tensors in one memory whose bytes meet have an element in common."""
     (_, first), (_, second) = _place_of(one), _place_of(other)
     is_dense = all(
         x.numel() * x.element_size() == len(span) for x, span in ((one, first), (other, second))
@@ -87,7 +87,7 @@ def _place_of(tensor: Tensor) -> tuple[int, range]:
 
 
 def _elements(tensor: Tensor, start: int, end: int) -> Tensor:
-    """Which of `end` elements of a memory a tensor has that begins with the one at `start`."""
+    """Find which of `end` elements of a memory a tensor has that begins with the one at `start`."""
     marks = torch.zeros(end, dtype=torch.bool)
     sizes = [
         size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)

@@ -225,7 +225,7 @@ def _inner(path: str, value: object) -> Iterable[tuple[str, object]]:
 
 
 def _is_data(value: object, depth: int = 0) -> bool:
-    """Whether a value is an object of plain values alone, as configurations are."""
+    """Test whether a value is an object of plain values alone, as configurations are."""
     if _is_plain(value):
         return True
     if depth == _DEEPEST or isinstance(value, type | types.ModuleType) or callable(value):
@@ -275,7 +275,7 @@ def _hooks(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is one that no code changes in place."""
+    """Test whether a value is one that no code changes in place."""
     return value is None or isinstance(value, bool | int | float | complex | str | torch.dtype)
 
 

@@ -28,7 +28,7 @@ Tensors = Mapping[tuple[nn.Module, str], Tensor | None]
 
 @contextmanager
 def writing_assigned_buffers(module: nn.Module) -> Iterator[set[str]]:
-    """Within, an export of the module writes assigned buffers at the end of the forward pass.
+    """Write assigned buffers at the end of the forward pass in an export inside of the block.
 
     Yields:
         Full names of the buffers that the forward pass assigned.
@@ -152,7 +152,7 @@ def _operands(node: fx.Node, *, writes: bool = False) -> list[fx.Node]:
 
 
 def _is_composed(operator: torch._ops.OpOverload) -> bool:
-    """Whether an operator calls others, so that its schema may hide a view."""
+    """Test whether an operator calls others, so that its schema may hide a view."""
     return operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 

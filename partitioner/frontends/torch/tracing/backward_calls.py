@@ -71,7 +71,7 @@ class Recorded:
 
     @property
     def here(self) -> bool:
-        """Whether a call is to be recorded: a graph is written, and no recorded call runs."""
+        """Tell whether a call is to be recorded: a graph is written, and no recorded call runs."""
         return not self.busy and writing() is not None
 
     def record(
@@ -104,7 +104,7 @@ class Recorded:
 
 @contextmanager
 def recording(module: nn.Module, *, training: bool) -> Iterator[Recorded]:
-    """Within, an export for training records the calls that it would drop.
+    """Record the calls that an export for training would drop, inside of the block.
 
     One for inference has no backward pass: it records nothing.
 
@@ -488,7 +488,7 @@ class _ArgumentsOnly(TorchFunctionMode):
 
 
 def _is_foreign(tensor: Tensor) -> bool:
-    """Whether a trace does not know a tensor."""
+    """Test whether a trace does not know a tensor."""
     mode = get_proxy_mode()
     if isinstance(tensor, FunctionalTensor):
         tensor = torch._from_functional_tensor(tensor.elem)
@@ -499,7 +499,7 @@ def _is_foreign(tensor: Tensor) -> bool:
 
 @contextmanager
 def _arguments_only(what: str) -> Iterator[None]:
-    """Within, code of the user is traced, which is called `what`.
+    """Trace code of the user inside of the block; messages call it `what`.
 
     Raises:
         FrontendError: It cannot be traced, or reads a tensor that is not its argument.

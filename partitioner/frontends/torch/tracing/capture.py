@@ -130,7 +130,7 @@ class Captured:
 
     @cached_property
     def training(self) -> bool:
-        """Whether there is a backward pass."""
+        """Tell whether there is a backward pass."""
         return any(slot.role is Role.TANGENT for slot in self.inputs)
 
 
@@ -320,7 +320,7 @@ def capture(
 
 
 def _differentiable_results(module: nn.Module, program: ExportedProgram) -> tuple[bool, ...]:
-    """Whether each flat result is a floating tensor that depends on a trained parameter."""
+    """Tell of each flat result if it is floating and depends on a trained parameter."""
     parameters = program.graph_signature.inputs_to_parameters
     without_grad = torch.ops.higher_order.wrap_with_set_grad_enabled
     reached: set[fx.Node] = set()

@@ -166,7 +166,7 @@ def _trace(
 
 
 def _may_write(module: fx.GraphModule) -> bool:
-    """Whether a call writes in place by its schema, or has no schema and may write."""
+    """Test whether a call writes in place by its schema, or has no schema and may write."""
     nodes = (node for part in graph_modules(module) for node in part.graph.nodes)
     for node in (node for node in nodes if node.op == "call_function"):
         if isinstance(node.target, torch._ops.OpOverload):

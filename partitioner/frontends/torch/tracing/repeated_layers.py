@@ -50,11 +50,11 @@ class Chain:
 
     @classmethod
     def of(cls, layers: int) -> Chain:
-        """Of so many layers, without things."""
+        """Make a chain of so many layers, without things."""
         return cls([[] for _ in range(layers)])
 
     def links(self, layer: int, before: Hashable, thing: Hashable) -> bool:
-        """Whether a thing can be that of a layer at whose place the layer before has another."""
+        """Test whether a thing can be a layer's at whose place the layer before has another."""
         if before == thing:
             self.shared.add(thing)
             return True
@@ -73,7 +73,7 @@ class Chain:
 
     @property
     def is_apart(self) -> bool:
-        """Whether all layers have as many things, none of which is shared."""
+        """Test whether all layers have as many things, none of which is shared."""
         even = len({len(row) for row in self.rows}) == 1
         return even and self.shared.isdisjoint(self.place)
 
@@ -133,7 +133,7 @@ def repeated_layers(program: ExportedProgram) -> RepeatedLayers | None:
 
 
 def _crossing(calls: Sequence[fx.Node], operands: Sequence[Sequence[fx.Node]]) -> Floats:
-    """For the point before each call, the number of earlier results that it or a later one reads.
+    """Count, for the point before each call, the earlier results that it or a later one reads.
 
     Where few cross, a layer begins.
     """
@@ -192,7 +192,7 @@ class _Finder:
         return RepeatedLayers(graph, left_out, layer_of, self.weights, self.modules)
 
     def _repeats(self, index: int) -> bool:
-        """Whether a call is that of the layer before, on the operands of its own layer."""
+        """Test whether a call is that of the layer before, on the operands of its own layer."""
         layer, before = (index - self.start) // self.period, index - self.period
         pairs = zip(self.operands[before], self.operands[index], strict=True)
         stacks = [tuple(_stack(self.calls[at])) for at in (before, index)]
@@ -203,7 +203,7 @@ class _Finder:
         )
 
     def _matches(self, layer: int, before: fx.Node, operand: fx.Node) -> bool:
-        """Whether an operand of a layer is at the place of that of the layer before."""
+        """Test whether an operand of a layer is at the place of that of the layer before."""
         if before is operand:  # read by all layers
             name = self.names.get(operand.name)
             if name is not None:
@@ -226,7 +226,7 @@ class _Finder:
         return self.at.get(node, -1)
 
     def _are_like(self, *names: str | None) -> bool:
-        """Whether weights are both trained or both not, and both parameters or both not."""
+        """Test whether weights are alike: trained or not, parameters or not."""
         tensors = [self._tensor(name) for name in names]
         facts = [(type(tensor), getattr(tensor, "requires_grad", False)) for tensor in tensors]
         return facts[0] == facts[1]
@@ -236,7 +236,7 @@ class _Finder:
         return state[name] if name in state else self.program.constants.get(str(name))
 
     def _are_apart(self, stop: int) -> bool:
-        """Whether all else reads the last layer alone, and no weights of layers."""
+        """Test whether all else reads the last layer alone, and no weights of layers."""
         own = self.weights.place.keys()
         outer = [*range(self.start), *range(stop, len(self.calls))]
         read = [operand for index in outer for operand in self.operands[index]]

@@ -81,7 +81,11 @@ class _Trace:
     @cached_property
     def turn(self) -> int:
         """Position where the backward pass begins."""
-        passes = (index for index, node in enumerate(self.calls) if _is_backward(node))
+        passes = (
+            index
+            for index, node in enumerate(self.calls)
+            if node.meta.get("partitioner_tag") == "is_backward"
+        )
         return next(passes, len(self.calls))
 
     @cached_property
@@ -123,7 +127,7 @@ class _Trace:
 
     @cached_property
     def results(self) -> Sequence[tuple[fx.Node | None, str]]:
-        """What the trace returns, each with the name of the weight whose gradient it is, or "".
+        """Pair what the trace returns with the weight whose gradient it is, or with "".
 
         None in the place of what is no tensor.
         """
@@ -231,7 +235,7 @@ class _Trace:
             raise IrregularError
 
     def _leads(self, operand: fx.Node, other: fx.Node, by: int, distance: int) -> bool:
-        """Whether an operand is at the place of another one, so many layers later."""
+        """Test whether an operand is at the place of another one, so many layers later."""
         if operand in self.home:
             layer, number = self.home[operand]
             return self.home.get(other) == (layer + by, number)
@@ -248,7 +252,7 @@ class _Trace:
         return then - at == distance if at >= begin else operand is other
 
     def _annotated(self, one: fx.Node, other: fx.Node, by: int) -> bool:
-        """Whether calls are annotated alike, in submodules so many layers apart."""
+        """Test whether calls are annotated alike, in submodules so many layers apart."""
         same = ("partitioner_tag", "autograd_backward", "is_gradient_acc")
         if any(one.meta.get(key) != other.meta.get(key) for key in same):
             return False
@@ -266,7 +270,7 @@ class _Trace:
         return self.sequence_moved(number, by, 0) == then
 
     def _gives(self, one: fx.Node, other: fx.Node, by: int) -> bool:
-        """Whether calls give gradients of the same weights, so many layers apart."""
+        """Test whether calls give gradients of the same weights, so many layers apart."""
         names = [self.gradients.get(node, ()) for node in (one, other)]
         if "" in names[0] or "" in names[1]:
             return False
@@ -383,7 +387,7 @@ class _Unrolled:
         return str(self.trace.layers.weights.moved(name, layers))
 
     def _operand(self, index: int, read: fx.Node, layers: int, backward: int) -> fx.Node:
-        """What takes the place of an operand of a call that is written."""
+        """Find what takes the place of an operand of a call that is written."""
         trace = self.trace
         if read in trace.home:
             layer, place = trace.home[read]
@@ -418,7 +422,7 @@ class _Unrolled:
         return {name: node for node, name in self.trace.weights.items()}
 
     def _in_backward(self, index: int, read: fx.Node, backward: int) -> fx.Node:
-        """What takes the place of an operand that the backward pass makes."""
+        """Find what takes the place of an operand that the backward pass makes."""
         (one, other), at = self.trace.turns, self.trace.at[read]
         begin = one.start - len(one)
         if at >= other.start or not backward or at < begin:
@@ -447,7 +451,3 @@ def numbered_name(name: str) -> tuple[str, int]:
     """The name of an operator in that of a call, and the call's number: 0 for the first one."""
     match = re.fullmatch(r"(.*)_(\d+)", name)
     return (match[1], int(match[2])) if match else (name, 0)
-
-
-def _is_backward(node: fx.Node) -> bool:
-    return node.meta.get("partitioner_tag") == "is_backward"

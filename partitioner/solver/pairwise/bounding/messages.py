@@ -62,7 +62,7 @@ class Messages:
         return other
 
     def sweep(self, unary: Floats) -> float:
-        """One forward and one backward sweep at these node costs; the bound after it."""
+        """Sweep forward and backward once at these node costs; return the bound after it."""
         _forward(self.inbox, self.places, unary, self.chosen, self.graph)
         return _backward(self.inbox, self.places, unary, self.graph)
 

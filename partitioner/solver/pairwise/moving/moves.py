@@ -53,7 +53,7 @@ class Mover:
 
     @property
     def feasible(self) -> bool:
-        """Whether memory suffices and no pair is forbidden."""
+        """Tell whether memory suffices and no pair is forbidden."""
         return self.excess <= 0 and self.cost() < CONFLICT
 
     def improve(self, priced: Floats, rounds: int, ball: int, *, free: bool = False) -> None:

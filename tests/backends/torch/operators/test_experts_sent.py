@@ -42,8 +42,9 @@ def driven(ranks: Sequence[Steps]) -> list[tuple[Tensor, ...]]:
     return done
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_results_and_gradients_are_those_of_one_device(case: str) -> None:
+def test_results_and_gradients_are_those_of_one_device(case: str, biased: bool) -> None:
     """Experts lie on any rank, in any order; ranks have unlike numbers of tokens."""
     count, chosen, owners, dtype = CASES[case]
     torch.manual_seed(0)
@@ -53,27 +54,31 @@ def test_results_and_gradients_are_those_of_one_device(case: str) -> None:
     ids = torch.stack([torch.randperm(experts)[:chosen] for _ in range(count)])
     up = torch.randn(experts, 2 * INNER, WIDTH, dtype=dtype)
     down = torch.randn(experts, WIDTH, INNER, dtype=dtype)
+    sizes = (2 * INNER, WIDTH) if biased else ()
+    weights_of = [up, down, *(torch.randn(experts, size, dtype=dtype) for size in sizes)]
+    name = "experts_biased" if biased else "experts"
     tokens = torch.arange(count).tensor_split(ranks)
     held = [[expert for expert in range(experts) if owners[expert] == r] for r in range(ranks)]
 
     def call(rank: int, *kept: Tensor) -> tuple[Any, ...]:
         own, at = tokens[rank], held[rank]
-        operands = x[own], ids[own], weights[own], up[at], down[at], *kept
+        operands = x[own], ids[own], weights[own], *(one[at] for one in weights_of), *kept
         settings = (*SETTINGS, experts, at, [1] * len(at))
         group = [*range(ranks)], rank, owners, [int(own[0])], [len(own)]
         return (*operands, *settings, *group, count)
 
     forward, backward = (
-        SENDING[ops.experts_sent.default],
-        SENDING[ops.experts_backward_sent.default],
+        SENDING[getattr(ops, f"{name}_sent").default],
+        SENDING[getattr(ops, f"{name}_backward_sent").default],
     )
     results = driven([forward(*call(rank)) for rank in range(ranks)])
     steps = [backward(grad[tokens[r]], *call(r, results[r][1].clone())) for r in range(ranks)]
     grads = driven(steps)
 
     whole = (*SETTINGS, experts, [0], [experts])
-    out, kept = ops.experts(x, ids, weights, up, down, *whole)
-    expected = ops.experts_backward(grad, x, ids, weights, up, down, kept.clone(), *whole)
+    plain, plain_backward = getattr(ops, name), getattr(ops, f"{name}_backward")
+    out, kept = plain(x, ids, weights, *weights_of, *whole)
+    expected = plain_backward(grad, x, ids, weights, *weights_of, kept.clone(), *whole)
     is_narrow = dtype == torch.bfloat16
     tolerance = {"rtol": 3e-2, "atol": 0.3} if is_narrow else {"rtol": 1e-5, "atol": 1e-5}
     close = torch.testing.assert_close
@@ -82,8 +87,8 @@ def test_results_and_gradients_are_those_of_one_device(case: str) -> None:
     for index in (0, 1):
         close(torch.cat([one[index] for one in grads]), expected[index], **tolerance)
     for rank, at in enumerate(held):
-        close(grads[rank][2], expected[2][at], **tolerance)
-        close(grads[rank][3], expected[3][at], **tolerance)
+        for of_rank, of_all in zip(grads[rank][2:], expected[2:], strict=True):
+            close(of_rank, of_all[at], **tolerance)
 
 
 def test_rows_are_packed_where_no_element_may_begin() -> None:

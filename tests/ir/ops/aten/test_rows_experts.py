@@ -1,11 +1,15 @@
 """Layers of experts in PyTorch: every cut of tokens, experts and columns."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F  # noqa: N812 - the usual name
 
 from helpers.op_rows.aten_rows import aten
 from helpers.op_rows.rows import Case, check_row, f32, ints
+from partitioner.backends.torch.operators.activations import Program
 from partitioner.backends.torch.operators.experts import ACTIVATIONS
 
 TOKENS, CHOSEN, EXPERTS, CHANNELS, WIDTH = 6, 2, 5, 4, 3
@@ -21,6 +25,10 @@ def _operands(gates: int, ids: object) -> tuple[object, ...]:
     )
 
 
+def _biases(gates: int) -> tuple[object, ...]:
+    return f32(EXPERTS, gates * WIDTH), f32(EXPERTS, CHANNELS)
+
+
 def _kept(gates: int) -> np.ndarray:
     """First products that are all missing."""
     return np.zeros((TOKENS, CHOSEN, gates * WIDTH), np.float32)
@@ -33,8 +41,15 @@ SETTINGS = ("silu", True, True, EXPERTS, [0], [EXPERTS])
 #: A part of the experts of a larger layer.
 OF_MORE = ints(TOKENS, CHOSEN, low=0, high=EXPERTS + 3)
 PART = ("silu", True, True, EXPERTS + 4, [1, 6], [2, EXPERTS - 2])
+#: The activation of gpt-oss: its gates are every second column.
+PROGRAM = (
+    "every %0 0 2; clamp_max %1 0.7; every %0 1 2; clamp_min %3 -0.7; clamp_max %4 0.7; add %5 1; "
+    "mul %2 1.7; sigmoid %7; mul %2 %8; mul %6 %9"
+)
 #: Two products, one after the other: rounding is that of numbers larger than the results.
 OPTIONS = {"min_cuts": 3, "tolerance": 1e-5}
+#: Columns are whole where there are biases, or the activation is a program.
+WHOLE = {**OPTIONS, "min_cuts": 2}
 CASES = [
     aten("partitioner::experts", *_operands(2, ANY), *SETTINGS, options=OPTIONS),
     aten("partitioner::experts", *_operands(2, ONE), *SETTINGS, options=OPTIONS),
@@ -71,6 +86,29 @@ CASES = [
         "partitioner::experts_backward",
         *(f32(TOKENS, CHANNELS), *_operands(1, ONE), _kept(1), "relu", False, *SETTINGS[2:]),
         options=OPTIONS,
+    ),
+    aten("partitioner::experts", *_operands(2, ANY), PROGRAM, *SETTINGS[1:], options=WHOLE),
+    aten(
+        "partitioner::experts_biased",
+        *(*_operands(2, OF_MORE), *_biases(2), PROGRAM, *PART[1:]),
+        options=WHOLE,
+    ),
+    aten(
+        "partitioner::experts_biased",
+        *(*_operands(1, ONE), *_biases(1), "gelu", False, *SETTINGS[2:]),
+        options=WHOLE,
+    ),
+    *(
+        aten(
+            "partitioner::experts_biased_backward",
+            *(f32(TOKENS, CHANNELS), *_operands(2, ids), *_biases(2), _kept(2), *settings),
+            options=WHOLE,
+        )
+        for ids, settings in (
+            (ANY, SETTINGS),
+            (ONE, (PROGRAM, *SETTINGS[1:])),
+            (OF_MORE, (PROGRAM, *PART[1:])),
+        )
     ),
 ]
 
@@ -120,6 +158,61 @@ def test_gradients_are_those_of_autograd(activation: str, gates: int) -> None:
         results.append((out, *torch.autograd.grad(out.square().sum(), (x, *others))))
     for expected, actual in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected)
+
+
+def _oss(columns: torch.Tensor) -> torch.Tensor:
+    gate, up = columns[..., ::2].clamp(max=0.7), columns[..., 1::2].clamp(-0.7, 0.7)
+    return (up + 1) * (gate * torch.sigmoid(gate * 1.7))
+
+
+#: Programs, and what they compute.
+PROGRAMS: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "oss": (PROGRAM, _oss),
+    "halves": (
+        "part %0 0 2; silu %1; part %0 1 2; tanh %3; mul %2 %4; neg %5",
+        lambda x: -(F.silu(x[..., :3]) * x[..., 3:].tanh()),
+    ),
+    "one": (
+        "relu %0; pow %1 2; exp %0; div %2 %3; sub %4 0.5; add %5 %0; gelu %6; gelu-tanh %7",
+        lambda x: F.gelu(F.gelu(x.relu() ** 2 / x.exp() - 0.5 + x), approximate="tanh"),
+    ),
+    "a number first": ("div 2.0 %0; sub 1 %1; mul 3 %2", lambda x: 3 * (1 - 2.0 / x)),
+}
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gradients_of_programs_are_those_of_autograd(name: str, biased: bool) -> None:
+    torch.manual_seed(0)
+    text, act = PROGRAMS[name]
+    gates = 2 if name in ("oss", "halves") else 1
+    ids = torch.randint(0, EXPERTS - 1, (TOKENS, CHOSEN))
+    shapes = [
+        (TOKENS, CHANNELS),
+        (TOKENS, CHOSEN),
+        (EXPERTS, gates * WIDTH, CHANNELS),
+        (EXPERTS, CHANNELS, WIDTH),
+    ]
+    shapes += [(EXPERTS, gates * WIDTH), (EXPERTS, CHANNELS)] if biased else []
+    operands = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
+    x, weights, up, down, *biases = operands
+    before = torch.einsum("th,tknh->tkn", x, up[ids]) + (biases[0][ids] if biased else 0)
+    rows = torch.einsum("tkhi,tki->tkh", down[ids], act(before))
+    expected = torch.einsum("tk,tkh->th", weights, rows + (biases[1][ids] if biased else 0))
+    layer = torch.ops.partitioner.experts_biased if biased else torch.ops.partitioner.experts
+    settings = text, gates == 2, True, EXPERTS, [0], [EXPERTS]
+    actual = layer(x, ids, *operands[1:], *settings)[0]
+    for one, other in zip(
+        (actual, *torch.autograd.grad(actual.square().sum(), operands)),
+        (expected, *torch.autograd.grad(expected.square().sum(), operands)),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_step_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="activation 'system %0': there is no step 'system'"):
+        Program.of("system %0")
 
 
 def test_gradients_do_not_depend_on_which_products_were_kept() -> None:

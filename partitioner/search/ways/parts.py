@@ -135,6 +135,17 @@ def in_so_many(outcome: Outcome) -> str:
     return f"with --micro-batches {outcome.plan.micro_batches} ({step} a step)"
 
 
+def _where_nothing_else_fits(outcome: Outcome, model: ModelGraphs) -> tuple[str, ...]:
+    """Say why a batch runs in parts that was to run at once."""
+    count, stages = outcome.plan.micro_batches, through_stages(outcome.plan)
+    assert count is not None
+    if count == 1:
+        return (f"no plan without stages was found to fit: it runs{stages}",)
+    added = ", whose gradients are added up" if outcome.graph.backward else ""
+    parts = f"{count} micro-batches{stages}{added}; {effect(model.changes(count))}"
+    return (f"no plan of the whole batch was found to fit: it runs in {parts}",)
+
+
 @dataclass(frozen=True)
 class InStages:
     """The plans in micro-batches, through stages: the usual numbers of them, or that asked for.
@@ -179,13 +190,17 @@ class InStages:
         """
         with self.clock("searching"):
             outcome = self._best(budget)
-        notes = self.parts.notes(outcome.plan)
-        if budget.best_s < math.inf:
-            known, count = units.seconds(budget.best_s), outcome.plan.micro_batches
-            batches = f"{count} micro-batches" if count != 1 else "one micro-batch"
-            through = through_stages(outcome.plan)
-            notes = (f"at once, the best plan takes {known}: it runs in {batches}{through}", *notes)
-        return replace(outcome, whole=self.parts.model.whole, notes=notes)
+        model, through = self.parts.model, through_stages(outcome.plan)
+        outcome = replace(outcome, whole=model.whole)
+        if self.bound is None:  # asked for
+            return outcome.noted(*self.parts.notes(outcome.plan))
+        if budget.best_s == math.inf:
+            return outcome.noted(*_where_nothing_else_fits(outcome, model))
+        count = outcome.plan.micro_batches
+        batches = f"{count} micro-batches" if count != 1 else "one micro-batch"
+        known = units.seconds(budget.best_s)
+        note = f"at once, the best plan takes {known}: it runs in {batches}{through}"
+        return outcome.noted(note, *self.parts.notes(outcome.plan))
 
     def _best(self, budget: Budget) -> Outcome:
         asked, trials = self.request.micro_batch_count, self.trials
@@ -252,21 +267,14 @@ class FewestParts:
             outcome = search.fewest(counts)
         if outcome is None:
             raise self._refusal(search, budget)
-        count, stages = outcome.plan.micro_batches, through_stages(outcome.plan)
+        count = outcome.plan.micro_batches
         assert count is not None
-        if count == 1:
-            note = f"no plan without stages was found to fit: it runs{stages}"
-            return replace(outcome, whole=model.whole).noted(note)
-        changes = model.changes(count)
-        if changes.reasons and self.request.micro_batches != "auto":
-            text = f"{in_so_many(outcome)}, which changes the results: {changes.reasons[0]}"
+        reasons = model.changes(count).reasons if count > 1 else ()
+        if reasons and self.request.micro_batches != "auto":
+            text = f"{in_so_many(outcome)}, which changes the results: {reasons[0]}"
             raise Nearly((Change(text),))
-        added = ", whose gradients are added up" if outcome.graph.backward else ""
-        note = (
-            f"no plan of the whole batch was found to fit: it runs in {count} micro-batches"
-            f"{stages}{added}; {effect(changes)}"
-        )
-        return replace(outcome, whole=model.whole).noted(note)
+        outcome = replace(outcome, whole=model.whole)
+        return outcome.noted(*_where_nothing_else_fits(outcome, model))
 
     def _refusal(self, search: CountSearch, budget: Budget) -> Infeasible | ConstraintError:
         """The refusal of the number of micro-batches that comes nearest."""

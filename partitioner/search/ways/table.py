@@ -64,9 +64,10 @@ class Table:
             return
         first, *_ = self._forms
         yield from map(self._whole, self._forms)
-        yield from self._in_stages()
+        stages = tuple(self._in_stages())
+        yield from stages
         if first is self._first:
-            yield from self._fewest_parts()
+            yield from self._fewest_parts(weighs_stages=bool(stages and self.training))
             yield self._in_blocks()
 
     @cached_property
@@ -180,7 +181,7 @@ class Table:
         except PartitionerError:
             return False
 
-    def _fewest_parts(self) -> Iterator[Way]:
+    def _fewest_parts(self, *, weighs_stages: bool) -> Iterator[Way]:
         """Micro-batches on one mesh of all devices, then through stages of fewer."""
         if not (self.request.may_run_in_parts and self._holds_weights):
             return
@@ -188,17 +189,15 @@ class Table:
             counts = self.model.even_counts()
         except PartitionerError:  # there is no batch
             return
-        for sizes in self.request.sizes_in_parts(len(self.cluster)):
-            if sizes == (len(self.cluster),) and len(counts) == 1:
-                continue
-            fewest = FewestParts(self._parts, self.cluster, self.request, self.clock, sizes)
-            on = "on all devices" if sizes == (len(self.cluster),) else "through stages"
-            yield Way(
-                f"micro-batches {on}",
-                fewest.search,
-                saves_bytes=True,
-                would_fit=fewest.would_fit,
-            )
+        mesh, *stages = self.request.sizes_in_parts(len(self.cluster))
+        if len(counts) > 1:
+            yield self._fewest("micro-batches on all devices", mesh, rung=1)
+        if stages and not weighs_stages:
+            yield self._fewest("micro-batches through stages", stages[0], rung=2)
+
+    def _fewest(self, name: str, sizes: tuple[int, ...], rung: int) -> Way:
+        fewest = FewestParts(self._parts, self.cluster, self.request, self.clock, sizes)
+        return Way(name, fewest.search, rung=rung, would_fit=fewest.would_fit)
 
     def _in_blocks(self) -> Way:
         graph = self.model.uncut
@@ -208,7 +207,7 @@ class Table:
         return Way(
             "blocks",
             blocks.search,
-            saves_bytes=True,
+            rung=2,
             would_fit=blocks.would_fit,
             closed=closed,
         )

@@ -1,7 +1,7 @@
 """Ways to run a model, and the one loop that weighs them within one budget.
 
-A way is searched if no known plan is within the gap of its bound. Those that are bought with
-seconds, as blocks are, and save nothing but bytes, are searched where memory refuses the others.
+A way is searched if no known plan is within the gap of its bound. What saves nothing but bytes is
+searched where memory refuses the others, and blocks, which cost most, where nothing else fits.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class Way:
             is better than the known one of the budget, and `ConstraintError` where the constraints
             leave none.
         bound: No plan of the way costs less.
-        saves_bytes: Whether plans of it cost no less than those of the other ways where memory
-            forbids nothing: then it is searched only where memory refuses these.
+        rung: 0 of a way that is weighed at once; 1 of one whose plans cost no less where memory
+            forbids nothing: it is searched where memory refuses one of those before; 2 of one that
+            is searched where nothing else fits.
         would_fit: After a refusal, gives the changes of the request under which it is known to fit.
         closed: Why it is not searched, as a clause; "" if it is.
         is_rival: Whether users are told why it was not taken, if they ask for whatever is fastest.
@@ -50,7 +51,7 @@ class Way:
     name: str
     search: Callable[[Budget], Outcome]
     bound: float = 0.0
-    saves_bytes: bool = False
+    rung: int = 0
     would_fit: Callable[[Budget, Infeasible], tuple[Change, ...]] = nothing
     closed: str = ""
     is_rival: bool = False
@@ -105,9 +106,9 @@ class Weighing:
             raise self._refusal()
         return self._certified()
 
-    def _rank(self, number: int) -> tuple[bool, float, int]:
+    def _rank(self, number: int) -> tuple[int, float, int]:
         way = self.ways[number]
-        return way.saves_bytes, way.bound, number
+        return way.rung, way.bound, number
 
     def _cost(self, number: int) -> float:
         return self.found[number].evaluation.cost(self.request.objective)
@@ -124,16 +125,15 @@ class Weighing:
 
     def _is_needless(self, way: Way) -> bool:
         """Tell whether a way would only save bytes that nobody is short of."""
-        return way.saves_bytes and (bool(self.found) or not self.refused)
+        return way.rung > 0 and (not self.refused or (way.rung > 1 and bool(self.found)))
 
     def _search(self, number: int, after: Sequence[int]) -> None:
         """Search a way with its share of the clock; the steps of each way are its own."""
         way = self.ways[number]
         behind = [self.ways[n] for n in after if not self.ways[n].closed]
-        saving = sum(other.saves_bytes for other in behind)
-        alike = [other for other in behind if other.saves_bytes == way.saves_bytes]
-        parts = 1 + sum(other.bound < self._enough for other in alike) / 2
-        if saving and self.is_short and not way.saves_bytes:
+        rivals = [other for other in behind if other.rung == 0 or way.rung]
+        parts = 1 + sum(other.bound < self._enough for other in rivals) / 2
+        if self.is_short and not way.rung and any(other.rung for other in behind):
             parts /= FIRST_SHARE
         known = math.inf if self.request.tune is not None else self._known
         share = replace(self.budget.of_clock(parts), best_s=known)
@@ -161,10 +161,11 @@ class Weighing:
             spaces.append(known.space)
             bounds.append(max(known.bound, self.ways[other].bound))
         bound, spaces = min(cost, *bounds), [*spaces, *self._not_searched()]
-        status = certificate.status
-        if status == "optimal" and cost - bound > self.request.gap * cost:
+        status, is_open = certificate.status, cost - bound > self.request.gap * cost
+        if status == "optimal" and is_open:
             status = "feasible"
-        if self.late:
+        stopped = [one.plan.certificate for one in self.found.values()]
+        if is_open and (self.late or any(one and one.status == "time_limit" for one in stopped)):
             status = "time_limit"
         certificate = replace(certificate, bound=bound, status=status, space=_joined(spaces))
         outcome = replace(best, plan=replace(best.plan, certificate=certificate))

@@ -112,17 +112,30 @@ def test_a_certificate_has_the_least_bound_of_all_ways() -> None:
 
 def test_what_saves_bytes_is_searched_where_memory_refuses_the_others() -> None:
     searches = Searches()
-    weighed(
-        searches.way("whole", outcome(2.0)), searches.way("blocks", outcome(1.0), saves_bytes=True)
-    )
+    weighed(searches.way("whole", outcome(2.0)), searches.way("blocks", outcome(1.0), rung=2))
     assert searches.names == ["whole"]
     searches = Searches()
     best = weighed(
-        searches.way("blocks", outcome(7.0), saves_bytes=True),
+        searches.way("blocks", outcome(7.0), rung=2),
         searches.way("whole", short(10)),
     )
     assert searches.names == ["whole", "blocks"]
     assert best.evaluation.step_s == 7.0
+
+
+def test_what_costs_no_less_is_weighed_where_memory_refuses_the_whole_batch() -> None:
+    searches = Searches()
+    best = weighed(
+        searches.way("whole", short(10)),
+        searches.way("stages", outcome(3.0), bound=0.5),
+        searches.way("parts", outcome(2.0), rung=1),
+        searches.way("blocks", outcome(1.0), rung=2),
+    )
+    assert searches.names == ["whole", "stages", "parts"]
+    assert best.evaluation.step_s == 2.0
+    searches = Searches()
+    weighed(searches.way("whole", outcome(3.0)), searches.way("parts", outcome(2.0), rung=1))
+    assert searches.names == ["whole"]
 
 
 def test_each_way_has_its_share_of_one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +149,8 @@ def test_each_way_has_its_share_of_one_clock(monkeypatch: pytest.MonkeyPatch) ->
         now[0] += 12.0
         raise short(1)
 
-    ways = [Way("whole", search), *(Way(name, search, saves_bytes=True) for name in "ab")]
-    ways.append(Way("late", search, saves_bytes=True))
+    ways = [Way("whole", search), *(Way(name, search, rung=2) for name in "ab")]
+    ways.append(Way("late", search, rung=2))
     request = Request(time_limit_s=30.0)
     with pytest.raises(Infeasible, match="not searched within the time limit: late"):
         weighed(*ways, request=request)
@@ -146,7 +159,7 @@ def test_each_way_has_its_share_of_one_clock(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_whole_batch_has_all_the_clock_where_nothing_is_short() -> None:
     searches = Searches()
-    saver = searches.way("blocks", outcome(1.0), saves_bytes=True)
+    saver = searches.way("blocks", outcome(1.0), rung=2)
     weighed(searches.way("whole", outcome(2.0)), saver, is_short=False)
     assert searches.budgets[0].work.left_s > 0.9 * REQUEST.time_limit_s
 
@@ -176,12 +189,12 @@ def test_a_refusal_names_the_nearest_way_and_the_least_changes_of_all() -> None:
         short(100),
         would_fit=lambda *_: (Change("with --memory 91", 91), Change("on 4 devices")),
     )
-    parts = searches.way("parts", Nearly((Change("with --micro-batches 8"),)), saves_bytes=True)
-    stages = searches.way("stages", short(7, proven=False), saves_bytes=True)
+    parts = searches.way("parts", Nearly((Change("with --micro-batches 8"),)), rung=2)
+    stages = searches.way("stages", short(7, proven=False), rung=2)
     blocks = searches.way(
         "blocks",
         Infeasible("none in blocks was found"),
-        saves_bytes=True,
+        rung=2,
         would_fit=lambda *_: (Change("in blocks with --memory 56", 56),),
     )
     closed = Way("copies", whole.search, closed="copies are not searched with pins")
@@ -199,7 +212,7 @@ def test_a_refusal_names_the_nearest_way_and_the_least_changes_of_all() -> None:
 def test_constraints_that_leave_the_first_way_no_plan_are_named() -> None:
     searches = Searches()
     whole = searches.way("whole", ConstraintError("pins leave nothing"))
-    blocks = searches.way("blocks", outcome(1.0), saves_bytes=True)
+    blocks = searches.way("blocks", outcome(1.0), rung=2)
     with pytest.raises(ConstraintError, match="pins leave nothing"):
         weighed(whole, searches.way("form", ConstraintError("unknown node")), blocks)
     assert searches.names == ["whole", "form"]

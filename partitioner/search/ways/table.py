@@ -64,10 +64,10 @@ class Table:
             return
         first, *_ = self._forms
         yield from map(self._whole, self._forms)
-        stages = tuple(self._in_stages())
-        yield from stages
+        rivals = tuple(self._in_stages())
+        yield from rivals
         if first is self._first:
-            yield from self._fewest_parts(weighs_stages=bool(stages and self.training))
+            yield from self._fewest_parts(weighs_stages=bool(rivals and self.training))
             yield self._in_blocks()
 
     @cached_property

@@ -139,7 +139,9 @@ class Table:
         if self.training and devices <= EXPLICIT:  # one mesh of all is no faster in parts
             sizes = self.request.stage_sizes(devices)[:-1]
         waits = self.training or self.request.objective == "latency"
-        most = max(sizes) if sizes else devices
+        most = devices  # of a stage; those of several sizes are of powers of two
+        if sizes:
+            most = max(*sizes, 2 ** ((devices - 1).bit_length() - 1))
         least = LeastStep(self.model.uncut, self.cluster, most, waits=waits)
         stages = InStages(
             self._parts,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from partitioner.ir.errors import naming
@@ -45,17 +45,45 @@ def local_op(graph: Graph, placed: PlacedNode, point: Mapping[str, int]) -> Loca
         return row.localize(OpView(node, graph), view)
 
 
-def renamed(
-    node: Node, operands: Sequence[str], slots: Sequence[str], results: Mapping[str, str]
-) -> Node:
-    """A node of a `LocalOp` under local names.
+def localized(
+    graph: Graph,
+    placed: PlacedNode,
+    point: Mapping[str, int],
+    operands: Sequence[str],
+    results: Mapping[str, str],
+    named: Callable[[str], str],
+) -> LocalOp:
+    """`local_op` under other names.
 
     Args:
-        node: The node.
-        operands: Inputs and captures of the graph's node that it is made from.
-        slots: Local names of these, which may differ where one value is read twice.
-        results: Local names of the graph's node's results and of the temporaries.
+        graph: The graph.
+        placed: The node.
+        point: The mesh coordinate.
+        operands: Names of the node's inputs and captures, which may differ where one value is read
+            twice.
+        results: Names of its results, by value; others are passed over.
+        named: Gives names to constants and temporaries.
+
+    Raises:
+        ProgramError: The row of the operator fails, or its names are values of the model.
     """
+    local, node = local_op(graph, placed, point), placed.node
+    reads, new = (*node.inputs, *node.captures), (*local.constants, *local.types)
+    clashes = {*reads, *node.outputs}.intersection(new)
+    if clashes:
+        raise ProgramError(f"{node.name!r}: the model's {min(clashes)!r} bears a reserved name")
+    names = {name: named(name) for name in new}
+    made = {value: results[value] for value in node.writes} | names
+    return LocalOp(
+        tuple(_renamed(step, reads, operands, made) for step in local.nodes),
+        {names[name]: array for name, array in local.constants.items()},
+        {names[name]: type_ for name, type_ in local.types.items()},
+    )
+
+
+def _renamed(
+    node: Node, operands: Sequence[str], slots: Sequence[str], results: Mapping[str, str]
+) -> Node:
     by_value = dict(zip(reversed(operands), reversed(slots), strict=True))
 
     def name(slot: int, value: str) -> str:

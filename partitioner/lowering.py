@@ -17,10 +17,10 @@ import numpy as np
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Key, LocalKey, Task
 from partitioner.ir.exchange import Region
-from partitioner.ir.graph import Graph, Node
+from partitioner.ir.graph import Graph
 from partitioner.ir.in_place import writes_in_place
 from partitioner.ir.layout import Placement
-from partitioner.ir.local_node import local_op, renamed
+from partitioner.ir.local_node import localized
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import (
@@ -29,7 +29,6 @@ from partitioner.ir.program import (
     Home,
     Output,
     Part,
-    ProgramError,
     Programs,
     RankProgram,
 )
@@ -249,37 +248,24 @@ class _Shared:
     def _localized(
         self, placed: PlacedNode, point: Mapping[str, int], slots: Sequence[str], phase: int
     ) -> _Local:
-        local = local_op(self.graph, placed, point)
-        new = (*local.constants, *local.types)
-        clashes = {*_operands(placed), *placed.node.outputs}.intersection(new)
-        if clashes:
-            raise ProgramError(
-                f"{placed.node.name!r}: the model's {min(clashes)!r} bears a reserved name"
-            )
-        names = {name: self.names.free(name) for name in new}
-        literals = {names[name]: array for name, array in local.constants.items()}
-        types = {
-            name: TensorType.of(array.dtype.name, array.shape) for name, array in literals.items()
-        }
-        types.update({names[name]: type_ for name, type_ in local.types.items()})
-        steps = tuple(self._compute(node, placed, slots, names, phase) for node in local.nodes)
-        reads = frozenset(value for step in steps for value in step.node.reads)
-        return _Local(steps, literals, types, reads)
-
-    def _compute(
-        self,
-        node: Node,
-        placed: PlacedNode,
-        slots: Sequence[str],
-        names: Mapping[str, str],
-        phase: int,
-    ) -> Compute:
-        """A local node under local names, of operands by slot (by value, if the row moved them)."""
         results = {value: self.names.of((value, at)) for value, at in placed.results()}
-        results.update(names)
-        local = renamed(node, _operands(placed), slots, results)
-        renames = tuple(zip(node.captures, local.captures, strict=True))
-        return Compute(local, placed.node.name, phase, renames)
+        local = localized(self.graph, placed, point, slots, results, self.names.free)
+        types = {
+            name: TensorType.of(array.dtype.name, array.shape)
+            for name, array in local.constants.items()
+        }
+        captures = placed.node.captures
+        steps = tuple(
+            Compute(
+                node,
+                placed.node.name,
+                phase,
+                tuple(zip(captures, node.captures, strict=True)) if node.captures else (),
+            )
+            for node in local.nodes
+        )
+        reads = frozenset(value for step in steps for value in step.node.reads)
+        return _Local(steps, local.constants, {**types, **local.types}, reads)
 
 
 @dataclass

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from partitioner.backends.torch.running.all_ranks import AllRanks
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.graph import Graph, needed
+from partitioner.rewrites.graph_writer import GraphWriter
 from partitioner.verify.first_difference import uncut_programs
 
 
@@ -44,19 +45,10 @@ def unlike_counts(module: TracedModule, values: Sequence[str]) -> str | None:
 
 def _leading_to(graph: Graph, value: str) -> Graph:
     """The nodes that a value follows from, as a graph of inference."""
-    nodes = tuple(needed(graph.nodes, (value,)))
-    made = {each for node in nodes for each in node.writes}
-    read = {each for node in nodes for each in node.reads} - made
-    return Graph(
-        graph.name,
-        tuple(name for name in graph.inputs if name in read),
-        (value,),
-        nodes,
-        {name: graph.types[name] for name in (*read, *made)},
-        {name: constant for name, constant in graph.constants.items() if name in read},
-        graph.opsets,
-        modules=graph.modules,
-    )
+    writer = GraphWriter(source=graph, nodes=needed(graph.nodes, (value,)))
+    read = {each for node in writer.nodes for each in node.reads}
+    inputs = tuple(name for name in graph.inputs if name in read)
+    return writer.graph((), inputs=inputs, outputs=(value,))
 
 
 def _run(ranks: AllRanks, part: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -28,6 +28,7 @@ from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.problem.build import Built, last_uses
 from partitioner.problem.repeated_blocks import Run, find_runs
+from partitioner.rewrites.graph_writer import GraphWriter, reading
 from partitioner.solver.problem import Edge, Item
 from partitioner.strategies.derive import Rules
 
@@ -240,25 +241,17 @@ def fold(graph: Graph, rules: Rules) -> Folded:
         for block in dropped:
             places.update(zip(run.block(block), shortened.block(STAND_IN), strict=True))
     names = _names_at_seam(graph, runs, count)
-    nodes = tuple(_renamed(graph.nodes[i], names.get(i, {})) for i in left)
+    nodes = [reading(graph.nodes[i], names.get(i, {})) for i in left]
     ordered = tuple(places[i] for i in range(len(graph.nodes)))
     return Folded(_shortened(graph, nodes), graph, runs, short, ordered)
 
 
-def _shortened(graph: Graph, nodes: tuple[Node, ...]) -> Graph:
+def _shortened(graph: Graph, nodes: list[Node]) -> Graph:
     """The graph of these nodes only."""
     results = {value for node in nodes for value in node.writes}
-    names = {node.name for node in nodes}
-    used = results | {value for node in nodes for value in node.reads}
-    return replace(
-        graph,
-        outputs=tuple(value for value in graph.outputs if value in results),
-        nodes=nodes,
-        types={v: t for v, t in graph.types.items() if v in used or v in graph.inputs},
-        constants={v: c for v, c in graph.constants.items() if v in used},
-        backward=graph.backward & names,
-        optional=graph.optional & names,
-    )
+    outputs = tuple(value for value in graph.outputs if value in results)
+    writer = GraphWriter(source=graph, nodes=nodes)
+    return writer.graph({node.name for node in nodes}, outputs=outputs)
 
 
 def _names_at_seam(
@@ -281,11 +274,3 @@ def _names_at_seam(
         }
         names.update((i, values) for run in runs for i in run.block(block))
     return names
-
-
-def _renamed(node: Node, names: Mapping[str, str]) -> Node:
-    if not any(value in names for value in (*node.inputs, *node.captures)):
-        return node
-    inputs = tuple(names.get(value, value) for value in node.inputs)
-    captures = tuple(names.get(value, value) for value in node.captures)
-    return replace(node, inputs=inputs, captures=captures)

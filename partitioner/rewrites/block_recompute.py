@@ -12,17 +12,16 @@ each reads what the blocks of earlier ones combined, and computes their inner va
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from partitioner.ir.blocks import Blocks, Chunk, Stretch
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
-from partitioner.ir.types import TensorType
-from partitioner.rewrites.free_names import free_name
+from partitioner.ir.ops.aten.state import ALIAS
+from partitioner.rewrites.graph_writer import GraphWriter, reading
+from partitioner.rewrites.passes.reads import stored_values
 from partitioner.rewrites.stretch_layout import BlockError, Round, rounds_of, span_of
-
-_ALIAS = "partitioner::alias"
 
 
 def computing_again(graph: Graph, blocks: Blocks) -> tuple[Graph, Blocks]:
@@ -35,7 +34,7 @@ def computing_again(graph: Graph, blocks: Blocks) -> tuple[Graph, Blocks]:
         BlockError: A stretch is none of the graph's or cannot run so, two overlap, or one is in
             both passes.
     """
-    copier = _Copier(graph, blocks)
+    copier = _Copier(graph, blocks, GraphWriter(source=graph))
     if not graph.backward and all(len(rounds) == 1 for rounds in copier.rounds.values()):
         return graph, blocks
     return copier.run()
@@ -45,17 +44,10 @@ def computing_again(graph: Graph, blocks: Blocks) -> tuple[Graph, Blocks]:
 class _Copier:
     graph: Graph
     blocks: Blocks
-    types: dict[str, TensorType] = field(default_factory=dict)
-    twins: dict[str, str] = field(default_factory=dict)
-    taken: set[str] = field(default_factory=set)
+    writer: GraphWriter
 
     def run(self) -> tuple[Graph, Blocks]:
-        graph = self.graph
-        self.types.update(graph.types)
-        self.twins.update(graph.twins)
-        self.taken = {*graph.types, *graph.by_name}
-        later = set(graph.backward)
-        nodes: list[Node] = []
+        graph, nodes, later = self.graph, self.writer.nodes, self.writer.backward
         stretches, at = [], 0
         for stretch, (first, last) in self.spans.items():
             nodes += self._kept(graph.nodes[at:first])
@@ -67,16 +59,7 @@ class _Copier:
                     later.update(node.name for node in run)
             at = last + 1
         nodes += self._kept(graph.nodes[at:])
-        made = {*graph.inputs, *graph.constants, *(v for node in nodes for v in node.writes)}
-        later &= {node.name for node in nodes}
-        copied = replace(
-            graph,
-            nodes=tuple(nodes),
-            types={value: type_ for value, type_ in self.types.items() if value in made},
-            backward=frozenset(later),
-            twins={name: twin for name, twin in self.twins.items() if name in later},
-        )
-        return copied, Blocks(tuple(stretches))
+        return self.writer.graph({node.name for node in nodes}), Blocks(tuple(stretches))
 
     def _runs(self, stretch: Stretch) -> Iterator[tuple[list[Node], tuple[Chunk, ...]]]:
         """The nodes of each stretch that a stretch becomes, with the dims that are cut."""
@@ -136,14 +119,7 @@ class _Copier:
     @cached_property
     def stored(self) -> frozenset[str]:
         """Stored values, their aliases, and views and casts of them."""
-        stored: set[str] = set()
-        for node in self.graph.nodes:
-            row = row_of(node)
-            is_view = row is not None and (row.view or node.op == "aten::_to_copy")
-            same = is_view and bool(node.reads) and stored.issuperset(node.reads)
-            if (row is not None and row.stored) or same:
-                stored.update(node.writes)
-        return frozenset(stored)
+        return stored_values(self.graph.nodes)
 
     @cached_property
     def inner(self) -> dict[str, Node]:
@@ -163,7 +139,7 @@ class _Copier:
         again = frozenset({stretch}) if stretch in self.later else self.later | {stretch}
         readers = list(self.graph.consumers[value])
         for reader in readers:
-            if reader.op == _ALIAS and reader.name in self.graph.backward:
+            if reader.op == ALIAS and reader.name in self.graph.backward:
                 if reader.outputs[0] in self.graph.outputs:
                     return False
                 readers += self.graph.consumers[reader.outputs[0]]
@@ -180,7 +156,7 @@ class _Copier:
 
     def _is_alias(self, node: Node, of: Collection[str]) -> bool:
         """Whether a node gives one of these values to the backward pass."""
-        return node.op == _ALIAS and node.name in self.graph.backward and node.inputs[0] in of
+        return node.op == ALIAS and node.name in self.graph.backward and node.inputs[0] in of
 
     def _read(self, run: Sequence[Node]) -> list[Node]:
         """The nodes of a round without those that only later ones read, which have copies."""
@@ -207,7 +183,7 @@ class _Copier:
             if any(value in wanted for value in node.writes):
                 self._copy(node, names, copies, is_later=is_later)
         names.update((value, names[inner]) for value, inner in read.items() if inner in wanted)
-        return [*copies, *(_reading(node, names) for node in run)]
+        return [*copies, *(reading(node, names) for node in run)]
 
     def _aliased(self, value: str) -> str:
         """The inner value that a backward pass's alias stands for; others are themselves."""
@@ -227,45 +203,19 @@ class _Copier:
             maker = self.graph.producers[value]
             if is_later is (maker.name in later):
                 continue
-            row, is_alias = row_of(maker), maker.op == _ALIAS
+            row, is_alias = row_of(maker), maker.op == ALIAS
             is_stored = not maker.reads or (row is not None and row.stored)
             if value in self.stored and not is_stored and not is_alias:
                 self._copy(maker, names, copies, is_later=is_later)  # a view of a stored value
             else:
-                names[value] = self._free(f"{value}.again")
-                self.types[names[value]] = self.types[value]
+                names[value] = self.writer.copied(value, "again")
                 path, of = f"{maker.name}/again", maker.inputs[0] if is_alias else value
-                alias = Node(self._free(path), _ALIAS, (of,), (names[value],))
+                alias = Node(self.writer.free(path), ALIAS, (of,), (names[value],))
                 copies.append(alias)
         if is_later and self._is_alias(node, names):
             names[node.outputs[0]] = names[node.inputs[0]]
-            return
-        outputs = []
-        for value in node.outputs:
-            name = self._free(f"{value}.again") if value else ""
-            outputs.append(name)
-            if value:
-                names[value], self.types[name] = name, self.types[value]
-        copied = replace(
-            _reading(node, names), name=self._free(f"{node.name}/again"), outputs=tuple(outputs)
-        )
-        self.twins[copied.name] = self.twins.get(node.name, node.name)
-        copies.append(copied)
-
-    def _free(self, name: str) -> str:
-        """The name, or with a number that makes it free; it is then taken."""
-        return free_name(name, self.taken)
-
-
-def _reading(node: Node, names: dict[str, str]) -> Node:
-    """The node with its operands renamed."""
-    if not any(value in names for value in node.reads):
-        return node
-    return replace(
-        node,
-        inputs=tuple(names.get(value, value) for value in node.inputs),
-        captures=tuple(names.get(value, value) for value in node.captures),
-    )
+        else:
+            copies.append(self.writer.again(node, names))
 
 
 def _connected(nodes: Sequence[Node], cut: Collection[str]) -> list[list[Node]]:

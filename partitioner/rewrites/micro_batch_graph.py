@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -23,15 +23,15 @@ import numpy as np
 from partitioner.ir.batch_parts import BatchParts
 from partitioner.ir.errors import OptionError
 from partitioner.ir.exchange import Region
-from partitioner.ir.graph import Constant, Graph, Node, needed
+from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError, Sharding
-from partitioner.ir.local_node import local_op, renamed
+from partitioner.ir.local_node import local_op
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import LocalOp, row_of, rules_of
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import TensorType
-from partitioner.rewrites.free_names import free_name
+from partitioner.rewrites.graph_writer import GraphWriter, elements
 from partitioner.rewrites.same_in_parts import AXIS, CombinesError, cut_factors
 
 
@@ -114,7 +114,7 @@ def micro_batch_graph(graph: Graph, count: int) -> MicroBatch:
     refusal: OptionError | None = None
     for split in _splits(graph):
         try:
-            return _Cutter(graph, count).run(types, ends, split)
+            return _Cutter(graph, count, GraphWriter(source=graph)).run(types, ends, split)
         except OptionError as error:
             refusal = refusal or error
     assert refusal is not None
@@ -151,18 +151,14 @@ class _Cutter:
         whole: The graph of the whole batch.
         count: Number of micro-batches.
         at: How each value lies.
-        nodes: The nodes of the part.
-        types: The types of its values.
-        constants: Its constants.
+        writer: Writes the part.
         parts: Names in the part of values that lie whole elsewhere, by value and layout.
     """
 
     whole: Graph
     count: int
+    writer: GraphWriter
     at: dict[str, Sharding] = field(default_factory=dict)
-    nodes: list[Node] = field(default_factory=list)
-    types: dict[str, TensorType] = field(default_factory=dict)
-    constants: dict[str, Constant] = field(default_factory=dict)
     parts: dict[tuple[str, Sharding], str] = field(default_factory=dict)
 
     def run(
@@ -178,7 +174,6 @@ class _Cutter:
         for name in (*self.whole.inputs, *self.whole.constants):
             type_ = self.whole.types[name]
             self._declare(name, name, self._by_samples(type_) if name in split else None)
-        self.constants.update(self.whole.constants)
         for node in self.whole.nodes:
             self._node(node)
         regions = {
@@ -186,25 +181,7 @@ class _Cutter:
             for name, user in ends.items()
             if self.at[name].axes
         }
-        return MicroBatch(self._graph(), BatchParts(self.count, types, regions))
-
-    def _graph(self) -> Graph:
-        nodes = needed(self.nodes, self.whole.outputs)
-        read = {value for node in nodes for value in node.reads}
-        made = {value for node in nodes for value in node.writes}
-        constants = {name: c for name, c in self.constants.items() if name in read}
-        kept = {*self.whole.inputs, *constants, *made}
-        return Graph(
-            self.whole.name,
-            self.whole.inputs,
-            self.whole.outputs,
-            tuple(nodes),
-            {name: type_ for name, type_ in self.types.items() if name in kept},
-            constants,
-            self.whole.opsets,
-            modules=self.whole.modules,
-            output_names=self.whole.output_names,
-        )
+        return MicroBatch(self.writer.graph(), BatchParts(self.count, types, regions))
 
     @cached_property
     def mesh(self) -> DeviceMesh:
@@ -215,11 +192,6 @@ class _Cutter:
     def rules(self) -> Mapping[str, Rule | str]:
         """Rules of the nodes, or why they have none."""
         return rules_of(self.whole)
-
-    @cached_property
-    def taken(self) -> set[str]:
-        """Names of values and nodes of the whole graph, and of those that were added."""
-        return {*self.whole.types, *self.whole.by_name}
 
     def _by_samples(self, type_: TensorType) -> Sharding:
         dims = [DimLayout.whole(size) for size in type_.shape]
@@ -232,7 +204,7 @@ class _Cutter:
         at = at or Sharding.replicate(type_.shape)
         if name == value:
             self.at[name] = at
-        self.types[name] = at.local_type(type_, self.mesh, {AXIS: 0})
+        self.writer.types[name] = at.local_type(type_, self.mesh, {AXIS: 0})
 
     def _refusal(self, node: Node, why: str) -> OptionError:
         return OptionError(
@@ -247,7 +219,7 @@ class _Cutter:
             OptionError: It does not run for one alone.
         """
         if all(self.at[value].is_replicated for value in node.reads):
-            self.nodes.append(node)
+            self.writer.nodes.append(node)
             for value in node.writes:
                 self._declare(value, value, None)
             return
@@ -281,40 +253,27 @@ class _Cutter:
                 raise self._refusal(node, "combines the samples of a batch")
             if not at.sharding.is_replicated and not all(d.is_equal for d in at.sharding.dims):
                 raise self._refusal(node, "gives micro-batches parts of unequal sizes")
-        slots = tuple(
+        operands = tuple(
             "" if at is None else self._operand(node, value, at.sharding)
             for value, at in zip((*node.inputs, *node.captures), placed.ins, strict=True)
         )
         for value, at in placed.results():
             self._declare(names[value], value, at.sharding)
-        local = self._local(placed)
+        self._check_alike(placed)
         # Names of their own, since a plan may make the node local once more.
-        added = {name: self._free(f"{name}.part") for name in (*local.constants, *local.types)}
-        results = {**names, **added}
-        for name, array in local.constants.items():
-            constant = Constant.of(np.asarray(array))
-            self.constants[results[name]] = constant
-            self.types[results[name]] = constant.type
-        self.types.update({results[name]: type_ for name, type_ in local.types.items()})
-        for step in local.nodes:
-            keeps_name = named is None and step.name == node.name
-            name = step.name if keeps_name else self._free(f"{step.name}.part")
-            operands = (*node.inputs, *node.captures)
-            self.nodes.append(replace(renamed(step, operands, slots, results), name=name))
+        self.writer.local(placed, {AXIS: 0}, operands, names, "part", stays=named is None)
 
-    def _local(self, placed: PlacedNode) -> LocalOp:
-        """The nodes of the first micro-batch in place of a node, if all have the same.
+    def _check_alike(self, placed: PlacedNode) -> None:
+        """Check that all micro-batches have the same nodes in place of a node.
 
         Raises:
             OptionError: They differ.
         """
-        first = local_op(self.whole, placed, {AXIS: 0})
         row = row_of(placed.node)
         if row is not None and row.where:
-            rest = (local_op(self.whole, placed, {AXIS: i}) for i in range(1, self.count))
+            first, *rest = (local_op(self.whole, placed, {AXIS: i}) for i in range(self.count))
             if any(_form(other) != _form(first) for other in rest):
                 raise self._refusal(placed.node, "differs from one micro-batch to the next")
-        return first
 
     def _operand(self, node: Node, value: str, at: Sharding) -> str:
         """The name in the part of an operand that lies so.
@@ -334,32 +293,27 @@ class _Cutter:
         Raises:
             OptionError: It is not proven to be.
         """
-        if (value, at) in self.parts:
-            return self.parts[value, at]
-        name = self.parts[value, at] = self._free(f"{value}.part")
-        if value in self.whole.constants:
-            self._part_of_constant(node, value, at, name)
-        elif value in self.whole.producers:
-            self._part_of_result(node, value, at, name)
-        else:
-            raise self._refusal(
-                node, f"reads a part of the input {value!r}, whose dim 0 is not the batch"
-            )
-        return name
+        if (value, at) not in self.parts:
+            if value in self.whole.constants:
+                self.parts[value, at] = self._part_of_constant(node, value, at)
+            elif value in self.whole.producers:
+                self.parts[value, at] = self._part_of_result(node, value, at)
+            else:
+                raise self._refusal(
+                    node, f"reads a part of the input {value!r}, whose dim 0 is not the batch"
+                )
+        return self.parts[value, at]
 
-    def _part_of_constant(self, node: Node, value: str, at: Sharding, name: str) -> None:
-        constant = self.whole.constants[value]
+    def _part_of_constant(self, node: Node, value: str, at: Sharding) -> str:
+        array = self.whole.constants[value].load()
         regions = [self._region_of(at, index) for index in range(self.count)]
-        array = constant.load()
-        parts = [array[_index(region)] for region in regions]
-        if any(part.tobytes() != parts[0].tobytes() for part in parts[1:]):
+        first, *rest = (elements(array, region).tobytes() for region in regions)
+        if any(part != first for part in rest):
             raise self._refusal(node, f"reads other elements of the constant {value!r} in each")
-        self._declare(name, value, at)
-        self.constants[name] = replace(
-            constant, type=self.types[name], load=partial(_cut, constant, regions[0])
-        )
+        type_ = at.local_type(self.whole.types[value], self.mesh, {AXIS: 0})
+        return self.writer.constant_part(value, regions[0], type_)
 
-    def _part_of_result(self, node: Node, value: str, at: Sharding, name: str) -> None:
+    def _part_of_result(self, node: Node, value: str, at: Sharding) -> str:
         """Add the node again, as it makes that part: it reads parts that are the same for all."""
         producer = self.whole.producers[value]
         rule = self.rules[producer.name]
@@ -381,16 +335,13 @@ class _Cutter:
         made = placed.outs[slot]
         if made is None or made.sharding != at:
             raise refusal
-        names = {other: self._free(f"{other}.part") for other in producer.writes}
-        self._place(placed, {**names, value: name})
+        names = {other: self.writer.free(f"{other}.part") for other in producer.writes}
+        self._place(placed, names)
+        return names[value]
 
     def _region_of(self, at: Sharding, index: int) -> Region:
         point = {AXIS: index}
         return tuple(dim.pieces(self.mesh, point) for dim in at.dims)
-
-    def _free(self, name: str) -> str:
-        """The name, or with a number that makes it free; it is then taken."""
-        return free_name(name, self.taken)
 
 
 def _form(op: LocalOp) -> object:
@@ -406,14 +357,3 @@ def _plain(value: object) -> object:
     if isinstance(value, np.ndarray):
         return value.dtype, value.shape, value.tobytes()
     return value
-
-
-def _cut(constant: Constant, region: Region) -> np.ndarray:
-    return np.ascontiguousarray(constant.load()[_index(region)])
-
-
-def _index(region: Region) -> tuple[np.ndarray, ...]:
-    """The index of a region's elements in a tensor."""
-    empty = [np.arange(0)]
-    intervals = ([np.arange(s, s + n) for s, n in dim] or empty for dim in region)
-    return np.ix_(*map(np.concatenate, intervals))

@@ -15,16 +15,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from partitioner.ir.graph import Attr, Graph, Node
 from partitioner.ir.layout import Interval, Segments, even_cut, folded_cut
+from partitioner.ir.ops.aten.state import ALIAS
 from partitioner.ir.parts import owned
 from partitioner.ir.types import TensorType
+from partitioner.rewrites.graph_writer import GraphWriter, replaced
 
 ATTENTION, BACKWARD = "partitioner::attention", "partitioner::attention_backward"
-STEP = "partitioner::attention_step"
+STEP, JOIN = "partitioner::attention_step", "partitioner::attention_join"
+TURN = "partitioner::turn"
 #: Parts of a sequence at most.
 MOST_PARTS = 32
 
@@ -58,29 +61,10 @@ def _is_possible(graph: Graph, node: Node, parts: int) -> bool:
 
 
 def _replaced(graph: Graph, counts: Mapping[str, int]) -> Graph:
-    if not counts:
-        return graph
-    nodes: list[Node] = []
-    types, backward, twins = dict(graph.types), set(graph.backward), dict(graph.twins)
-    for node in graph.nodes:
-        if node.name not in counts:
-            nodes.append(node)
-            continue
-        rounds = _Ring(graph, node, counts[node.name])
-        added, made = rounds.written()
-        nodes += added
-        types |= made
-        if node.name in graph.backward:
-            backward.discard(node.name)
-            backward |= {one.name for one in added}
-            twin = twins.pop(node.name, None)
-            if twin is not None:
-                twins |= dict.fromkeys((one.name for one in added), twin)
-    first = {n.name: _Ring.name_of(n, counts[n.name], 0) for n in graph.nodes if n.name in counts}
-    twins = {name: first.get(twin, twin) for name, twin in twins.items()}
-    return replace(
-        graph, nodes=tuple(nodes), types=types, backward=frozenset(backward), twins=twins
-    )
+    def write(writer: GraphWriter, node: Node) -> None:
+        _Writer(writer, _Ring(graph, node, counts[node.name])).write()
+
+    return replaced(graph, dict.fromkeys(counts, write))
 
 
 @dataclass(frozen=True)
@@ -134,13 +118,6 @@ class _Ring:
         """The parts in the order in which a tensor that was turned so often holds them."""
         return [(i + steps) % self.parts for i in range(self.parts)]
 
-    def written(self) -> tuple[list[Node], dict[str, TensorType]]:
-        """The nodes, and the types of the values that are new."""
-        writer = _Writer(self)
-        write = writer.backward if self.node.op == BACKWARD else writer.forward
-        write()
-        return writer.nodes, writer.types
-
     def turn(self, steps: int) -> dict[str, Attr]:
         """Attributes of the turn of keys or values that were turned by one step less."""
         count = self.parts
@@ -179,119 +156,81 @@ class _Ring:
         }
 
 
+@dataclass(frozen=True)
 class _Writer:
     """Writes the nodes of a ring."""
 
-    def __init__(self, rounds: _Ring) -> None:
-        self.ring = rounds
-        self.nodes: list[Node] = []
-        self.types: dict[str, TensorType] = {}
+    writer: GraphWriter
+    ring: _Ring
 
-    def forward(self) -> None:
+    def write(self) -> None:
+        if self.ring.node.op == BACKWARD:
+            self._backward()
+        else:
+            self._forward()
+
+    def _forward(self) -> None:
         query, key, value, mask = self.ring.node.inputs
-        outs = self.ring.node.outputs
         types = [self._type_of_result(i) for i in range(2)]
         before: tuple[str, ...] = ()
         for step, pair in enumerate(self._rounds(key, value)):
-            last = step == self.ring.parts - 1
-            name = self.ring.name_of(self.ring.node, self.ring.parts, step)
-            results = self._values(name, types)
-            self._step(STEP, name, (query, *pair, mask), results, step)
+            results = self._step(STEP, (query, *pair, mask), types, step)
             if before:
-                joined = f"{self.ring.base}/join{step}"
-                made = outs if last else self._values(joined, types)
-                self._add(
-                    joined,
-                    "partitioner::attention_join",
-                    (*before, *results),
-                    made,
-                    {"last": last},
-                )
-                results = made
+                last = step == self.ring.parts - 1
+                name, made = f"{self.ring.base}/join{step}", self.ring.node.outputs if last else ()
+                operands = (*before, *results)
+                results = self.writer.add(name, JOIN, operands, types, made, {"last": last})
             before = results
 
-    def backward(self) -> None:
+    def _backward(self) -> None:
         grad, query, key, value, mask, out, logsumexp = self.ring.node.inputs
-        tensors = [self.ring.graph.types[name] for name in (query, key, value)]
+        types = [self.writer.types[name] for name in (query, key, value)]
         totals: tuple[str, ...] = ()
         for step, pair in enumerate(self._rounds(key, value)):
-            name = self.ring.name_of(self.ring.node, self.ring.parts, step)
-            made = self._values(name, tensors)
             operands = (grad, query, *pair, mask, out, logsumexp)
-            self._step(f"{STEP}_backward", name, operands, made, step)
+            made = self._step(f"{STEP}_backward", operands, types, step)
             if step:
                 back = self.ring.back(step)
-                made = (
-                    made[0],
-                    *(self._turn(f"{one}/back", one, back) for one in made[1:]),
-                )
+                made = (made[0], *(self._as(f"{one}/back", TURN, one, back) for one in made[1:]))
             totals = self._sums(totals, made, step) if totals else made
 
     def _sums(self, totals: Sequence[str], made: Sequence[str], step: int) -> tuple[str, ...]:
-        last, sums = step == self.ring.parts - 1, []
+        last, sums = step == self.ring.parts - 1, list[str]()
         for index, pair in enumerate(zip(totals, made, strict=True)):
+            given = self.ring.node.outputs[index] if last else ""
+            types = [self.writer.types[pair[0]]]
             name = f"{self.ring.base}/sum{step}/{index}"
-            if last and self.ring.node.outputs[index]:
-                total = self.ring.node.outputs[index]
-            else:
-                total = self._values(name, [self._type(pair[0])])[0]
-            self._add(name, "aten::add.Tensor", pair, (total,), {})
-            sums.append(total)
+            sums += self.writer.add(name, "aten::add.Tensor", pair, types, [given] if given else ())
         return tuple(sums)
 
     def _rounds(self, key: str, value: str) -> Iterator[tuple[str, str]]:
         """Keys and values of each step. Those of the next step are on their way during a step."""
-        pair = key, value
-        yield pair
-        sent = tuple(self._alias(f"{self.ring.base}/own{i}", one) for i, one in enumerate(pair))
+        yield key, value
+        pair = enumerate((key, value))  # sent under another name
+        key, value = (self._as(f"{self.ring.base}/own{i}", ALIAS, one, {}) for i, one in pair)
         for step in range(1, self.ring.parts):
-            attrs = self.ring.turn(step)
-            names = [f"{self.ring.base}/turn{step}/{i}" for i in range(2)]
-            key, value = (
-                self._turn(name, one, attrs) for name, one in zip(names, sent, strict=True)
-            )
-            sent = key, value
+            attrs, pair = self.ring.turn(step), enumerate((key, value))
+            name = f"{self.ring.base}/turn{step}"
+            key, value = (self._as(f"{name}/{i}", TURN, one, attrs) for i, one in pair)
             yield key, value
 
-    def _alias(self, name: str, value: str) -> str:
-        """Another name of keys or values, under which they are sent."""
-        (alias,) = self._values(name, [self._type(value)])
-        self._add(name, "partitioner::alias", (value,), (alias,), {})
-        return alias
-
-    def _turn(self, name: str, value: str, attrs: Mapping[str, Attr]) -> str:
-        (made,) = self._values(name, [self._type(value)])
-        self._add(name, "partitioner::turn", (value,), (made,), attrs)
+    def _as(self, name: str, op: str, value: str, attrs: Mapping[str, Attr]) -> str:
+        """Write a node whose result has the type of its operand."""
+        (made,) = self.writer.add(name, op, (value,), [self.writer.types[value]], attrs=attrs)
         return made
 
     def _step(
-        self, op: str, name: str, operands: tuple[str, ...], made: tuple[str, ...], step: int
-    ) -> None:
+        self, op: str, operands: Sequence[str], types: Sequence[TensorType], step: int
+    ) -> tuple[str, ...]:
+        ring = self.ring
         attrs: dict[str, Attr] = {
-            **self.ring.node.attrs,
-            "intervals": tuple(itertools.chain(*itertools.chain(*self.ring.pieces))),
-            "counts": tuple(map(len, self.ring.pieces)),
+            **ring.node.attrs,
+            "intervals": tuple(itertools.chain(*itertools.chain(*ring.pieces))),
+            "counts": tuple(map(len, ring.pieces)),
             "step": step,
         }
-        self._add(name, op, operands, made, attrs)
-
-    def _add(
-        self,
-        name: str,
-        op: str,
-        operands: Sequence[str],
-        made: Sequence[str],
-        attrs: Mapping[str, Attr],
-    ) -> None:
-        self.nodes.append(Node(name, op, tuple(operands), tuple(made), dict(attrs)))
-
-    def _values(self, name: str, types: Sequence[TensorType]) -> tuple[str, ...]:
-        names = tuple(f"{name}:{i}" for i in range(len(types)))
-        self.types |= dict(zip(names, types, strict=True))
-        return names
-
-    def _type(self, value: str) -> TensorType:
-        return self.types.get(value) or self.ring.graph.types[value]
+        name = ring.name_of(ring.node, ring.parts, step)
+        return self.writer.add(name, op, operands, types, attrs=attrs)
 
     def _type_of_result(self, index: int) -> TensorType:
         """The type of the attention's result or of its log-sum-exp, read or not."""

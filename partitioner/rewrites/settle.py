@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import replace
 
-from partitioner.ir.graph import Graph, Node, needed
+from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import inherit_rules, row_of
+from partitioner.rewrites.graph_writer import GraphWriter
 
 
 def chosen(graph: Graph, present: Container[str]) -> Graph:
@@ -18,21 +19,12 @@ def chosen(graph: Graph, present: Container[str]) -> Graph:
     Raises:
         IRError: A node that is left out is read.
     """
-    made = {*graph.inputs, *graph.constants}
-    nodes = []
+    writer, made = GraphWriter(source=graph), {*graph.inputs, *graph.constants}
     for node in graph.nodes:
         if node.name not in graph.optional or node.name in present:
-            nodes.append(_settled(node, made))
+            writer.nodes.append(_settled(node, made))
             made.update(node.writes)
-    nodes = needed(nodes, graph.outputs, graph.by_name.keys() - graph.optional)
-    kept = {*graph.inputs, *graph.constants, *(v for node in nodes for v in node.writes)}
-    settled = replace(
-        graph,
-        nodes=tuple(nodes),
-        types={value: type_ for value, type_ in graph.types.items() if value in kept},
-        backward=graph.backward & {node.name for node in nodes},
-        optional=frozenset(),
-    )
+    settled = writer.graph(graph.by_name.keys() - graph.optional, optional=frozenset())
     inherit_rules(settled, graph)
     return settled
 

@@ -23,6 +23,10 @@ from partitioner.ir.ops.local import interval_attrs
 from partitioner.ir.ops.signature import pattern
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 
+ALIAS, EITHER = "partitioner::alias", "partitioner::either"
+STATE, REST = "partitioner::state", "partitioner::rest"
+UPDATE, KEEP = "partitioner::update", "partitioner::keep"
+
 #: Bytes that are read and written of a stored value and its gradient, over those of the value:
 #: an optimizer with two moments reads four tensors and writes three.
 UPDATE_PASSES = 7
@@ -65,7 +69,7 @@ def _where(view: OpView, region: Region) -> dict[str, tuple[int, ...]]:
 
 
 ROWS: Mapping[str, OpRow] = {
-    "partitioner::alias": OpRow(pattern("d.. -> d..", linear=[0]), view=True, again=True),
+    ALIAS: OpRow(pattern("d.. -> d..", linear=[0]), view=True, again=True),
     # The second operand is the seed.
     "partitioner::dropout": OpRow(
         pattern("d.., -> d.., d..", flops=RANDOM), _local_dropout, where=True
@@ -73,14 +77,12 @@ ROWS: Mapping[str, OpRow] = {
     "partitioner::dropout_part": OpRow(
         pattern("d.., -> d.., d..", flops=RANDOM), _local_dropout, where=True
     ),
-    "partitioner::either": OpRow(pattern("d.., d.. -> d.."), view=True, either=True),
-    "partitioner::keep": OpRow(pattern("d.., d.. -> d.."), view=True, in_place=1),
-    "partitioner::rest": OpRow(pattern("d.. -> d.."), stored=True, again=True, moved=lambda *_: 0),
-    "partitioner::state": OpRow(pattern("-> d.."), stored=True, moved=lambda *_: 0),
+    EITHER: OpRow(pattern("d.., d.. -> d.."), view=True, either=True),
+    KEEP: OpRow(pattern("d.., d.. -> d.."), view=True, in_place=1),
+    REST: OpRow(pattern("d.. -> d.."), stored=True, again=True, moved=lambda *_: 0),
+    STATE: OpRow(pattern("-> d.."), stored=True, moved=lambda *_: 0),
     # The first operand is the gradient or next value, the second the stored one.
     "partitioner::uniform": OpRow(pattern("-> d..", flops=RANDOM), _local_uniform, where=True),
     "partitioner::uniform_part": OpRow(pattern("-> d..", flops=RANDOM), _local_uniform, where=True),
-    "partitioner::update": OpRow(
-        pattern("d.., d.. -> d.."), view=True, moved=_update_bytes, in_place=1
-    ),
+    UPDATE: OpRow(pattern("d.., d.. -> d.."), view=True, moved=_update_bytes, in_place=1),
 }

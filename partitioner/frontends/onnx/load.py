@@ -25,12 +25,12 @@ from partitioner.frontends.onnx.reading.bodies import lift_weights
 from partitioner.frontends.onnx.reading.border import border
 from partitioner.frontends.onnx.reading.read import Source, name_of, read_source
 from partitioner.frontends.onnx.reading.runtime import runtime_operators
-from partitioner.frontends.onnx.rewriting import norms, reductions
 from partitioner.frontends.onnx.rewriting.fold import lift_constants, settle_outputs
-from partitioner.frontends.onnx.rewriting.part_writer import in_parts
 from partitioner.ir.graph import Graph, Opaque
 from partitioner.ir.onnx_types import onnx_dtype
 from partitioner.rewrites.keys import keys_in_parts
+from partitioner.rewrites.onnx import norms, reductions
+from partitioner.rewrites.onnx.part_writer import in_parts
 
 _NO_DIMS: Mapping[str, int] = MappingProxyType({})
 _NO_SHAPES: Mapping[str, tuple[int, ...]] = MappingProxyType({})

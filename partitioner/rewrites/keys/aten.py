@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from partitioner.ir.graph import Node
 from partitioner.ir.types import TensorType
-from partitioner.rewrites.keys.writer import Writer
+from partitioner.rewrites.keys.writer import Ops, Writer
 
 ATTENTION = "partitioner::attention"
 #: Whether a row that sees nothing has zeros as its softmax, by operator.
@@ -17,7 +17,9 @@ SOFTMAX = {"aten::_softmax": False, "aten::_safe_softmax": True}
 class AtenWriter(Writer):
     """Nodes of PyTorch's operators."""
 
-    def replaced(self) -> None:
+    ops = Ops("aten::matmul", "aten::sub.Tensor", "aten::exp", "aten::div.Tensor")
+
+    def write(self) -> None:
         """Write the nodes."""
         node = self.node
         if node.op in SOFTMAX:
@@ -41,10 +43,6 @@ class AtenWriter(Writer):
         result = TensorType.of(self.type(x).dtype, [shape[i] for i in order])
         return self.add("aten::permute", [x], result, dims=tuple(order))
 
-    def product(self, a: str, b: str) -> str:
-        """The product of matrices."""
-        return self.add("aten::matmul", [a, b], self.multiplied(a, b))
-
     def hidden(self, scores: str, mask: str) -> str:
         """Scores plus a mask of numbers, or minus infinity where a mask of flags is false."""
         result = self.type(scores)
@@ -65,18 +63,6 @@ class AtenWriter(Writer):
     def total(self, x: str) -> str:
         """The sum over the last dim, which becomes 1."""
         return self.add("aten::sum.dim_IntList", [x], self.reduced(x), dim=(-1,), keepdim=True)
-
-    def difference(self, a: str, b: str) -> str:
-        """``a - b``."""
-        return self.add("aten::sub.Tensor", [a, b], self.joined(a, b))
-
-    def exponential(self, x: str) -> str:
-        """``exp(x)``."""
-        return self.add("aten::exp", [x], self.type(x))
-
-    def quotient(self, a: str, b: str, made: str = "") -> str:
-        """``a / b``."""
-        return self.add("aten::div.Tensor", [a, b], self.joined(a, b), made)
 
     def cast(self, x: str, dtype: str, made: str = "") -> str:
         """The elements in another type; the value itself if it has that type and needs no name."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from partitioner.ir.types import TensorType, numpy_dtype
-from partitioner.rewrites.keys.writer import Writer
+from partitioner.rewrites.keys.writer import Ops, Writer
 
 ATTENTION, SOFTMAX = "Attention", "Softmax"
 #: First opsets in which the axes of ReduceSum, and of ReduceMax, are an operand.
@@ -17,7 +17,9 @@ _SUM_AXES_INPUT, _AXES_INPUT = 13, 18
 class OnnxWriter(Writer):
     """Nodes of ONNX's operators, in the forms of the graph's opset."""
 
-    def replaced(self) -> None:
+    ops = Ops("MatMul", "Sub", "Exp", "Div")
+
+    def write(self) -> None:
         """Write the nodes."""
         if self.node.op == SOFTMAX:
             self.softmax(self.node.inputs[0], self.node.outputs[0], may_hide=False)
@@ -39,8 +41,8 @@ class OnnxWriter(Writer):
             return
         batch, heads, rows, _ = self.type(query).shape
         width = self.type(values).shape[-1]
-        by_head = f"{self.node.name}/keys/result"
-        self.types[by_head] = TensorType.of(self.type(query).dtype, (batch, heads, rows, width))
+        result = TensorType.of(self.type(query).dtype, (batch, heads, rows, width))
+        by_head = self.writer.value(f"{self.node.name}/keys/result", result)
         self.attention(query, keys, values, mask, scale=float(factor), made=by_head)
         self.reshaped(self.permuted(by_head, (0, 2, 1, 3)), (batch, rows, heads * width), made)
 
@@ -104,10 +106,6 @@ class OnnxWriter(Writer):
         result = TensorType.of(self.type(x).dtype, [shape[i] for i in order])
         return self.add("Transpose", [x], result, perm=tuple(order))
 
-    def product(self, a: str, b: str) -> str:
-        """The product of matrices."""
-        return self.add("MatMul", [a, b], self.multiplied(a, b))
-
     def hidden(self, scores: str, mask: str) -> str:
         """Scores plus a mask of numbers, or minus infinity where a mask hides a key.
 
@@ -138,22 +136,10 @@ class OnnxWriter(Writer):
 
     def _reduced(self, op: str, x: str, axes_input: int) -> str:
         last = self.type(x).rank - 1
-        if self.graph.opsets[""] < axes_input:
+        if self.writer.source.opsets[""] < axes_input:
             return self.add(op, [x], self.reduced(x), axes=(last,), keepdims=1)
         axes = self.constant(np.array([last], np.int64))
         return self.add(op, [x, axes], self.reduced(x), keepdims=1)
-
-    def difference(self, a: str, b: str) -> str:
-        """``a - b``."""
-        return self.add("Sub", [a, b], self.joined(a, b))
-
-    def exponential(self, x: str) -> str:
-        """``exp(x)``."""
-        return self.add("Exp", [x], self.type(x))
-
-    def quotient(self, a: str, b: str, made: str = "") -> str:
-        """``a / b``."""
-        return self.add("Div", [a, b], self.joined(a, b), made)
 
     def cast(self, x: str, dtype: str, made: str = "") -> str:
         """The value itself: other types keep the operator."""

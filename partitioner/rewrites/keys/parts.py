@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import rule_of
 from partitioner.ir.rule import Rule
+from partitioner.rewrites.graph_writer import GraphWriter, replaced
 from partitioner.rewrites.keys import aten, onnx
 from partitioner.rewrites.keys.writer import WIDE, Writer
 
@@ -31,22 +31,11 @@ _ONE_AXIS = 13
 def keys_in_parts(graph: Graph) -> Graph:
     """The graph with attention of few queries in parts; itself if it has none or is of training."""
     kinds = {node.name: kind for node in graph.nodes if (kind := _writer(graph, node))}
-    if not kinds:
-        return graph
-    nodes: list[Node] = []
-    types, constants, modules = dict(graph.types), dict(graph.constants), dict(graph.modules)
-    for node in graph.nodes:
-        if node.name not in kinds:
-            nodes.append(node)
-            continue
-        writer = kinds[node.name](graph, node)
-        writer.replaced()
-        nodes += writer.nodes
-        types |= writer.types
-        constants |= writer.constants
-        if node.name in graph.modules:
-            modules |= dict.fromkeys((n.name for n in writer.nodes), graph.modules[node.name])
-    return replace(graph, nodes=tuple(nodes), types=types, constants=constants, modules=modules)
+
+    def write(writer: GraphWriter, node: Node) -> None:
+        kinds[node.name](writer, node).write()
+
+    return replaced(graph, dict.fromkeys(kinds, write))
 
 
 def has_few_queries(graph: Graph) -> bool:

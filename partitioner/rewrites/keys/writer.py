@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from partitioner.ir.graph import Attr, Constant, Graph, Node
+from partitioner.ir.graph import Attr, Constant, Node
 from partitioner.ir.types import TensorType, numpy_dtype
+from partitioner.rewrites.graph_writer import GraphWriter
 
 #: Element types that sums of exponentials are taken in; others are cast to the first.
 WIDE = ("float32", "float64")
@@ -20,6 +23,15 @@ def wide(dtype: str) -> str:
     return dtype if dtype in WIDE else WIDE[0]
 
 
+class Ops(NamedTuple):
+    """Operators of a dialect."""
+
+    product: str
+    difference: str
+    exponential: str
+    quotient: str
+
+
 @dataclass
 class Writer(ABC):
     """Writes the nodes that stand in the place of one node, with their types and constants.
@@ -27,14 +39,14 @@ class Writer(ABC):
     Scores are ``... query key``: queries and keys are the last two dims.
     """
 
-    graph: Graph
+    ops: ClassVar[Ops]
+    writer: GraphWriter
     node: Node
-    nodes: list[Node] = field(default_factory=list)
-    types: dict[str, TensorType] = field(default_factory=dict)
-    constants: dict[str, Constant] = field(default_factory=dict)
+    written: Iterator[int] = field(default_factory=itertools.count)
+    constants: Iterator[int] = field(default_factory=itertools.count)
 
     @abstractmethod
-    def replaced(self) -> None:
+    def write(self) -> None:
         """Write the nodes."""
 
     @abstractmethod
@@ -48,10 +60,6 @@ class Writer(ABC):
     @abstractmethod
     def permuted(self, x: str, order: Sequence[int]) -> str:
         """The dims in another order."""
-
-    @abstractmethod
-    def product(self, a: str, b: str) -> str:
-        """The product of matrices."""
 
     @abstractmethod
     def hidden(self, scores: str, mask: str) -> str:
@@ -70,20 +78,24 @@ class Writer(ABC):
         """The sum over the last dim, which becomes 1."""
 
     @abstractmethod
-    def difference(self, a: str, b: str) -> str:
-        """``a - b``."""
-
-    @abstractmethod
-    def exponential(self, x: str) -> str:
-        """``exp(x)``."""
-
-    @abstractmethod
-    def quotient(self, a: str, b: str, made: str = "") -> str:
-        """``a / b``."""
-
-    @abstractmethod
     def cast(self, x: str, dtype: str, made: str = "") -> str:
         """The elements in another type; the value itself if it has that type and needs no name."""
+
+    def product(self, a: str, b: str) -> str:
+        """The product of matrices."""
+        return self.add(self.ops.product, [a, b], self.multiplied(a, b))
+
+    def difference(self, a: str, b: str) -> str:
+        """``a - b``."""
+        return self.add(self.ops.difference, [a, b], self.joined(a, b))
+
+    def exponential(self, x: str) -> str:
+        """``exp(x)``."""
+        return self.add(self.ops.exponential, [x], self.type(x))
+
+    def quotient(self, a: str, b: str, made: str = "") -> str:
+        """``a / b``."""
+        return self.add(self.ops.quotient, [a, b], self.joined(a, b), made)
 
     def softmax(self, scores: str, made: str, *, may_hide: bool) -> None:
         """Write the softmax of scores over their last dim as a value.
@@ -155,7 +167,7 @@ class Writer(ABC):
 
     def type(self, value: str) -> TensorType:
         """The type of a value of the graph, or of one that was written."""
-        return self.types.get(value) or self.graph.types[value]
+        return self.writer.types[value]
 
     def add(
         self,
@@ -166,19 +178,14 @@ class Writer(ABC):
         **attrs: Attr,
     ) -> str:
         """Write a node; returns its result, a new value unless `made` names one."""
-        name = f"{self.node.name}/keys/{len(self.nodes)}"
-        value = made or f"{name}:0"
-        if not made:
-            self.types[value] = result
-        self.nodes.append(Node(name, op, tuple(reads), (value,), attrs))
+        name = f"{self.node.name}/keys/{next(self.written)}"
+        (value,) = self.writer.add(name, op, reads, [result], [made] if made else (), attrs)
         return value
 
     def constant(self, array: np.ndarray) -> str:
         """A new constant."""
-        value = f"{self.node.name}/keys/constant{len(self.constants)}"
-        self.constants[value] = Constant.of(array)
-        self.types[value] = self.constants[value].type
-        return value
+        name = f"{self.node.name}/keys/constant{next(self.constants)}"
+        return self.writer.constant(name, Constant.of(array))
 
     def reduced(self, x: str) -> TensorType:
         """The type of a reduction over the last dim."""

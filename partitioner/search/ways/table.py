@@ -109,11 +109,18 @@ class Table:
 
     def _whole(self, graph: Graph) -> Way:
         is_first = graph is self._first
-        offers = (lambda: self.model.offered) if is_first and self.training else None
+        request = self.request
+        may_offer = request.recompute == "auto" and request.constraints.plan is None
+        offers = None
+        if is_first and self.training and may_offer:
+            offers = self._offered
         whole = WholeBatch(graph, self.cluster, self._spaces, self.clock, offers)
         name = "the whole batch" if is_first else "the whole batch in another form"
         would_fit = partial(self._whole_would_fit, graph) if graph is self._forms[0] else nothing
         return Way(name, whole.search, would_fit=would_fit)
+
+    def _offered(self) -> Graph | None:
+        return self.model.offered
 
     def _whole_would_fit(
         self, graph: Graph, budget: Budget, refusal: Infeasible

@@ -16,11 +16,13 @@ from partitioner.backends.tensors import to_numpy
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.building.nodes import encode_call
 from partitioner.frontends.torch.element_types import dtype_name
-from partitioner.ir.graph import Attr, Constant, Graph, Node, needed
+from partitioner.ir.graph import Attr, Constant, Graph
 from partitioner.ir.ops import ROWS
 from partitioner.ir.ops.aten.branches import BRANCHES, COND
 from partitioner.ir.ops.aten.derived import RULE
+from partitioner.ir.ops.aten.state import ALIAS
 from partitioner.ir.types import TensorType
+from partitioner.rewrites.graph_writer import GraphWriter
 
 #: Operators that return their first argument.
 _SAME = frozenset({"aten::detach", "aten::alias", "aten::lift_fresh_copy", "aten::lift"})
@@ -45,52 +47,12 @@ def _draws(operator: torch._ops.OpOverload, op: str, attrs: Mapping[str, Attr]) 
     return op in _RANDOM or torch.Tag.nondeterministic_seeded in operator.tags
 
 
-@dataclass
-class Scope:
-    """The names of a graph's nodes and the types of its values, as they are declared.
-
-    Attributes:
-        repeats: Name of the forward node that each node of the backward pass repeats, by its own.
-    """
-
-    names: set[str] = field(default_factory=set)
-    types: dict[str, TensorType] = field(default_factory=dict)
-    repeats: dict[str, str] = field(default_factory=dict)
-
-    def node_name(self, wish: str) -> str:
-        """Declare a node; returns its name: ``/path/op``, then ``/path/op_1``, ``/path/op_2``."""
-        name, count = wish, 0
-        while name in self.names:
-            count += 1
-            name = f"{wish}_{count}"
-        self.names.add(name)
-        return name
-
-    def copy_value(self, value: str, suffix: str) -> str:
-        """Declare the value ``value.suffix`` of the type of a value; returns its name."""
-        copied = f"{value}.{suffix}"
-        self.types[copied] = self.types[value]
-        return copied
-
-    def graph(
-        self,
-        name: str,
-        inputs: tuple[str, ...],
-        outputs: tuple[str, ...],
-        nodes: Sequence[Node],
-        constants: Mapping[str, Constant],
-        **of_training: Any,
-    ) -> Graph:
-        """A graph of these nodes, with the types and those of the constants that they use."""
-        read = {value for node in nodes for value in node.reads}
-        used = {value: constant for value, constant in constants.items() if value in read}
-        known = {*inputs, *used, *(value for node in nodes for value in node.writes)}
-        types = {value: type_ for value, type_ in self.types.items() if value in known}
-        return Graph(name, inputs, outputs, tuple(nodes), types, used, {"aten": 1}, **of_training)
+#: What calls are added to.
+_EMPTY = Graph("", (), (), (), {}, {}, {"aten": 1})
 
 
 @dataclass(kw_only=True)
-class Calls(Scope):
+class Calls(GraphWriter):
     """Gathers the nodes and values of a traced graph, here of a branch of a `torch.cond`.
 
     Attributes:
@@ -101,10 +63,10 @@ class Calls(Scope):
             have that of the forward nodes which they differentiate.
     """
 
+    source: Graph = _EMPTY
+    mark: str = "_"
     module: fx.GraphModule
     path: str = ""
-    nodes: list[Node] = field(default_factory=list)
-    constants: dict[str, Constant] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
     sequence: dict[str, int] = field(default_factory=dict)
 
@@ -129,13 +91,8 @@ class Calls(Scope):
         """Declare the value of an fx node; returns its name, which has primes if it was in use."""
         while wish in self.types:
             wish += "'"
-        self.types[wish] = _type(node.meta["val"], node.name)
-        self.values[node.name] = wish
+        self.values[node.name] = self.value(wish, _type(node.meta["val"], node.name))
         return wish
-
-    def add_node(self, node: Node) -> None:
-        """Add a node, whose name gets a number if it is in use."""
-        self.nodes.append(replace(node, name=self.node_name(node.name)))
 
     def seeded(self, node: fx.Node, inputs: tuple[str, ...], attrs: dict[str, Attr]) -> OpCall:
         """The draw from a shared seed that takes the place of a random call."""
@@ -183,7 +140,7 @@ class Calls(Scope):
             for value in filter(None, outputs[1:]):
                 self.types[value] = replace(self.types[value], dtype=dtype)
         short = op.rpartition("::")[2].partition(".")[0]  # "aten::sum.dim_IntList" -> "sum"
-        self.add_node(Node(f"{path}/{short}", op, inputs, outputs, attrs))
+        self.add(f"{path}/{short}", op, inputs, made=outputs, attrs=attrs)
         number = node.meta.get("seq_nr")
         adds_gradients = node.meta.get("is_gradient_acc")  # which has any number
         is_backward = node.meta.get("partitioner_tag") == "is_backward"
@@ -229,7 +186,7 @@ class Calls(Scope):
         inputs = (values[0], *(values[1 + index] for index in read))
         results = tuple(outputs[index] for index in wanted)
         branches = dict(zip(BRANCHES, bodies, strict=True))
-        self.add_node(Node(f"{path}/cond", COND, inputs, results, branches))
+        self.add(f"{path}/cond", COND, inputs, made=results, attrs=branches)
 
 
 def _branch_graph(owner: fx.GraphModule, body: Any, path: str, wanted: Sequence[int]) -> Graph:
@@ -250,10 +207,9 @@ def _branch_graph(owner: fx.GraphModule, body: Any, path: str, wanted: Sequence[
         source = calls.values[result.name]
         output = calls.add_value(result, f"{result.name}.result")
         calls.values[result.name] = source
-        calls.add_node(Node(f"/{output}", "partitioner::alias", (source,), (output,)))
+        calls.add(f"/{output}", ALIAS, (source,), made=(output,))
         outputs.append(output)
-    nodes = needed(calls.nodes, outputs)
-    return calls.graph(name, inputs, tuple(outputs), nodes, calls.constants)
+    return calls.graph(name=name, inputs=inputs, outputs=tuple(outputs))
 
 
 def _is_tensor(argument: Any) -> bool:

@@ -25,29 +25,22 @@ from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.building.calls import (
     Calls,
     OpCall,
-    Scope,
     constant_loader,
     flat_outputs,
     is_fake,
 )
-from partitioner.frontends.torch.building.passes import (
-    KEEP,
-    REST,
-    backward_pass,
-    early_updates,
-    fetched_early,
-    forward_aliases,
-    plain_access,
-)
-from partitioner.frontends.torch.building.recompute import backward_with_offers
 from partitioner.frontends.torch.element_types import dtype_name
 from partitioner.frontends.torch.options import OPTIMIZERS
 from partitioner.frontends.torch.tracing.capture import Captured, Role, Slot
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Attr, Constant, Graph, Node, needed
 from partitioner.ir.loads import Loads, with_loads
+from partitioner.ir.ops.aten.state import ALIAS, KEEP, REST, STATE, UPDATE
 from partitioner.ir.types import TensorType
 from partitioner.rewrites.keys import keys_in_parts
+from partitioner.rewrites.passes.offers import with_offers
+from partitioner.rewrites.passes.ordering import early_updates, fetched_early
+from partitioner.rewrites.passes.reads import backward_apart, forward_aliases, plain_access
 from partitioner.rewrites.ring import ring_of
 from partitioner.rewrites.settle import chosen
 
@@ -154,10 +147,12 @@ def module_graph(
     forward = (*(value for value in results if value), *written.values())
     outputs = (*(value for value in results if value), *gradients.values(), *written.values())
 
-    def ordered(*, offers: bool) -> Graph:
-        return with_loads(_ordered_graph(calls, name, outputs, forward, offers=offers), loads)
+    plain = _plain_graph(calls, name, outputs, forward)
 
-    graph = ordered(offers=False)
+    def finished(graph: Graph) -> Graph:
+        return with_loads(fetched_early(forward_aliases(graph)), loads)
+
+    graph = finished(backward_apart(plain, plain_access(plain)))
     return ModuleGraph(
         graph,
         captured,
@@ -171,7 +166,7 @@ def module_graph(
         {first: value for first, value in calls.rests.items() if value in graph.types},
         calls.seed,
         graph if training else None,
-        (lambda: ordered(offers=True)) if training else None,
+        (lambda: finished(with_offers(plain))) if training else None,
     )
 
 
@@ -243,12 +238,12 @@ class _ModuleCalls(Calls):
             attrs = {"state_bytes": kept * tensor.element_size()}
             if trained and self.at_rest:
                 attrs["apart"] = 1
-            self.add_node(Node(_path(first), "partitioner::state", (), (value,), attrs))
+            self.add(_path(first), STATE, (), made=(value,), attrs=attrs)
             self.stored[first] = value
             if trained and self.at_rest:
                 parts = self._alias(value, f"{_path(first)}/parts", "parts")
-                rest = self.values[node.name] = self.rests[first] = self.copy_value(value, "rest")
-                self.add_node(Node(f"{_path(first)}/rest", REST, (parts,), (rest,)))
+                rest = self.values[node.name] = self.rests[first] = self.copied(value, "rest")
+                self.add(f"{_path(first)}/rest", REST, (parts,), made=(rest,))
         else:
             steers = not (parameter or tensor.is_floating_point() or is_fake(tensor))
             load = constant_loader(tensor, first)
@@ -261,8 +256,7 @@ class _ModuleCalls(Calls):
             self.seed = SEED
             while self.seed in self.types:  # the module has an argument or a parameter of that name
                 self.seed += "'"
-            self.types[self.seed] = TensorType.of("int64", ())
-            self.inputs.append(self.seed)
+            self.inputs.append(self.value(self.seed, TensorType.of("int64", ())))
         self.draws += 1
         if inputs:
             attrs = {"p": attrs["p"], "index": self.draws}
@@ -281,7 +275,7 @@ class _ModuleCalls(Calls):
                 continue
             if first in updates:
                 raise FrontendError(f"{slot.target}: tied to {first}, and both have a gradient")
-            updates[first] = self.copy_value(first, word)
+            updates[first] = self.copied(first, word)
             inputs, outputs = (self.values[node.name], self.stored[first]), (updates[first],)
             attrs: dict[str, Attr] = {"role": word}
             if role is Role.GRADIENT:
@@ -289,19 +283,19 @@ class _ModuleCalls(Calls):
             name = f"{_path(first)}/{word}"
             if role is Role.GRADIENT and self.at_rest == "zero1" and first in self.rests:
                 kept = (self.values[node.name], self.rests[first])
-                self.add_node(Node(name, KEEP, kept, outputs, {"role": word}))
+                self.add(name, KEEP, kept, made=outputs, attrs={"role": word})
                 parts = self._alias(updates[first], f"{name}/parts", "parts")
                 name, attrs = f"{_path(first)}/step", {"optimizer": self.optimizer}
-                inputs, outputs = (parts, self.stored[first]), (self.copy_value(first, "step"),)
-            self.add_node(Node(name, "partitioner::update", inputs, outputs, attrs))
+                inputs, outputs = (parts, self.stored[first]), (self.copied(first, "step"),)
+            self.add(name, UPDATE, inputs, made=outputs, attrs=attrs)
             if outputs[0] != updates[first]:
                 self.steps.add(self.nodes[-1].name)
         return updates
 
     def _alias(self, value: str, name: str, suffix: str) -> str:
         """An alias of a value, so that copies of it last as long as the readers of the alias."""
-        alias = self.copy_value(value, suffix)
-        self.add_node(Node(name, "partitioner::alias", (value,), (alias,)))
+        alias = self.copied(value, suffix)
+        self.add(name, ALIAS, (value,), made=(alias,))
         return alias
 
     def add_results(self) -> tuple[str, ...]:
@@ -317,8 +311,7 @@ class _ModuleCalls(Calls):
                 source, value = value, f"{value}.result"
                 while value in self.types:
                     value += "'"
-                self.types[value] = self.types[source]
-                self.add_node(Node("/result", "partitioner::alias", (source,), (value,)))
+                self.add("/result", ALIAS, (source,), made=(self.value(value, self.types[source]),))
             results.append(value)
         return tuple(results)
 
@@ -331,49 +324,22 @@ def _path(name: str) -> str:
     return "/" + name.replace(".", "/")
 
 
-def _ordered_graph(
-    calls: _ModuleCalls,
-    name: str,
-    outputs: tuple[str, ...],
-    forward_outputs: tuple[str, ...],
-    *,
-    offers: bool,
+def _plain_graph(
+    calls: _ModuleCalls, name: str, outputs: tuple[str, ...], forward_outputs: tuple[str, ...]
 ) -> Graph:
-    """The graph of the calls that the outputs need, first those that the forward outputs need.
-
-    With offers it may compute again what the backward pass reads.
-    """
-    nodes = list(early_updates(needed(calls.nodes, outputs, calls.steps)))
-    if not calls.captured.training:
-        nodes = list(fetched_early(nodes))
-        return calls.graph(name, tuple(calls.inputs), outputs, nodes, calls.constants)
-    forward = needed(nodes, forward_outputs)
-    forward_names = {node.name for node in forward}
-    backward = [node for node in nodes if node.name not in forward_names]
-    scope, optional = Scope(set(calls.names), dict(calls.types)), frozenset[str]()
-    if offers:
-        backward, optional = backward_with_offers(forward, backward, scope, outputs)
-    else:
-        backward = backward_pass(forward, backward, plain_access(forward), scope)
-    apart = {calls.stored[first] for first in calls.rests}
-    stored = [value for value in calls.stored.values() if value not in apart]
-    read_again = {value for node in backward for value in node.reads}.intersection(stored)
-    forward = list(fetched_early(forward_aliases(forward, read_again, scope)))
-    backward = list(fetched_early(backward, stored))
-    nodes = [*forward, *backward]
-    read = {value for node in nodes for value in node.reads}
-    inputs = tuple(value for value in calls.inputs if value in read)
-    names = frozenset(node.name for node in backward)
-    return scope.graph(
-        name,
-        inputs,
-        outputs,
-        nodes,
-        calls.constants,
-        backward=names,
-        optional=optional,
-        twins=_twins(calls.sequence, forward, backward) | scope.repeats,
-    )
+    """The graph of the calls that the outputs need, first those that the forward outputs need."""
+    nodes, inputs = [*early_updates(needed(calls.nodes, outputs, calls.steps))], calls.inputs
+    if calls.captured.training:
+        forward = needed(nodes, forward_outputs)
+        first = {node.name for node in forward}
+        backward = [node for node in nodes if node.name not in first]
+        nodes = [*forward, *backward]
+        calls.backward.update(node.name for node in backward)
+        calls.twins.update(_twins(calls.sequence, forward, backward))
+        read = {value for node in nodes for value in node.reads}
+        inputs = [value for value in inputs if value in read]
+    calls.nodes = nodes
+    return calls.graph(calls.steps, name=name, inputs=tuple(inputs), outputs=outputs)
 
 
 def _twins(

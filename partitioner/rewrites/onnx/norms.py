@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from partitioner.frontends.onnx.rewriting.part_writer import Form, PartWriter
 from partitioner.ir.graph import Graph, Node
+from partitioner.rewrites.onnx.part_writer import Form, PartWriter
 
 #: First opset in which GroupNormalization has a scale and a bias a channel, not a group.
 _SCALE_A_CHANNEL = 21
@@ -41,51 +41,51 @@ def _normalised(node: Node, rank: int) -> tuple[int, ...]:
     return tuple(sorted(int(axis) % rank for axis in axes))
 
 
-def _mean_variance(writer: PartWriter, node: Node) -> None:
+def _mean_variance(writer: PartWriter) -> None:
     """Write a MeanVarianceNormalization as ONNX Runtime's kernel computes it.
 
     The kernel adds nothing to a deviation, although ONNX's definition adds 1e-9: elements that are
     all alike give NaN, in parts as well.
     """
-    x, result = node.inputs[0], node.outputs[0]
-    centred, variance = _centred(writer, node, x, _normalised(node, writer.type(x).rank))
-    writer.add(node, "Div", [centred, writer.add(node, "Sqrt", [variance])], made=result)
+    x, result = writer.operand, writer.result
+    centred, variance = _centred(writer, x, _normalised(writer.node, writer.type(x).rank))
+    writer.add("Div", [centred, writer.add("Sqrt", [variance])], made=result)
 
 
-def _scaled(writer: PartWriter, node: Node) -> None:
+def _scaled(writer: PartWriter) -> None:
     """A norm of instances or groups, with a scale and a bias."""
-    x, result = node.inputs[0], node.outputs[0]
+    x, result = writer.operand, writer.result
     data = writer.type(x)
-    epsilon = node.attrs.get("epsilon", 1e-5)
+    epsilon = writer.node.attrs.get("epsilon", 1e-5)
     assert isinstance(epsilon, int | float)
     channels, space = data.shape[1], data.shape[2:]
     shape, scale_shape = data.shape, (channels, *[1] * len(space))
-    groups = node.attrs.get("num_groups")
+    groups = writer.node.attrs.get("num_groups")
     if isinstance(groups, int):
         shape = (data.shape[0], groups, channels // groups, *space)
         size = channels // groups if writer.graph.opsets[""] >= _SCALE_A_CHANNEL else 1
         scale_shape = (groups, size, *[1] * len(space))
-        x = writer.reshape(node, x, shape)
-    centred, variance = _centred(writer, node, x, range(2, len(shape)))
-    least = writer.number(node, "epsilon", epsilon, x)
-    deviation = writer.add(node, "Sqrt", [writer.add(node, "Add", [variance, least])])
-    scale, bias = (writer.reshape(node, value, scale_shape) for value in node.inputs[1:3])
-    factor = writer.add(node, "Div", [scale, deviation])
-    scaled = writer.add(node, "Mul", [centred, factor])
+        x = writer.reshape(x, shape)
+    centred, variance = _centred(writer, x, range(2, len(shape)))
+    least = writer.number("epsilon", epsilon, x)
+    deviation = writer.add("Sqrt", [writer.add("Add", [variance, least])])
+    scale, bias = (writer.reshape(value, scale_shape) for value in writer.node.inputs[1:3])
+    factor = writer.add("Div", [scale, deviation])
+    scaled = writer.add("Mul", [centred, factor])
     if shape == data.shape:
-        writer.add(node, "Add", [scaled, bias], made=result)
+        writer.add("Add", [scaled, bias], made=result)
     else:
-        writer.reshape(node, writer.add(node, "Add", [scaled, bias]), data.shape, made=result)
+        writer.reshape(writer.add("Add", [scaled, bias]), data.shape, made=result)
 
 
-def _centred(writer: PartWriter, node: Node, x: str, axes: Iterable[int]) -> tuple[str, str]:
+def _centred(writer: PartWriter, x: str, axes: Iterable[int]) -> tuple[str, str]:
     """The data less its means over these dims, and the variances."""
     dims, data = tuple(axes), writer.type(x)
     count = math.prod(data.shape[dim] for dim in dims)
-    centred = writer.add(node, "Sub", [x, writer.reduced(node, "ReduceMean", x, dims)])
-    squares = writer.reduced(node, "ReduceSumSquare", centred, dims)
-    share = writer.number(node, "share", 1 / count, x)
-    return centred, writer.add(node, "Mul", [squares, share])
+    centred = writer.add("Sub", [x, writer.reduced("ReduceMean", x, dims)])
+    squares = writer.reduced("ReduceSumSquare", centred, dims)
+    share = writer.number("share", 1 / count, x)
+    return centred, writer.add("Mul", [squares, share])
 
 
 #: Normalizations without a kernel of ONNX Runtime on a CPU.

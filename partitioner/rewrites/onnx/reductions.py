@@ -18,13 +18,13 @@ from functools import partial
 
 import numpy as np
 
-from partitioner.frontends.onnx.rewriting.part_writer import Form, PartWriter
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops.onnx.reduction import reduced_dims, softmax_dims
 from partitioner.ir.ops.table import OpView
 from partitioner.ir.types import numpy_dtype
 from partitioner.rewrites.keys import weighs_values
+from partitioner.rewrites.onnx.part_writer import Form, PartWriter
 
 #: Least elements along the reduced dims for a second form: a row of fewer, 4 KiB, is gathered in
 #: less time than an all-reduce takes to start, by the figures of all presets but `ideal`.
@@ -90,156 +90,149 @@ def _is_long_softmax(graph: Graph, node: Node) -> bool:
     return _is_long(graph, node, _softmax_dims) and not weighs_values(graph, node.outputs[0])
 
 
-def _root_of_squares(writer: PartWriter, node: Node) -> None:
-    view = OpView(node, writer.graph)
+def _root_of_squares(writer: PartWriter) -> None:
+    view = writer.view
     keepdims, dims = view.int_attr("keepdims", 1), sorted(reduced_dims(view))
-    squares = writer.reduced(node, "ReduceSumSquare", node.inputs[0], dims, keepdims=keepdims)
-    writer.add(node, "Sqrt", [squares], made=node.outputs[0])
+    squares = writer.reduced("ReduceSumSquare", writer.operand, dims, keepdims=keepdims)
+    writer.add("Sqrt", [squares], made=writer.result)
 
 
-def _log_of_sum(writer: PartWriter, node: Node) -> None:
-    view = OpView(node, writer.graph)
+def _log_of_sum(writer: PartWriter) -> None:
+    view = writer.view
     keepdims, dims = view.int_attr("keepdims", 1), sorted(reduced_dims(view))
-    total = writer.reduced(node, "ReduceSum", node.inputs[0], dims, keepdims=keepdims)
-    writer.add(node, "Log", [total], made=node.outputs[0])
+    total = writer.reduced("ReduceSum", writer.operand, dims, keepdims=keepdims)
+    writer.add("Log", [total], made=writer.result)
 
 
-def _log_of_exponentials(writer: PartWriter, node: Node) -> None:
+def _log_of_exponentials(writer: PartWriter) -> None:
     """Sum exponentials of a row less its maximum, but for a maximum that is infinite."""
-    x, dims = node.inputs[0], sorted(reduced_dims(OpView(node, writer.graph)))
-    largest = writer.reduced(node, "ReduceMax", x, dims)
-    infinite = writer.add(node, "IsInf", [largest], dtype="bool")
-    zero = writer.number(node, "zero", 0, x)
-    largest = writer.add(node, "Where", [infinite, zero, largest])
-    powers = writer.add(node, "Exp", [writer.add(node, "Sub", [x, largest])])
-    total = writer.reduced(node, "ReduceSum", powers, dims)
-    logarithm = writer.add(node, "Log", [total])
-    _shaped(writer, node, writer.add(node, "Add", [logarithm, largest]))
+    x, dims = writer.operand, sorted(reduced_dims(writer.view))
+    largest = writer.reduced("ReduceMax", x, dims)
+    infinite = writer.add("IsInf", [largest], dtype="bool")
+    zero = writer.number("zero", 0, x)
+    largest = writer.add("Where", [infinite, zero, largest])
+    powers = writer.add("Exp", [writer.add("Sub", [x, largest])])
+    total = writer.reduced("ReduceSum", powers, dims)
+    logarithm = writer.add("Log", [total])
+    _shaped(writer, writer.add("Add", [logarithm, largest]))
 
 
-def _softmax(writer: PartWriter, node: Node) -> None:
-    powers, total, _ = _exponentials(writer, node)
-    writer.add(node, "Div", [powers, total], made=node.outputs[0])
+def _softmax(writer: PartWriter) -> None:
+    powers, total, _ = _exponentials(writer)
+    writer.add("Div", [powers, total], made=writer.result)
 
 
-def _log_softmax(writer: PartWriter, node: Node) -> None:
-    _, total, less = _exponentials(writer, node)
-    writer.add(node, "Sub", [less, writer.add(node, "Log", [total])], made=node.outputs[0])
+def _log_softmax(writer: PartWriter) -> None:
+    _, total, less = _exponentials(writer)
+    writer.add("Sub", [less, writer.add("Log", [total])], made=writer.result)
 
 
-def _exponentials(writer: PartWriter, node: Node) -> tuple[str, str, str]:
+def _exponentials(writer: PartWriter) -> tuple[str, str, str]:
     """Exponentials of elements less the largest, their sum, and these differences."""
-    x, dims = node.inputs[0], sorted(_softmax_dims(OpView(node, writer.graph)))
-    less = writer.add(node, "Sub", [x, writer.reduced(node, "ReduceMax", x, dims)])
-    powers = writer.add(node, "Exp", [less])
-    return powers, writer.reduced(node, "ReduceSum", powers, dims), less
+    x, dims = writer.operand, sorted(_softmax_dims(writer.view))
+    less = writer.add("Sub", [x, writer.reduced("ReduceMax", x, dims)])
+    powers = writer.add("Exp", [less])
+    return powers, writer.reduced("ReduceSum", powers, dims), less
 
 
-def _lp_normalization(writer: PartWriter, node: Node) -> None:
+def _lp_normalization(writer: PartWriter) -> None:
     """Elements over their norm; zeros where it is 0."""
-    view = OpView(node, writer.graph)
-    x, dims = node.inputs[0], sorted(_norm_dims(view))
+    view = writer.view
+    x, dims = writer.operand, sorted(_norm_dims(view))
     if view.int_attr("p", 2) == 1:
-        norm = writer.reduced(node, "ReduceL1", x, dims)
+        norm = writer.reduced("ReduceL1", x, dims)
     else:
-        norm = writer.add(node, "Sqrt", [writer.reduced(node, "ReduceSumSquare", x, dims)])
-    is_zero = writer.add(node, "Equal", [norm, writer.number(node, "zero", 0, x)], dtype="bool")
-    norm = writer.add(node, "Where", [is_zero, writer.number(node, "all", math.inf, x), norm])
-    writer.add(node, "Div", [x, norm], made=node.outputs[0])
+        norm = writer.add("Sqrt", [writer.reduced("ReduceSumSquare", x, dims)])
+    is_zero = writer.add("Equal", [norm, writer.number("zero", 0, x)], dtype="bool")
+    norm = writer.add("Where", [is_zero, writer.number("all", math.inf, x), norm])
+    writer.add("Div", [x, norm], made=writer.result)
 
 
-def _place(writer: PartWriter, node: Node) -> None:
+def _place(writer: PartWriter) -> None:
     """ArgMax or ArgMin."""
-    view = OpView(node, writer.graph)
+    view = writer.view
     dims = sorted(_arg_dims(view))
     write = _last_place if view.int_attr("select_last_index", 0) else _first_place
-    place = write(writer, node, dims, least=node.op == "ArgMin")
-    keep = writer.type(place).shape == writer.graph.types[node.outputs[0]].shape
-    index = writer.add(
-        node, "Cast", [place], made=node.outputs[0] if keep else "", dtype="int64", to=_INT64
-    )
+    place = write(writer, dims, least=writer.node.op == "ArgMin")
+    keep = writer.type(place).shape == writer.graph.types[writer.result].shape
+    made = writer.result if keep else ""
+    index = writer.add("Cast", [place], made=made, dtype="int64", to=_INT64)
     if not keep:
-        _shaped(writer, node, index)
+        _shaped(writer, index)
 
 
 #: `onnx.TensorProto.INT64` and `FLOAT`, the attribute of Cast.
 _INT64, _FLOAT = 7, 1
 
 
-def _first_place(writer: PartWriter, node: Node, dims: list[int], *, least: bool) -> str:
+def _first_place(writer: PartWriter, dims: list[int], *, least: bool) -> str:
     """The first place of the largest element, or of the least.
 
     ONNX Runtime compares each element with the first one and those after it, so that NaN counts
     nowhere but at the first place, where it counts as the largest: here as an infinity.
     """
-    x = node.inputs[0]
-    data, places = writer.type(x), _places(writer, node, dims)
+    x = writer.operand
+    data, places = writer.type(x), _places(writer, dims)
     if "float" in data.dtype:
         other_end = math.inf if least else -math.inf
         fill = np.full(writer.type(places).shape, other_end, numpy_dtype(data.dtype))
         fill.reshape(-1)[0] = -other_end
-        absent = writer.add(node, "IsNaN", [x], dtype="bool")
-        x = writer.add(node, "Where", [absent, writer.constant(node, "fill", fill), x])
-    extreme = writer.reduced(node, "ReduceMin" if least else "ReduceMax", x, dims)
-    equal = writer.add(node, "Equal", [x, extreme], dtype="bool")
-    behind = writer.number(node, "behind", _count(data.shape, dims), places)
-    return writer.reduced(node, "ReduceMin", _chosen(writer, node, equal, places, behind), dims)
+        absent = writer.add("IsNaN", [x], dtype="bool")
+        x = writer.add("Where", [absent, writer.constant("fill", fill), x])
+    extreme = writer.reduced("ReduceMin" if least else "ReduceMax", x, dims)
+    equal = writer.add("Equal", [x, extreme], dtype="bool")
+    behind = writer.number("behind", _count(data.shape, dims), places)
+    return writer.reduced("ReduceMin", writer.add("Where", [equal, places, behind]), dims)
 
 
-def _last_place(writer: PartWriter, node: Node, dims: list[int], *, least: bool) -> str:
+def _last_place(writer: PartWriter, dims: list[int], *, least: bool) -> str:
     """The last place of the largest element, or of the least; the first one if NaN stands there."""
-    x = node.inputs[0]
-    data, places = writer.type(x), _places(writer, node, dims)
+    x = writer.operand
+    data, places = writer.type(x), _places(writer, dims)
     is_float, clean = "float" in data.dtype, x
     if is_float:
-        absent = writer.add(node, "IsNaN", [x], dtype="bool")
-        fill = writer.number(node, "fill", math.inf if least else -math.inf, x)
-        clean = writer.add(node, "Where", [absent, fill, x])
-    extreme = writer.reduced(node, "ReduceMin" if least else "ReduceMax", clean, dims)
-    equal = writer.add(node, "Equal", [x, extreme], dtype="bool")
-    before = writer.number(node, "before", -1, places)
-    chosen = _chosen(writer, node, equal, places, before)
+        absent = writer.add("IsNaN", [x], dtype="bool")
+        fill = writer.number("fill", math.inf if least else -math.inf, x)
+        clean = writer.add("Where", [absent, fill, x])
+    extreme = writer.reduced("ReduceMin" if least else "ReduceMax", clean, dims)
+    equal = writer.add("Equal", [x, extreme], dtype="bool")
+    before = writer.number("before", -1, places)
+    chosen = writer.add("Where", [equal, places, before])
     if not is_float:
-        return writer.reduced(node, "ReduceMax", chosen, dims)
-    count = writer.number(node, "count", _count(data.shape, dims), places)
+        return writer.reduced("ReduceMax", chosen, dims)
+    count = writer.number("count", _count(data.shape, dims), places)
     first = np.zeros(writer.type(places).shape, bool)
     first.reshape(-1)[0] = True
-    absent = writer.add(node, "And", [absent, writer.constant(node, "first", first)], dtype="bool")
-    chosen = _chosen(writer, node, absent, count, chosen)
-    return writer.add(node, "Mod", [writer.reduced(node, "ReduceMax", chosen, dims), count])
+    absent = writer.add("And", [absent, writer.constant("first", first)], dtype="bool")
+    chosen = writer.add("Where", [absent, count, chosen])
+    return writer.add("Mod", [writer.reduced("ReduceMax", chosen, dims), count])
 
 
-def _chosen(writer: PartWriter, node: Node, flags: str, yes: str, no: str) -> str:
-    return writer.add(node, "Where", [flags, yes, no])
+def _hardmax(writer: PartWriter) -> None:
+    """One at the first place of the largest element."""
+    dims = sorted(_softmax_dims(writer.view))
+    place = _first_place(writer, dims, least=False)
+    places = _places(writer, dims)
+    equal = writer.add("Equal", [places, place], dtype="bool")
+    shape = writer.type(writer.operand).shape
+    writer.add("Cast", [equal], shape, made=writer.result, to=_FLOAT)
 
 
-def _hardmax(writer: PartWriter, node: Node) -> None:
-    """Mark the first place of the largest element with 1."""
-    dims = sorted(_softmax_dims(OpView(node, writer.graph)))
-    place = _first_place(writer, node, dims, least=False)
-    places = _places(writer, node, dims)
-    equal = writer.add(node, "Equal", [places, place], dtype="bool")
-    shape = writer.type(node.inputs[0]).shape
-    writer.add(node, "Cast", [equal], shape, made=node.outputs[0], to=_FLOAT)
-
-
-def _places(writer: PartWriter, node: Node, dims: list[int]) -> str:
+def _places(writer: PartWriter, dims: list[int]) -> str:
     """The place of each element along these dims, as a constant."""
-    shape = writer.type(node.inputs[0]).shape
+    shape = writer.type(writer.operand).shape
     kept = [size if dim in dims else 1 for dim, size in enumerate(shape)]
-    return writer.constant(
-        node, "places", np.arange(_count(shape, dims), dtype=np.int32).reshape(kept)
-    )
+    return writer.constant("places", np.arange(_count(shape, dims), dtype=np.int32).reshape(kept))
 
 
 def _count(shape: tuple[int, ...], dims: list[int]) -> int:
     return math.prod(shape[dim] for dim in dims)
 
 
-def _shaped(writer: PartWriter, node: Node, x: str) -> None:
+def _shaped(writer: PartWriter, x: str) -> None:
     """The node's result in its shape, with or without the reduced dims."""
-    result = node.outputs[0]
-    writer.reshape(node, x, writer.graph.types[result].shape, made=result)
+    result = writer.result
+    writer.reshape(x, writer.graph.types[result].shape, made=result)
 
 
 _ARG = Form(

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from partitioner.frontends.torch.building.regions import Life, regions
 from partitioner.ir.repeats import Stretch
+from partitioner.rewrites.passes.regions import Life, regions
 
 
 def chain(count: int) -> list[Life]:

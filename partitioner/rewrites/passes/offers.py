@@ -15,63 +15,53 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from partitioner.frontends.torch.building.calls import Scope
-from partitioner.frontends.torch.building.passes import (
-    REST,
-    STATE,
-    Access,
-    backward_pass,
-    plain_access,
-)
-from partitioner.frontends.torch.building.regions import Life, regions
-from partitioner.ir.graph import Node
+from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
+from partitioner.ir.ops.aten.state import EITHER
 from partitioner.ir.repeats import Stretch, numbered, repetitions
 from partitioner.ir.types import TensorType
+from partitioner.rewrites.graph_writer import GraphWriter
+from partitioner.rewrites.passes.ordering import passes_of
+from partitioner.rewrites.passes.reads import Access, backward_apart, is_stored, plain_access
+from partitioner.rewrites.passes.regions import Life, regions
 
 
-def backward_with_offers(
-    forward: Sequence[Node], backward: Sequence[Node], scope: Scope, outputs: Collection[str]
-) -> tuple[list[Node], frozenset[str]]:
-    """The backward pass with offers, new names in the scope, and the names of optional nodes.
+def with_offers(graph: Graph) -> Graph:
+    """The graph whose backward pass has names of its own, and offers.
 
     The outputs of the graph are kept to the end: they are not offered.
     """
-    access = _offered_access(forward, backward, scope.types, outputs)
-    nodes = backward_pass(forward, backward, access, scope)
-    names = {node.name for node in backward}
+    apart = backward_apart(graph, _offered_access(graph))
     needed: set[str] = set()
     optional = set()
-    for node in reversed(nodes):
-        if node.name not in names and not needed.intersection(node.writes):
+    for node in reversed(passes_of(apart)[1]):
+        if node.name not in graph.by_name and not needed.intersection(node.writes):
             optional.add(node.name)
-        elif node.op != "partitioner::either":
+        elif node.op != EITHER:
             needed.update(node.reads)
-    read = {value for node in nodes for value in node.reads}
-    for index, node in enumerate(nodes):
-        if node.name not in names:
-            outputs = tuple(value if value in read else "" for value in node.outputs)
-            nodes[index] = replace(node, outputs=outputs)
-    return nodes, frozenset(optional)
+    read = {value for node in apart.nodes for value in node.reads}
+    writer = GraphWriter(source=apart)
+    for node in apart.nodes:
+        outputs = node.outputs
+        if node.name not in graph.by_name:
+            outputs = tuple(value if value in read else "" for value in outputs)
+        writer.nodes.append(replace(node, outputs=outputs))
+    return writer.graph(optional=frozenset(optional))
 
 
-def _offered_access(
-    forward: Sequence[Node],
-    backward: Sequence[Node],
-    types: Mapping[str, TensorType],
-    outputs: Collection[str],
-) -> dict[str, Access]:
-    access = plain_access(forward)
+def _offered_access(graph: Graph) -> dict[str, Access]:
+    forward, backward = passes_of(graph)
+    access = plain_access(graph)
     computed: dict[str, Node] = {}
     for node in forward:
         for value in node.writes:
-            if value in outputs or node.op in (STATE, REST):
+            if value in graph.outputs or is_stored(node):
                 continue
             if _is_view(node):
                 access[value] = Access.REPEATED
             elif access[value] is Access.ALIAS:
                 computed[value] = node
-    within = _values_within_regions(forward, backward, types, computed)
+    within = _values_within_regions(forward, backward, graph.types, computed)
     for value, node in computed.items():
         if row_of(node) is not None:
             access[value] = Access.OFFERED if value in within else Access.TAKEN

@@ -1,0 +1,263 @@
+"""Writes a changed graph: nodes that stay, new ones under free names, and no more than is read.
+
+A rewrite is a function of a graph that gives a graph; the writer is the one place that makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from partitioner.ir.exchange import Region
+from partitioner.ir.graph import Attr, Constant, Graph, Node, needed
+from partitioner.ir.layout import Interval
+from partitioner.ir.local_node import localized
+from partitioner.ir.ops import LocalOp
+from partitioner.ir.ops.pieces import added, joined, part_of
+from partitioner.ir.plan import PlacedNode
+from partitioner.ir.types import TensorType
+
+
+@dataclass(kw_only=True)
+class GraphWriter:
+    """A graph that is being written, made from another one.
+
+    Attributes:
+        source: The graph that is rewritten.
+        mark: The text between a name and the number that makes it free.
+        nodes: The nodes so far.
+        types: Types of the source's values, and of new ones.
+        constants: Constants of the source, and new ones.
+        modules, twins, backward, blocks: See `Graph`, of nodes of the source and new ones.
+        taken: Names of nodes and values of the source, and of new ones.
+    """
+
+    source: Graph
+    mark: str = "."
+    nodes: list[Node] = field(default_factory=list)
+    types: dict[str, TensorType] = field(init=False)
+    constants: dict[str, Constant] = field(init=False)
+    modules: dict[str, str] = field(init=False)
+    twins: dict[str, str] = field(init=False)
+    backward: set[str] = field(init=False)
+    blocks: dict[str, int] = field(init=False)
+    taken: set[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        source = self.source
+        self.types, self.constants = dict(source.types), dict(source.constants)
+        self.modules, self.twins = dict(source.modules), dict(source.twins)
+        self.backward, self.blocks = set(source.backward), dict(source.blocks)
+        self.taken = {*source.types, *source.by_name}
+
+    def free(self, name: str) -> str:
+        """The name, or with a number that makes it free; it is then taken."""
+        free, number = name, 0
+        while free in self.taken:
+            number += 1
+            free = f"{name}{self.mark}{number}"
+        self.taken.add(free)
+        return free
+
+    def value(self, name: str, type_: TensorType) -> str:
+        """Declare a new value; returns its name."""
+        free = self.free(name)
+        self.types[free] = type_
+        return free
+
+    def constant(self, name: str, constant: Constant) -> str:
+        """Declare a new constant; returns its name."""
+        free = self.value(name, constant.type)
+        self.constants[free] = constant
+        return free
+
+    def constant_part(self, value: str, region: Region, type_: TensorType) -> str:
+        """Declare a region of a constant of the source, which is read when it is needed."""
+        constant = self.source.constants[value]
+        load = partial(_loaded_part, constant, region)
+        return self.constant(f"{value}.part", replace(constant, type=type_, load=load))
+
+    def add(
+        self,
+        name: str,
+        op: str,
+        reads: Sequence[str],
+        types: Sequence[TensorType] = (),
+        made: Sequence[str] = (),
+        attrs: Mapping[str, Attr] | None = None,
+    ) -> tuple[str, ...]:
+        """Add a new node; returns its results: those given, or new values of these types."""
+        free = self.free(name)
+        made = tuple(made) or tuple(self.value(f"{free}:{i}", t) for i, t in enumerate(types))
+        self.nodes.append(Node(free, op, tuple(reads), made, attrs or {}))
+        return made
+
+    def again(self, node: Node, names: dict[str, str], suffix: str = "again") -> Node:
+        """A copy of a node that reads values by `names`, which gets the names of its results."""
+        copies = {value: self.copied(value, suffix) for value in node.writes}
+        copy = replace(
+            reading(node, names),
+            name=self.free(f"{node.name}/again"),
+            outputs=tuple(copies.get(value, "") for value in node.outputs),
+        )
+        names.update(copies)
+        self.twins[copy.name] = self.twins.get(node.name, node.name)
+        return copy
+
+    def copied(self, value: str, suffix: str) -> str:
+        """Declare a new value of the type of another one; returns its name."""
+        return self.value(f"{value}.{suffix}", self.types[value])
+
+    def instead(self, node: Node, write: Callable[[GraphWriter, Node], object]) -> None:
+        """Write new nodes in the place of one: they have its module, its pass and its twin.
+
+        A node that the old one is the twin of has the first new one as its twin.
+        """
+        before = len(self.nodes)
+        write(self, node)
+        new = [one.name for one in self.nodes[before:]]
+        for facts in (self.modules, self.twins):
+            if node.name in facts:
+                facts.update(dict.fromkeys(new, facts[node.name]))
+        if node.name in self.backward:
+            self.backward.update(new)
+        elif node.name in self.twins.values():
+            self.twins = {k: new[0] if v == node.name else v for k, v in self.twins.items()}
+
+    def part(self, value: str, cuts: Mapping[int, Interval], name: str) -> str:
+        """Add nodes that take an interval of some dims of a value; returns their result."""
+        type_ = self.types[value]
+        shape = [cuts[dim][1] if dim in cuts else size for dim, size in enumerate(type_.shape)]
+        part = self.value(name, type_.with_shape(shape))
+        local = part_of(self.source, value, type_, cuts, part)
+        self.taken.update(local.constants, local.types)
+        self._note(local)
+        self.nodes += local.nodes
+        return part
+
+    def joined(self, parts: Sequence[str], dim: int, made: str) -> None:
+        """Add a node that puts parts one after the other along a dim, as a value."""
+        self.add_node(joined(self.source, parts, dim, made), suffix="joined")
+
+    def added(self, one: str, other: str, made: str) -> None:
+        """Add a node that adds two values of one type, as a value."""
+        self.add_node(added(self.source, one, other, made), suffix="joined")
+
+    def local(
+        self,
+        placed: PlacedNode,
+        point: Mapping[str, int],
+        operands: Sequence[str],
+        results: Mapping[str, str],
+        suffix: str,
+        *,
+        stays: bool = False,
+    ) -> None:
+        """Add what the device at a mesh coordinate runs in place of a node.
+
+        Args:
+            placed: The node.
+            point: The coordinate.
+            operands: Names of the parts that it reads, inputs and captures in order.
+            results: Names of the parts that it makes, by value.
+            suffix: Ends the names of what is new.
+            stays: Whether the node keeps its name.
+        """
+        local = localized(
+            self.source,
+            placed,
+            point,
+            operands,
+            results,
+            lambda name: self.free(f"{name}.{suffix}"),
+        )
+        self._note(local)
+        for step in local.nodes:
+            if stays and step.name == placed.node.name:
+                self.nodes.append(step)
+            else:
+                self.add_node(step, suffix)
+
+    def add_node(self, node: Node, suffix: str) -> None:
+        """Add a node under its name with a suffix."""
+        self.nodes.append(replace(node, name=self.free(f"{node.name}.{suffix}")))
+
+    def _note(self, local: LocalOp) -> None:
+        for name, array in local.constants.items():
+            self.constants[name] = Constant.of(np.asarray(array))
+            self.types[name] = self.constants[name].type
+        self.types.update(local.types)
+
+    def graph(self, roots: Container[str] | None = None, **changes: Any) -> Graph:
+        """The graph that was written, without what nothing reads any more.
+
+        Args:
+            roots: Names of nodes that stay though nothing reads them; by default those of the
+                source that nothing reads there.
+            changes: Other fields of the graph that are not those of the source.
+        """
+        source = self.source
+        if roots is None:
+            roots = source.by_name.keys() - {n.name for n in needed(source.nodes, source.outputs)}
+        nodes = needed(self.nodes, changes.get("outputs", source.outputs), roots)
+        names = {node.name for node in nodes}
+        backward = self.backward & names
+        read = {value for node in nodes for value in node.reads}
+        made = {value for node in nodes for value in node.writes}
+        constants = {value: c for value, c in self.constants.items() if value in read}
+        kept = {*changes.get("inputs", source.inputs), *constants, *made}
+        written = {
+            "nodes": tuple(nodes),
+            "types": {value: type_ for value, type_ in self.types.items() if value in kept},
+            "constants": constants,
+            "backward": frozenset(backward),
+            "optional": source.optional & names,
+            "twins": {name: twin for name, twin in self.twins.items() if name in backward},
+            "modules": {name: module for name, module in self.modules.items() if name in names},
+            "blocks": {name: block for name, block in self.blocks.items() if name in names},
+        }
+        return replace(source, **{**written, **changes})
+
+
+def replaced(
+    graph: Graph, writes: Mapping[str, Callable[[GraphWriter, Node], object]], mark: str = "."
+) -> Graph:
+    """The graph with what is written in the place of some nodes, by name; itself without any."""
+    if not writes:
+        return graph
+    writer = GraphWriter(source=graph, mark=mark)
+    for node in graph.nodes:
+        if node.name in writes:
+            writer.instead(node, writes[node.name])
+        else:
+            writer.nodes.append(node)
+    return writer.graph()
+
+
+def reading(node: Node, names: Mapping[str, str], stays: Container[str] = ()) -> Node:
+    """The node with its operands renamed, but for those that stay."""
+    if not any(value in names for value in node.reads):
+        return node
+
+    def name(value: str) -> str:
+        return value if value in stays else names.get(value, value)
+
+    inputs, captures = tuple(map(name, node.inputs)), tuple(map(name, node.captures))
+    return replace(node, inputs=inputs, captures=captures)
+
+
+def elements(array: np.ndarray, region: Region) -> np.ndarray:
+    """The elements of a region of a tensor."""
+    if all(len(dim) == 1 for dim in region):
+        return array[tuple(slice(start, start + length) for ((start, length),) in region)]
+    empty = [np.arange(0)]
+    intervals = ([np.arange(s, s + n) for s, n in dim] or empty for dim in region)
+    return array[np.ix_(*map(np.concatenate, intervals))]
+
+
+def _loaded_part(constant: Constant, region: Region) -> np.ndarray:
+    return np.ascontiguousarray(elements(constant.load(), region))

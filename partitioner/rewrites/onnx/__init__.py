@@ -1,0 +1,1 @@
+"""Nodes of ONNX in parts that can be cut along more dims."""

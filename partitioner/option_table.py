@@ -382,9 +382,9 @@ class CompileOptions(
     micro_batches: Annotated[
         "MicroBatchCount",
         Option(
-            "Run each batch in M equal parts. `auto`: a module in as many as fit in memory, even "
-            "if that changes results; an ONNX model in as many as are fastest. Default: the whole "
-            "batch; a module whose batch does not fit runs in parts if results stay the same.",
+            "Run each batch in M equal parts. `auto`: in as many as are fastest, or fit in memory, "
+            "even if that changes results. Default: the whole batch; a module runs in parts if its "
+            "batch does not fit, or training is faster in stages, and results stay the same.",
             TRAINING,
             more="Parts run through stages or all on the same devices; gradients are added up. "
             "With {schedule}, or with {parallel=pp} alone, several numbers are tried, of a module "
@@ -392,10 +392,10 @@ class CompileOptions(
             "numbers; a note names what stands against the others, and what is not proven of a "
             "number that is given. A module whose batch does not fit runs in the fewest parts that "
             "fit and are proven to compute the same (no batch norms, no dropout); `auto` takes "
-            "them without that proof and, in training on several nodes of more than 16 devices, "
-            "stages if they are faster. The batch of an ONNX model is dim 0 of the first input and "
-            "of all inputs as long as that; a model whose outputs are not proven to be the same is "
-            "refused.",
+            "them without that proof. Training on up to 16 devices weighs stages by itself, on "
+            "several nodes of more devices with `auto`. The batch of an ONNX model is dim 0 of the "
+            "first input and of all inputs as long as that; a model whose outputs are not proven "
+            "to be the same is refused.",
             see="how-to/pipelines.md#a-batch-that-does-not-fit",
             form="micro_batches",
             metavar="M|auto",

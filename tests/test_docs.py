@@ -80,7 +80,7 @@ def test_the_line_split_says_why_nothing_is_cut() -> None:
     pinned = partitioner.compile(module, torch.zeros(2, 8), devices=2, constraints=pins)
     alone = partitioner.compile(module, torch.zeros(2, 8), devices=1)
     placed = partitioner.compile(
-        torch.nn.Sequential(module, module), torch.zeros(2, 8), devices=2, strategy="inter"
+        torch.nn.Sequential(module, module), torch.zeros(2, 8), cluster="2xideal", strategy="inter"
     )
     sentences = (
         "nothing was split: no plan within the constraints",

@@ -24,6 +24,7 @@ from partitioner.search.levels.split_axes import SplitAxesSpace, axes_meshes
 from partitioner.search.levels.staged import StagesSpace
 from partitioner.search.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
 from partitioner.search.outcome import (
+    NoCheaper,
     Outcome,
     SpaceResult,
     best_of,
@@ -35,6 +36,7 @@ from partitioner.search.spaces.explicit import JointSearch, JointSpace, KindSpac
 from partitioner.search.spaces.one_device import (
     OneDeviceSpace,
     alone_is_faster,
+    is_free,
     is_to_run,
     least_alone,
 )
@@ -80,6 +82,7 @@ def find_plan(
 
     Raises:
         Infeasible: No space has a plan within the memory limits.
+        NoCheaper: None was found that costs less than the known plan of the budget.
         ConstraintError: The pins leave a node without a strategy in every space.
         SearchError: The request names no search space.
     """
@@ -90,8 +93,11 @@ def find_plan(
     if goes_by_levels(graph, devices, request):
         stages = StagesSpace.of(graph, rules, cluster, request)
         results = _searched([stages], request, cluster, budget)
-        return _winner(results, request, cluster, budget)
-    return _explicit(graph, cluster, request, budget, rules)
+        results += _alone(results, graph, request, cluster)
+        outcome = _winner(results, request, cluster, budget)
+    else:
+        outcome = _explicit(graph, cluster, request, budget, rules)
+    return replace(outcome, of=graph)
 
 
 def _winner(
@@ -174,17 +180,37 @@ def _explicit(
     if any(result.plans for result in results):
         results = _looked_again(results, search, budget)
         results.append(SpaceResult(bound=least_alone(graph, cluster, request)))
+        results += _alone(results, graph, request, cluster)
         return _winner(results, request, cluster, budget)
     refused = [result.refused for result in results if result.refused is not None]
     if not refused:
         pins = [e for r in results for _, e in r.failed if isinstance(e, ConstraintError)]
-        raise max(pins, key=lambda error: error.position)
+        if math.isinf(budget.best_s):
+            raise max(pins, key=lambda error: error.position)
+        least = min(result.least for result in results)
+        raise NoCheaper("no plan was found to cost less", min(least, budget.best_s))
     budget.say("looking again at what does not fit")
     plan = second_look(
         refused, budget, search.candidate, search.holdings, complete=len(refused) == refusing
     )
     results.append(SpaceResult((plan,)))
     return _winner(results, request, cluster, budget)
+
+
+def _alone(
+    results: Sequence[SpaceResult], graph: Graph, request: Request, cluster: Cluster
+) -> list[SpaceResult]:
+    """The plan of one device, if no other is better: what copies on all devices come to, too.
+
+    Its bound is that of the others, which have such plans among theirs.
+    """
+    plans = [plan for result in results for plan in result.plans]
+    if len(cluster) == 1 or not plans or not is_free(graph, request):
+        return []
+    found = OneDeviceSpace(graph, cluster, request).search(Budget.of(request), ()).plans
+    alone = [replace(plan, bounds_space=False) for plan in found if plan.evaluation.fits_exactly]
+    best = best_of([*plans, *alone], request.objective, len(cluster))
+    return [SpaceResult((best,))] if any(best is plan for plan in alone) else []
 
 
 def _tries_kinds(request: Request) -> bool:

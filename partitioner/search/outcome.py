@@ -85,6 +85,12 @@ class Candidate:
         devices = [frozenset(mesh.devices) for mesh in self.plan.groups]
         return returns(devices[node.group] for node in self.plan.nodes.values())
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether several devices compute all nodes whole."""
+        nodes, groups = self.plan.nodes.values(), self.plan.groups
+        return all(not node.cuts and groups[node.group].size() > 1 for node in nodes)
+
     def numbered(self, request: Request, cluster: Cluster) -> Candidate:
         """The candidate with interchangeable devices numbered in the order of their first use.
 
@@ -154,6 +160,10 @@ class Outcome:
         failed: The reason for each space without a plan.
         memory_binds: Whether memory forbids a plan that costs less by more than the gap; known
             by levels only.
+        of: The graph that was searched, with its offers; None if it is that of the plan.
+        whole: The graph of the whole batch, which one device would run; None if there is none.
+        notes: What the plan does otherwise than one of the whole batch at once, a sentence each.
+        request: The request with its constraints on the graph; None for that of the user.
     """
 
     graph: Graph
@@ -162,6 +172,14 @@ class Outcome:
     candidates: tuple[Candidate, ...]
     failed: tuple[tuple[Family, PartitionerError], ...]
     memory_binds: bool = False
+    of: Graph | None = None
+    whole: Graph | None = None
+    notes: tuple[str, ...] = ()
+    request: Request | None = None
+
+    def noted(self, *notes: str) -> Outcome:
+        """The outcome with more notes, in front of its own."""
+        return replace(self, notes=(*notes, *self.notes))
 
     def stopped(self) -> Outcome:
         """The outcome with a certificate that says that the clock stopped the search."""
@@ -229,16 +247,19 @@ def winner(
 
 
 def best_of(candidates: Sequence[Candidate], objective: str, devices: int) -> Candidate:
-    """The plan of least cost; for throughput, plans that give every device work go first.
+    """The plan of least cost.
 
-    Of plans of equal cost that with fewer returns to devices goes first, then that whose fullest
-    device holds fewer bytes, then the one that holds fewer in all.
+    Of plans of equal cost one in which every device computes the whole model goes last: it is one
+    device's plan on many. For throughput those go first that give every device work, then those
+    with fewer returns to devices, then that whose fullest device holds fewer bytes, then the one
+    that holds fewer in all.
     """
 
-    def rank(candidate: Candidate) -> tuple[bool, float, int, int, int]:
+    def rank(candidate: Candidate) -> tuple[float, bool, bool, int, int, int]:
         idle = objective == "throughput" and candidate.evaluation.devices_used < devices
         held = candidate.evaluation.held_bytes.values()
         cost = float(f"{candidate.cost(objective):.9g}")
-        return idle, cost, candidate.returns, max(held), sum(held)
+        is_copied = candidate.is_copied
+        return cost, is_copied, idle, candidate.returns, max(held), sum(held)
 
     return min(candidates, key=rank)

@@ -15,7 +15,7 @@ from partitioner.ir.pipeline import SCHEDULES
 from partitioner.ir.plan import OBJECTIVES
 from partitioner.solver import Objective
 from partitioner.solver.milp.engines import HIGHS, Engine, find
-from partitioner.solver.work import STEPS_PER_S, Work
+from partitioner.solver.work import STEPS_PER_S, Work, now_s
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.kinds.parallel import (
     PIPELINE,
@@ -321,6 +321,16 @@ class Budget:
         seconds = request.time_limit_s
         work = Work.within(seconds, seconds * PART * STEPS_PER_S)
         return cls(work, request.gap, request.seed, request.engine, say)
+
+    def of_clock(self, parts: float) -> Budget:
+        """A budget with all steps of this one, in one of so many equal shares of its seconds."""
+        work = Work(now_s() + self.work.left_s / parts, self.work.steps, self.work)
+        return replace(self, work=work, parts=1)
+
+    def anew(self, seconds: float) -> Budget:
+        """A budget of so many seconds from now, with the steps that are usual for as many."""
+        work = Work.within(seconds, seconds * PART * STEPS_PER_S)
+        return replace(self, work=work, parts=1)
 
     def share(self, parts: float) -> Budget:
         """A budget with one of so many equal shares of the steps that are left."""

@@ -1,10 +1,10 @@
-"""Relaxations that make an infeasible request feasible, each proven by a plan."""
+"""Changes of a request that make it feasible, each proven by a plan."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from partitioner import units
 from partitioner.cost_model.cluster.topology import Cluster
@@ -29,26 +29,49 @@ TIMES_SHORT = (1, 2, 4)
 ANY_GAP = 0.99
 
 
-def relaxed(
-    refusal: Infeasible, graph: Graph, cluster: Cluster, request: Request, rules: Rules
-) -> Infeasible:
-    """The refusal with the changes of the request that make it feasible; a plan is known for each.
+@dataclass(frozen=True)
+class Change:
+    """A change of a request under which a plan is known.
+
+    Attributes:
+        text: In words, as of the command line.
+        memory_bytes: The limit of memory that it gives each device; None for another change.
+    """
+
+    text: str
+    memory_bytes: int | None = None
+
+
+def what_would_fit(
+    refusal: Infeasible, graph: Graph, cluster: Cluster, request: Request, limit_s: float
+) -> tuple[Change, ...]:
+    """The changes of a refused request that make it feasible; a plan is known for each.
 
     Memory: a limit that the plan nearest to fitting meets; the least one if the refusal is
     proven to be short of the fewest bytes. Devices: the least count found within `BUDGET_S`
     at the same limit, where all devices and links are equal.
+
+    Args:
+        refusal: The refusal of the whole batch.
+        graph: Its graph.
+        cluster: The devices.
+        request: The request, with the constraints on the graph.
+        limit_s: Seconds for all of it.
     """
+    rules, deadline = Rules.of(graph), now_s() + limit_s
 
     def fits(target: Cluster) -> bool:
-        limit_s = min(ONE_COUNT_S, request.time_limit_s)
-        quick = replace(request, time_limit_s=limit_s, gap=ANY_GAP)
+        left_s = min(ONE_COUNT_S, request.time_limit_s, deadline - now_s())
+        if left_s <= 0:
+            return False
+        quick = replace(request, time_limit_s=left_s, gap=ANY_GAP)
         try:
             find_plan(graph, target, quick, Budget.of(quick), rules)
         except (Infeasible, SearchError):  # no plan, or too many devices for this request
             return False
         return True
 
-    ways = []
+    changes = []
     if refusal.device is not None and refusal.bytes_short > 0:
         memory = cluster.devices[refusal.device].memory_bytes
         limits = [memory + math.ceil(times * refusal.bytes_short) for times in TIMES_SHORT]
@@ -56,7 +79,8 @@ def relaxed(
         known = refusal.closest is not None and not executor_of(graph).in_sessions
         for limit in limits[:1] if known else limits:
             if known or fits(cluster.with_memory(limit)):
-                ways.append(f"with --memory {limit} ({units.size(limit)})")
+                text = f"with --memory {limit} ({units.size(limit)})"
+                changes.append(Change(text, memory_bytes=limit))
                 break
     if cluster.is_uniform and not request.constraints.bound and request.mesh is None:
         (level,), device = cluster.levels, cluster.devices[0]
@@ -65,15 +89,12 @@ def relaxed(
             lambda count: fits(
                 replace(cluster, devices=(device,) * count, levels=(replace(level, size=count),))
             ),
-            min(BUDGET_S, request.time_limit_s),
+            min(BUDGET_S, deadline - now_s()),
             math.ceil(kept_bytes(graph) / device.memory_bytes),
         )
         if count is not None:
-            ways.append(f"on {count} devices")
-    if not ways:
-        return refusal
-    message = f"{refusal}; it fits {' or '.join(ways)}"
-    return Infeasible(message, **{**vars(refusal), "relaxations": tuple(ways)})
+            changes.append(Change(f"on {count} devices"))
+    return tuple(changes)
 
 
 def _least_count(

@@ -67,3 +67,16 @@ class Infeasible(PartitionerError):  # noqa: N818 - a verdict, like the status
         self.proven = proven
         self.closest = closest
         self.relaxations = relaxations
+
+    def saying(self, message: str, relaxations: tuple[str, ...] = ()) -> Infeasible:
+        """The verdict in other words, with these changes that would make the request feasible."""
+        return Infeasible(
+            message,
+            device=self.device,
+            position=self.position,
+            name=self.name,
+            bytes_short=self.bytes_short,
+            proven=self.proven,
+            closest=self.closest,
+            relaxations=relaxations or self.relaxations,
+        )

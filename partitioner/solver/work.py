@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from partitioner.solver.compiling import COMPILATION
@@ -56,15 +54,6 @@ class Work:
         self.spent += steps
         if self.parent is not None:
             self.parent.spend(steps)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stop the clock of this work, not of shares made before: for what is no search."""
-        start_s = now_s()
-        try:
-            yield
-        finally:
-            self.deadline += now_s() - start_s
 
     def stop(self) -> None:
         """Note that the clock has cut something off, also of a parent without seconds left."""

@@ -14,6 +14,7 @@ of each stretch run on all devices, or both. In training, every device runs its 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -33,6 +34,7 @@ from partitioner.search.blocks.training import training_blocks
 from partitioner.search.outcome import Candidate, Outcome, SpaceResult, winner
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Objective, Solution
+from partitioner.solver.work import Work
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.spaces import Family
 
@@ -55,6 +57,8 @@ MOST_STARTS = 16
 MOST_PATHS = 64
 #: Most devices over which blocks are searched.
 MOST_DEVICES = 8
+#: Pricing runs may take one of so many equal shares of the seconds: two thirds.
+PRICING_SHARES = 1.5
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class _Path:
 
 
 @dataclass(frozen=True)
-class Way:
+class BlockPlan:
     """A way to run a graph in blocks.
 
     Attributes:
@@ -139,7 +143,7 @@ class Found:
         complete: Whether all runs in blocks were priced within the budget.
     """
 
-    ways: tuple[Way, ...]
+    ways: tuple[BlockPlan, ...]
     searched: str
     complete: bool
 
@@ -176,6 +180,8 @@ class Unfit:
 
 #: Ways that the referee prices, the cheapest, and most that it prices beyond if none of them fits.
 MOST_PRICED, MOST_MORE = 12, 24
+#: Ways that it prices behind the time limit, if none of those before fits.
+LATE_PRICED = 3
 #: Limits that are tried for a refusal, as multiples of the one asked for.
 TIMES_LIMIT = (1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
 SOLVER = "paths over runs of nodes in blocks"
@@ -214,7 +220,6 @@ def plan_in_blocks(
     if not graph.nodes:
         return Unfit(None)
     found = find_blocks(graph, cluster, request, budget, prices)
-    objective = request.objective
     best: Candidate | None = None
     needed: list[int] = []
     graphs: dict[Blocks, BlockGraph] = {}
@@ -227,28 +232,54 @@ def plan_in_blocks(
             continue
         if way.blocks not in graphs:
             graphs[way.blocks] = traced_blocks(graph, way.blocks)
-        cut = graphs[way.blocks]
-        planned = way.plan(graph, cut, cluster, budget)
-        if planned is None:
-            continue
-        family, plan = planned
-        evaluation = evaluate(cut.graph, plan, cluster)
-        needed.append(max(evaluation.needed_bytes.values()))
-        cost, took_s = evaluation.cost(objective), left_s - budget.work.left_s
-        if evaluation.fits_exactly and (best is None or cost < best.cost(objective)):
-            least = min(cost, _least(graph, cluster, objective))
-            solution = Solution((), cost, least, "feasible", None, SOLVER)
-            best = Candidate(family, cut.graph, plan, evaluation, solution)
-        # In training the first that fits is the cheapest by the same prices.
-        if best is not None and priced >= (1 if graph.backward else MOST_PRICED):
-            break
-        if best is None and priced >= MOST_PRICED and budget.work.late:
+        candidate = _priced(way, graph, graphs[way.blocks], cluster, request.objective, budget)
+        took_s = left_s - budget.work.left_s
+        if candidate is not None:
+            needed.append(max(candidate.evaluation.needed_bytes.values()))
+            best = _better(best, candidate, request.objective)
+        if priced >= _enough(best, trains=bool(graph.backward), late=budget.work.late):
             break
     if best is None:
         return Unfit(min(needed, default=None), found.searched)
     result = SpaceResult((best,), found.searched)
     stopped = budget.work.stopped or not found.complete
     return winner([result], request, cluster, stopped=stopped)
+
+
+def _priced(
+    way: BlockPlan,
+    graph: Graph,
+    cut: BlockGraph,
+    cluster: Cluster,
+    objective: Objective,
+    budget: Budget,
+) -> Candidate | None:
+    """The plan of a way, which may not fit; None if the search finds none."""
+    planned = way.plan(graph, cut, cluster, budget)
+    if planned is None:
+        return None
+    family, plan = planned
+    evaluation = evaluate(cut.graph, plan, cluster)
+    cost = evaluation.cost(objective)
+    least = min(cost, _least(graph, cluster, objective))
+    solution = Solution((), cost, least, "feasible", None, SOLVER)
+    return Candidate(family, cut.graph, plan, evaluation, solution)
+
+
+def _better(best: Candidate | None, other: Candidate, objective: Objective) -> Candidate | None:
+    """The cheaper one of those that fit."""
+    is_cheaper = best is None or other.cost(objective) < best.cost(objective)
+    return other if other.evaluation.fits_exactly and is_cheaper else best
+
+
+def _enough(best: Candidate | None, *, trains: bool, late: bool) -> float:
+    """Number of ways after which no other is priced.
+
+    In training the first that fits is the cheapest by the same prices.
+    """
+    if best is not None:
+        return 1 if trains or late else MOST_PRICED
+    return LATE_PRICED if late and not trains else math.inf
 
 
 def _least(graph: Graph, cluster: Cluster, objective: Objective) -> float:
@@ -301,23 +332,13 @@ def find_blocks(
     searches: dict[DeviceSpec, _Search] = {}
     for spec in cluster.first_of_spec:
         searches[spec] = _Search.of(prices.runs(graph, cluster, spec), spec, len(cluster), budget)
-    ways: dict[Way, tuple[float, int]] = {}
-    margins: dict[Way, float] = {}
-    for spec, device in cluster.first_of_spec.items():
-        for margin, path in searches[spec].paths_of_all():
-            blocks = _blocks(graph, path.options)
-            for is_spread in (False, True)[: len(cluster)]:
-                way = Way(blocks, ((0, device),), is_spread)
-                seconds = path.seconds / (len(cluster) if is_spread else 1)
-                ways.setdefault(way, (seconds, len(blocks.stretches)))
-                margins[way] = margin
-    for margin in STAGE_MARGINS if len(cluster) > 1 else ():
-        if (chain := _staged(cluster, searches, margin, objective)) is not None:
-            blocks = _blocks(graph, chain.options)
-            for is_spread in (False, True):
-                way = Way(blocks, chain.stages, is_spread)
-                ways.setdefault(way, (chain.longest_s, len(blocks.stretches)))
-                margins[way] = margin
+    ways: dict[BlockPlan, tuple[float, int]] = {}
+    margins: dict[BlockPlan, float] = {}
+    for margin, way, seconds in _ways(cluster, searches, objective):
+        ways.setdefault(way, (seconds, len(way.blocks.stretches)))
+        margins[way] = margin
+        if budget.work.late:
+            break
     cheapest = sorted(ways, key=ways.__getitem__)
     more = sorted(cheapest[MOST_PRICED:], key=lambda way: (margins[way], ways[way]))
     on, spread = "one device", ""
@@ -328,8 +349,31 @@ def find_blocks(
     return Found(
         (*cheapest[:MOST_PRICED], *more[:MOST_MORE]),
         f"{on}, with {runs} runs of nodes in blocks{spread}",
-        all(search.complete for search in searches.values()),
+        all(search.complete for search in searches.values()) and not budget.work.late,
     )
+
+
+def _ways(
+    cluster: Cluster, searches: Mapping[DeviceSpec, _Search], objective: Objective
+) -> Iterator[tuple[float, BlockPlan, float]]:
+    """Ways on one device and in stages, each with the share of memory that it fills and seconds."""
+    count = len(cluster)
+    for spec, device in cluster.first_of_spec.items():
+        for margin, path in searches[spec].paths_of_all():
+            blocks = _blocks(next(iter(searches.values())).graph, path.options)
+            yield margin, BlockPlan(blocks, ((0, device),)), path.seconds
+            if count > 1:
+                yield (
+                    margin,
+                    BlockPlan(blocks, ((0, device),), is_spread=True),
+                    path.seconds / count,
+                )
+    for margin in STAGE_MARGINS if count > 1 else ():
+        chain = _staged(cluster, searches, margin, objective)
+        if chain is not None:
+            blocks = _blocks(next(iter(searches.values())).graph, chain.options)
+            for is_spread in (False, True):
+                yield margin, BlockPlan(blocks, chain.stages, is_spread), chain.longest_s
 
 
 def _find_in_training(graph: Graph, cluster: Cluster, request: Request, budget: Budget) -> Found:
@@ -345,7 +389,7 @@ def _find_in_training(graph: Graph, cluster: Cluster, request: Request, budget: 
     alone = replace(cluster, devices=(spec,), levels=(replace(cluster.levels[0], size=1),))
     trained = training_blocks(graph, alone, budget, shared)
     stages = ((0, 0),) if shared is None else ()
-    ways = tuple(Way(blocks, stages, shared=shared) for blocks in trained.blocks)
+    ways = tuple(BlockPlan(blocks, stages, shared=shared) for blocks in trained.blocks)
     return Found(ways, f"{on}, with {trained.runs} runs of nodes in blocks", trained.complete)
 
 
@@ -378,7 +422,9 @@ def _staged(
     for device, spec in enumerate(cluster.devices):
         search, after = searches[spec], dict(best)
         for begin in starts:
-            for stop, path in search.paths_from(begin, margin).items() if begin in best else ():
+            if begin not in best:
+                continue
+            for stop, path in search.paths_from(begin, margin).items():
                 chain = best[begin]
                 seconds = path.seconds + _arriving_s(any_search.runs, cluster, begin, chain, device)
                 longer = _Chain(
@@ -413,6 +459,7 @@ class _Search:
         options: The runs in blocks that may fit.
         complete: Whether all were priced within the budget.
         starts: Positions at which stages may begin, ascending, the first 0.
+        work: Of the search: behind its clock each path is looked for with one share of bytes.
     """
 
     runs: Runs
@@ -421,14 +468,17 @@ class _Search:
     options: Sequence[Option]
     complete: bool
     starts: Sequence[int]
+    work: Work
+    _from: dict[tuple[int, float], Mapping[int, _Path]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, runs: Runs, spec: DeviceSpec, devices: int, budget: Budget) -> _Search:
         """Price the runs in blocks."""
         limit = spec.memory_bytes
-        options, complete = _options(runs, limit, devices, budget)
+        pricing = replace(budget, work=budget.work.of_the_clock(PRICING_SHARES))
+        options, complete = _options(runs, limit, devices, pricing)
         starts = _starts(runs, len(runs.graph.nodes)) if devices > 1 else (0,)
-        return cls(runs, limit, devices, options, complete, starts)
+        return cls(runs, limit, devices, options, complete, starts, budget.work)
 
     @property
     def graph(self) -> Graph:
@@ -452,9 +502,16 @@ class _Search:
 
     def paths_from(self, begin: int, margin: float) -> Mapping[int, _Path]:
         """The cheapest path from a position to each at which a stage may end."""
+        if (begin, margin) not in self._from:
+            self._from[begin, margin] = self._paths_from(begin, margin)
+        return self._from[begin, margin]
+
+    def _paths_from(self, begin: int, margin: float) -> Mapping[int, _Path]:
         best: dict[int, _Path] = {}
         stops = (*(stop for stop in self.starts if stop > begin), len(self.graph.nodes))
         for share, ahead in self._shares():
+            if best and self.work.late:
+                break
             for stop, path in self._paths(begin, margin, share, ahead, stops).items():
                 if stop not in best or path.seconds < best[stop].seconds:
                     best[stop] = path

@@ -25,7 +25,7 @@ from partitioner.strategies.spaces import Family
 
 def alone_is_faster(graph: Graph, cluster: Cluster, request: Request) -> bool:
     """Whether the space of one device is to be searched beside the joint ones."""
-    if request.objective != "latency" or not _is_free(graph, request):
+    if request.objective != "latency" or not is_free(graph, request):
         return False
     return _is_priced_apart(cluster)
 
@@ -46,10 +46,10 @@ def least_alone(graph: Graph, cluster: Cluster, request: Request) -> float:
 
 def is_to_run(graph: Graph, request: Request) -> bool:
     """Whether one device is to be run beside other plans: then it is known if splitting pays."""
-    return request.tune is not None and _is_free(graph, request)
+    return request.tune is not None and is_free(graph, request)
 
 
-def _is_free(graph: Graph, request: Request) -> bool:
+def is_free(graph: Graph, request: Request) -> bool:
     """Whether the request and the graph allow a plan of one device as it is."""
     return not (_is_on_a_mesh(request) or request.constraints.bound or graph.optional)
 

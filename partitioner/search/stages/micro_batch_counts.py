@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from partitioner import units
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.ir.graph import Graph
 from partitioner.search.limits import EXPLICIT
@@ -96,6 +97,7 @@ class CountSearch:
         request: The request; called before `Request.over`.
         budget: The budget of all numbers.
         sizes: Numbers of devices of a stage to try; None for those of the request.
+        least: Gives the least seconds of a step by the number of its micro-batches.
         outcomes: The best plan of each number that has one.
         refused: The refusal of each other number.
         impossible: Why a number has no plan whatever the memory is, as where ranks outnumber rows.
@@ -107,6 +109,7 @@ class CountSearch:
     request: Request
     budget: Budget
     sizes: tuple[int, ...] | None = None
+    least: Callable[[int], float] | None = None
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     refused: dict[int, Infeasible] = field(default_factory=dict)
     impossible: dict[int, ConstraintError] = field(default_factory=dict)
@@ -136,9 +139,14 @@ class CountSearch:
             return self.best
         if self.slower:
             raise min(self.slower.values(), key=lambda error: error.bound)
+        raise self.nearest
+
+    @property
+    def nearest(self) -> Infeasible | ConstraintError:
+        """The refusal that is short of the fewest bytes, or why no number has plans."""
         if self.refused:
-            raise min(self.refused.values(), key=lambda error: error.bytes_short)
-        raise next(iter(self.impossible.values()))
+            return min(self.refused.values(), key=lambda error: error.bytes_short)
+        return next(iter(self.impossible.values()))
 
     def _halve(self) -> None:
         """Plan half as many micro-batches as the best plan has, through stages of its size.
@@ -229,8 +237,7 @@ class CountSearch:
     ) -> bool:
         """Plan a number of micro-batches with a part of the budget; whether a plan fits.
 
-        The clock of the search stands while its graphs are made. None but the first is planned
-        behind the time limit.
+        None but the first is planned behind the time limit.
 
         Args:
             count: The number.
@@ -241,13 +248,15 @@ class CountSearch:
         known = {**self.outcomes, **self.refused, **self.impossible, **self.slower}
         if count not in known and known and self.budget.work.late:
             self.refused[count] = Infeasible(NOT_SEARCHED, proven=False)
+        elif self.least and (least_s := self.least(count)) >= (1 - self.budget.gap) * known_s:
+            text = f"no step of {count} micro-batches takes less than {units.seconds(least_s)}"
+            self.slower[count] = NoCheaper(text, least_s)
         elif count not in known:
             self.budget.say(f"planning {count} micro-batch{'es' if count > 1 else ''}")
             graphs, sizes = iter(self.graphs(count)), sizes or self.sizes
             while count not in {**self.outcomes, **self.slower}:
                 try:
-                    with self.budget.work.paused():
-                        graph = next(graphs)
+                    graph = next(graphs)
                     if graph.optional:
                         self.budget.say("allowing values to be computed again")
                     share = replace(self.budget.share(parts), best_s=known_s)

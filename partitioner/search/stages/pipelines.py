@@ -140,9 +140,10 @@ def find_pipeline(
     groups = _pinned_groups(graph, request.constraints)
     if len({*map(len, groups)}) > 1:
         names = _schedules(request, len({*groups}), graph)
-        ways = Ways(micro_batches, names, groups, wanted=request.tune or 1)
+        ways = Pipelines(micro_batches, names, groups, wanted=request.tune or 1)
         result = _of_pinned_sizes(graph, cluster, request, budget, ways)
-        return winner([result], request, cluster, stopped=budget.work.stopped)
+        outcome = winner([result], request, cluster, stopped=budget.work.stopped)
+        return replace(outcome, of=graph)
     sizes = sizes or request.stage_sizes(len(cluster))
     sizes = (len(groups[0]),) if groups else _even(sizes, cluster)
     for index, size in enumerate(sizes):
@@ -154,7 +155,7 @@ def find_pipeline(
             continue
         share = _beating(results, budget.share(len(sizes) - index), request.tune or 1)
         names = _schedules(request, len(cluster) // size, graph)
-        ways = Ways(micro_batches, names, groups, wanted=request.tune or 1)
+        ways = Pipelines(micro_batches, names, groups, wanted=request.tune or 1)
         budget.say(f"cutting stages of {size} device{'s' if size > 1 else ''}")
         try:
             results.append(_of_size(graph, cluster, request, share, size, ways))
@@ -173,7 +174,7 @@ def find_pipeline(
     if not any(result.plans for result in results):
         bound = min(result.bound for result in results)
         raise NoCheaper(f"no plan of {micro_batches} micro-batches was found to be faster", bound)
-    return winner(results, request, cluster, stopped=budget.work.stopped)
+    return replace(winner(results, request, cluster, stopped=budget.work.stopped), of=graph)
 
 
 def _even(sizes: tuple[int, ...], cluster: Cluster) -> tuple[int, ...]:
@@ -201,7 +202,7 @@ def to_beat_s(steps_s: Iterable[float], wanted: int) -> float:
 
 
 def _of_size(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget, size: int, ways: Ways
+    graph: Graph, cluster: Cluster, request: Request, budget: Budget, size: int, ways: Pipelines
 ) -> SpaceResult:
     """The best plan of stages of so many devices.
 
@@ -241,7 +242,7 @@ def _of_size(
 
 
 def _search_of(
-    graph: Graph, sharding: Sharding, cluster: Cluster, budget: Budget, ways: Ways
+    graph: Graph, sharding: Sharding, cluster: Cluster, budget: Budget, ways: Pipelines
 ) -> PipelineSearch:
     """The search of cuts of a sharding; stages choose what they compute again, if they may."""
     offering = Offering.of(graph, sharding)
@@ -253,7 +254,7 @@ def _search_of(
 
 
 def _of_pinned_sizes(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget, ways: Ways
+    graph: Graph, cluster: Cluster, request: Request, budget: Budget, ways: Pipelines
 ) -> SpaceResult:
     """The plan of stages that are pinned to groups of several sizes: each sharded for its own.
 
@@ -327,7 +328,7 @@ def _of_several_sizes(
     for cut in sorted(uneven_cuts(figures, len(cluster)), key=estimate)[:RIVALS]:
         names = _schedules(request, len(cut.sizes), graph)
         once = tuple(name for name in names if name not in TWICE)
-        ways = Ways(micro_batches, once, cut.groups, wanted=request.tune or 1)
+        ways = Pipelines(micro_batches, once, cut.groups, wanted=request.tune or 1)
         try:
             results.append(PipelineSearch(figures[sizes[0]], ways, budget, shardings).search())
         except (PipelineScheduleError, Infeasible) as error:
@@ -465,7 +466,7 @@ def _limit_bytes(graph: Graph, cluster: Cluster, size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Ways:
+class Pipelines:
     """The pipelines to choose from.
 
     Attributes:
@@ -513,7 +514,7 @@ class PipelineSearch:
     """
 
     figures: StageFigures
-    ways: Ways
+    ways: Pipelines
     budget: Budget
     shardings: Mapping[int, Sharding] = field(default_factory=dict)
     again: ComputedAgain | None = None

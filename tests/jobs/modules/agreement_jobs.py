@@ -332,7 +332,7 @@ def compiles_together(rank: int) -> None:
     options: dict[str, Any] = {"training": True, "cluster": "ideal", "parallel": "dp"}
     with pytest.MonkeyPatch.context() as patch:
         if rank:
-            patch.setattr(partitioner.compiler, "plan_graph", pytest.fail)
+            patch.setattr(partitioner.compiler, "summarise", pytest.fail)
         compiled = partitioner.compile(Net(), batch(0), **options)
         assert isinstance(compiled, partitioner.ModuleProgram)
         assert len(compiled.cluster) == 2

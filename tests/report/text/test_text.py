@@ -18,7 +18,7 @@ from partitioner.report.page.schema import Diff, Point, Sweep
 def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """m.onnx, planned as inter/ and as intra/."""
     folder = tmp_path_factory.mktemp("plans")
-    onnx.save(examples.build("mlp", layers=3, hidden=64), folder / "m.onnx")
+    onnx.save(examples.build("mlp", layers=4, hidden=64), folder / "m.onnx")
     for strategy in ("inter", "intra"):
         options = ["--devices", "2", "--strategy", strategy, "--plan-only", "-q"]
         assert main([str(folder / "m.onnx"), *options, "-o", str(folder / strategy)]) == 0

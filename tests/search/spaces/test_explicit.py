@@ -212,11 +212,11 @@ def test_a_device_that_is_busy_alone_competes_at_its_own_price(tmp_path: Path) -
 
 
 def test_a_bound_covers_plans_on_one_device_at_their_own_price(tmp_path: Path) -> None:
-    """Throughput wants every device busy; that one device alone costs less is not denied."""
+    """Cost alone decides: a device that is left idle is no loss."""
     cluster = slower_together(tmp_path)
     outcome = found(cluster=cluster, objective="throughput")
     certificate = outcome.plan.certificate
     assert certificate is not None
-    assert outcome.evaluation.devices_used == 2
-    assert certificate.bound <= one_device(MLP, cluster).step_s < 1e-4 < certificate.cost
-    assert certificate.status == "feasible"
+    assert outcome.evaluation.devices_used == 1
+    assert certificate.bound <= certificate.cost == one_device(MLP, cluster).step_s < 1e-4
+    assert any(plan.cost("throughput") > 1e-4 for plan in outcome.candidates)

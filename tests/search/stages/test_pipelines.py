@@ -23,7 +23,7 @@ from partitioner.ir.plan import NodePlan, Pipeline, Plan
 from partitioner.rewrites.staging import stages_of_all
 from partitioner.search.request import Budget, Request
 from partitioner.search.stages.figures import Sharding, StageFigures, StepEstimate
-from partitioner.search.stages.pipelines import PipelineSearch, Ways, staged_plan
+from partitioner.search.stages.pipelines import Pipelines, PipelineSearch, staged_plan
 from partitioner.solver import Infeasible
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import Constraints
@@ -437,8 +437,8 @@ def test_schedules_are_simulated_best_first_and_none_is_once_the_work_is_done(
     names = "gpipe", "zb1", "1f1b"
     request = Request(time_limit_s=60)
     plenty, little = (replace(Budget.of(request), work=Work.within(60, n)) for n in (1e9, 1.0))
-    free = PipelineSearch(own, Ways(4, names), plenty).search()
-    short = PipelineSearch(own, Ways(4, names), little).search()
+    free = PipelineSearch(own, Pipelines(4, names), plenty).search()
+    short = PipelineSearch(own, Pipelines(4, names), little).search()
     assert len(short.plans) == 1
     assert [str(error) for _, error in short.failed if "not simulated" in str(error)]
     assert len(short.failed) == 2

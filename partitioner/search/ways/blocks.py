@@ -1,0 +1,67 @@
+"""Runs of layers in blocks, one after the other, where the whole batch fits no plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from partitioner import units
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.evaluate import best_single
+from partitioner.ir.graph import Graph
+from partitioner.search.blocks.paths import Prices, Unfit, least_limit, plan_in_blocks
+from partitioner.search.outcome import Outcome
+from partitioner.search.request import Budget, Request
+from partitioner.search.ways.stage_clock import StageClock
+from partitioner.search.what_would_fit import Change
+from partitioner.solver import Infeasible
+
+
+@dataclass
+class InBlocks:
+    """The plans of a graph that run stretches of it in blocks.
+
+    Attributes:
+        graph: The graph, as of `ModelGraphs.uncut`.
+        cluster: The devices.
+        request: The request.
+        clock: Times the search.
+        prices: The runs in blocks that were priced.
+        unfit: What came of a search in which no plan fits.
+    """
+
+    graph: Graph
+    cluster: Cluster
+    request: Request
+    clock: StageClock
+    prices: Prices = field(default_factory=Prices)
+    unfit: Unfit | None = None
+
+    def search(self, budget: Budget) -> Outcome:
+        """The best plan.
+
+        Raises:
+            Infeasible: None was found that fits.
+        """
+        with self.clock("searching"):
+            found = plan_in_blocks(self.graph, self.cluster, self.request, budget, self.prices)
+        if isinstance(found, Unfit):
+            self.unfit = found
+            why = f"within the limit given, none in blocks was found (searched: {found.searched})"
+            raise Infeasible(why, proven=False)
+        note = "the model as a whole does not fit: parts of it run in blocks, one after the other"
+        if self.graph.backward and len(self.cluster) > 1:
+            space = found.candidates[0].space.name
+            note += f", of which each device has its part ({space})"
+        return replace(found, whole=self.graph).noted(note)
+
+    def would_fit(self, budget: Budget, _refusal: Infeasible) -> tuple[Change, ...]:
+        """A larger limit of memory within which a plan in blocks is known, but not the whole."""
+        if self.unfit is None:
+            return ()
+        graph, cluster = self.graph, self.cluster
+        limit = least_limit(graph, cluster, self.request, budget, self.prices, self.unfit)
+        device, alone = best_single(graph, cluster, self.request.objective)
+        if limit is None or limit >= alone.needed_bytes[device]:
+            return ()
+        text = f"in blocks with --memory {limit} ({units.size(limit)})"
+        return (Change(text, memory_bytes=limit),)

@@ -1,0 +1,73 @@
+"""The graphs of a model by the way that it runs: what ways ask of a model."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from partitioner.ir.graph import Graph
+from partitioner.rewrites.same_in_parts import Difference
+
+
+class ModelGraphs(Protocol):
+    """The graphs of an ONNX model or of a PyTorch module, each made when it is first asked for."""
+
+    @property
+    def pins_reach_forms(self) -> bool:
+        """Whether other forms than the first are planned with a user's constraints."""
+        ...
+
+    @property
+    def forms(self) -> tuple[Graph, ...]:
+        """Graphs of the whole batch that compute the same, the one as read or traced first."""
+        ...
+
+    @property
+    def offered(self) -> Graph | None:
+        """The first form, which offers to compute values again; None if nothing is offered."""
+        ...
+
+    @property
+    def uncut(self) -> Graph:
+        """The graph of the whole batch of which stretches may run in blocks."""
+        ...
+
+    @property
+    def whole(self) -> Graph | None:
+        """The graph of the whole batch that one device would run; None if there is none."""
+        ...
+
+    def batch_size(self, count: int = 1) -> int:
+        """Samples of a batch, which is to be cut into so many micro-batches.
+
+        Raises:
+            PartitionerError: It cannot be, or there is no batch.
+        """
+        ...
+
+    def even_counts(self) -> tuple[int, ...]:
+        """All numbers of equal micro-batches, ascending, from 1 on.
+
+        Raises:
+            PartitionerError: There is no batch.
+        """
+        ...
+
+    def in_micro_batches(self, count: int) -> Graph:
+        """The graph of one of so many micro-batches.
+
+        Raises:
+            PartitionerError: The model has no such micro-batches.
+        """
+        ...
+
+    def offered_in(self, count: int) -> Graph | None:
+        """The same, which offers to compute values again; None if nothing is offered."""
+        ...
+
+    def changes(self, count: int) -> Difference:
+        """The results of so many micro-batches beside those of the whole batch.
+
+        Raises:
+            PartitionerError: The model has no such micro-batches.
+        """
+        ...

@@ -1,0 +1,305 @@
+"""A batch in micro-batches: what is proven of them, and the searches over numbers of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from partitioner import units
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.ir.errors import PartitionerError
+from partitioner.ir.graph import Graph
+from partitioner.ir.plan import Plan
+from partitioner.rewrites.same_in_parts import Difference
+from partitioner.search.outcome import Outcome, stopped_refusal
+from partitioner.search.request import Budget, Request
+from partitioner.search.stages.micro_batch_counts import CountSearch, Trial, usual_trials
+from partitioner.search.ways.model_graphs import ModelGraphs
+from partitioner.search.ways.refusal import Nearly
+from partitioner.search.ways.stage_clock import StageClock
+from partitioner.search.what_would_fit import Change
+from partitioner.solver import Infeasible
+from partitioner.strategies.constraints import ConstraintError
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The micro-batches of a model, by their number.
+
+    Attributes:
+        model: The model.
+        asked: The number that the request names, "auto" for any, None for those that are proven.
+    """
+
+    model: ModelGraphs
+    asked: int | str | None
+    _refused: dict[int, str] = field(default_factory=dict)
+
+    def graphs(self, count: int) -> Iterator[Graph]:
+        """The graph that is planned first, and that with offers where those are for later.
+
+        Raises:
+            PartitionerError: A number was asked for of which the model has no micro-batches.
+            Infeasible: The model has no such micro-batches: a batch norm of one sample, a result
+                that is of no micro-batch.
+            ConstraintError: A step in so many is not proven to compute what the whole batch does.
+        """
+        if self.asked is None:
+            why = self._refused.setdefault(count, self.why_not(count))
+            if why:
+                raise ConstraintError(self.left_out)
+        yield from self.if_any(count) if self.asked == "auto" else self._graphs(count)
+
+    def if_any(self, count: int) -> Iterator[Graph]:
+        """The graphs, whatever they compute.
+
+        Raises:
+            Infeasible: The model has no such micro-batches.
+        """
+        try:
+            self.model.in_micro_batches(count)
+        except PartitionerError as error:
+            raise Infeasible(str(error)) from None
+        yield from self._graphs(count)
+
+    def _graphs(self, count: int) -> Iterator[Graph]:
+        yield self.model.in_micro_batches(count)
+        offered = self.model.offered_in(count)
+        if offered is not None:
+            yield offered
+
+    def why_not(self, count: int) -> str:
+        """Why a step in so many micro-batches is not taken without being asked for; "" if it is.
+
+        It is taken if it is proven to compute what the whole batch does, but for other random
+        numbers.
+        """
+        if count == 1:
+            return ""
+        try:
+            changes = self.model.changes(count)
+        except PartitionerError as error:
+            return str(error)
+        return "" if changes.redrawn else next(iter(changes.reasons), "")
+
+    @property
+    def left_out(self) -> str:
+        """The numbers of micro-batches that were refused for what they change, as a sentence."""
+        refused = {count: why for count, why in sorted(self._refused.items()) if why}
+        if not refused:
+            return ""
+        *most, last = map(str, refused)
+        counts = f"{', '.join(most)} or {last}" if most else last
+        return (
+            f"not in {counts} micro-batches, which are not proven to compute what the whole batch "
+            f"does: {next(iter(refused.values()))}; give micro_batches=N for N of them all the same"
+        )
+
+    def notes(self, plan: Plan) -> tuple[str, ...]:
+        """Say what a plan in micro-batches computes otherwise, and which numbers were left out."""
+        count = plan.micro_batches
+        assert count is not None
+        left_out = (self.left_out,) if self.left_out else ()
+        if count == 1:
+            return left_out
+        changes = self.model.changes(count)
+        if changes.reasons and not changes.redrawn:
+            why = "; ".join(changes.reasons)
+            note = f"results are not proven to be those of the whole batch: {why}"
+            return (f"in {count} micro-batches {note}", *left_out)
+        if changes.reasons or changes.counted:
+            return (f"in {count} micro-batches {effect(changes)}", *left_out)
+        return left_out
+
+
+def effect(changes: Difference) -> str:
+    """The results of a step in micro-batches beside those of the whole batch, as a clause."""
+    if changes.reasons:
+        return f"results differ from those of the whole batch: {'; '.join(changes.reasons)}"
+    same = "results are those of the whole batch"
+    return f"{same} if as many targets are ignored in each" if changes.counted else same
+
+
+def through_stages(plan: Plan) -> str:
+    """The number of stages of a plan in micro-batches, as the end of a clause; "" of one."""
+    assert plan.pipeline is not None
+    stages = 1 + max(plan.pipeline.stages)
+    return f" through {stages} stages" if stages > 1 else ""
+
+
+def in_so_many(outcome: Outcome) -> str:
+    """The micro-batches of a plan as a change of a request."""
+    step = units.seconds(outcome.evaluation.step_s)
+    return f"with --micro-batches {outcome.plan.micro_batches} ({step} a step)"
+
+
+def _where_nothing_else_fits(outcome: Outcome, model: ModelGraphs) -> tuple[str, ...]:
+    """Say why a batch runs in parts that was to run at once."""
+    count, stages = outcome.plan.micro_batches, through_stages(outcome.plan)
+    assert count is not None
+    if count == 1:
+        return (f"no plan without stages was found to fit: it runs{stages}",)
+    added = ", whose gradients are added up" if outcome.graph.backward else ""
+    parts = f"{count} micro-batches{stages}{added}; {effect(model.changes(count))}"
+    return (f"no plan of the whole batch was found to fit: it runs in {parts}",)
+
+
+@dataclass(frozen=True)
+class InStages:
+    """The plans in micro-batches, through stages: the usual numbers of them, or that asked for.
+
+    Attributes:
+        parts: The micro-batches.
+        cluster: The devices.
+        request: The request; called before `Request.over`.
+        clock: Times the search.
+        sizes: Numbers of devices of a stage; None for those of the request.
+        least: The least number of micro-batches that is tried, if none is asked for.
+        bound: A bound on the seconds of a step by the number of its micro-batches.
+    """
+
+    parts: Parts
+    cluster: Cluster
+    request: Request
+    clock: StageClock
+    sizes: tuple[int, ...] | None = None
+    least: int = 1
+    bound: Callable[[int], float] | None = None
+
+    @cached_property
+    def trials(self) -> tuple[Trial, ...]:
+        """The numbers of micro-batches that are tried.
+
+        Raises:
+            PartitionerError: There is no batch, or it cannot be cut so.
+        """
+        asked = self.request.micro_batch_count
+        batch = self.parts.model.batch_size(asked or 1)
+        trials = usual_trials(batch, self.cluster, self.request)
+        return tuple(t for t in trials if asked or t.count >= self.least) or (Trial(batch),)
+
+    def search(self, budget: Budget) -> Outcome:
+        """The best plan, if need be of more micro-batches than the usual numbers.
+
+        Raises:
+            Infeasible: None was found that fits.
+            NoCheaper: None was found that costs less than the known plan of the budget.
+            PartitionerError: The batch cannot be cut so.
+        """
+        with self.clock("searching"):
+            outcome = self._best(budget)
+        model, through = self.parts.model, through_stages(outcome.plan)
+        outcome = replace(outcome, whole=model.whole)
+        if self.bound is None:  # asked for
+            return outcome.noted(*self.parts.notes(outcome.plan))
+        if budget.best_s == math.inf:
+            return outcome.noted(*_where_nothing_else_fits(outcome, model))
+        count = outcome.plan.micro_batches
+        batches = f"{count} micro-batches" if count != 1 else "one micro-batch"
+        known = units.seconds(budget.best_s)
+        note = f"at once, the best plan takes {known}: it runs in {batches}{through}"
+        return outcome.noted(note, *self.parts.notes(outcome.plan))
+
+    def _best(self, budget: Budget) -> Outcome:
+        asked, trials = self.request.micro_batch_count, self.trials
+        try:
+            return self._counts(budget).all(trials)
+        except Infeasible as error:
+            refusal = stopped_refusal(error, budget.work)
+        outcome = None
+        if not asked and not budget.work.stopped and budget.best_s == math.inf:
+            outcome = self._more(max(trial.count for trial in trials), budget)
+        if outcome is not None:
+            return outcome
+        also = f"; {self.parts.left_out}" if self.parts.left_out else ""
+        raise refusal.saying(f"{refusal}{also}")
+
+    def would_fit(self, budget: Budget, refusal: Infeasible) -> tuple[Change, ...]:
+        """More micro-batches than those that are asked for."""
+        asked = self.request.micro_batch_count
+        if asked is None or "time limit" in str(refusal):
+            return ()
+        outcome = self._more(asked, budget)
+        return () if outcome is None else (Change(in_so_many(outcome)),)
+
+    def _more(self, most: int, budget: Budget) -> Outcome | None:
+        """The best plan of more micro-batches; None if none fits."""
+        budget.say("looking for more micro-batches that fit")
+        more = tuple(count for count in self.parts.model.even_counts() if count > most)
+        return self._counts(budget).fewest(more)
+
+    def _counts(self, budget: Budget) -> CountSearch:
+        graphs, cluster, request = self.parts.graphs, self.cluster, self.request
+        return CountSearch(graphs, cluster, request, budget, self.sizes, self.bound)
+
+
+@dataclass
+class FewestParts:
+    """The plans in as few micro-batches as fit, where the whole batch does not.
+
+    Attributes:
+        parts, cluster, request, clock: As of `InStages`.
+        sizes: Numbers of devices of a stage.
+        nearest: The number of micro-batches that is short of the fewest bytes, and these.
+    """
+
+    parts: Parts
+    cluster: Cluster
+    request: Request
+    clock: StageClock
+    sizes: tuple[int, ...]
+    nearest: tuple[int, float] | None = None
+
+    def search(self, budget: Budget) -> Outcome:
+        """The best plan, if the model is proven to compute the same or the request allows it.
+
+        Raises:
+            Infeasible: None was found that fits, or results would be others.
+        """
+        model = self.parts.model
+        counts = model.even_counts()
+        if self.sizes == (len(self.cluster),):  # else each stage holds its weights alone: 1 may fit
+            counts = counts[1:]
+        with self.clock("searching micro-batches"):
+            search = CountSearch(self.parts.if_any, self.cluster, self.request, budget, self.sizes)
+            outcome = search.fewest(counts)
+        if outcome is None:
+            raise self._refusal(search, budget)
+        count = outcome.plan.micro_batches
+        assert count is not None
+        reasons = model.changes(count).reasons if count > 1 else ()
+        if reasons and self.request.micro_batches != "auto":
+            text = f"{in_so_many(outcome)}, which changes the results: {reasons[0]}"
+            raise Nearly((Change(text),))
+        outcome = replace(outcome, whole=model.whole)
+        return outcome.noted(*_where_nothing_else_fits(outcome, model))
+
+    def _refusal(self, search: CountSearch, budget: Budget) -> Infeasible | ConstraintError:
+        """The refusal of the number of micro-batches that comes nearest."""
+        short = {n: one.bytes_short for n, one in search.refused.items() if one.bytes_short > 0}
+        if not short:
+            nearest = search.nearest
+            if isinstance(nearest, Infeasible):
+                return stopped_refusal(nearest, budget.work)
+            return nearest
+        count = min(short, key=short.__getitem__)
+        self.nearest = count, short[count]
+        refusal = stopped_refusal(search.refused[count], budget.work)
+        text = str(refusal)
+        if count > 1 and "micro-batch" not in text:
+            text += f"; the batch runs in {count} micro-batches there"
+        return refusal.saying(text)
+
+    def would_fit(self, budget: Budget, _refusal: Infeasible) -> tuple[Change, ...]:
+        """A larger limit of memory, within which micro-batches fit that are proven."""
+        if self.nearest is None or self.parts.why_not(self.nearest[0]):
+            return ()
+        count, short = self.nearest
+        limit = min(device.memory_bytes for device in self.cluster.devices) + math.ceil(short)
+        larger = self.cluster.with_memory(limit)
+        search = CountSearch(self.parts.if_any, larger, self.request, budget, self.sizes)
+        if search.fewest([count]) is None:
+            return ()
+        return (Change(f"with --memory {limit} ({units.size(limit)})", memory_bytes=limit),)

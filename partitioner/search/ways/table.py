@@ -1,0 +1,222 @@
+"""The ways that a request leaves open for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.evaluate import best_single
+from partitioner.cost_model.memory.lifetimes import kept_bytes
+from partitioner.ir.errors import PartitionerError
+from partitioner.ir.graph import Graph
+from partitioner.search.blocks.paths import why_not_in_blocks
+from partitioner.search.limits import EXPLICIT
+from partitioner.search.outcome import Outcome
+from partitioner.search.request import Budget, Request
+from partitioner.search.stages.least_step import LeastStep
+from partitioner.search.ways.blocks import InBlocks
+from partitioner.search.ways.model_graphs import ModelGraphs
+from partitioner.search.ways.parts import FewestParts, InStages, Parts
+from partitioner.search.ways.stage_clock import StageClock
+from partitioner.search.ways.way import Way, Weighing, nothing
+from partitioner.search.ways.whole import WholeBatch
+from partitioner.search.what_would_fit import Change, what_would_fit
+from partitioner.solver import Infeasible
+from partitioner.strategies.kinds.parallel import forms
+
+#: Share of a device's memory within which the whole model must fit one, so that nothing is short.
+AMPLE = 0.8
+
+
+@dataclass(frozen=True)
+class Table:
+    """The ways of a model.
+
+    Attributes:
+        model: The model.
+        cluster: The devices.
+        request: The request, as the user gave it.
+        clock: Times the stages.
+    """
+
+    model: ModelGraphs
+    cluster: Cluster
+    request: Request
+    clock: StageClock
+
+    def best(self) -> Outcome:
+        """The best plan of all ways.
+
+        Raises:
+            PartitionerError: As `compile`.
+        """
+        ways = tuple(self.ways())
+        budget = Budget.of(self.request, self.clock.say)
+        return Weighing(ways, self.request, budget, is_short=self._is_short).best()
+
+    def ways(self) -> Iterator[Way]:
+        """The ways that the request leaves open, and those that it closes, with the reason."""
+        if self.request.is_pipelined:
+            stages = InStages(self._parts, self.cluster, self.request, self.clock)
+            yield Way("micro-batches", stages.search, would_fit=stages.would_fit)
+            return
+        first, *_ = self._forms
+        yield from map(self._whole, self._forms)
+        rivals = tuple(self._in_stages())
+        yield from rivals
+        if first is self._first:
+            yield from self._fewest_parts(weighs_stages=bool(rivals and self.training))
+            yield self._in_blocks()
+
+    @cached_property
+    def _spaces(self) -> Request:
+        """The request with the mesh that it names."""
+        return self.request.over(len(self.cluster))
+
+    @cached_property
+    def _parts(self) -> Parts:
+        return Parts(self.model, self.request.micro_batches)
+
+    @cached_property
+    def _first(self) -> Graph:
+        """The graph as read or traced."""
+        return self.model.forms[0]
+
+    @property
+    def training(self) -> bool:
+        """Whether the model is planned for training."""
+        return bool(self._first.backward)
+
+    @cached_property
+    def _forms(self) -> tuple[Graph, ...]:
+        """The graphs of the whole batch that are planned."""
+        known = self.model.forms
+        if len(self.cluster) == 1 or self.request.constraints.plan is not None:
+            known = known[:1]
+        free = self.model.pins_reach_forms
+        return forms(self.request.parallel, known, self._spaces.mesh, free=free)
+
+    @cached_property
+    def _is_short(self) -> bool:
+        """Whether the whole model does not surely fit each device alone."""
+        if self.request.is_pipelined:
+            return False
+        device, alone = best_single(self._first, self.cluster, "memory")
+        least = min(self.cluster.devices, key=lambda spec: spec.memory_bytes).memory_bytes
+        return alone.needed_bytes[device] > AMPLE * least
+
+    def _whole(self, graph: Graph) -> Way:
+        is_first = graph is self._first
+        request = self.request
+        may_offer = request.recompute == "auto" and request.constraints.plan is None
+        offers = None
+        if is_first and self.training and may_offer:
+            offers = self._offered
+        whole = WholeBatch(graph, self.cluster, self._spaces, self.clock, offers)
+        name = "the whole batch" if is_first else "the whole batch in another form"
+        would_fit = partial(self._whole_would_fit, graph) if graph is self._forms[0] else nothing
+        return Way(name, whole.search, would_fit=would_fit)
+
+    def _offered(self) -> Graph | None:
+        return self.model.offered
+
+    def _whole_would_fit(
+        self, graph: Graph, budget: Budget, refusal: Infeasible
+    ) -> tuple[Change, ...]:
+        if graph is self._first and self.training:
+            graph = self.model.offered or graph
+        request = self._spaces.on(graph)
+        return what_would_fit(refusal, graph, self.cluster, request, budget.work.left_s)
+
+    def _in_stages(self) -> Iterator[Way]:
+        """Micro-batches, as far as they may be faster than the whole batch at once.
+
+        A stream of requests is as fast as its busiest device, which operators that are placed load
+        no more than stages do; and each number of them is a search by levels on many devices. So
+        both are weighed only where the request asks for any micro-batches.
+        """
+        asked, devices = self.request.micro_batches == "auto", len(self.cluster)
+        if not (self._leaves_stages_open and self._holds_weights and self._has_batch):
+            return
+        if not asked and (not self.training or devices > EXPLICIT):
+            return
+        sizes = None
+        if self.training and devices <= EXPLICIT:  # one mesh of all is no faster in parts
+            sizes = self.request.stage_sizes(devices)[:-1]
+        waits = self.training or self.request.objective == "latency"
+        most = devices  # of a stage; those of several sizes are of powers of two
+        if sizes:
+            most = max(*sizes, 2 ** ((devices - 1).bit_length() - 1))
+        least = LeastStep(self.model.uncut, self.cluster, most, waits=waits)
+        stages = InStages(
+            self._parts,
+            self.cluster,
+            self.request,
+            self.clock,
+            sizes,
+            least=1 if self.training else 2,
+            bound=least.seconds,
+        )
+        bound_s = min(least.seconds(trial.count) for trial in stages.trials)
+        yield Way("stages", stages.search, bound_s, is_rival=True)
+
+    @property
+    def _leaves_stages_open(self) -> bool:
+        """Whether the request names nothing that stages would contradict."""
+        request = self.request
+        if not request.may_run_in_parts:
+            return False
+        if not self.training:
+            return True
+        kinds = request.parallel is None and request.mesh is None and request.strategy == "auto"
+        nodes = len(self.cluster) <= EXPLICIT or (
+            len(self.cluster.levels) > 1 and self.cluster.has_equal_devices
+        )
+        return kinds and nodes and not request.constraints.bound and len(self.cluster) > 1
+
+    @cached_property
+    def _holds_weights(self) -> bool:
+        """Whether all devices together have the memory for what is kept for all steps."""
+        memory = sum(device.memory_bytes for device in self.cluster.devices)
+        return kept_bytes(self._first) <= memory
+
+    @cached_property
+    def _has_batch(self) -> bool:
+        """Whether the model has a batch; in inference one that can be cut."""
+        try:
+            return self.model.batch_size() > 1 or self.training
+        except PartitionerError:
+            return False
+
+    def _fewest_parts(self, *, weighs_stages: bool) -> Iterator[Way]:
+        """Micro-batches on one mesh of all devices, then through stages of fewer."""
+        if not (self.request.may_run_in_parts and self._holds_weights):
+            return
+        try:
+            counts = self.model.even_counts()
+        except PartitionerError:  # there is no batch
+            return
+        mesh, *stages = self.request.sizes_in_parts(len(self.cluster))
+        if len(counts) > 1:
+            yield self._fewest("micro-batches on all devices", mesh, rung=1)
+        if stages and not weighs_stages:
+            yield self._fewest("micro-batches through stages", stages[0], rung=2)
+
+    def _fewest(self, name: str, sizes: tuple[int, ...], rung: int) -> Way:
+        fewest = FewestParts(self._parts, self.cluster, self.request, self.clock, sizes)
+        return Way(name, fewest.search, rung=rung, would_fit=fewest.would_fit)
+
+    def _in_blocks(self) -> Way:
+        graph = self.model.uncut
+        why = why_not_in_blocks(graph, self.cluster, self.request)
+        closed = f"blocks are not searched with {why}" if why else ""
+        blocks = InBlocks(graph, self.cluster, self.request, self.clock)
+        return Way(
+            "blocks",
+            blocks.search,
+            rung=2,
+            would_fit=blocks.would_fit,
+            closed=closed,
+        )

@@ -1,0 +1,227 @@
+"""Ways to run a model, and the one loop that weighs them within one budget.
+
+A way is searched if no known plan is within the gap of its bound. What saves nothing but bytes is
+searched where memory refuses the others, and blocks, which cost most, where nothing else fits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from partitioner import units
+from partitioner.search.outcome import NoCheaper, Outcome
+from partitioner.search.request import Budget, Request
+from partitioner.search.ways.refusal import Nearly, joined
+from partitioner.search.what_would_fit import Change
+from partitioner.solver import Infeasible
+from partitioner.strategies.constraints import ConstraintError
+
+#: Seconds to look for changes that make a refused request feasible, and the share of the time
+#: limit that they may take where the search has used it up.
+CHANGES_S, LATE_SHARE = 14.0, 0.1
+#: Share of the clock for the whole batch, where memory may refuse it.
+FIRST_SHARE = 0.6
+
+
+def nothing(_budget: Budget, _refusal: Infeasible) -> tuple[Change, ...]:
+    """Know no change of the request."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to run a model: what it does to the graph, as a search of the plans of that.
+
+    Attributes:
+        name: In words, for certificates and notes.
+        search: Finds the best plan. It raises `Infeasible` where none fits, `NoCheaper` where none
+            is better than the known one of the budget, and `ConstraintError` where the constraints
+            leave none.
+        bound: No plan of the way costs less.
+        rung: 0 of a way that is weighed at once; 1 of one whose plans cost no less where memory
+            forbids nothing: it is searched where memory refuses one of those before; 2 of one that
+            is searched where nothing else fits.
+        would_fit: After a refusal, gives the changes of the request under which it is known to fit.
+        closed: Why it is not searched, as a clause; "" if it is.
+        is_rival: Whether users are told why it was not taken, if they ask for whatever is fastest.
+    """
+
+    name: str
+    search: Callable[[Budget], Outcome]
+    bound: float = 0.0
+    rung: int = 0
+    would_fit: Callable[[Budget, Infeasible], tuple[Change, ...]] = nothing
+    closed: str = ""
+    is_rival: bool = False
+
+
+@dataclass
+class Weighing:
+    """The search over ways.
+
+    Attributes:
+        ways: The ways; of those with equal bounds the first goes first.
+        request: The request.
+        budget: The budget of all ways: one clock.
+        found: The best plan of each way that has one, by the way's number.
+        refused: The refusals of ways that memory rules out, or the clock.
+        impossible: The refusals of ways that constraints rule out.
+        bounds: Of each way without a plan, and of those that were not searched, a bound.
+        late: The ways that the time limit did not reach.
+        is_short: Whether memory may refuse some: then the clock is shared with those that save it.
+    """
+
+    ways: Sequence[Way]
+    request: Request
+    budget: Budget
+    found: dict[int, Outcome] = field(default_factory=dict)
+    refused: dict[int, Infeasible] = field(default_factory=dict)
+    impossible: dict[int, ConstraintError] = field(default_factory=dict)
+    bounds: dict[int, float] = field(default_factory=dict)
+    late: list[int] = field(default_factory=list)
+    is_short: bool = True
+
+    def best(self) -> Outcome:
+        """The best plan of all ways, with one certificate.
+
+        Raises:
+            Infeasible: No way has a plan that fits.
+            ConstraintError: The constraints leave no plan to the first way.
+        """
+        order = sorted(range(len(self.ways)), key=self._rank)
+        for place, number in enumerate(order):
+            way = self.ways[number]
+            if way.closed or self._is_needless(way):
+                continue
+            if way.bound >= self._enough:
+                self.bounds[number] = way.bound
+            elif (self.found or self.refused) and self.budget.work.late:
+                self.late.append(number)
+                self.bounds[number] = way.bound
+            else:
+                self._search(number, order[place + 1 :])
+        if not self.found:
+            raise self._refusal()
+        return self._certified()
+
+    def _rank(self, number: int) -> tuple[int, float, int]:
+        way = self.ways[number]
+        return way.rung, way.bound, number
+
+    def _cost(self, number: int) -> float:
+        return self.found[number].evaluation.cost(self.request.objective)
+
+    @property
+    def _known(self) -> float:
+        """The cost of the best plan; infinite if there is none."""
+        return min(map(self._cost, self.found), default=math.inf)
+
+    @property
+    def _enough(self) -> float:
+        """The bound from which on a way is not worth a search."""
+        return (1 - self.budget.gap) * self._known
+
+    def _is_needless(self, way: Way) -> bool:
+        """Tell whether a way would only save bytes that nobody is short of."""
+        return way.rung > 0 and (not self.refused or (way.rung > 1 and bool(self.found)))
+
+    def _search(self, number: int, after: Sequence[int]) -> None:
+        """Search a way with its share of the clock; the steps of each way are its own."""
+        way = self.ways[number]
+        behind = [self.ways[n] for n in after if not self.ways[n].closed]
+        rivals = [other for other in behind if other.rung == 0 or way.rung]
+        parts = 1 + sum(other.bound < self._enough for other in rivals) / 2
+        if self.is_short and not way.rung and any(other.rung for other in behind):
+            parts /= FIRST_SHARE
+        known = math.inf if self.request.tune is not None else self._known
+        share = replace(self.budget.of_clock(parts), best_s=known)
+        try:
+            self.found[number] = way.search(share)
+        except NoCheaper as error:
+            self.bounds[number] = error.bound
+        except Infeasible as error:
+            self.refused[number] = error
+        except ConstraintError as error:
+            self.impossible[number] = error
+
+    def _certified(self) -> Outcome:
+        """The best plan, with a certificate over all ways that were weighed."""
+        number = min(self.found, key=self._cost)
+        best = self.found[number].noted(*self._others(number))
+        if len(self.found) == 1 and not self.bounds:
+            return best
+        certificate = best.plan.certificate
+        assert certificate is not None
+        cost, spaces, bounds = certificate.cost, list[str](), [*self.bounds.values()]
+        for other, outcome in self.found.items():
+            known = outcome.plan.certificate
+            assert known is not None
+            spaces.append(known.space)
+            bounds.append(max(known.bound, self.ways[other].bound))
+        bound, spaces = min(cost, *bounds), [*spaces, *self._not_searched()]
+        status, is_open = certificate.status, cost - bound > self.request.gap * cost
+        if status == "optimal" and is_open:
+            status = "feasible"
+        stopped = [one.plan.certificate for one in self.found.values()]
+        if is_open and (self.late or any(one and one.status == "time_limit" for one in stopped)):
+            status = "time_limit"
+        certificate = replace(certificate, bound=bound, status=status, space=_joined(spaces))
+        outcome = replace(best, plan=replace(best.plan, certificate=certificate))
+        others = [plan for one in self.found.values() for plan in one.candidates]
+        failed = dict.fromkeys(one for each in self.found.values() for one in each.failed)
+        return replace(outcome, candidates=tuple(others), failed=tuple(failed))
+
+    def _others(self, best: int) -> list[str]:
+        """Why the batch is not run in other ways, for who asks for whatever is fastest."""
+        if self.request.micro_batches != "auto":
+            return []
+        why: dict[int, object] = {**self.refused, **self.impossible}
+        for number, outcome in self.found.items():
+            step = units.seconds(outcome.evaluation.step_s)
+            count = outcome.plan.micro_batches
+            parts = f" in {count} micro-batches" if count else ""
+            why[number] = f"the best plan found takes {step}{parts}"
+        for number, bound in self.bounds.items():
+            shown = units.cost(self.request.objective, bound)
+            why[number] = f"none of these plans is below {shown}"
+            if number in self.late:
+                why[number] = "not searched within the time limit"
+        return [
+            f"not in {way.name}: {why[number]}"
+            for number, way in enumerate(self.ways)
+            if number in why and number != best and way.is_rival
+        ]
+
+    def _not_searched(self) -> list[str]:
+        """The ways without a plan that the bound covers, in words."""
+        texts = []
+        for number, bound in self.bounds.items():
+            name = self.ways[number].name
+            shown = units.cost(self.request.objective, bound)
+            why = "not reached" if number in self.late else f"no plan below {shown}"
+            texts.append(f"{name} ({why})")
+        return texts
+
+    def _refusal(self) -> Infeasible | ConstraintError:
+        """The refusal of all ways, with the changes under which one of them fits."""
+        if not self.refused or 0 in self.impossible:
+            return self.impossible[min(self.impossible)]
+        self.budget.say("looking for what would fit")
+        limit_s = self.request.time_limit_s
+        left_s = max(self.budget.work.left_s, LATE_SHARE * limit_s)
+        budget = self.budget.anew(min(CHANGES_S, left_s))
+        changes: list[Change] = []
+        for number, refusal in self.refused.items():
+            changes += refusal.changes if isinstance(refusal, Nearly) else ()
+            changes += self.ways[number].would_fit(budget, refusal)
+        left = [way.closed for way in self.ways if way.closed]
+        if self.late:
+            names = " and ".join(self.ways[number].name for number in self.late)
+            left.append(f"not searched within the time limit: {names}")
+        return joined(tuple(self.refused.values()), changes, left)
+
+
+def _joined(spaces: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(spaces))

@@ -1,0 +1,98 @@
+"""The whole batch at once: a form of the graph, with offers to compute again if memory binds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.ir.graph import Graph
+from partitioner.search.find_plan import find_plan
+from partitioner.search.outcome import NoCheaper, Outcome, stopped_refusal
+from partitioner.search.request import Budget, Request
+from partitioner.search.ways.stage_clock import StageClock
+from partitioner.solver import Infeasible
+from partitioner.strategies.derive import Rules
+
+#: With offers, the search of the graph without them may take one such part of the steps, and that
+#: with them one such part of the rest: what is left is for going on with the first.
+FIRST_PART, OFFERS_PART = 1.5, 2
+#: What is said of a plan of a graph that was not searched with its offers.
+KEEPS_ALL = "plans that keep all values for the backward pass"
+
+
+@dataclass(frozen=True)
+class WholeBatch:
+    """The plans of a form of a graph.
+
+    Attributes:
+        graph: The form.
+        cluster: The devices.
+        request: The request; called after `Request.over`.
+        clock: Times the stages.
+        offers: Gives the graph that offers to compute values again, or None; called where no plan
+            of `graph` fits or memory forbids a cheaper one. None if nothing may be offered.
+    """
+
+    graph: Graph
+    cluster: Cluster
+    request: Request
+    clock: StageClock
+    offers: Callable[[], Graph | None] | None = None
+
+    def search(self, budget: Budget) -> Outcome:
+        """The best plan, of the graph or of that with offers.
+
+        Raises:
+            PartitionerError: As `find_plan`.
+        """
+        request = self.request.on(self.graph)
+        with self.clock("deriving strategies"):
+            rules = Rules.of(self.graph)
+        with self.clock("searching"):
+            outcome = None
+            try:
+                if self.offers is not None:
+                    outcome = self._with_offers(rules, request, budget)
+                if outcome is None:
+                    outcome = find_plan(self.graph, self.cluster, request, budget, rules)
+            except Infeasible as error:
+                raise stopped_refusal(error, budget.work) from None
+        if self.offers is not None and outcome.of is self.graph:
+            outcome = outcome.limited_to(KEEPS_ALL)
+        return replace(outcome, whole=self.graph, request=request)
+
+    def _with_offers(self, rules: Rules, request: Request, budget: Budget) -> Outcome | None:
+        """The better plan of the graph and of the same graph with offers, where memory binds.
+
+        None if memory binds and the offers gain nothing: the search of the graph was then cut
+        short, and there is work left to go on with it.
+        """
+        assert self.offers is not None
+        outcome = None
+        first = replace(budget.share(FIRST_PART), defers_memory=True)
+        try:
+            outcome = find_plan(self.graph, self.cluster, request, first, rules)
+        except Infeasible:
+            note = "no plan that keeps all values for the backward pass was found to fit"
+        else:
+            if not outcome.memory_binds:
+                return outcome
+            note = "memory forbids the cheapest plan that keeps all values"
+        graph = self.offers()
+        if graph is None:
+            return None
+        budget.say("allowing values to be computed again")
+        request = self.request.on(graph)
+        if outcome is None:
+            return find_plan(graph, self.cluster, request, budget).noted(note)
+        best_s = outcome.evaluation.step_s
+        cheaper = None
+        if not budget.work.over:
+            with suppress(Infeasible, NoCheaper):
+                share = replace(budget.share(OFFERS_PART), best_s=best_s)
+                cheaper = find_plan(graph, self.cluster, request, share)
+        if cheaper is not None and cheaper.evaluation.step_s < best_s:
+            return cheaper.noted(note)
+        return outcome.stopped().noted(note) if budget.work.late else None

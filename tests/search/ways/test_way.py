@@ -1,0 +1,244 @@
+"""One loop over ways: its order, its clock, its certificate, and its refusal."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from helpers.plans.cost_cases import flat
+from partitioner.cost_model.evaluate import one_device
+from partitioner.examples.small import build_tiny
+from partitioner.frontends.onnx.load import load_onnx
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import Certificate, NodePlan, Plan
+from partitioner.search.outcome import NoCheaper, Outcome
+from partitioner.search.request import Budget, Request
+from partitioner.search.ways.refusal import Nearly
+from partitioner.search.ways.way import Way, Weighing
+from partitioner.search.what_would_fit import Change
+from partitioner.solver import Infeasible, work
+from partitioner.strategies.constraints import ConstraintError
+
+GRAPH = load_onnx(build_tiny()).graph
+CLUSTER = flat(1)
+EVALUATION = one_device(GRAPH, CLUSTER)
+REQUEST = Request(gap=0.1)
+
+Search = Callable[[Budget], Outcome]
+
+
+def outcome(cost_s: float, bound_s: float | None = None, space: str = "") -> Outcome:
+    bound_s = cost_s if bound_s is None else bound_s
+    certificate = Certificate(
+        objective="throughput",
+        cost=cost_s,
+        bound=bound_s,
+        status="optimal" if cost_s - bound_s <= REQUEST.gap * cost_s else "feasible",
+        strategy="single",
+        solver="fake",
+        space=space or f"plans of {cost_s}",
+        seed=0,
+        folded="",
+    )
+    nodes = {node.name: NodePlan(0) for node in GRAPH.nodes}
+    plan = Plan(GRAPH.digest, CLUSTER.to_data(), (DeviceMesh.single(0),), nodes)
+    figures = replace(EVALUATION, compute_s={0: cost_s}, comm_s={0: 0.0})
+    return Outcome(GRAPH, replace(plan, certificate=certificate), figures, (), ())
+
+
+class Searches:
+    """Searches with a given end, which note their names and budgets."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.budgets: list[Budget] = []
+
+    def way(self, name: str, end: Outcome | Exception, **options: object) -> Way:
+        def search(budget: Budget) -> Outcome:
+            self.names.append(name)
+            self.budgets.append(budget)
+            if isinstance(end, Exception):
+                raise end
+            return end
+
+        return Way(name, search, **options)  # type: ignore[arg-type]
+
+
+def weighed(*ways: Way, request: Request = REQUEST, is_short: bool = True) -> Outcome:
+    return Weighing(ways, request, Budget.of(request), is_short=is_short).best()
+
+
+def short(nbytes: float, **options: object) -> Infeasible:
+    return Infeasible(f"{nbytes:g} short", device=0, bytes_short=nbytes, **options)  # type: ignore[arg-type]
+
+
+def test_ways_are_searched_in_the_order_of_their_bounds() -> None:
+    searches = Searches()
+    best = weighed(
+        searches.way("late", outcome(3.0), bound=1.0),
+        searches.way("first", outcome(9.0)),
+        searches.way("second", outcome(5.0)),
+    )
+    assert searches.names == ["first", "second", "late"]
+    assert best.evaluation.step_s == 3.0
+    assert [budget.best_s for budget in searches.budgets[1:]] == [9.0, 5.0]
+
+
+def test_the_search_ends_with_a_plan_within_the_gap_of_every_bound_that_is_left() -> None:
+    searches = Searches()
+    best = weighed(
+        searches.way("whole", outcome(2.0)),
+        searches.way("near", outcome(1.0), bound=1.81),
+    )
+    assert searches.names == ["whole"]
+    certificate = best.plan.certificate
+    assert certificate is not None
+    assert (certificate.bound, certificate.status) == (1.81, "optimal")
+    assert certificate.space == "plans of 2.0, near (no plan below 1.81 s)"
+
+
+def test_a_certificate_has_the_least_bound_of_all_ways() -> None:
+    searches = Searches()
+    best = weighed(
+        searches.way("whole", outcome(2.0)),
+        searches.way("stages", NoCheaper("none", 0.5), bound=0.1),
+        searches.way("form", outcome(4.0, 0.75, space="plans of 2.0")),
+    )
+    certificate = best.plan.certificate
+    assert certificate is not None
+    assert (certificate.cost, certificate.bound, certificate.status) == (2.0, 0.5, "feasible")
+    assert certificate.space == "plans of 2.0, stages (no plan below 500 ms)"
+
+
+def test_what_saves_bytes_is_searched_where_memory_refuses_the_others() -> None:
+    searches = Searches()
+    weighed(searches.way("whole", outcome(2.0)), searches.way("blocks", outcome(1.0), rung=2))
+    assert searches.names == ["whole"]
+    searches = Searches()
+    best = weighed(
+        searches.way("blocks", outcome(7.0), rung=2),
+        searches.way("whole", short(10)),
+    )
+    assert searches.names == ["whole", "blocks"]
+    assert best.evaluation.step_s == 7.0
+
+
+def test_what_costs_no_less_is_weighed_where_memory_refuses_the_whole_batch() -> None:
+    searches = Searches()
+    best = weighed(
+        searches.way("whole", short(10)),
+        searches.way("stages", outcome(3.0), bound=0.5),
+        searches.way("parts", outcome(2.0), rung=1),
+        searches.way("blocks", outcome(1.0), rung=2),
+    )
+    assert searches.names == ["whole", "stages", "parts"]
+    assert best.evaluation.step_s == 2.0
+    searches = Searches()
+    weighed(searches.way("whole", outcome(3.0)), searches.way("parts", outcome(2.0), rung=1))
+    assert searches.names == ["whole"]
+
+
+def test_each_way_has_its_share_of_one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(work, "now_s", lambda: now[0])
+    monkeypatch.setattr("partitioner.search.request.now_s", lambda: now[0])
+    left: list[float] = []
+
+    def search(budget: Budget) -> Outcome:
+        left.append(budget.work.left_s)
+        now[0] += 12.0
+        raise short(1)
+
+    ways = [Way("whole", search), *(Way(name, search, rung=2) for name in "ab")]
+    ways.append(Way("late", search, rung=2))
+    request = Request(time_limit_s=30.0)
+    with pytest.raises(Infeasible, match="not searched within the time limit: late"):
+        weighed(*ways, request=request)
+    assert left == pytest.approx([18.0, 9.0, 4.0], rel=1e-6)
+
+
+def test_the_whole_batch_has_all_the_clock_where_nothing_is_short() -> None:
+    searches = Searches()
+    saver = searches.way("blocks", outcome(1.0), rung=2)
+    weighed(searches.way("whole", outcome(2.0)), saver, is_short=False)
+    assert searches.budgets[0].work.left_s > 0.9 * REQUEST.time_limit_s
+
+
+def test_the_clock_leaves_ways_unsearched_and_the_certificate_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(work, "now_s", lambda: now[0])
+    monkeypatch.setattr("partitioner.search.request.now_s", lambda: now[0])
+
+    def slow(_budget: Budget) -> Outcome:
+        now[0] += 31.0
+        return outcome(2.0)
+
+    best = weighed(Way("whole", slow), Way("stages", slow, bound=0.5))
+    certificate = best.plan.certificate
+    assert certificate is not None
+    assert (certificate.bound, certificate.status) == (0.5, "time_limit")
+    assert certificate.space.endswith("stages (not reached)")
+
+
+def test_a_refusal_names_the_nearest_way_and_the_least_changes_of_all() -> None:
+    searches = Searches()
+    whole = searches.way(
+        "whole",
+        short(100),
+        would_fit=lambda *_: (Change("with --memory 91", 91), Change("on 4 devices")),
+    )
+    parts = searches.way("parts", Nearly((Change("with --micro-batches 8"),)), rung=2)
+    stages = searches.way("stages", short(7, proven=False), rung=2)
+    blocks = searches.way(
+        "blocks",
+        Infeasible("none in blocks was found"),
+        rung=2,
+        would_fit=lambda *_: (Change("in blocks with --memory 56", 56),),
+    )
+    closed = Way("copies", whole.search, closed="copies are not searched with pins")
+    with pytest.raises(Infeasible) as refused:
+        weighed(whole, parts, stages, blocks, closed)
+    assert str(refused.value) == (
+        "7 short; it fits on 4 devices or with --micro-batches 8 or in blocks with --memory 56; "
+        "none in blocks was found; copies are not searched with pins"
+    )
+    assert refused.value.bytes_short == 7
+    assert not refused.value.proven
+    assert refused.value.relaxations[0] == "on 4 devices"
+
+
+def test_constraints_that_leave_the_first_way_no_plan_are_named() -> None:
+    searches = Searches()
+    whole = searches.way("whole", ConstraintError("pins leave nothing"))
+    blocks = searches.way("blocks", outcome(1.0), rung=2)
+    with pytest.raises(ConstraintError, match="pins leave nothing"):
+        weighed(whole, searches.way("form", ConstraintError("unknown node")), blocks)
+    assert searches.names == ["whole", "form"]
+
+
+def test_who_asks_for_whatever_is_fastest_is_told_why_others_are_not() -> None:
+    searches = Searches()
+    ways = [
+        searches.way("whole", outcome(2.0)),
+        searches.way("stages", outcome(3.0), is_rival=True),
+        searches.way("none", NoCheaper("none", 2.5), is_rival=True),
+        searches.way("tight", short(5), is_rival=True),
+    ]
+    assert weighed(*ways).notes == ()
+    notes = weighed(*ways, request=Request(gap=0.1, micro_batches="auto")).notes
+    assert notes == (
+        "not in stages: the best plan found takes 3 s",
+        "not in none: none of these plans is below 2.5 s",
+        "not in tight: 5 short",
+    )
+
+
+def test_plans_that_are_to_be_run_need_not_beat_each_other() -> None:
+    searches = Searches()
+    request = Request(gap=0.1, tune=2)
+    weighed(
+        searches.way("whole", outcome(2.0)), searches.way("form", outcome(3.0)), request=request
+    )
+    assert searches.budgets[1].best_s == float("inf")

@@ -13,6 +13,7 @@ import math
 import tempfile
 import time
 import warnings
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -100,8 +101,8 @@ def solve_with_pulp(
 
 def program_format(path: Path) -> Literal["lp", "mps"] | None:
     """The format of programs that a file name asks for, `.lp` or `.mps`, also before `.gz`."""
-    suffix = (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
-    return {".lp": "lp", ".mps": "mps"}.get(suffix)
+    formats: Mapping[str, Literal["lp", "mps"]] = {".lp": "lp", ".mps": "mps"}
+    return formats.get((path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower())
 
 
 def write_program(milp: Milp, path: Path) -> None:

@@ -2,8 +2,8 @@
 
     python tests/benchmarks/published.py collectives|products [--all]
 
-"fit" tables are those that `cost_model/cluster/data/published.toml` rests on: their error is that of
-the fit. "check" tables were not fitted to: theirs is an error of prediction. Collectives
+"fit" tables are those that `cost_model/cluster/data/published.toml` rests on: their error is that
+of the fit. "check" tables were not fitted to: theirs is an error of prediction. Collectives
 print every fourth size of long tables; `--all` prints every one. The last lines have the median and
 the largest error of each table.
 """

@@ -11,12 +11,15 @@ import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from partitioner.ir.errors import IRError
 from partitioner.ir.types import TensorType
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 #: Constants of at most this many elements may steer rules.
 SMALL_CONSTANT = 4096
@@ -201,6 +204,35 @@ class Graph:
         if constant is None or constant.weight or constant.type.numel > SMALL_CONSTANT:
             return None
         return constant.load()
+
+    def to_networkx(self) -> nx.DiGraph:
+        """Make a `networkx.DiGraph` of the nodes, for its algorithms and its file formats.
+
+        A node is the name of an operation, with `op`, `backward` (whether it is of the backward
+        pass), `bytes` of its results and `weight_bytes` of the weights and constants that it
+        reads. An edge leads from the node that makes values to one that reads them, with their
+        names as `values` and their `bytes` together. Nodes stand in the order of the graph.
+        """
+        import networkx as nx
+
+        graph = nx.DiGraph(name=self.name)
+        for node in self.nodes:
+            graph.add_node(
+                node.name,
+                op=node.op,
+                backward=node.name in self.backward,
+                bytes=sum(self.types[value].nbytes for value in node.writes),
+                weight_bytes=sum(self.types[v].nbytes for v in node.reads if v in self.constants),
+            )
+        for node in self.nodes:
+            made_by: dict[str, list[str]] = {}
+            for value in node.reads:
+                if value in self.producers:
+                    made_by.setdefault(self.producers[value].name, []).append(value)
+            for source, values in made_by.items():
+                size = sum(self.types[value].nbytes for value in values)
+                graph.add_edge(source, node.name, values=tuple(values), bytes=size)
+        return graph
 
     def _digest_lines(self) -> Iterator[str]:
         yield json.dumps([self.inputs, self.outputs, sorted(self.opsets.items())])

@@ -190,7 +190,8 @@ def dump_problem(
 
     Args:
         model: As of `compile`.
-        path: File to write, gzipped if its name ends in `.gz`; an existing one is replaced.
+        path: File to write, gzipped if its name ends in `.gz`; an existing one is replaced. A name
+            in `.lp` or `.mps` asks for the integer program in that format.
         devices: Number of devices (default: the cluster's, or 1).
         **options: As the fields of `DumpOptions` are described.
 

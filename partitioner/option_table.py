@@ -541,7 +541,8 @@ class DumpOptions(KindOptions, DeviceOptions, LayoutOptions, total=False):
             Literal["auto", "intra", "inter"],
             Option(
                 "`intra`: the sharding problem in the format of google/iopddl; `inter`: the "
-                "placement problem in that of msr-fiddle/dnn-partitioning.",
+                "placement problem in that of msr-fiddle/dnn-partitioning; either as an integer "
+                "program where the file is a `.lp` or `.mps`.",
                 more="`auto` is refused: a file holds one problem. Without a mesh, `intra` takes "
                 "the one of a single axis.",
             ),

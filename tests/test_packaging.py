@@ -137,6 +137,17 @@ def test_the_source_archive_holds_the_package_and_no_test(tmp_path: Path) -> Non
     assert not [name for name in names if re.search(r"(^|/)(test_|tests?/)", name)]
     package = {name.partition("/")[2] for name in names if name.startswith(".editable/")}
     assert {"partitioner/ir/graph.py", "partitioner/report/page/web/page.html"} <= package
+    data = Path("partitioner/cost_model/cluster/data")
+    assert {str(data / path.name) for path in (ROOT / data).iterdir()} <= package
+
+
+def test_data_files_belong_to_the_package_beside_them() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    setuptools = tomllib.loads(text)["tool"]["setuptools"]
+    folder = ROOT / "partitioner/cost_model/cluster"
+    (pattern,) = setuptools["package-data"]["partitioner.cost_model.cluster"]
+    assert {*folder.glob(pattern)} == {*(folder / "data").iterdir()} != set()
+    assert "partitioner.cost_model.cluster.data*" in setuptools["packages"]["find"]["exclude"]
 
 
 def test_what_the_tests_run_with_is_within_the_bounds() -> None:

@@ -216,7 +216,7 @@ def _gpu(properties: Any, file: Path, count: int) -> tuple[str, DeviceSpec]:
         count: Number of GPUs that share the machine's processor.
     """
     title = str(properties.name)
-    for name, row in presets.PRESETS.items():
+    for name, row in presets.accelerators().items():
         if any(part in title for part in row.cuda_names):
             threads = max(1, _cores() // count)
             profile = Profile.read(file, gpu_fingerprint(title), threads, count)
@@ -232,7 +232,7 @@ def _named(spec: str, devices: int | None, otherwise: int, profile: Path | None)
             f"cluster {spec!r} is not like '4xh100', '2x4xh200', 'ideal' or FILE.toml"
         )
     counts = [int(count) for count in match[1].split("x") if count]
-    name = presets.ALIASES.get(match[2], match[2])
+    name = presets.full_name(match[2])
     if not all(counts):
         raise ClusterOptionError(f"cluster {spec!r} has no devices")
     total = counts[0] * counts[-1] if len(counts) == 2 else counts[0] if counts else None
@@ -304,7 +304,7 @@ def _with_preset(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     if "preset" not in entry:
         return entry
     preset = str(entry["preset"])
-    name = presets.ALIASES.get(preset, preset)
+    name = presets.full_name(preset)
     if name not in presets.names():
         raise CostError(f"no preset {name!r}; there are {', '.join(presets.names())}")
     spec = vars(presets.device(name))

@@ -10,13 +10,19 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from partitioner.cost_model.cluster.published import KERNELS, LINKS, Kernels
+from partitioner.cost_model.cluster.published import (
+    Kernels,
+    kernel_names,
+    kernels,
+    link_names,
+    links,
+)
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.executors import Executor
 from partitioner.cost_model.profiles.database import Profile
@@ -66,14 +72,14 @@ class DeviceSpec:
     #: Least time between the starts of two kernels, and the start-up of a collective.
     launch_s: float
     profile: Profile | None = None  #: Measured seconds, which go before those by the rates.
-    table: str | None = None  #: Key of `published.KERNELS`, which shapes what the rates give.
+    table: str | None = None  #: Table of `published.kernels`, which shapes what the rates give.
     is_gpu: bool = False  #: Whether its kernels take the memory for themselves that a GPU's take.
     #: Seconds that a communication takes beside the links', as a session of an executor ends there
     #: and another begins; None for none.
     border_s: float | None = None
 
     def __post_init__(self) -> None:
-        _check_table(f"device {self.name!r}", self.table, KERNELS)
+        _check_table(f"device {self.name!r}", self.table, kernel_names)
         unknown = sorted(set(self.peak_flops_per_s) - set(DTYPE_BITS))
         if unknown:
             raise CostError(f"device {self.name!r}: {unknown[0]!r} is not an element type")
@@ -91,7 +97,7 @@ class DeviceSpec:
     @property
     def kernels(self) -> Kernels | None:
         """The published measurements of its kernels."""
-        return None if self.table is None else KERNELS[self.table]
+        return None if self.table is None else kernels(self.table)
 
     def start_s(self, *, is_known: bool) -> float:
         """Seconds of the start-up of a communication, with the border that it makes.
@@ -125,10 +131,10 @@ class LinkLevel:
     #: once (see `cost_model.prices.overlap`), where it is not measured.
     overlap: float = 0.0
     profile: Profile | None = None  #: Measured seconds, which go before those by tables and rates.
-    table: str | None = None  #: Key of `published.LINKS`, which goes before the rates.
+    table: str | None = None  #: Table of `published.links`, which goes before the rates.
 
     def __post_init__(self) -> None:
-        _check_table(f"level {self.name!r}", self.table, LINKS)
+        _check_table(f"level {self.name!r}", self.table, link_names)
         _check(f"level {self.name!r}: size", self.size, self.size >= 1)
         bandwidth = self.bandwidth_bytes_per_s
         _check(f"level {self.name!r}: bandwidth_bytes_per_s", bandwidth, bandwidth > 0)
@@ -142,7 +148,7 @@ class LinkLevel:
 
     def tables(self, each: int) -> LinkTable | None:
         """Published seconds of communications of `each` ranks in every group of the level below."""
-        return None if self.table is None else LINKS[self.table].get(each)
+        return None if self.table is None else links(self.table).get(each)
 
     def known_sizes(self, each: int) -> frozenset[float]:
         """Bytes at which communications of `each` ranks a group are measured or published."""
@@ -357,9 +363,9 @@ def _check(title: str, figure: float, good: bool) -> None:
         raise CostError(f"{title} is {figure}; it must be above 0")
 
 
-def _check_table(title: str, name: str | None, tables: Mapping[str, Any]) -> None:
-    if name is not None and name not in tables:
-        raise CostError(f"{title}: no table {name!r}; there are {', '.join(sorted(tables))}")
+def _check_table(title: str, name: str | None, names: Callable[[], tuple[str, ...]]) -> None:
+    if name is not None and name not in names():
+        raise CostError(f"{title}: no table {name!r}; there are {', '.join(sorted(names()))}")
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

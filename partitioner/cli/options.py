@@ -159,10 +159,10 @@ def output_file(suffixes: Sequence[str]) -> Callable[[str], Path]:
 
 def _presets(incomplete: str) -> list[str]:
     """Clusters that begin like what was typed, for the shell's completion."""
-    from partitioner.cost_model.cluster.presets import PRESETS
+    from partitioner.cost_model.cluster.presets import accelerators
 
     before, times, _ = incomplete.rpartition("x")
-    names = (f"{before}{times}{name}" for name in (*PRESETS, "local"))
+    names = (f"{before}{times}{name}" for name in (*accelerators(), "local"))
     return [name for name in names if name.startswith(incomplete)]
 
 

@@ -38,7 +38,8 @@ def plan(
         option(
             None,
             "FILE",
-            "Write the problem of --strategy intra or inter for other solvers; plan nothing.",
+            "Write the problem of --strategy intra or inter for other solvers; plan nothing. To "
+            "FILE.lp or FILE.mps: its integer program.",
             panel=OUTPUT,
         ),
     ] = None,

@@ -39,12 +39,14 @@ from partitioner.lowering import lower
 from partitioner.no_gc import no_collection
 from partitioner.report.measured import FILE, Comparison, Measured, PlannedT_co
 from partitioner.report.planned import Planned, check_explicit
-from partitioner.report.steps import Step, steps
+from partitioner.report.steps import Step, attributed, steps
 from partitioner.report.text.tables import safe
 from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.verify.compare import Verification
 
 if TYPE_CHECKING:
+    import networkx as nx
+
     from partitioner.backends.launch import LocalRun
 
 
@@ -427,6 +429,17 @@ class Compiled(Planned):
         stages has the steps of one micro-batch.
         """
         return steps(self.graph, self.schedule)
+
+    def to_networkx(self) -> nx.DiGraph:
+        """Make a `networkx.DiGraph` of the model, with the plan's figures on its nodes.
+
+        Nodes and edges are those of `Graph.to_networkx`. A node has also its `devices` in the
+        order of its mesh, its `cuts` ("n/tp"; "" if none), its `stage` (0 without stages), the
+        predicted `seconds` of its busiest device, its `flops`, the `device_bytes` of its results
+        on the device that holds most of them, and the `sent_bytes` of its results that cross
+        between devices. A plan in stages has the figures of one micro-batch.
+        """
+        return attributed(self.graph, self.placed, self.schedule)
 
     def device_of(self, node: str) -> tuple[int, ...]:
         """The devices that compute a node, in the order of its mesh.

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from partitioner.solver import Problem
+from partitioner.solver import Problem, SolverError
 from partitioner.solver.formats.json_files import write_json
+from partitioner.solver.milp.foreign import program_format, write_program
+from partitioner.solver.milp.formulation import MOST_ENTRIES, formulate
 
 
 @dataclass(frozen=True)
@@ -17,12 +19,13 @@ class Dump:
 
     Attributes:
         path: The file.
-        format: "iopddl" (google/iopddl) or "dnnp" (msr-fiddle/dnn-partitioning).
+        format: "iopddl" (google/iopddl), "dnnp" (msr-fiddle/dnn-partitioning), or that of an
+            integer program, "lp" or "mps".
         notes: Lines on what it holds, and on what the format cannot express of the problem.
     """
 
     path: Path
-    format: Literal["iopddl", "dnnp"]
+    format: Literal["iopddl", "dnnp", "lp", "mps"]
     notes: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -34,14 +37,39 @@ def write_problem(problem: Problem, path: Path, space: str, *, placement: bool) 
 
     Args:
         problem: The problem of one search space.
-        path: File to write; gzipped if its name ends in `.gz`. An existing one is replaced.
+        path: File to write; gzipped if its name ends in `.gz`. An existing one is replaced. A name
+            in `.lp` or `.mps` asks for the integer program.
         space: The search space, in words.
         placement: Whether it is a placement problem; else a sharding problem.
 
     Raises:
-        PartitionerError: The file cannot be written.
+        PartitionerError: The file cannot be written, or the integer program is too large.
     """
+    if (program := program_format(path)) is not None:
+        return _write_program(problem, path, space, program)
     return (_write_dnnp if placement else _write_iopddl)(problem, path, space)
+
+
+def _write_program(problem: Problem, path: Path, space: str, program: Literal["lp", "mps"]) -> Dump:
+    form = formulate(problem, "throughput")
+    if form is None:
+        raise SolverError(
+            f"{path}: the integer program of {space} has more than {MOST_ENTRIES:,} entries; give "
+            "a file name that ends in .json for the problem as such"
+        )
+    write_program(form.milp, path)
+    milp = form.milp
+    size = f"{len(milp.cost)} variables ({sum(milp.integer)} binary), {len(milp.rows)} constraints"
+    contents = f"{path}: the integer program of {space} in {_PROGRAMS[program]}: {size}"
+    reading = (
+        f"1 of the objective is {form.unit:.9g} s of the busiest device; s_v_p is 1 where "
+        "the model's node number v, from 0, takes its strategy p"
+    )
+    return Dump(path, program, (contents, reading))
+
+
+#: Formats of integer programs, in words.
+_PROGRAMS = {"lp": "CPLEX's LP format", "mps": "MPS"}
 
 
 def _write_iopddl(problem: Problem, path: Path, space: str) -> Dump:

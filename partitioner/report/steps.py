@@ -1,8 +1,9 @@
-"""The steps of a plan as rows: each operator and each communication, in the global order."""
+"""The steps of a plan as rows, each operator and communication, and as figures of the graph."""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypedDict
 
 from partitioner.cost_model.schedule.passes import LETTERS
 from partitioner.cost_model.schedule.task_list import Schedule
@@ -10,8 +11,12 @@ from partitioner.cost_model.schedule.tasks import Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.phases import Part, StepOrder
+from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import CommKind
 from partitioner.ir.types import DTYPE_BITS
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 class Step(TypedDict):
@@ -36,6 +41,45 @@ def steps(graph: Graph, schedule: Schedule) -> list[Step]:
     """The operators and communications of a schedule, one row each."""
     tasks = [task for task in schedule.tasks if task.placed or task.comm]
     return [_step(graph, schedule.order, index, task) for index, task in enumerate(tasks)]
+
+
+def attributed(graph: Graph, placed: Sequence[PlacedNode], schedule: Schedule) -> nx.DiGraph:
+    """Make a `networkx.DiGraph` of a graph with the figures of a plan on its nodes.
+
+    Args:
+        graph: The graph.
+        placed: The plan's decisions on the nodes, in graph order.
+        schedule: The plan's tasks.
+    """
+    network = graph.to_networkx()
+    for node in placed:
+        network.add_node(
+            node.node.name,
+            devices=node.mesh.devices,
+            cuts=node.cut_text,
+            stage=node.stage,
+            seconds=0.0,
+            flops=0.0,
+            device_bytes=_device_bytes(graph, node),
+            sent_bytes=0,
+        )
+    for row in steps(graph, schedule):
+        name = row["name"]
+        if row["kind"] == "compute":
+            network.nodes[name].update(seconds=row["seconds"], flops=row["flops"])
+        elif name in graph.producers:
+            network.nodes[graph.producers[name].name]["sent_bytes"] += row["sent_bytes"]
+    return network
+
+
+def _device_bytes(graph: Graph, placed: PlacedNode) -> int:
+    """Add up the bytes of a node's results on the device that holds most of them."""
+    held: dict[int, int] = dict.fromkeys(placed.mesh.devices, 0)
+    for value, out in zip(placed.node.outputs, placed.outs, strict=True):
+        if out is not None:
+            for device, size in out.local_bytes(graph.types[value].dtype).items():
+                held[device] += size
+    return max(held.values())
 
 
 def _step(graph: Graph, order: StepOrder | None, index: int, task: Task) -> Step:

@@ -170,7 +170,7 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
         f"  peak memory {_peaks(summary)} (one device: {units.size(single.held_bytes)})",
         f"  split       {split.sentence(summary)}",
         f"  costs       {costs_sentence(summary['cost_sources'], summary['cost_error'])}",
-        f"  search      {summary['solver']}, {searched}",
+        f"  search      {solved_by(summary['solver'], summary['status'])}, {searched}",
     ]
     if fewer:
         count, cost, here = fewer["devices"], fewer["cost"], fewer["cost_here"]
@@ -307,8 +307,21 @@ def _searched(seed: int, folded: str, search_s: float | None) -> str:
     return f"seed {seed}{spent}" + (f", folded: {folded}" if folded else "")
 
 
+def solved_by(solver: str, status: str) -> str:
+    """Say which methods found a plan and proved its bound, and that they needed no ILP.
+
+    Args:
+        solver: As of `Certificate`: the methods that found the plan / proved the bound.
+        status: As of `Certificate`.
+    """
+    found, _, proved = solver.partition(" / ")
+    methods = found if proved in ("", found) else f"{found}, bound by {proved}"
+    needless = status == "optimal" and "integer program" not in solver
+    return f"{methods} (no integer program needed)" if needless else methods
+
+
 def certificate_line(cert: Certificate, search_s: float | None = None) -> str:
     """A certificate in one line; `search_s` as of `text`."""
     certified = _certified(cert.objective, cert.cost, cert.bound, cert.gap, cert.status)
     searched = _searched(cert.seed, cert.folded, search_s)
-    return f"{cert.strategy} plan by {cert.solver}: {certified}, {searched}"
+    return f"{cert.strategy} plan by {solved_by(cert.solver, cert.status)}: {certified}, {searched}"

@@ -2,8 +2,8 @@
 
     python tests/benchmarks/published.py collectives|products [--all]
 
-"fit" tables are those that `partitioner/cost_model/cluster/published.py` rests on: their error is
-that of the fit. "check" tables were not fitted to: theirs is an error of prediction. Collectives
+"fit" tables are those that `cost_model/cluster/data/published.toml` rests on: their error is that
+of the fit. "check" tables were not fitted to: theirs is an error of prediction. Collectives
 print every fourth size of long tables; `--all` prints every one. The last lines have the median and
 the largest error of each table.
 """
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from partitioner.cost_model.cluster import presets
-from partitioner.cost_model.cluster.published import _ALL_REDUCE_BUS
+from partitioner.cost_model.cluster.data_files import data_file
 from partitioner.cost_model.cluster.resolve import preset_cluster
 from partitioner.cost_model.prices.collectives import collective, tabled
 from partitioner.cost_model.prices.compute import node_estimates
@@ -90,8 +90,9 @@ def _fitted() -> Iterator[Collective]:
         "a100": ENGINEERING, "h100": GUIDE, "h200": ENGINEERING, "b200": ENGINEERING,
         "mi300x": RCCL,
     }  # fmt: skip
-    for name, (first, rates) in _ALL_REDUCE_BUS.items():
-        preset = presets.ALIASES.get(name, name)
+    for name, row in data_file("published.toml")["all_reduce"].items():
+        first, rates = row["first_power"], row["bus_gb_per_s"]
+        preset = presets.full_name(name)
         points = _series(first, rates)
         yield Collective(preset, 1, 8, "all_reduce", points, True, sources[name], "fit")
 

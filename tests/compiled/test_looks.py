@@ -96,6 +96,33 @@ def test_the_table_has_all_nodes_and_communications(placed: Compiled, cut: Compi
     assert busy == pytest.approx(placed.evaluation.load_s[0])
 
 
+def test_the_graph_in_networkx_has_the_figures_of_the_plan(placed: Compiled, cut: Compiled) -> None:
+    for result in (placed, cut):
+        network = result.to_networkx()
+        assert list(network) == [node.name for node in result.graph.nodes]
+        assert dict(network.edges) == dict(result.graph.to_networkx().edges)
+        for name, figures in network.nodes(data=True):
+            assert figures["devices"] == result.device_of(name)
+            assert figures["stage"] == 0
+        rows = result.table()
+        assert sum(s for _, s in network.nodes(data="seconds")) == pytest.approx(
+            sum(row["seconds"] for row in rows if row["kind"] == "compute")
+        )
+    network = placed.to_networkx()
+    crossing = [
+        (source, target)
+        for source, target in network.edges
+        if network.nodes[source]["devices"] != network.nodes[target]["devices"]
+    ]
+    assert len(crossing) == 1
+    assert {n: size for n, size in network.nodes(data="sent_bytes") if size} == {
+        crossing[0][0]: network.edges[crossing[0]]["bytes"]
+    }
+    first = cut.to_networkx().nodes[cut.graph.nodes[0].name]
+    assert "/tp" in first["cuts"]
+    assert (first["flops"], first["device_bytes"]) == (2 * 8 * 64 * 64, first["bytes"] // 2)
+
+
 def test_rows_of_stages_name_their_pass() -> None:
     module = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(4)))
     program = partitioner.compile(
@@ -106,6 +133,7 @@ def test_rows_of_stages_name_their_pass() -> None:
     by_name = {row["name"]: row["passes"] for row in program.table() if row["kind"] == "compute"}
     stages = {placed.node.name: placed.stage for placed in program.placed}
     assert all(by_name[name] in (f"F{stage}", "setup") for name, stage in stages.items())
+    assert dict(program.to_networkx().nodes(data="stage")) == stages
 
 
 def test_a_node_that_constraints_bind_names_them(

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import ml_dtypes
+import networkx as nx
 import numpy as np
 import pytest
 
@@ -187,6 +188,26 @@ def test_a_constant_knows_the_names_of_small_floats() -> None:
     for dtype, name in ((ml_dtypes.float8_e5m2, "float8e5m2"), (ml_dtypes.bfloat16, "bfloat16")):
         assert str(Constant.of(np.zeros(3, dtype)).type) == f"{name}[3]"
     assert str(Constant.of(np.zeros(3, np.uint8), "uint4").type) == "uint4[3]"
+
+
+def test_a_graph_is_a_digraph_of_networkx() -> None:
+    network = replace(diamond(), backward=frozenset({"d"})).to_networkx()
+    assert list(network) == ["a", "b", "c", "d"]
+    assert nx.immediate_dominators(network, "a")["d"] == "a"
+    assert network.nodes["c"] == {"op": "Op", "backward": False, "bytes": 16, "weight_bytes": 16}
+    assert [name for name, late in network.nodes(data="backward") if late] == ["d"]
+    assert dict(network.edges) == {
+        ("a", "b"): {"values": ("va",), "bytes": 16},
+        ("a", "c"): {"values": ("va",), "bytes": 16},
+        ("b", "d"): {"values": ("vb",), "bytes": 16},
+        ("c", "d"): {"values": ("vc",), "bytes": 16},
+    }
+    several = Node("s", "Split", ("x",), ("p", "q", ""))
+    both = Node("t", "Op", ("p", "x", "q"), ("vt",), captures=("p",))
+    types = dict.fromkeys(("x", "p", "q", "vt"), KIND)
+    parts = Graph("g", ("x",), ("vt",), (several, both), types, {}, {"": 21}).to_networkx()
+    assert parts.edges["s", "t"] == {"values": ("p", "q"), "bytes": 32}
+    assert parts.nodes["s"]["bytes"] == 32
 
 
 def test_the_weights_digest_is_of_names_types_and_contents() -> None:

@@ -2,19 +2,24 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import onnx
 import pytest
 
 import partitioner
+from helpers.problems.solver_instances import placement, spmd
 from partitioner import examples
 from partitioner.cli.main import main
-from partitioner.solver import solve
+from partitioner.problem.dump import write_problem
+from partitioner.solver import SolverError, brute_force, evaluate_choices, solve
 from partitioner.solver.formats import iopddl
 from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem
 from partitioner.solver.formats.json_files import read
+from partitioner.solver.milp import formulation
+from partitioner.solver.milp.highs import new_highs
 from partitioner.solver.pairwise import solve as solve_pairwise
 from partitioner.solver.work import Work
 from partitioner.strategies.spaces import SearchError
@@ -80,6 +85,63 @@ def test_equal_requests_write_equal_files(here: Path) -> None:
             texts.append(path.read_bytes())
             path.unlink()
         assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["p.lp", "p.mps", "p.lp.gz", "p.mps.gz"])
+def test_the_integer_program_has_the_optimum_of_the_problem(
+    tmp_path: Path, name: str, seed: int
+) -> None:
+    """Any solver reads it: here HiGHS does, with its own options."""
+    problem = placement(seed, 5, 2, limit=16.0) if seed % 2 else spmd(seed, 5, 3, limit=24.0)
+    best = brute_force(problem, "throughput")
+    assert best is not None
+    dump = write_problem(problem, tmp_path / name, "the space", placement=False)
+    assert dump.format == name.removesuffix(".gz").removeprefix("p.")
+    unit = float(re.search(r"1 of the objective is (\S+) s", str(dump))[1])
+    data = dump.path.read_bytes()
+    plain = tmp_path / f"plain.{dump.format}"
+    plain.write_bytes(gzip.decompress(data) if name.endswith(".gz") else data)
+    solver = new_highs()
+    solver.setOptionValue("mip_rel_gap", 0.0)
+    solver.readModel(str(plain))
+    solver.run()
+    values = solver.getSolution().col_value
+    names = [solver.getColName(column)[1] for column in range(solver.getNumCol())]
+    taken = {name for name, value in zip(names, values, strict=True) if round(value)}
+    chosen = [
+        next(p for p in range(len(choices)) if f"s_{v}_{p}" in taken)
+        for v, choices in enumerate(problem.nodes)
+    ]
+    assert evaluate_choices(problem, chosen).value("throughput") == pytest.approx(best[1], rel=1e-4)
+    assert solver.getObjectiveValue() * unit == pytest.approx(best[1], rel=1e-3)
+
+
+def test_rows_of_a_program_have_the_names_of_their_constraints(tmp_path: Path) -> None:
+    problem = placement(1, 5, 2, limit=16.0)
+    write_problem(problem, tmp_path / "p.lp", "the space", placement=True)
+    rows = re.findall(r"^([a-z]+)_\d[\d_]*:", (tmp_path / "p.lp").read_text(), re.MULTILINE)
+    assert {"choose", "leave", "meet", "carry", "hold", "open"} <= {*rows}
+    assert rows.count("choose") == len(problem.nodes)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_program_of_a_model_names_its_size(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["m.onnx", "--devices", "2", "--strategy", "inter", "--dump-problem", "p.lp"]
+    assert main(options) == 0
+    assert "p.lp: the integer program of inter (2 x one device) in CPLEX's LP format: " in (
+        capsys.readouterr().out
+    )
+    Path("p.lp").unlink()
+
+
+def test_a_program_that_is_too_large_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formulation, "MOST_ENTRIES", 20)
+    with pytest.raises(SolverError, match=r"p.lp: the integer program of intra has more than .* "):
+        write_problem(placement(1, 5, 2), tmp_path / "p.lp", "intra", placement=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_pins_reach_the_placement_problem(here: Path) -> None:

@@ -13,7 +13,8 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.ir.rule import Cut
 from partitioner.report import split
-from partitioner.report.summary import text
+from partitioner.report.summary import solved_by, text
+from partitioner.solver.milp.engines import HIGHS, Engine
 
 ONE, TWO = DeviceMesh.single(0), DeviceMesh.single(1)
 ALL, PAIR = DeviceMesh.line(4), DeviceMesh.of({"tp": 2}, (2, 3))
@@ -187,3 +188,44 @@ def test_the_repr_is_a_line(model: onnx.ModelProto) -> None:
     result = partitioner.compile(model, devices=2, cluster="2xideal", strategy="intra")
     assert repr(result).startswith("<Compiled 'mlp' on 2xideal: intra plan by ")
     assert len(repr(result)) < 300
+
+
+@pytest.mark.parametrize(
+    ("solver", "status", "words"),
+    [
+        ("elimination / elimination", "optimal", "elimination (no integer program needed)"),
+        (
+            "local search / configuration LP",
+            "optimal",
+            "local search, bound by configuration LP (no integer program needed)",
+        ),
+        ("local search / node loads", "feasible", "local search, bound by node loads"),
+        (
+            f"{HIGHS.integer_program} / {HIGHS.integer_program}",
+            "optimal",
+            "HiGHS (integer program)",
+        ),
+        (
+            f"pair splits / {Engine('CBC', 'PULP_CBC_CMD').integer_program}",
+            "optimal",
+            "pair splits, bound by CBC through PuLP (integer program)",
+        ),
+        (
+            "decomposition into stages, steps simulated",
+            "time_limit",
+            "decomposition into stages, steps simulated",
+        ),
+    ],
+)
+def test_what_solved_a_plan_is_said_in_words(solver: str, status: str, words: str) -> None:
+    assert solved_by(solver, status) == words
+
+
+def test_texts_of_a_plan_say_what_solved_it(capsys: pytest.CaptureFixture[str]) -> None:
+    model = examples.build("mlp", layers=2, hidden=8, batch=4)
+    result = partitioner.compile(model, devices=2, strategy="intra", mesh={"tp": 2})
+    words = "elimination (no integer program needed)"
+    assert f"  search      {words}, seed 0" in str(result)
+    assert f"plan by {words}: throughput cost" in repr(result)
+    result.show()
+    assert f"plan by {words}: throughput cost" in capsys.readouterr().out

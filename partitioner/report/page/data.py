@@ -59,7 +59,7 @@ from partitioner.report.page.timelines import timelines
 from partitioner.report.page.traffic import algorithm, crossing_bytes, traffic
 from partitioner.report.planned import Planned
 from partitioner.report.stages import Stage, bubble_share, plan_sentence, schedule_name, stages
-from partitioner.report.summary import status_text, trial_lines
+from partitioner.report.summary import solved_by, status_text, trial_lines
 
 #: Tasks of a step times nodes, above which the other strategies of nodes in stages are not priced:
 #: the step is simulated once for each node.
@@ -108,7 +108,7 @@ def headline(
         strategy=cert.strategy if cert else "",
         objective=objective,
         status=_status(figures, cert),
-        solver=cert.solver if cert else "",
+        solver=solved_by(cert.solver, cert.status) if cert else "",
         searched=cert.space if cert else "",
         seed=cert.seed if cert else None,
         folded=cert.folded if cert else "",

@@ -184,7 +184,7 @@ MOST_PRICED, MOST_MORE = 12, 24
 LATE_PRICED = 3
 #: Limits that are tried for a refusal, as multiples of the one asked for.
 TIMES_LIMIT = (1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
-SOLVER = "paths over runs of nodes in blocks"
+SOLVER = "decomposition into blocks, the cheapest path through them"
 
 
 def why_not_in_blocks(graph: Graph, cluster: Cluster, request: Request) -> str:

@@ -23,7 +23,7 @@ from partitioner.strategies.spaces import Family
 
 #: Most axes of the meshes that joint problems search.
 JOINT_AXES = 2
-SOLVER = "search of one axis at a time / device seconds of the nodes"
+SOLVER = "decomposition into mesh axes / device seconds of the nodes"
 
 
 def axes_meshes(cluster: Cluster, request: Request) -> tuple[Layout, ...]:

@@ -26,7 +26,7 @@ from partitioner.strategies.spaces import Family, SearchError
 
 #: Times that a search whose plans do not fit by the referee is repeated, within less memory.
 _REPEATS = 3
-SOLVER = "stages over shardings / device seconds of the nodes"
+SOLVER = "decomposition into stages of shardings / device seconds of the nodes"
 
 
 @dataclass(frozen=True)

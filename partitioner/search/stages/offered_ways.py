@@ -87,27 +87,19 @@ def takes_either(node: Node) -> bool:
 
 def _components(graph: Graph) -> Iterator[tuple[Node, ...]]:
     """Optional nodes and those that take either operand, joined where one bears on another."""
+    import networkx as nx
+
     members = [n for n in graph.nodes if n.name in graph.optional or takes_either(n)]
-    parent = {node.name: node.name for node in members}
-
-    def root(name: str) -> str:
-        while parent[name] != name:
-            parent[name] = parent[parent[name]]
-            name = parent[name]
-        return name
-
+    joined = nx.Graph()
+    joined.add_nodes_from(node.name for node in members)
     first_reader: dict[str, str] = {}  # of a value that a node takes as it was kept
     for node in members:
         made_by = (graph.producers[value].name for value in node.reads if value in graph.producers)
-        joined = [name for name in made_by if name in graph.optional]
+        joined.add_edges_from((name, node.name) for name in made_by if name in graph.optional)
         if takes_either(node):
-            joined.append(first_reader.setdefault(node.inputs[0], node.name))
-        for other in joined:
-            parent[root(other)] = root(node.name)
-    parts: dict[str, list[Node]] = {}
-    for node in members:
-        parts.setdefault(root(node.name), []).append(node)
-    yield from map(tuple, parts.values())
+            joined.add_edge(first_reader.setdefault(node.inputs[0], node.name), node.name)
+    for names in nx.connected_components(joined):
+        yield tuple(graph.by_name[name] for name in sorted(names, key=graph.order.__getitem__))
 
 
 @dataclass(frozen=True)

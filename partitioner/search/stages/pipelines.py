@@ -102,7 +102,7 @@ LEAN = "1f1b"
 #: Why a space was left out that the time limit did not reach.
 NOT_SEARCHED = "not searched within the time limit"
 #: The solver's name in certificates.
-SOLVER = "stage cutter, simulated steps"
+SOLVER = "decomposition into stages, steps simulated"
 
 
 @no_collection()

@@ -195,7 +195,7 @@ def seek(search: Search) -> None:
     if search.effort > 1 and search.fleet is not None:
         most = QUICK
     effort = min(most, EFFORT_PER_CHOICE * sum(map(len, search.problem.nodes)))
-    ranked = offer_all(search, starts(search), "DP")
+    ranked = offer_all(search, starts(search), "dynamic programming")
     if search.best is None:
         refute(search)
     if math.isinf(search.bound):

@@ -59,9 +59,9 @@ def round_relaxation(search: Search, shares: float | None = None) -> bool:
         return False
     values = _relaxed(search, form)
     if values:
-        ranked = offer_all(search, _rounded(search, form, values), _lp(search))
+        ranked = offer_all(search, _rounded(search, form, values), search.engine.relaxation)
         if ranked:
-            _offer_polished(search, min(ranked, key=ranked.__getitem__), _lp(search))
+            _offer_polished(search, min(ranked, key=ranked.__getitem__), search.engine.relaxation)
     return True
 
 
@@ -99,9 +99,9 @@ def run_milp(search: Search, goal: Goal) -> None:
     if _is_too_large(search, form):
         values = _relaxed(search, form)
         if values:
-            _offer_polished(search, form.decode(values), _lp(search))
+            _offer_polished(search, form.decode(values), search.engine.relaxation)
         return
-    start, source = None, search.engine.label
+    start, source = None, search.engine.integer_program
     if search.best is not None:
         start = form.start(canonical(search.problem, search.best))
     result = solve_milp(form.milp, search.work, search.gap / 2, start, engine=search.engine)
@@ -131,7 +131,7 @@ def _known_cost(search: Search) -> float | None:
 def _relaxed(search: Search, form: Formulation) -> tuple[float, ...]:
     """The values of a relaxed MILP of the throughput, or none; its bound is proven."""
     result = solve_milp(form.milp.relaxed(), search.work, search.gap / 2, engine=search.engine)
-    return result.values if _prove(search, form, result, _lp(search)) else ()
+    return result.values if _prove(search, form, result, search.engine.relaxation) else ()
 
 
 def _prove(search: Search, form: Formulation, result: MilpResult, source: str) -> bool:
@@ -142,11 +142,6 @@ def _prove(search: Search, form: Formulation, result: MilpResult, source: str) -
     if math.isfinite(result.bound):
         search.prove(form.bound(result.bound), source)
     return bool(result.values)
-
-
-def _lp(search: Search) -> str:
-    """The relaxed MILP, as certificates name it."""
-    return f"{search.engine.label} LP"
 
 
 def _offer_polished(search: Search, chosen: tuple[int, ...], source: str) -> None:
@@ -168,4 +163,4 @@ def _repair(search: Search, goal: Goal) -> None:
         return
     result = solve_milp(form.milp, search.work, search.gap / 2, engine=search.engine)
     if result.values:
-        search.offer(form.decode(result.values), search.engine.label)
+        search.offer(form.decode(result.values), search.engine.integer_program)

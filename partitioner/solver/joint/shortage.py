@@ -87,7 +87,7 @@ def seek_least(progress: Progress) -> bool:
     if result.status == "infeasible" and progress.closest is None:
         raise forbidden()
     if result.values:
-        progress.offer(form.decode(result.values), engine.label)
+        progress.offer(form.decode(result.values), engine.integer_program)
     return result.status == "optimal" and _is_least(progress, form.bound(result.bound))
 
 

@@ -31,6 +31,20 @@ class Engine:
         """Name the engine in options and messages."""
         return self.label.lower()
 
+    @property
+    def integer_program(self) -> str:
+        """Say in a certificate that this solver's integer program found or proved something."""
+        return f"{self._through} (integer program)"
+
+    @property
+    def relaxation(self) -> str:
+        """Say in a certificate that this solver's linear relaxation did."""
+        return f"{self._through} (linear relaxation)"
+
+    @property
+    def _through(self) -> str:
+        return self.label if self.pulp is None else f"{self.label} through PuLP"
+
 
 HIGHS = Engine("HiGHS")
 #: The least wall-clock limit of a solver, in seconds.

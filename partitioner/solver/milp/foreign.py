@@ -7,15 +7,20 @@ up; only then is there a bound, from the gap that was asked for.
 
 from __future__ import annotations
 
+import gzip
 import inspect
 import math
+import tempfile
 import time
 import warnings
+from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
+from partitioner.files import write_file
 from partitioner.solver.milp.program import Milp, MilpResult
 from partitioner.solver.outcome import Status
 from partitioner.solver.problem import SolverError
@@ -62,7 +67,7 @@ def solve_with_pulp(
         SolverError: The solver fails.
     """
     pulp = load_pulp()
-    problem = _program(milp)
+    problem = to_pulp(milp)
     limit = math.ceil(time_limit_s) if solver_name in _WHOLE_SECONDS else time_limit_s
     with warnings.catch_warnings():
         # of PULP_CBC_CMD: PuLP 4 will have none, and is not allowed yet
@@ -94,14 +99,41 @@ def solve_with_pulp(
     return MilpResult(values, cost, bound, status)
 
 
-def _program(milp: Milp) -> Any:
-    """The program as a `pulp.LpProblem`, its columns in order."""
+def program_format(path: Path) -> Literal["lp", "mps"] | None:
+    """The format of programs that a file name asks for, `.lp` or `.mps`, also before `.gz`."""
+    formats: Mapping[str, Literal["lp", "mps"]] = {".lp": "lp", ".mps": "mps"}
+    return formats.get((path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower())
+
+
+def write_program(milp: Milp, path: Path) -> None:
+    """Write a program for other solvers, whole or not at all; gzipped if the name ends in `.gz`.
+
+    Args:
+        milp: The program; columns and rows that have names have them in the file, too.
+        path: `.lp` is CPLEX's LP format, every other name MPS.
+
+    Raises:
+        FileError: The file cannot be written.
+    """
+    packed = path.suffix == ".gz"
+    problem = to_pulp(milp, named=True)
+    with tempfile.TemporaryDirectory(prefix="partitioner-program-") as folder:
+        draft = Path(folder, "program")
+        (problem.writeLP if program_format(path) == "lp" else problem.writeMPS)(draft)
+        text = draft.read_bytes()
+    write_file(path, gzip.compress(text, mtime=0) if packed else text)
+
+
+def to_pulp(milp: Milp, *, named: bool = False) -> Any:
+    """The program as a `pulp.LpProblem`, its columns in order, or with their names."""
     pulp = load_pulp()
+    names = milp.names if named else ()
     problem = pulp.LpProblem("partition", pulp.LpMinimize)
     categories = (pulp.LpContinuous, pulp.LpInteger)
     variables = [
         problem.add_variable(
-            f"x{index:07d}",  # PuLP sorts by name: this keeps the order
+            # PuLP sorts by name: a number keeps the order
+            (names[index] if names else "") or f"x{index:07d}",
             lower,
             None if math.isinf(upper) else upper,
             categories[integer],
@@ -110,10 +142,14 @@ def _program(milp: Milp) -> Any:
             zip(milp.lower, milp.upper, milp.integer, strict=True)
         )
     ]
-    problem.setObjective(pulp.LpAffineExpression(dict(zip(variables, milp.cost, strict=True))))
+    costs = zip(variables, milp.cost, strict=True)
+    problem.setObjective(
+        pulp.LpAffineExpression({x: cost for x, cost in costs if cost or not named})
+    )
     for index, row in enumerate(milp.rows):
         expression = pulp.LpAffineExpression(
             {variables[c]: v for c, v in zip(row.columns, row.values, strict=True)}
         )
-        problem.addConstraint(pulp.LpConstraint(expression, row.sense, f"r{index:07d}", row.side))
+        name = (row.name if named else "") or f"r{index:07d}"
+        problem.addConstraint(pulp.LpConstraint(expression, row.sense, name, row.side))
     return problem

@@ -1,22 +1,25 @@
 """The tight formulation as a MILP.
 
-Variables (all in scaled units: seconds / `second_s`, bytes / `unit_bytes`):
+Variables (all in scaled units: seconds / `Formulation.unit`, bytes / the largest limit), with their
+names in files (`--dump-problem FILE.lp`):
 
-    s[v,p]    node v takes choice p                          binary
-    e[uv,P,Q] edge uv goes from class P to class Q           continuous, >= 0
-    z[i]      item i is paid and held                        continuous, 0 to 1
-    T         load of the busiest device                     continuous
-    M         bytes (over the limit) of the fullest device   continuous
+    s[v,p]    s_v_p         node v takes choice p                          binary
+    e[uv,P,Q] pair_uv_P_Q   edge uv goes from class P to class Q           continuous, >= 0
+    z[i]      item_i        item i is paid and held                        continuous, 0 to 1
+    T         load          load of the busiest device                     continuous
+    M         bytes         bytes (over the limit) of the fullest device   continuous
 
 Minimise T + eps x total load (objective "throughput"), or M ("memory", "excess"), subject to
 
-    (1) sum_p s[v,p] = 1                                                        `_choose`
-    (2) sum_Q e[uv,P,Q] = sum_{p in P} s[u,p],  sum_P e[uv,P,Q] = sum_{q in Q} s[v,q]  `_edge`
-    (3) z[i] >= sum of e over i's pairs on one edge, or of s over i's choices   `_item`
-    (4) load of device d <= T, one row a distinct device                        `_loads`
-    (5) bytes held on d at t <= limit[d] (+ M), at maximal cliques only         `_memory`
-    (6) the n-th heaviest node uses one of the first n interchangeable groups, and a group is
-        opened only after the one before it                                     `_symmetry`
+    (1) choose      sum_p s[v,p] = 1                                               `_choose`
+    (2) leave, meet sum_Q e[uv,P,Q] = sum_{p in P} s[u,p],
+                    sum_P e[uv,P,Q] = sum_{q in Q} s[v,q]                          `_edge`
+    (3) pay         z[i] >= sum of e over i's pairs on one edge, or of s over i's
+                    choices                                                        `_item`
+    (4) carry       load of device d <= T, one row a distinct device               `_loads`
+    (5) hold        bytes held on d at t <= limit[d] (+ M), at maximal cliques     `_memory`
+    (6) open        the n-th heaviest node uses one of the first n interchangeable
+                    groups, and a group is opened only after the one before it     `_symmetry`
 
 A forbidden pair has no e. An item that one edge or hold alone can trigger needs no z: it is
 priced on e or s. An edge with one class at an end needs no e: s of the other end says all.
@@ -108,10 +111,10 @@ def _formulated(
 ) -> Formulation:
     build = MilpBuilder(MOST_ENTRIES)
     select = _choose(build, problem)
-    pairs = [_edge(build, edge, select) for edge in problem.edges]
+    pairs = [_edge(build, number, edge, select) for number, edge in enumerate(problem.edges)]
     on = [
-        _item(build, [_site(problem, site, select, pairs) for site in sites])
-        for sites in item_sites(problem)
+        _item(build, number, [_site(problem, site, select, pairs) for site in sites])
+        for number, sites in enumerate(item_sites(problem))
     ]
     columns = _Columns(problem, select, pairs, on)
     unit = bytes_unit = _reference_bytes(problem)
@@ -149,29 +152,36 @@ class _Columns:
 def _choose(build: MilpBuilder, problem: Problem) -> list[list[int]]:
     """(1) one choice a node."""
     select = []
-    for choices in problem.nodes:
-        row = [build.column(upper=1.0, integer=True) for _ in choices]
-        build.row(((column, 1.0) for column in row), 0, 1.0)
+    for v, choices in enumerate(problem.nodes):
+        row = [build.column(f"s_{v}_{p}", upper=1.0, integer=True) for p in range(len(choices))]
+        build.row(((column, 1.0) for column in row), 0, 1.0, f"choose_{v}")
         select.append(row)
     return select
 
 
-def _edge(build: MilpBuilder, edge: Edge, select: Sequence[Sequence[int]]) -> dict[Pair, Terms]:
+def _edge(
+    build: MilpBuilder, number: int, edge: Edge, select: Sequence[Sequence[int]]
+) -> dict[Pair, Terms]:
     """(2) marginals of one edge, over classes; the terms of each pair."""
     outs = _members(edge.out_class, select[edge.u])
     ins = _members(edge.in_class, select[edge.v])
     if len(outs) == 1 or len(ins) == 1:
         terms = {(o, i): outs[o] if len(ins) == 1 else ins[i] for o in outs for i in ins}
         for pair in sorted(edge.forbidden & terms.keys()):
-            build.row(terms[pair], 0, 0.0)
+            build.row(terms[pair], 0, 0.0, f"forbid_{number}_{pair[0]}_{pair[1]}")
         return terms
     terms = {
-        (o, i): [(build.column(), 1.0)] for o in outs for i in ins if (o, i) not in edge.forbidden
+        (o, i): [(build.column(f"pair_{number}_{o}_{i}"), 1.0)]
+        for o in outs
+        for i in ins
+        if (o, i) not in edge.forbidden
     }
     for o, members in outs.items():
-        build.row(_minus([terms.get((o, i), []) for i in ins], members), 0, 0.0)
+        left = _minus([terms.get((o, i), []) for i in ins], members)
+        build.row(left, 0, 0.0, f"leave_{number}_{o}")
     for i, members in ins.items():
-        build.row(_minus([terms.get((o, i), []) for o in outs], members), 0, 0.0)
+        met = _minus([terms.get((o, i), []) for o in outs], members)
+        build.row(met, 0, 0.0, f"meet_{number}_{i}")
     return terms
 
 
@@ -190,13 +200,13 @@ def _site(
     return [(row[choice], 1.0) for choice in site.choices]
 
 
-def _item(build: MilpBuilder, sites: Sequence[Terms]) -> Terms:
+def _item(build: MilpBuilder, number: int, sites: Sequence[Terms]) -> Terms:
     """(3) an item with several sites gets a variable, any other is its site."""
     if len(sites) < 2:
         return sites[0] if sites else []
-    column = build.column(upper=1.0)
-    for terms in sites:
-        build.row([(column, 1.0), *_minus([], terms)], 1, 0.0)
+    column = build.column(f"item_{number}", upper=1.0)
+    for site, terms in enumerate(sites):
+        build.row([(column, 1.0), *_minus([], terms)], 1, 0.0, f"pay_{number}_{site}")
     return [(column, 1.0)]
 
 
@@ -217,13 +227,13 @@ def _loads(build: MilpBuilder, columns: _Columns, unit: float, caps: Mapping[int
     if len(devices) == 1 and not caps:
         price(devices[0], 1 / unit)
         return 0.0
-    top = build.column(cost=1.0)
+    top = build.column("load", cost=1.0)
     for device in devices:
         terms = [(column, value / unit) for column, value in columns.load(device)]
         if device in caps:
-            build.row(terms, -1, caps[device] / unit)
+            build.row(terms, -1, caps[device] / unit, f"carry_{device}")
         else:
-            build.row([*terms, (top, -1.0)], -1, 0.0)
+            build.row([*terms, (top, -1.0)], -1, 0.0, f"carry_{device}")
     for device in range(problem.devices):
         price(device, TIE_WEIGHT / unit)
     return TIE_WEIGHT * problem.devices
@@ -232,7 +242,7 @@ def _loads(build: MilpBuilder, columns: _Columns, unit: float, caps: Mapping[int
 def _memory(build: MilpBuilder, columns: _Columns, goal: Goal, unit: float) -> None:
     """(5) bytes held, at the maximal cliques of the live intervals."""
     problem, on = columns.problem, columns.on
-    top = None if goal == "throughput" else build.column(cost=1.0)
+    top = None if goal == "throughput" else build.column("bytes", cost=1.0)
 
     def key(device: int) -> tuple[float, ...]:
         return (problem.limit_bytes[device], *(item.bytes[device] for item in problem.items))
@@ -251,7 +261,9 @@ def _memory(build: MilpBuilder, columns: _Columns, goal: Goal, unit: float) -> N
             if top is None and _most_bytes(columns, live) <= limit:
                 continue
             terms = [(column, size / unit) for item_terms in live for column, size in item_terms]
-            build.row(terms if top is None else [*terms, (top, -1.0)], -1, limit / unit)
+            if top is not None:
+                terms.append((top, -1.0))
+            build.row(terms, -1, limit / unit, f"hold_{device}_{position}")
 
 
 def _most_bytes(columns: _Columns, live: Iterable[Terms]) -> float:
@@ -280,7 +292,8 @@ def _symmetry(build: MilpBuilder, problem: Problem, select: Sequence[Sequence[in
         for place, node in enumerate(ranked):
             for before, group in itertools.pairwise(groups):
                 opened = [term for n in ranked[:place] for term in in_group(n, before)]
-                build.row([*in_group(node, group), *_minus([], opened)], -1, 0.0)
+                terms = [*in_group(node, group), *_minus([], opened)]
+                build.row(terms, -1, 0.0, f"open_{node}_{group}")
 
 
 def _members(classes: Sequence[int], row: Sequence[int]) -> dict[int, Terms]:

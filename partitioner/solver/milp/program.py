@@ -18,6 +18,7 @@ class Row:
     values: tuple[float, ...]
     sense: Literal[-1, 0, 1]
     side: float
+    name: str = ""  #: In files; "" for its number.
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Milp:
     upper: tuple[float, ...]
     integer: tuple[bool, ...]
     rows: tuple[Row, ...]
+    names: tuple[str, ...] = ()  #: Of the columns in files, "" for a number; () for none.
 
     def relaxed(self) -> Milp:
         """The LP relaxation: no column is integral."""
@@ -67,17 +69,30 @@ class MilpBuilder:
     cost: list[float] = field(default_factory=list)
     upper: list[float] = field(default_factory=list)
     integer: list[bool] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
 
-    def column(self, *, cost: float = 0.0, upper: float = math.inf, integer: bool = False) -> int:
+    def column(
+        self,
+        name: str = "",
+        *,
+        cost: float = 0.0,
+        upper: float = math.inf,
+        integer: bool = False,
+    ) -> int:
         """Add a column that is at least 0; return its index."""
+        self.names.append(name)
         self.cost.append(cost)
         self.upper.append(upper)
         self.integer.append(integer)
         return len(self.cost) - 1
 
     def row(
-        self, terms: Iterable[tuple[int, float]], sense: Literal[-1, 0, 1], side: float
+        self,
+        terms: Iterable[tuple[int, float]],
+        sense: Literal[-1, 0, 1],
+        side: float,
+        name: str = "",
     ) -> None:
         """Add a row; terms of one column are summed; zeros, and a true row without terms, go.
 
@@ -90,7 +105,7 @@ class MilpBuilder:
         nonzero = {column: value for column, value in total.items() if value}
         true_if_empty = {-1: side >= 0, 0: side == 0, 1: side <= 0}[sense]
         if nonzero or not true_if_empty:
-            self.rows.append(Row(tuple(nonzero), tuple(nonzero.values()), sense, side))
+            self.rows.append(Row(tuple(nonzero), tuple(nonzero.values()), sense, side, name))
             self.room -= len(nonzero)
             if self.room < 0:
                 raise TooLargeError
@@ -103,4 +118,5 @@ class MilpBuilder:
             tuple(self.upper),
             tuple(self.integer),
             tuple(self.rows),
+            tuple(self.names),
         )

@@ -181,11 +181,11 @@ def _finish(progress: Progress, dual: Dual, relaxation: Relaxation, engine: Engi
         return none
     chosen, bound = solve_exactly(model, progress.left_s, progress.gap, engine)
     if bound == math.inf:
-        progress.close(engine.label)
+        progress.close(engine.integer_program)
         return none
-    progress.prove(bound, engine.label)
+    progress.prove(bound, engine.integer_program)
     if chosen is None:
         return none
     full = relaxation.lift(small.within(model.original(chosen)))
-    progress.offer(whole, full, engine.label)
+    progress.offer(whole, full, engine.integer_program)
     return peaks(whole.over(full))

@@ -75,7 +75,7 @@ def share_anew(progress: Progress) -> None:
                 continue
             outcome = evaluate_choices(problem, plan)
             if outcome.excess_bytes <= 0 and lower_loads(outcome.load_s, start.loads):
-                progress.offer(plan, "LNS")
+                progress.offer(plan, "large neighbourhoods (integer program)")
                 start = replace(start, plan=plan, loads=outcome.load_s)
                 break
         else:

@@ -15,7 +15,7 @@ from partitioner.solver import Problem, brute_force, evaluate_choices, solve
 from partitioner.solver.joint.incumbents import relax, seek
 from partitioner.solver.joint.programs import round_relaxation, run_milp
 from partitioner.solver.joint.search import Search
-from partitioner.solver.milp.engines import node_steps_of
+from partitioner.solver.milp.engines import HIGHS, node_steps_of
 from partitioner.solver.milp.formulation import formulate
 from partitioner.solver.presolve import presolve
 from partitioner.solver.work import Work
@@ -36,7 +36,7 @@ def test_a_rounded_relaxation_bounds_all_plans_and_is_one(seed: int, limit: floa
     if best is None:
         assert search.best is None
         return
-    assert search.proved_by == "HiGHS LP"
+    assert search.proved_by == HIGHS.relaxation
     assert 0 < search.bound <= best[1] * (1 + 1e-6)
     assert search.best is not None
     assert search.cost >= best[1] * (1 - 1e-9)
@@ -70,13 +70,16 @@ def test_a_dear_relaxation_waits_until_a_plan_fits(limit: float) -> None:
     form = formulate(search_of(problem).problem, "throughput")
     assert form is not None
     waits = math.isfinite(limit)
-    for shares, source in ((1.9, "elimination" if waits else "HiGHS LP"), (2.1, "HiGHS LP")):
+    for shares, source in (
+        (1.9, "elimination" if waits else HIGHS.relaxation),
+        (2.1, HIGHS.relaxation),
+    ):
         search = search_of(problem)
         relax(search)
         assert (search.best is None) == waits
         search.bound = 0.0  # elimination may have proven all
         search.work = Work.within(60, shares * node_steps_of(form.milp))
-        assert round_relaxation(search) == (source == "HiGHS LP")
+        assert round_relaxation(search) == (source == HIGHS.relaxation)
         assert search.proved_by == source
 
 

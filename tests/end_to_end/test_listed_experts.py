@@ -1,12 +1,11 @@
 """Experts that are modules of a list: each lies with its weights on devices of its own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - the usual name
 
 import partitioner
 from helpers.modules.expert_models import Listed, ListedNet, Loss, Mlp, NormedMlp, SwiGlu
@@ -167,115 +166,13 @@ class Tower(nn.Module):
         return x
 
 
-class Excited(nn.Module):
-    """Convolutions of a list, whose channels weigh themselves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.branches = nn.ModuleList([nn.Conv1d(1, 1, k, padding=k // 2) for k in (1, 3, 5, 7)])
-        self.weigh = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        channels = torch.cat([branch(x[:, None]) for branch in self.branches], 1)
-        return (channels * self.weigh(channels.mean(-1)).sigmoid().unsqueeze(-1)).mean(1)
-
-
-class WideHeads(nn.Module):
-    """Heads of attention in lists, each as wide as there are heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.queries, self.keys, self.values = (
-            nn.ModuleList([nn.Linear(8, 4) for _ in range(4)]) for _ in range(3)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = zip(self.queries, self.keys, self.values, strict=True)
-        heads = [F.scaled_dot_product_attention(q(x), k(x), v(x)) for q, k, v in parts]
-        return torch.cat(heads, -1)
-
-
-@pytest.mark.parametrize("make", [Heads, Mean, Tower, Excited, WideHeads])
+@pytest.mark.parametrize("make", [Heads, Mean, Tower])
 def test_other_lists_are_no_experts(make: type[nn.Module]) -> None:
     module, x = make(), torch.randn(6, 8)
     program = compiled(module, (x,), 2, parallel="dp")
     assert expert_lists(program.graph) == ()
     with pytest.raises(ConstraintError, match="parallel ep: the model has no experts: no stored"):
         compiled(module, (x,), 2)
-
-
-class Named(nn.Module):
-    """Four experts under other names than those of one list, and other ways to join their results.
-
-    Attributes:
-        names: The path of each expert.
-        form: How what they give is joined: "add", "where", or "penalty", with the squares of all
-            parameters in the loss.
-    """
-
-    def __init__(self, names: Sequence[str], form: str = "add") -> None:
-        super().__init__()
-        self.names, self.form = names, form
-        self.begin, self.router, self.end = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 5)
-        for path in names:
-            parent: nn.Module = self
-            *outer, name = path.split(".")
-            for part in outer:
-                if not hasattr(parent, part):
-                    parent.add_module(part, nn.Module())
-                parent = parent.get_submodule(part)
-            parent.add_module(name, Mlp())
-        if names[0] == "layers.1":
-            self.get_submodule("layers").add_module("0", nn.LayerNorm(8))
-
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        x = self.begin(x)
-        if self.names[0] == "layers.1":
-            x = self.get_submodule("layers.0")(x)
-        scores, out = self.router(x).softmax(-1), torch.zeros_like(x)
-        for index, name in enumerate(self.names):
-            result = self.get_submodule(name)(x)
-            if self.form == "where":
-                out = torch.where((scores.argmax(-1) == index).unsqueeze(-1), result, out)
-            else:
-                out = out + scores[:, index : index + 1] * result
-        loss = F.cross_entropy(self.end(x + out * scores.amax(-1, keepdim=True)), target)
-        if self.form == "penalty":
-            loss = loss + 1e-2 * sum(parameter.square().sum() for parameter in self.parameters())
-        return loss
-
-
-LISTED = tuple(f"experts.{i}" for i in range(4))
-#: By name, the paths of experts, the form, and the list that is found.
-NAMED: dict[str, tuple[tuple[str, ...], str, str]] = {
-    "keys": (tuple(f"experts.{key}" for key in "abcd"), "add", "experts"),
-    "keys with numbers": (tuple(f"experts.expert_{i}" for i in range(4)), "add", "experts.expert_"),
-    "attributes": (tuple(f"expert{i}" for i in range(1, 5)), "add", "expert"),
-    "attributes without numbers": (
-        ("text", "image", "sound", "touch"),
-        "add",
-        "text, image, sound, touch",
-    ),
-    "nested": (tuple(f"experts.{i}.{j}" for i in range(2) for j in range(2)), "add", "experts"),
-    "behind a norm": (tuple(f"layers.{i}" for i in range(1, 5)), "add", "layers"),
-    "where": (LISTED, "where", "experts"),
-    "penalty": (LISTED, "penalty", "experts"),
-}
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("case", [*NAMED])
-def test_experts_under_other_names(case: str) -> None:
-    names, form, path = NAMED[case]
-    torch.manual_seed(0)
-    module = Named(names, form)
-    program = compiled(module, batch(), 3, training=True)
-    assert [(one.path, len(one.members)) for one in expert_lists(program.graph)] == [(path, 4)]
-    held = places(program)
-    at = [{held[n] for n in held if n.startswith(f"{name}.")} for name in names]
-    assert at == [{(0,)}, {(0,)}, {(1,)}, {(2,)}]
-    assert held["begin.weight"] == held["router.weight"] == held["end.weight"] == (0, 1, 2)
-    check_training(program, module, batch())
 
 
 class Convolved(nn.Module):

@@ -1,9 +1,8 @@
 """Experts that are modules of a list, each with weights of its own: what a device of one computes.
 
 A list is one of experts if none of its members reads what another one gives, and each is weighed or
-fed by what one router chose for it: a value of which one dim has as many elements as the list has
-members, and which depends on none of them. Members are told apart by the names of their weights,
-which differ in one number or, if the modules have parameters of the same names, in one name.
+fed by what a router chose for it: a value of which one dim has as many elements as the list has
+members. Members are told apart by the names of their weights, which differ in one number.
 
 What an expert computes is all that depends on its weights and on no other expert's, in both passes:
 up to where its results meet those of others, and the gradients of its weights.
@@ -11,9 +10,8 @@ up to where its results meet those of others, and the gradients of its weights.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partitioner.ir.graph import Graph, Node
@@ -26,8 +24,7 @@ class ExpertList:
     """A list of experts.
 
     Attributes:
-        path: The list's path, as in the names of weights; where members are attributes, what their
-            names have in common.
+        path: The list's path, as in the names of weights.
         members: By place in the list, the nodes of each expert, those that store its weights
             included.
     """
@@ -39,82 +36,33 @@ class ExpertList:
 #: Where a value stands in the flow through a list: behind how many meetings of its experts, and the
 #: expert that alone it depends on since then; None if it depends on none.
 _State = tuple[int, int | None]
-#: What tells a member of a list apart: numbers, and a name. Members are in this order.
-_Name = tuple[int, int, str]
 #: A weight, or a value of the other pass: it is behind no meeting.
 _BEFORE = -1
 
 
 def expert_lists(graph: Graph) -> tuple[ExpertList, ...]:
     """The lists of experts of a graph, in the order of their weights."""
-    found: dict[str, ExpertList] = {}
+    found = []
     flow = _Flow.of(graph)
-    sizes = {size for value in flow.weighed for size in graph.types[value].shape}
-    for path, named in _lists(graph):
-        numbers = {name: place for place, name in enumerate(sorted(set(named.values())))}
-        if len(numbers) not in sizes or path in found:
-            continue
-        owners = {value: numbers[name] for value, name in named.items()}
+    for path, numbered in _lists(graph).items():
+        numbers = {number: place for place, number in enumerate(sorted(set(numbered.values())))}
+        owners = {value: numbers[number] for value, number in numbered.items()}
         members = _Members.of(graph, owners, len(numbers))
         if members is not None and members.are_chosen(flow):
-            found[path] = ExpertList(path, members.nodes())
-    return tuple(_flat(found))
+            found.append(ExpertList(path, members.nodes()))
+    return tuple(found)
 
 
-def _flat(found: Mapping[str, ExpertList]) -> Iterator[ExpertList]:
-    """Lists none of which lies in another: experts of all lists in a list are those of the outer.
-
-    Otherwise what an inner list's expert computes would have two places.
-    """
-    for path, one in found.items():
-        if any(path.startswith(f"{outer}.") for outer in found):
-            continue
-        inner = [two for name, two in found.items() if name.startswith(f"{path}.")]
-        inner = [two for two in inner if not any(t.path.startswith(f"{two.path}.") for t in inner)]
-        experts = [nodes for two in inner for nodes in two.members]
-        lacking = [nodes for nodes in one.members if not any(nodes & other for other in experts)]
-        yield ExpertList(path, (*experts, *lacking))
-
-
-def _lists(graph: Graph) -> Iterator[tuple[str, Mapping[str, _Name]]]:
-    """Each path of several modules beside each other, with what tells apart whose a weight is.
-
-    First all of lists in a list, then those whose names differ in a number, then those that have
-    parameters of the same names.
-    """
-    nested: dict[str, dict[str, _Name]] = defaultdict(dict)
-    numbered: dict[str, dict[str, _Name]] = defaultdict(dict)
-    modules: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
-    for value in (value for value in graph.types if _is_stored(graph, value)):
-        parts = tuple(value.split("."))
+def _lists(graph: Graph) -> Mapping[str, Mapping[str, int]]:
+    """By path of a list of several members, the number of the member of each of its weights."""
+    stored = [value for value in graph.types if _is_stored(graph, value)]
+    lists: dict[str, dict[str, int]] = defaultdict(dict)
+    for value in stored:
+        parts = value.split(".")
         for place, part in enumerate(parts[:-1]):
-            stem, number = _stem(part)
-            if number:
-                path = ".".join([*parts[:place], stem] if stem else parts[:place])
-                numbered[path][value] = int(number), 0, ""
-                if not stem and parts[place + 1].isdecimal():
-                    nested[path][value] = int(number), int(parts[place + 1]), ""
-            modules[parts[: place + 1]][".".join(parts[place + 1 :])] = value
-    alike: dict[tuple[tuple[str, ...], frozenset[str]], list[tuple[str, ...]]] = defaultdict(list)
-    for module, values in modules.items():
-        alike[module[:-1], frozenset(values)].append(module)
-    for lists in (nested, numbered):
-        yield from ((path, of) for path, of in lists.items() if len(set(of.values())) > 1)
-    known = {frozenset(of) for of in numbered.values()}
-    for (parent, _), paths in alike.items():
-        named = {
-            value: (int(_stem(path[-1])[1] or place), 0, path[-1])
-            for place, path in enumerate(paths)
-            for value in modules[path].values()
-        }
-        if len(paths) > 1 and frozenset(named) not in known:
-            yield ".".join(parent) or ", ".join(path[-1] for path in paths), named
-
-
-def _stem(name: str) -> tuple[str, str]:
-    """The part of a name before its number, and the number, empty if there is none."""
-    stem = name.rstrip("0123456789")
-    return stem, name[len(stem) :]
+            if part.isdecimal():
+                lists[".".join(parts[:place])][value] = int(part)
+    return {path: values for path, values in lists.items() if len(set(values.values())) > 1}
 
 
 def _is_stored(graph: Graph, value: str) -> bool:
@@ -173,10 +121,7 @@ class _Members:
         meetings = 0
         for node in graph.nodes:
             is_backward = node.name in graph.backward
-            read = {v: _of_pass(v, states, forward, is_backward) for v in node.reads}
-            state = _joined([*read.values()])
-            if not is_backward and _adds_penalty(graph, read, stored):
-                state = state[0] + 1, None
+            state = _joined([_of_pass(v, states, forward, is_backward) for v in node.reads])
             twin = owner.get(graph.twins.get(node.name, ""))
             if state[1] is None and state[0] >= 0 and twin is not None:
                 state = state[0], twin
@@ -206,48 +151,25 @@ class _Members:
         """Tell whether a router gives each member, or all of their results together, a weight."""
         routed = self._routed(flow)
         readers: dict[str, set[int]] = defaultdict(set)
-        met: list[tuple[str, set[int]]] = []
         for node in _forward(self.graph):
-            values, place = [v for v in node.reads if v in routed], self.owner.get(node.name)
-            if place is not None:
-                for value in values:
+            if (place := self.owner.get(node.name)) is not None:
+                for value in routed.intersection(node.reads):
                     readers[value].add(place)
-            elif values:
-                depends = {self.states[v][1] for v in node.reads if v in self.states}
-                met += [(value, {p for p in depends if p is not None}) for value in values]
-        chosen_of: dict[int, set[str]] = defaultdict(set)
-        for value, places in readers.items():
-            if len(places) == 1:
-                chosen_of[next(iter(places))] |= routed[value]
-        for value, places in met:  # as in `where(chosen, expert(x), of those before)`
-            left = places.difference(chosen_of)
-            if len(left) == 1 and value not in readers:
-                chosen_of[next(iter(left))] |= routed[value]
-        is_own = len(chosen_of) == self.count and set.intersection(*chosen_of.values())
-        return bool(is_own) or self._are_weighed_together(routed.keys())
+        own = {place for places in readers.values() if len(places) == 1 for place in places}
+        return len(own) == self.count or self._are_weighed_together(routed)
 
-    def _routed(self, flow: _Flow) -> Mapping[str, frozenset[str]]:
-        """Values that depend on no member, each with those that a router gave of which it was made.
-
-        A router gives an element for each member. What a product makes of it is another value.
-        """
-        rules = rules_of(flow.graph)
-        routed: dict[str, frozenset[str]] = {}
+    def _routed(self, flow: _Flow) -> set[str]:
+        """Values that depend on no member, and on a value with an element for each of them."""
+        routed: set[str] = set()
         for node in _forward(flow.graph):
-            rule = rules[node.name]
-            is_product = isinstance(rule, Rule) and rule.is_product
-            reads = () if is_product else node.reads
-            origins = frozenset[str]().union(*(routed.get(value, ()) for value in reads))
             for value in node.writes:
-                if self.states[value] != (0, None) or value not in flow.weighed:
-                    continue
-                if origins:
-                    routed[value] = origins
-                elif self.count in flow.graph.types[value].shape:
-                    routed[value] = frozenset({value})
+                is_plain = self.states[value][1] is None and value in flow.weighed
+                has_one = self.count in flow.graph.types[value].shape
+                if is_plain and (has_one or not routed.isdisjoint(node.reads)):
+                    routed.add(value)
         return routed
 
-    def _are_weighed_together(self, routed: Collection[str]) -> bool:
+    def _are_weighed_together(self, routed: set[str]) -> bool:
         """Tell whether one value of what all members give is multiplied by weights of all."""
         rules, graph = rules_of(self.graph), self.graph
         stacked: set[str] = set()
@@ -303,20 +225,6 @@ def _of_pass(
     """The state of a value for a node of a pass: one of the other pass is as a weight."""
     state = states.get(value, (_BEFORE, None))
     return (_BEFORE, state[1]) if is_backward and value in forward else state
-
-
-def _adds_penalty(graph: Graph, read: Mapping[str, _State], stored: Collection[str]) -> bool:
-    """Tell whether a number that is computed of a member's weights alone meets what inputs give.
-
-    The members' penalties, such as sums of squares, are added up one by one: no member has the sum.
-    """
-    return any(at >= 0 and place is None for at, place in read.values()) and any(
-        at == _BEFORE
-        and place is not None
-        and value not in stored
-        and math.prod(graph.types[value].shape) == 1
-        for value, (at, place) in read.items()
-    )
 
 
 def _joined(states: Sequence[_State]) -> _State:

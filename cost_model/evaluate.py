@@ -79,7 +79,7 @@ class Evaluation:
 
     @property
     def fits(self) -> bool:
-        """Whether every device is within its limit by the safe peak."""
+        """Tell whether every device is within its limit by the safe peak."""
         return not self.over_bytes
 
     @cached_property
@@ -125,7 +125,7 @@ class Evaluation:
 
     @property
     def fits_exactly(self) -> bool:
-        """Whether every device is within its limit by `needed_bytes`."""
+        """Tell whether every device is within its limit by `needed_bytes`."""
         return not self.short_bytes
 
     def cost(self, objective: str) -> float:

@@ -415,7 +415,7 @@ def _by_device(keys: Iterable[LocalKey]) -> Mapping[int, Sequence[Key]]:
 
 
 def _is_shared(placed: PlacedNode) -> bool:
-    """Whether all devices of a node's group have the same local node."""
+    """Tell whether all devices of a node's group have the same local node."""
     row = row_of(placed.node)
     if row is None or row.localize is None or not placed.layouts:
         return True
@@ -425,7 +425,7 @@ def _is_shared(placed: PlacedNode) -> bool:
 
 
 def _is_equal(at: Placement | None) -> bool:
-    """Whether all devices have parts of equal sizes; true for an absent tensor."""
+    """Tell whether all devices have parts of equal sizes; true for an absent tensor."""
     return at is None or all(dim.is_equal for dim in at.sharding.dims)
 
 

@@ -354,8 +354,7 @@ class EvenResharder(Resharder):
         if in_table is not None:
             spec = self.cluster.devices[self.even.device]
             seconds = in_table.start_s(spec) + in_table.seconds
-        sent = share * (len(ranks) - 1)
-        return self._hop(CommKind.ALL_TO_ALL, ranks, reshard, seconds, sent)
+        return self._hop(CommKind.ALL_TO_ALL, ranks, reshard, seconds)
 
     def _to_or_from_one(self, reshard: Reshard) -> Hop:
         """Reshard between the group and one device of it (an op kept whole), its busiest."""
@@ -376,7 +375,7 @@ class EvenResharder(Resharder):
             seconds = self._collective_s(kind, ranks, share)
         else:
             kind, seconds = CommKind.SCATTER, self._pairwise_s(self._peers_of(ranks), share)
-        return self._hop(kind, ranks, reshard, seconds, share * (len(ranks) - 1))
+        return self._hop(kind, ranks, reshard, seconds)
 
     def _across(self, reshard: Reshard) -> Hop:
         """Reshard to another group: each device there gets its share from holders of its pieces.
@@ -417,7 +416,7 @@ class EvenResharder(Resharder):
                 busy = {d: max(s, messages_s(d, 1, nbytes)) for d, s in busy.items()}
         comm = Comm(-1, kind, ends, "", "", dtype)
         hidden = level.hidden_share(received + messages)
-        return Hop(target, (PricedComm(comm, busy, sent_bytes, hidden),))
+        return Hop(target, (PricedComm(comm, busy, hidden),))
 
     def _broadcast_s(
         self, ranks: tuple[int, ...], nbytes: float, ends: tuple[int, ...]
@@ -436,14 +435,12 @@ class EvenResharder(Resharder):
         ranks = self.even.line(axes)
         whole = numel * item_bytes(reshard[0]) * (1 if kind is CommKind.ALL_REDUCE else len(ranks))
         seconds = self._collective_s(kind, ranks, whole)
-        passes = 2 if kind is CommKind.ALL_REDUCE else 1
-        sent = passes * whole * (len(ranks) - 1) / len(ranks)
         joined_s = None
         if self.even.mesh.size() == len(self.cluster):
             device = self.even.device
             alone_s = {device: seconds}
             joined_s = joined_seconds(kind, ranks, whole, alone_s, self.cluster)[device]
-        return self._hop(kind, ranks, reshard, seconds, sent, joined_s)
+        return self._hop(kind, ranks, reshard, seconds, joined_s)
 
     def _hop(
         self,
@@ -451,7 +448,6 @@ class EvenResharder(Resharder):
         ranks: tuple[int, ...],
         reshard: Reshard,
         seconds: float,
-        sent: float = 0.0,
         joined_s: float | None = None,
     ) -> Hop:
         """A step of one communication, priced for the source's representative."""
@@ -459,7 +455,7 @@ class EvenResharder(Resharder):
         comm = Comm(-1, kind, ranks, "", "", dtype)
         device, share = self.column(source.mesh), overlap_share(comm, self.cluster)
         joined = None if joined_s is None else {device: joined_s}
-        return Hop(target, (PricedComm(comm, {device: seconds}, sent, share, joined),))
+        return Hop(target, (PricedComm(comm, {device: seconds}, share, joined),))
 
     def _collective_s(self, kind: CommKind, ranks: tuple[int, ...], nbytes: float) -> float:
         """Seconds of a collective on the representative."""

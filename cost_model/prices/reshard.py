@@ -37,8 +37,6 @@ class PricedComm:
 
     comm: Comm
     seconds: Mapping[int, float]  #: Seconds that it takes on each device.
-    #: Bytes that each device sends, if it is priced by formula, without transfers.
-    sent_bytes: float = 0.0
     #: Share of the seconds that compute hides, if no node waits for it at once.
     overlap: float = 0.0
     #: Least seconds of it in a bucket (see `collectives.joined_seconds`); None if it has none.
@@ -434,7 +432,7 @@ def _gathered_axes(source: Placement, target: Placement) -> frozenset[str]:
 
 
 def _is_gathered(mesh: DeviceMesh, held: DimLayout, wanted: DimLayout) -> bool:
-    """Whether each part of a dim is of as many equal parts as the axes that are cut no more."""
+    """Tell whether parts of a dim are joined from equal ones over the axes that are cut no more."""
     if held.windows or wanted.windows or not {*wanted.axes} <= {*held.axes}:
         return False
     sizes, larger = {*held.sizes()}, {*wanted.sizes()}

@@ -34,6 +34,12 @@ def row_of(node: Node) -> OpRow | None:
     return DERIVED if row is None and node.op.startswith("aten::") and RULE in node.attrs else row
 
 
+def is_stored(node: Node) -> bool:
+    """Tell whether a node declares what is stored from step to step."""
+    row = row_of(node)
+    return row is not None and row.stored
+
+
 @dataclass(frozen=True)
 class _Known:
     """The rules of a graph that were asked for; equal ones are one object."""

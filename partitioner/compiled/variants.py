@@ -330,8 +330,8 @@ def _searched(program: Program, module: TracedModule) -> Plan:
             pinned[node] = NodePlan(base.groups.index(program.spare), {})
         else:
             raise ResultError(
-                f"evaluation reads {name}, which a training step does not, and which lies on all "
-                "devices; the plan computes nothing there: use it in training, or compile for it"
+                f"this call reads {name}, which a step of the program does not, and which lies on "
+                "all devices; the plan computes nothing there: use it in training or compile for it"
             )
     for name, value in module.traced.rests.items():
         if name in program.model.module.traced.rests:

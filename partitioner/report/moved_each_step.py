@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from partitioner.ir.graph import Graph, Node
+from partitioner.ir.graph import Graph
 from partitioner.ir.layout import DimLayout, Sharding
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import is_stored, row_of
 from partitioner.ir.plan import PlacedNode, Plan, resolve
 
 
 def moved_notes(graph: Graph, plan: Plan) -> tuple[str, ...]:
     """A line on the first stored value that is moved each step for its uneven parts, if any is."""
-    if not any(_is_stored(node) for node in graph.nodes):
+    if not any(is_stored(node) for node in graph.nodes):
         return ()
     uses = _Uses()
     for placed in resolve(graph, plan):
@@ -87,8 +87,3 @@ class _Uses:
             if is_balanced and cut != home and tuple(cut.sizes()) != _chunks(cut):
                 self.moved[stored] = dim, cut
                 return
-
-
-def _is_stored(node: Node) -> bool:
-    row = row_of(node)
-    return row is not None and row.stored

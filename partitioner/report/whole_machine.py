@@ -1,4 +1,4 @@
-"""Whether splitting pays on this machine: a plan beside one process that has all its cores."""
+"""Tell whether splitting pays on this machine: a plan beside one process that has all its cores."""
 
 from __future__ import annotations
 

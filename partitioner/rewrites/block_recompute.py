@@ -133,7 +133,7 @@ class _Copier:
         }
 
     def _is_inner(self, value: str, stretch: Stretch) -> bool:
-        """Whether only its own stretch reads a value, and cut ones of the backward pass."""
+        """Tell whether only its own stretch reads a value, and cut ones of the backward pass."""
         if value in self.graph.outputs:
             return False
         again = frozenset({stretch}) if stretch in self.later else self.later | {stretch}
@@ -155,7 +155,7 @@ class _Copier:
         return [node for node in nodes if not self._is_alias(node, self.inner)]
 
     def _is_alias(self, node: Node, of: Collection[str]) -> bool:
-        """Whether a node gives one of these values to the backward pass."""
+        """Tell whether a node gives one of these values to the backward pass."""
         return node.op == ALIAS and node.name in self.graph.backward and node.inputs[0] in of
 
     def _read(self, run: Sequence[Node]) -> list[Node]:

@@ -162,12 +162,12 @@ class _Proof:
         return unknown
 
     def _has_size(self, name: str, value: _Value) -> bool:
-        """Whether the result of a micro-batch has the size of a part of the whole one."""
+        """Tell whether the result of a micro-batch has the size of a part of the whole one."""
         local = value.sharding.local_shape(self.mesh, {AXIS: 0})
         return name in self.part.types and local == self.part.types[name].shape
 
     def _reads_same_numbers(self, node: Node) -> bool:
-        """Whether a node of the two graphs differs in sizes only, or in what `share` counts."""
+        """Tell whether a node of both graphs differs in sizes only, or in what `share` counts."""
         other = self.part.by_name.get(node.name)
         if other is None or other.op != node.op or other.attrs.keys() != node.attrs.keys():
             return False
@@ -303,7 +303,7 @@ class _Proof:
         ]
 
     def _is_count(self, value: str) -> bool:
-        """Whether a value is the number of true elements of a tensor."""
+        """Tell whether a value is the number of true elements of a tensor."""
         node = self.whole.producers[value]
         rule = self.rules.get(node.name)
         summed = isinstance(rule, Rule) and any(
@@ -337,7 +337,7 @@ def _shifts(node: Node) -> bool:
 
 
 def _averages(node: Node) -> bool:
-    """Whether a node divides its sum by the number of the terms."""
+    """Tell whether a node divides its sum by the number of the terms."""
     row = row_of(node)
     return row is not None and row.averages
 

@@ -107,7 +107,7 @@ def _repeated_stage(graph: Graph, node: Node, stages: Mapping[str, int]) -> int:
 
 
 def _gradients(graph: Graph) -> Mapping[str, bool]:
-    """Whether each node of the backward pass depends on the gradient of the loss, by name.
+    """Tell whether each node of the backward pass depends on the gradient of the loss, by name.
 
     That is the graph input that the backward pass alone reads.
     """

@@ -358,7 +358,7 @@ def _tensors(node: Node, rule: Rule) -> Iterator[tuple[str, Dims | None]]:
 
 
 def _is_store(node: Node) -> bool:
-    """Whether a node holds a value from step to step, or writes to one: that is done once."""
+    """Tell whether a node holds a value from step to step, or writes to one: that is done once."""
     row = row_of(node)
     return row is not None and (row.stored or row.in_place is not None)
 

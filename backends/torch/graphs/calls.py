@@ -15,6 +15,7 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import from_numpy, torch_dtype
 from partitioner.ir.graph import Attr, Graph, Node
 from partitioner.ir.ops.aten.branches import BRANCHES, COND
+from partitioner.ir.ops.aten.state import ALIAS
 
 #: A rank's part of a tensor may have other strides than the whole tensor in the trace.
 RESHAPES = {"aten::view": "aten::reshape", "aten::_unsafe_view": "aten::reshape"}
@@ -39,7 +40,6 @@ COPIED = frozenset(
     for name in ("as_strided", "as_strided_copy", "as_strided_scatter", "view_as_complex")
 )
 _CONTIGUOUS: dict[str, Any] = {"memory_format": torch.contiguous_format}
-ALIAS = "partitioner::alias"
 
 #: Names that every graph module has already.
 _TAKEN = frozenset(dir(fx.GraphModule({}, fx.Graph())))

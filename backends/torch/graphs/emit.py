@@ -21,19 +21,18 @@ from torch import Tensor, fx
 from partitioner.backends.regions import cut
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.graphs.buckets import bucket
-from partitioner.backends.torch.graphs.calls import ALIAS, add_argument, add_call, hold
+from partitioner.backends.torch.graphs.calls import add_argument, add_call, hold
 from partitioner.backends.torch.graphs.comms import COLLECTIVES, Arrival, RankComm, wait_for_unread
 from partitioner.backends.torch.graphs.notes import COMM, Task, note_tasks, note_values
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
+from partitioner.ir.ops.aten.state import ALIAS, EITHER, KEEP, REST, STATE, UPDATE
 from partitioner.ir.program import Comm, CommKind, Compute, Output, Part, Programs, RankProgram
 from partitioner.ir.types import TensorType, numpy_dtype
 
-STATE, REST = "partitioner::state", "partitioner::rest"
-UPDATE, KEEP = "partitioner::update", "partitioner::keep"
 #: Nodes that take a value to where it is stored.
 UPDATES = UPDATE, KEEP
-ALIASES = ALIAS, "partitioner::either"
+ALIASES = ALIAS, EITHER
 
 #: Note at a call whose result may lie where its first operand lies.
 IN_PLACE = "in place"

@@ -20,12 +20,13 @@ from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.prepared import Prepared
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.graphs.eager import eager
-from partitioner.backends.torch.graphs.emit import UPDATE, emit_rank
+from partitioner.backends.torch.graphs.emit import emit_rank
 from partitioner.backends.torch.guards.changes import count_steps
 from partitioner.backends.torch.measuring.optimizers import OPTIMIZERS
 from partitioner.backends.torch.running.direct import direct
 from partitioner.backends.torch.running.host_memory import keep_freed_memory
 from partitioner.ir.graph import Graph, Node
+from partitioner.ir.ops.aten.state import UPDATE
 from partitioner.ir.program import Programs
 
 NAME = f"torch {torch.__version__}"

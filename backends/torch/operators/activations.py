@@ -36,7 +36,7 @@ class Step:
 
 
 def _part(x: Tensor, place: int, count: int) -> Tensor:
-    """One of so many equal parts of the columns."""
+    """Take one of so many equal parts of the columns."""
     width = x.shape[-1] // count
     return x.narrow(-1, place * width, width)
 

@@ -60,7 +60,7 @@ def _loads(view: OpView) -> tuple[float, ...]:
 
 
 def _is_program(view: OpView) -> bool:
-    """Whether the activation is a program, of which columns are operands by their places."""
+    """Tell whether the activation is a program, of which columns are operands by their places."""
     return "%" in str(view.attr("activation", ""))
 
 

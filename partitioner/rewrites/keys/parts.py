@@ -39,12 +39,12 @@ def keys_in_parts(graph: Graph) -> Graph:
 
 
 def has_few_queries(graph: Graph) -> bool:
-    """Whether a graph has attention that `keys_in_parts` replaces."""
+    """Tell whether a graph has attention that `keys_in_parts` replaces."""
     return any(_writer(graph, node) for node in graph.nodes)
 
 
 def weighs_values(graph: Graph, weights: str) -> bool:
-    """Whether a product reads a softmax, or what is its copy, as in attention."""
+    """Tell whether a product reads a softmax, or what is its copy, as in attention."""
     return any(True for _ in _values(graph, weights, _MOST_BETWEEN))
 
 
@@ -65,7 +65,7 @@ def _writer(graph: Graph, node: Node) -> type[Writer] | None:
 
 
 def _are_few(rows: int, keys: int, scores: int, cached: int) -> bool:
-    """Whether so many queries, with so many scores over a cache of so many elements, are few."""
+    """Tell whether queries, with so many scores over a cache of so many elements, are few."""
     return rows > 0 and keys >= LEAST_KEYS * rows and scores <= cached
 
 

@@ -209,7 +209,7 @@ def _last_place(writer: PartWriter, dims: list[int], *, least: bool) -> str:
 
 
 def _hardmax(writer: PartWriter) -> None:
-    """One at the first place of the largest element."""
+    """Mark the first place of the largest element with 1."""
     dims = sorted(_softmax_dims(writer.view))
     place = _first_place(writer, dims, least=False)
     places = _places(writer, dims)

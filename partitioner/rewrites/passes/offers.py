@@ -16,13 +16,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import is_stored, row_of
 from partitioner.ir.ops.aten.state import EITHER
 from partitioner.ir.repeats import Stretch, numbered, repetitions
 from partitioner.ir.types import TensorType
 from partitioner.rewrites.graph_writer import GraphWriter
 from partitioner.rewrites.passes.ordering import passes_of
-from partitioner.rewrites.passes.reads import Access, backward_apart, is_stored, plain_access
+from partitioner.rewrites.passes.reads import Access, backward_apart, plain_access
 from partitioner.rewrites.passes.regions import Life, regions
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import is_stored, row_of
 from partitioner.ir.ops.aten.state import ALIAS, EITHER, KEEP, STATE, UPDATE
 from partitioner.rewrites.graph_writer import GraphWriter, reading
 from partitioner.rewrites.passes.ordering import passes_of, shared_states
@@ -43,12 +43,6 @@ def plain_access(graph: Graph) -> dict[str, Access]:
         for node in forward
         for value in node.writes
     }
-
-
-def is_stored(node: Node) -> bool:
-    """Tell whether a node declares what is stored."""
-    row = row_of(node)
-    return row is not None and row.stored
 
 
 def backward_apart(graph: Graph, access: Mapping[str, Access]) -> Graph:

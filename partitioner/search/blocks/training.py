@@ -294,7 +294,7 @@ class Parts:
         return sorted({0, *inner, self.turn})
 
     def _is_stored(self, node: Node) -> bool:
-        """Whether a node computes nothing: it stores a value, or gives it another name."""
+        """Tell whether a node computes nothing: it stores a value, or gives it another name."""
         row = row_of(node)
         return row is not None and (row.stored or row.again or row.in_place is not None)
 
@@ -376,7 +376,7 @@ class Parts:
                     return
 
     def _is_shared(self, values: Sequence[str], dim: int) -> bool:
-        """Whether this dim of one of some values lies over devices."""
+        """Tell whether this dim of one of some values lies over devices."""
         shared = self.shared
         return shared is not None and any(dim in shared.cuts(self.graph, v) for v in values)
 

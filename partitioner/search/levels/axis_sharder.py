@@ -350,7 +350,7 @@ class MeshPlan:
 
     @property
     def tight(self) -> bool:
-        """Whether memory forbids a plan that costs less by more than the gap."""
+        """Tell whether memory forbids a plan that costs less by more than the gap."""
         return self.free_s < (1 - self.gap) * (self.sharded.cost_s if self.sharded else math.inf)
 
     def room(self, axis: str) -> float:

@@ -157,11 +157,11 @@ class _MeshSearch:
 
     @property
     def _tight(self) -> bool:
-        """Whether memory forbids a plan that costs less by more than the gap."""
+        """Tell whether memory forbids a plan that costs less by more than the gap."""
         return self.free_s < (1 - self.budget.gap) * self._best_s
 
     def _left_to_others(self) -> bool:
-        """Whether the search ends here: where memory binds, or where only an unlikely plan is left.
+        """Tell whether the search ends: where memory binds, or only an unlikely plan is left.
 
         Without a plan of a known kind the search is long, and hardly beats one of another graph.
         """
@@ -169,7 +169,7 @@ class _MeshSearch:
         return bound or (not self.best and self.budget.best_s < math.inf)
 
     def _met(self) -> bool:
-        """Whether the best plan is within the gap of the bound."""
+        """Tell whether the best plan is within the gap of the bound."""
         best_s = self._best_s
         return best_s < math.inf and best_s - self.bound_s <= self.budget.gap * best_s
 

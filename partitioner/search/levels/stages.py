@@ -220,7 +220,7 @@ class _StageSearch:
         return tuple(option.layout.mesh for option in self.best[1]) if self.best else ()
 
     def _met(self) -> bool:
-        """Whether the best cut that fits by an upper estimate is within the gap of the bound."""
+        """Tell whether the best cut that fits by an upper estimate is within the gap."""
         load = self._least_safe_s
         if math.isinf(load):
             return False
@@ -270,7 +270,7 @@ class _StageSearch:
         return Infeasible(str(error), device=first, bytes_short=error.bytes_short, proven=False)
 
     def _is_beaten(self, sharded: Sharded, stages: int) -> bool:
-        """Whether no plan with a sharding costs less than a cut that surely fits."""
+        """Tell whether no plan with a sharding costs less than a cut that surely fits."""
         alone = len(self.pools) == 1
         return alone and sharded.solution.bound / stages >= self._least_safe_s
 

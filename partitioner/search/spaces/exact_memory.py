@@ -113,7 +113,7 @@ def _distance(error: Infeasible) -> float:
 
 
 def _may_fit(space: Refused) -> bool:
-    """Whether the nearest plan's weights alone fit: liveness cannot make them smaller."""
+    """Tell whether the nearest plan's weights alone fit: liveness cannot make them smaller."""
     closest, problem = space.error.closest, space.built.problem
     if closest is None:
         return True

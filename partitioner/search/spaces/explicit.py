@@ -305,7 +305,7 @@ class KindSpace:
         return SpaceResult(tuple(replace(plan, bounds_space=False) for plan in result.plans))
 
     def _is_wanted(self, budget: Budget, others: tuple[SpaceResult, ...]) -> bool:
-        """Whether plans are to be run, or the best known one is not within the gap of the bound."""
+        """Tell whether plans are to be run, or the best known one is not within the gap."""
         if self.shared.request.tune is not None:
             return True
         costs = [

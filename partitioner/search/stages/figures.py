@@ -348,7 +348,7 @@ class StageFigures:
 
     @cached_property
     def open(self) -> npt.NDArray[np.bool_]:
-        """Whether a stage may end at each position.
+        """Tell whether a stage may end at each position.
 
         None may between the first node that reads a stored value which every micro-batch writes and
         the node that makes its next contents: the next micro-batch reads them.

@@ -15,7 +15,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout
 from partitioner.ir.loads import factor_of, origins
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import row_of, rules_of
+from partitioner.ir.ops import is_stored, rules_of
 from partitioner.ir.rule import FactorKind, Rule
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
 from partitioner.strategies.kinds.data import DataParallel
@@ -182,5 +182,4 @@ def _is_stored(graph: Graph, value: str) -> bool:
     if value in graph.constants:
         return True
     node = graph.producers.get(value)
-    row = row_of(node) if node is not None else None
-    return row is not None and row.stored
+    return node is not None and is_stored(node)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import row_of, rules_of
+from partitioner.ir.ops import is_stored, row_of, rules_of
 from partitioner.ir.rule import Rule
 
 
@@ -69,8 +69,7 @@ def _is_stored(graph: Graph, value: str) -> bool:
     if value in graph.constants:
         return graph.constants[value].weight
     node = graph.producers.get(value)
-    row = row_of(node) if node is not None else None
-    return row is not None and row.stored and not (node and node.inputs)
+    return node is not None and is_stored(node) and not node.inputs
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class _Flow:
 
     @classmethod
     def of(cls, graph: Graph) -> _Flow:
-        """That of a graph."""
+        """Follow inputs and weights through a graph."""
         fed, weighed = set(graph.inputs), {v for v in graph.types if _is_stored(graph, v)}
         for node in _forward(graph):
             for known in (fed, weighed):
@@ -205,8 +204,8 @@ def _with_what_they_alone_read(graph: Graph, owner: Mapping[str, int]) -> dict[s
     most = max((graph.types[value].nbytes for value in given), default=0)
     for node in reversed(graph.nodes):
         row = row_of(node)
-        is_stored = row is not None and (row.stored or row.in_place is not None)
-        if node.name in owners or is_stored or not outputs.isdisjoint(node.writes):
+        stays = row is not None and (row.stored or row.in_place is not None)
+        if node.name in owners or stays or not outputs.isdisjoint(node.writes):
             continue
         readers = {owners.get(reader.name) for v in node.writes for reader in graph.consumers[v]}
         others = {owners.get(graph.producers[v].name) for v in node.reads if v in graph.producers}

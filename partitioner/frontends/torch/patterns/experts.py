@@ -260,7 +260,7 @@ def _scaled(rows: _Rows) -> tuple[_Product, fx.Node] | None:
 
 
 def _typed_alike(last: fx.Node, layer: _Layer) -> bool:
-    """Whether the layer computes in one type of floats, but for its weights of choices.
+    """Tell whether the layer computes in one type of floats, but for its weights of choices.
 
     Its results are then of the type of both.
     """
@@ -390,7 +390,7 @@ def _inverted(node: fx.Node) -> fx.Node | None:
 
 
 def _counts_up(node: fx.Node) -> bool:
-    """Whether it is 0, 1, 2 and so on."""
+    """Tell whether it is 0, 1, 2 and so on."""
     if _calls(node, _aten.arange.default):
         return len(_args(node)) == 1
     counts = _calls(node, _aten.arange.start, _aten.arange.start_step)
@@ -562,7 +562,7 @@ def _named(node: Any) -> str:
 
 
 def _halves(node: fx.Node) -> bool:
-    """Whether it cuts the last dim in two equal parts."""
+    """Tell whether it cuts the last dim in two equal parts."""
     if not _calls(node, _aten.chunk.default, _aten.split.Tensor):
         return False
     (whole, parts, dim), shape = list(arguments_of(node).values())[:3], value(_args(node)[0]).shape
@@ -611,7 +611,7 @@ def _shaped(node: fx.Node, *shape: int) -> bool:
 
 
 def _is_tensor(node: fx.Node) -> bool:
-    """Whether it is a tensor of known sizes."""
+    """Tell whether it is a tensor of known sizes."""
     tensor = node.meta.get("val")
     return isinstance(tensor, torch.Tensor) and all(isinstance(n, int) for n in tensor.shape)
 

@@ -202,7 +202,13 @@ def test_what_others_leave_of_the_clock_goes_to_the_way_that_its_share_ended(
 
     searches = Searches()
     form, blocks = searches.way("form", outcome(5.0, 4.9)), Way("blocks", slow, rung=2)
-    best = weighed(Way("whole", slow), form, blocks, request=Request(time_limit_s=30.0, gap=0.1), is_short=False)
+    best = weighed(
+        Way("whole", slow),
+        form,
+        blocks,
+        request=Request(time_limit_s=30.0, gap=0.1),
+        is_short=False,
+    )
     assert left == pytest.approx([20.0, 10.0])
     certificate = best.plan.certificate
     assert certificate is not None

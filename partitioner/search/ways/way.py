@@ -257,8 +257,7 @@ class Weighing:
         changes: list[Change] = []
         for number, refusal in self.refused.items():
             changes += refusal.changes if isinstance(refusal, Nearly) else ()
-            if budget.work.left_s > 0:
-                changes += self.ways[number].would_fit(budget, refusal)
+            changes += self.ways[number].would_fit(budget, refusal)
         left = [way.closed for way in self.ways if way.closed]
         if self.late:
             names = " and ".join(self.ways[number].name for number in self.late)

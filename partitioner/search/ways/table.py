@@ -163,12 +163,12 @@ class Table:
         asked, devices = self.request.micro_batches == "auto", len(self.cluster)
         if not (self._leaves_stages_open and self._holds_weights and self._has_batch):
             return
-        if not asked and (not self.training or devices > EXPLICIT):
+        waits = self.training or self.request.objective == "latency"
+        if not asked and (not waits or devices > EXPLICIT):
             return
         sizes = None
-        if self.training and devices <= EXPLICIT:  # one mesh of all is no faster in parts
-            sizes = self.request.stage_sizes(devices)[:-1]
-        waits = self.training or self.request.objective == "latency"
+        if (self.training or not asked) and devices <= EXPLICIT:
+            sizes = self.request.stage_sizes(devices)[:-1]  # one mesh of all is no faster in parts
         most = devices  # of a stage; those of several sizes are of powers of two
         if sizes:
             most = max(*sizes, 2 ** ((devices - 1).bit_length() - 1))
@@ -191,7 +191,7 @@ class Table:
         request = self.request
         if not request.may_run_in_parts:
             return False
-        if not self.training:
+        if not self.training and request.micro_batches == "auto":
             return True
         kinds = request.parallel is None and request.mesh is None and request.strategy == "auto"
         nodes = len(self.cluster) <= EXPLICIT or (

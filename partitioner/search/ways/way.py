@@ -16,11 +16,14 @@ from partitioner.search.request import Budget, Request
 from partitioner.search.ways.refusal import Nearly, joined
 from partitioner.search.what_would_fit import Change
 from partitioner.solver import Infeasible
+from partitioner.solver.work import Work
 from partitioner.strategies.constraints import ConstraintError
 
 #: Seconds to look for changes that make a refused request feasible, and the share of the time
 #: limit that they may take where the search has used it up.
 CHANGES_S, LATE_SHARE = 14.0, 0.1
+#: The share of the seconds of a way's search that it takes, at least, to look for a change.
+CHANGE_SHARE = 0.3
 #: Share of the clock for the whole batch, where memory may refuse it.
 FIRST_SHARE = 0.6
 
@@ -82,6 +85,7 @@ class Weighing:
     bounds: dict[int, float] = field(default_factory=dict)
     late: list[int] = field(default_factory=list)
     is_short: bool = True
+    _took_s: dict[int, float] = field(default_factory=dict)
 
     def best(self) -> Outcome:
         """The best plan of all ways, with one certificate.
@@ -137,6 +141,7 @@ class Weighing:
             parts /= FIRST_SHARE
         known = math.inf if self.request.tune is not None else self._known
         share = replace(self.budget.of_clock(parts), best_s=known)
+        left_s = self.budget.work.left_s
         try:
             self.found[number] = way.search(share)
         except NoCheaper as error:
@@ -145,6 +150,8 @@ class Weighing:
             self.refused[number] = error
         except ConstraintError as error:
             self.impossible[number] = error
+        finally:
+            self._took_s[number] = left_s - self.budget.work.left_s
 
     def _certified(self) -> Outcome:
         """The best plan, with a certificate over all ways that were weighed."""
@@ -209,11 +216,13 @@ class Weighing:
         if not self.refused or 0 in self.impossible:
             return self.impossible[min(self.impossible)]
         self.budget.say("looking for what would fit")
-        limit_s = self.request.time_limit_s
-        left_s = max(self.budget.work.left_s, LATE_SHARE * limit_s)
+        late_s = LATE_SHARE * self.request.time_limit_s
+        left_s = Work(self.budget.work.deadline + late_s).left_s
         budget = self.budget.anew(min(CHANGES_S, left_s))
         changes: list[Change] = []
         for number, refusal in self.refused.items():
+            if budget.work.left_s < CHANGE_SHARE * self._took_s[number]:
+                budget = self.budget.anew(0.0)
             changes += refusal.changes if isinstance(refusal, Nearly) else ()
             changes += self.ways[number].would_fit(budget, refusal)
         left = [way.closed for way in self.ways if way.closed]

@@ -22,8 +22,9 @@ from partitioner.ir.pipeline import SCHEDULES, pipeline_schedule, textbook_lanes
 from partitioner.ir.plan import NodePlan, Pipeline, Plan
 from partitioner.rewrites.staging import stages_of_all
 from partitioner.search.request import Budget, Request
+from partitioner.search.stages.cut_search import Pipelines, PipelineSearch
 from partitioner.search.stages.figures import Sharding, StageFigures, StepEstimate
-from partitioner.search.stages.pipelines import Pipelines, PipelineSearch, staged_plan
+from partitioner.search.stages.staged_plan import staged_plan
 from partitioner.solver import Infeasible
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import Constraints

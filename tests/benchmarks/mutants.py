@@ -19,12 +19,15 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import copy
 import itertools
+import multiprocessing
 import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +37,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+# Each fork has them.
+import highspy  # noqa: F401
+import numba  # noqa: F401
+import onnx  # noqa: F401
+import onnxruntime  # noqa: F401
+import pytest
+import scipy.optimize  # noqa: F401
+import torch  # noqa: F401
+
+os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).parents[2]
 AREAS = (
     "ir",
@@ -255,32 +268,36 @@ def _is_ours(path: Path) -> bool:
     return path.parts[0] == "partitioner"
 
 
-def pytest(root: Path, tests: Sequence[str], seconds: float, *options: str) -> tuple[str, bool]:
-    """The output of the tests in a copy of the repository, and whether they ended in time."""
-    environment = os.environ | {
-        "PYTHONPATH": str(root / ".editable"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+def run(root: Path, tests: Sequence[str], seconds: float, *options: str) -> tuple[str, bool]:
+    """The output of the tests in a copy of the repository, and whether they ended in time.
+
+    They run in a fork of this process, which has imported the libraries.
+    """
     with tempfile.TemporaryDirectory() as base:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header"),
-                *(f"--timeout={TEST_SECONDS}", f"--basetemp={base}/tests", *options, *tests),
-            ],
-            cwd=root,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
+        said = Path(base) / "said"
+        known = "-q", "-p", "no:cacheprovider", "--no-header", f"--timeout={TEST_SECONDS}"
+        arguments = [*known, f"--basetemp={base}/tests", *options, *tests]
+        process = multiprocessing.get_context("fork").Process(
+            target=_run, args=(root, arguments, said)
         )
-        try:
-            output, _ = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            return process.communicate()[0], False
-    return output, True
+        process.start()
+        process.join(seconds)
+        ended = process.exitcode is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid or 0, signal.SIGKILL)  # also what the tests have left
+        process.join()
+        return said.read_text(errors="replace"), ended
+
+
+def _run(root: Path, arguments: list[str], said: Path) -> None:
+    os.setsid()
+    os.chdir(root)
+    sys.path[:] = [str(root / ".editable"), *(p for p in sys.path if not p.startswith(str(ROOT)))]
+    os.environ["PYTHONPATH"] = str(root / ".editable")
+    with said.open("w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    sys.exit(pytest.main(arguments))
 
 
 def verdict(output: str, ended: bool) -> tuple[str, str]:
@@ -338,7 +355,7 @@ def main() -> int:
                 continue
             (root / mutant.path).write_text(mutant.text())
             start = time.monotonic()
-            words, killer = verdict(*pytest(root, tests, options.limit, "-x"))
+            words, killer = verdict(*run(root, tests, options.limit, "-x"))
             seconds = time.monotonic() - start
             shutil.copy2(ROOT / mutant.path, root / mutant.path)
             print(f"      {words} ({seconds:.0f} s)", flush=True)
@@ -346,7 +363,7 @@ def main() -> int:
             killers += [killer] if killer else []
         print(f"{len(drawn) - survived} of {len(drawn)} killed")
         if killers:
-            output, _ = pytest(root, sorted(set(killers)), 10 * options.limit)
+            output, _ = run(root, sorted(set(killers)), 10 * options.limit)
             print("\n".join(re.findall(r"^(?:FAILED|ERROR) .*", output, re.MULTILINE)))
     return survived > 0
 

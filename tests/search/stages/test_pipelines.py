@@ -164,7 +164,10 @@ def _plan(figures: StageFigures, ends: tuple[int, ...], lanes: tuple[int, ...], 
         {"devices": 2, "parallel": "pp"},
         {"devices": 2, "parallel": "pp", "schedule": "zb1", "micro_batches": 4},
         pytest.param({"devices": 3, "parallel": "pp", "micro_batches": 4}, marks=pytest.mark.slow),
-        {"devices": 4, "parallel": "pp+dp", "mesh": {"pp": 2, "dp": 2}, "micro_batches": 3},
+        pytest.param(
+            {"devices": 4, "parallel": "pp+dp", "mesh": {"pp": 2, "dp": 2}, "micro_batches": 3},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             {"devices": 4, "mesh": {"pp": 2, "tp": 2}, "micro_batches": 3}, marks=pytest.mark.slow
         ),

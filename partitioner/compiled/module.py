@@ -34,11 +34,7 @@ from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
 from partitioner.ir.types import TensorType
 from partitioner.report.measured import Measured
-from partitioner.verify.module import (
-    check_contents,
-    has_no_contents,
-    random_arguments,
-)
+from partitioner.verify.module import check_contents, has_no_contents, random_arguments
 
 if TYPE_CHECKING:
     from partitioner.backends.torch.running.filling import Source

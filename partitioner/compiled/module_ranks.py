@@ -33,11 +33,7 @@ from partitioner.ir.program import Programs
 from partitioner.lowering import lower
 from partitioner.no_gc import only_new_objects_collected
 from partitioner.verify.compare import Verification, check_memory
-from partitioner.verify.module import (
-    check_contents,
-    random_arguments,
-    verify_module,
-)
+from partitioner.verify.module import check_contents, random_arguments, verify_module
 
 if TYPE_CHECKING:
     from partitioner.backends.torch.local import StepFiles

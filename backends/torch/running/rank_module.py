@@ -48,22 +48,13 @@ from partitioner.backends.torch.running.filling import (
     mark_parts_elsewhere,
     torch_meshes_of,
 )
-from partitioner.backends.torch.running.held import (
-    Held,
-    StatePlaces,
-    local_part,
-    versions,
-)
+from partitioner.backends.torch.running.held import Held, StatePlaces, local_part, versions
 from partitioner.backends.torch.running.host_memory import keep_freed_memory
 from partitioner.backends.torch.running.phase_passes import PhasePasses
 from partitioner.backends.torch.running.rank_passes import RankPasses, local_regions
 from partitioner.backends.torch.running.saved_state import full_state, own_states, take_parts
 from partitioner.backends.torch.running.step import Call, Evaluation, Passes, Step
-from partitioner.backends.torch.running.submodules import (
-    CONSTANTS,
-    refuse_constant,
-    refuse_sharing,
-)
+from partitioner.backends.torch.running.submodules import CONSTANTS, refuse_constant, refuse_sharing
 from partitioner.backends.torch.state.initialise import Initialiser
 from partitioner.backends.torch.state.own_state import KEY, OwnState, before_loading, check_saving
 from partitioner.backends.torch.state.shards import is_first_holder, total_norm

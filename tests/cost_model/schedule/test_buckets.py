@@ -25,9 +25,14 @@ from partitioner.cost_model.prices.collectives import collective, comm_cost
 from partitioner.cost_model.prices.overlap import beside_compute, most_joined
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.cost_model.schedule import buckets
-from partitioner.cost_model.schedule.buckets import Bucket, Member, in_buckets, together
+from partitioner.cost_model.schedule.buckets import (
+    Bucket,
+    Member,
+    in_buckets,
+    together,
+    unlike_parts,
+)
 from partitioner.cost_model.schedule.task_list import schedule as schedule_of
-from partitioner.cost_model.schedule.task_list import unlike_parts
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.ir.exchange import exchange
 from partitioner.ir.layout import DimLayout, Placement

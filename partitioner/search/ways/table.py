@@ -11,7 +11,7 @@ from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.memory.lifetimes import kept_bytes
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
-from partitioner.search.blocks.paths import why_not_in_blocks
+from partitioner.search.blocks.find_blocks import why_not_in_blocks
 from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Budget, Request

@@ -16,11 +16,14 @@ from partitioner.search.request import Budget, Request
 from partitioner.search.ways.refusal import Nearly, joined
 from partitioner.search.what_would_fit import Change
 from partitioner.solver import Infeasible
+from partitioner.solver.work import Work
 from partitioner.strategies.constraints import ConstraintError
 
 #: Seconds to look for changes that make a refused request feasible, and the share of the time
 #: limit that they may take where the search has used it up.
 CHANGES_S, LATE_SHARE = 14.0, 0.1
+#: The share of the seconds of a way's search that it takes, at least, to look for a change.
+CHANGE_SHARE = 0.3
 #: Share of the clock for the whole batch, where memory may refuse it.
 FIRST_SHARE = 0.6
 
@@ -82,6 +85,7 @@ class Weighing:
     bounds: dict[int, float] = field(default_factory=dict)
     late: list[int] = field(default_factory=list)
     is_short: bool = True
+    _took_s: dict[int, float] = field(default_factory=dict)
     _seconds: dict[int, float] = field(default_factory=dict)
     _stopped: set[int] = field(default_factory=set)
 
@@ -144,6 +148,7 @@ class Weighing:
         """Search a way with one of so many equal shares of what is left of the clock."""
         known = math.inf if self.request.tune is not None else self._known
         share = replace(self.budget.of_clock(parts), best_s=known)
+        left_s = self.budget.work.left_s
         self._seconds[number] = share.work.left_s
         self.refused.pop(number, None)
         try:
@@ -154,6 +159,8 @@ class Weighing:
             self.refused[number] = error
         except ConstraintError as error:
             self.impossible[number] = error
+        finally:
+            self._took_s[number] = left_s - self.budget.work.left_s
         if share.work.stopped:
             self._stopped.add(number)
 
@@ -251,11 +258,13 @@ class Weighing:
         if not self.refused or 0 in self.impossible:
             return self.impossible[min(self.impossible)]
         self.budget.say("looking for what would fit")
-        limit_s = self.request.time_limit_s
-        left_s = max(self.budget.work.left_s, LATE_SHARE * limit_s)
+        late_s = LATE_SHARE * self.request.time_limit_s
+        left_s = Work(self.budget.work.deadline + late_s).left_s
         budget = self.budget.anew(min(CHANGES_S, left_s))
         changes: list[Change] = []
         for number, refusal in self.refused.items():
+            if budget.work.left_s < CHANGE_SHARE * self._took_s[number]:
+                budget = self.budget.anew(0.0)
             changes += refusal.changes if isinstance(refusal, Nearly) else ()
             changes += self.ways[number].would_fit(budget, refusal)
         left = [way.closed for way in self.ways if way.closed]

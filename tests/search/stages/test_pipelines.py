@@ -22,8 +22,9 @@ from partitioner.ir.pipeline import SCHEDULES, pipeline_schedule, textbook_lanes
 from partitioner.ir.plan import NodePlan, Pipeline, Plan
 from partitioner.rewrites.staging import stages_of_all
 from partitioner.search.request import Budget, Request
+from partitioner.search.stages.cut_search import Pipelines, PipelineSearch
 from partitioner.search.stages.figures import Sharding, StageFigures, StepEstimate
-from partitioner.search.stages.pipelines import Pipelines, PipelineSearch, staged_plan
+from partitioner.search.stages.staged_plan import staged_plan
 from partitioner.solver import Infeasible
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import Constraints
@@ -163,7 +164,10 @@ def _plan(figures: StageFigures, ends: tuple[int, ...], lanes: tuple[int, ...], 
         {"devices": 2, "parallel": "pp"},
         {"devices": 2, "parallel": "pp", "schedule": "zb1", "micro_batches": 4},
         pytest.param({"devices": 3, "parallel": "pp", "micro_batches": 4}, marks=pytest.mark.slow),
-        {"devices": 4, "parallel": "pp+dp", "mesh": {"pp": 2, "dp": 2}, "micro_batches": 3},
+        pytest.param(
+            {"devices": 4, "parallel": "pp+dp", "mesh": {"pp": 2, "dp": 2}, "micro_batches": 3},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             {"devices": 4, "mesh": {"pp": 2, "tp": 2}, "micro_batches": 3}, marks=pytest.mark.slow
         ),

@@ -89,6 +89,8 @@ class Weighing:
     is_short: bool = True
     first_share: float = FIRST_SHARE
     _took_s: dict[int, float] = field(default_factory=dict)
+    _seconds: dict[int, float] = field(default_factory=dict)
+    _stopped: set[int] = field(default_factory=set)
 
     def best(self) -> Outcome:
         """The best plan of all ways, with one certificate.
@@ -109,6 +111,7 @@ class Weighing:
                 self.bounds[number] = way.bound
             else:
                 self._search(number, order[place + 1 :])
+        self._go_on()
         if not self.found:
             raise self._refusal()
         return self._certified()
@@ -142,11 +145,17 @@ class Weighing:
         parts = 1 + sum(other.bound < self._enough for other in rivals) / 2
         if self.is_short and not way.rung and any(other.rung for other in behind):
             parts /= FIRST_SHARE if self.found or self.refused else self.first_share
+        self._tried(number, way.search, parts)
+
+    def _tried(self, number: int, search: Callable[[Budget], Outcome], parts: float) -> None:
+        """Search a way with one of so many equal shares of what is left of the clock."""
         known = math.inf if self.request.tune is not None else self._known
         share = replace(self.budget.of_clock(parts), best_s=known)
         left_s = self.budget.work.left_s
+        self._seconds[number] = share.work.left_s
+        self.refused.pop(number, None)
         try:
-            self.found[number] = way.search(share)
+            self.found[number] = search(share)
         except NoCheaper as error:
             self.bounds[number] = error.bound
         except Infeasible as error:
@@ -155,11 +164,44 @@ class Weighing:
             self.impossible[number] = error
         finally:
             self._took_s[number] = left_s - self.budget.work.left_s
+        if share.work.stopped:
+            self._stopped.add(number)
+
+    def _go_on(self) -> None:
+        """Give what is left of the clock to the ways that their shares of it ended.
+
+        Those with plans go on where they were, the least bound first. Where nothing fits, others
+        begin anew, if there are more seconds for it than before.
+        """
+        while self.budget.work.left_s > 0:
+            stopped = {n: outcome for n, outcome in self.found.items() if self._is_open(n)}
+            if not stopped:
+                break
+            number = min(stopped, key=self._bound)
+            more = stopped[number].more
+            assert more is not None
+            self.found[number] = replace(stopped[number], more=None)
+            self._tried(number, more, len(stopped))
+        for number in [] if self.found else sorted(self.refused, key=self._rank):
+            gains_s = self.budget.work.left_s - self._seconds[number]
+            if number in self._stopped and not self.found and gains_s > 0:
+                self._tried(number, self.ways[number].search, 1)
+
+    def _is_open(self, number: int) -> bool:
+        """Tell whether the clock ended the search of a way whose bound leaves something to gain."""
+        outcome = self.found[number]
+        certificate = outcome.plan.certificate
+        stopped = certificate is not None and certificate.status == "time_limit"
+        return stopped and outcome.more is not None and self._bound(number) < self._enough
+
+    def _bound(self, number: int) -> float:
+        certificate = self.found[number].plan.certificate
+        return max(certificate.bound if certificate else 0.0, self.ways[number].bound)
 
     def _certified(self) -> Outcome:
         """The best plan, with a certificate over all ways that were weighed."""
         number = min(self.found, key=self._cost)
-        best = self.found[number].noted(*self._others(number))
+        best = replace(self.found[number].noted(*self._others(number)), more=None)
         if len(self.found) == 1 and not self.bounds:
             return best
         certificate = best.plan.certificate
@@ -169,7 +211,7 @@ class Weighing:
             known = outcome.plan.certificate
             assert known is not None
             spaces.append(known.space)
-            bounds.append(max(known.bound, self.ways[other].bound))
+            bounds.append(self._bound(other))
         bound, spaces = min(cost, *bounds), [*spaces, *self._not_searched()]
         status, is_open = certificate.status, cost - bound > self.request.gap * cost
         if status == "optimal" and is_open:

@@ -62,9 +62,25 @@ class WholeBatch:
                     outcome = find_plan(self.graph, self.cluster, request, budget, rules)
             except Infeasible as error:
                 raise stopped_refusal(error, budget.work) from None
+        return self._named(outcome, request)
+
+    def _named(self, outcome: Outcome, request: Request) -> Outcome:
+        """An outcome with its request, and with the name of what was searched."""
+        more = outcome.more
+
+        def go_on(budget: Budget) -> Outcome:
+            assert more is not None
+            with self.clock("searching"):
+                return self._named(more(budget), request)
+
         if self.offers is not None and outcome.of is self.graph:
             outcome = outcome.limited_to(KEEPS_ALL)
-        return replace(outcome, whole=self.graph, request=request)
+        return replace(
+            outcome,
+            whole=self.graph,
+            request=outcome.request or request,
+            more=None if more is None else go_on,
+        )
 
     def _with_offers(self, rules: Rules, request: Request, budget: Budget) -> Outcome | None:
         """The better plan of the graph and of the same graph with offers, where memory binds.

@@ -20,7 +20,7 @@ from partitioner.search.ways.blocks import InBlocks
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.parts import FewestParts, InStages, Parts
 from partitioner.search.ways.stage_clock import StageClock
-from partitioner.search.ways.way import Way, Weighing, nothing
+from partitioner.search.ways.way import FIRST_SHARE, LEAST_SHARE, Way, Weighing, nothing
 from partitioner.search.ways.whole import WholeBatch
 from partitioner.search.what_would_fit import Change, what_would_fit
 from partitioner.solver import Infeasible
@@ -55,7 +55,10 @@ class Table:
         """
         ways = tuple(self.ways())
         budget = Budget.of(self.request, self.clock.say)
-        return Weighing(ways, self.request, budget, is_short=self._is_short).best()
+        is_short, share = self._is_short, FIRST_SHARE
+        if is_short:  # less, the less memory there is for what one device holds
+            share = max(LEAST_SHARE, FIRST_SHARE * min(1.0, self._room / 2))
+        return Weighing(ways, self.request, budget, is_short=is_short, first_share=share).best()
 
     def ways(self) -> Iterator[Way]:
         """The ways that the request leaves open, and those that it closes, with the reason."""
@@ -125,9 +128,20 @@ class Table:
         """Whether the whole model does not surely fit each device alone."""
         if self.request.is_pipelined:
             return False
+        least = min(device.memory_bytes for device in self.cluster.devices)
+        return self._alone_bytes > AMPLE * least
+
+    @cached_property
+    def _alone_bytes(self) -> int:
+        """Bytes that one device needs for the whole model."""
         device, alone = best_single(self._first, self.cluster, "memory")
-        least = min(self.cluster.devices, key=lambda spec: spec.memory_bytes).memory_bytes
-        return alone.needed_bytes[device] > AMPLE * least
+        return alone.needed_bytes[device]
+
+    @property
+    def _room(self) -> float:
+        """Memory of all devices, as a multiple of what one needs for the whole model."""
+        together = sum(device.memory_bytes for device in self.cluster.devices)
+        return together / max(1, self._alone_bytes)
 
     def _whole(self, graph: Graph, spaces: Request) -> Way:
         is_first = graph is self._first

@@ -116,15 +116,6 @@ class Request:
             raise SearchError(
                 f"micro_batches is {count!r}, not 'auto' or a whole number of at least 1"
             )
-        if self.is_pipelined and self.objective == "memory":
-            raise SearchError(
-                "pipelines are planned for throughput or latency: leave out objective memory"
-            )
-        if self.micro_batches == "auto" and not (self.is_pipelined or self.may_run_in_parts):
-            raise SearchError(
-                "micro_batches 'auto' is for plans on one mesh, for throughput or latency: leave "
-                "out strategy inter, objective memory, tune, pins to devices and a plan to keep"
-            )
 
     @property
     def is_pipelined(self) -> bool:
@@ -140,15 +131,19 @@ class Request:
     @property
     def may_run_in_parts(self) -> bool:
         """Whether a batch that fits no plan may be planned in micro-batches."""
-        places = self.constraints.plan is not None or self.constraints.names_devices
-        plain = self.strategy != "inter" and self.objective != "memory" and self.tune is None
-        return plain and not places and not self.is_pipelined
+        if self.constraints.plan is not None or self.is_pipelined:
+            return False
+        is_placed = self.constraints.names_devices or self.strategy == "inter"
+        plain = self.objective != "memory" and self.tune is None and not is_placed
+        return plain or self.micro_batches == "auto"
 
     def sizes_in_parts(self, devices: int) -> tuple[tuple[int, ...], ...]:
         """Numbers of devices of a stage to try, in turn, for a batch that fits no plan as a whole.
 
         One mesh of all first; then, if the request leaves it open, stages of fewer devices.
         """
+        if self.strategy == "inter":
+            return ((1,),)
         is_open = self.strategy == "auto" and self.parallel is None and self.mesh is None
         least = 2 if self._layout_axes else 1
         smaller = tuple(size for size in range(least, devices) if devices % size == 0)
@@ -177,6 +172,41 @@ class Request:
             )
 
     def _stage_sizes(self, devices: int) -> tuple[int, ...]:
+        """The sizes that the mesh, `parallel` and the strategy leave.
+
+        Raises:
+            SearchError: They leave none.
+        """
+        sizes = self._sizes_of_meshes(devices)
+        if self.strategy == "auto" or devices == 1:
+            return sizes
+        is_open = self.parallel is None and self.mesh is None
+        if self.strategy == "inter":
+            self._check_whole_operators()
+            if 1 not in sizes:
+                raise SearchError(
+                    f"strategy 'inter' places whole operators, and mesh {dict(self.mesh or {})} "
+                    f"has stages of {max(sizes)} devices that share them"
+                )
+            return (1,)
+        if max(sizes) == 1:
+            asked = f"parallel {self.parallel!r}" if self.parallel else "the mesh"
+            raise SearchError(
+                f"strategy 'intra' cuts operators over devices, and {asked} gives each stage one "
+                "device"
+            )
+        return (devices,) if is_open else sizes
+
+    def _check_whole_operators(self) -> None:
+        """Refuse kinds of parallelism that cut operators where they are placed whole.
+
+        Raises:
+            SearchError: There is one.
+        """
+        if inside_stages(self.parallel) is not None and self.strategy == "inter":
+            raise SearchError("parallel shards operators; leave it out with strategy 'inter'")
+
+    def _sizes_of_meshes(self, devices: int) -> tuple[int, ...]:
         text = self.parallel
         if text is None and PIPELINE in (self.mesh or {}):
             text = PIPELINE
@@ -204,7 +234,7 @@ class Request:
         return replace(
             self,
             strategy="auto" if size == 1 else "intra",
-            constraints=self.constraints.without_places,
+            constraints=self.constraints.inside_stages(size),
             parallel=inside_stages(self.parallel) if size > 1 else None,
             mesh=(mesh or None) if size > 1 else None,
             schedule=None,
@@ -224,8 +254,7 @@ class Request:
         Raises:
             SearchError: `parallel` or a layout contradicts the mesh or the strategy.
         """
-        if self.parallel is not None and self.strategy == "inter":
-            raise SearchError("parallel shards operators; leave it out with strategy 'inter'")
+        self._check_whole_operators()
         if devices == 1:
             return self
         mesh = self._mesh_of_layout(devices)

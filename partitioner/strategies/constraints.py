@@ -51,6 +51,7 @@ from partitioner.ir.errors import PartitionerError, did_you_mean, hints_keywords
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Sharding
 from partitioner.ir.loads import Loads
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.plan import PlacedNode, Plan, PlanError, check_graph, resolve_node
 
@@ -359,15 +360,26 @@ class Constraints:
         """The groups of devices that nodes are pinned to, each once, ascending."""
         return tuple(sorted({tuple(sorted(pin.devices)) for pin in self.pins if pin.devices}))
 
-    @property
-    def without_places(self) -> Constraints:
-        """The constraints without the pins to devices."""
-        return replace(self, pins=tuple(pin for pin in self.pins if not pin.devices))
+    def inside_stages(self, size: int) -> Constraints:
+        """The constraints on a stage of so many devices, which are then numbered from 0 on.
+
+        There are no pins to devices, which the stages have honoured. Of a plan that is kept, the
+        decisions of all nodes in stages of this size remain.
+        """
+        pins = tuple(pin for pin in self.pins if not pin.devices)
+        return replace(self, pins=pins, plan=self.plan and _of_size(self.plan, size))
 
     def group_of(self, node: Node) -> tuple[int, ...]:
         """The devices that a node is pinned to, ascending; () if it is not."""
         groups = (pin.devices for pin in self.pins if pin.devices and _names(pin, node))
         return tuple(sorted(next(groups, ())))
+
+    def stage_of(self, node: Node) -> tuple[int, ...]:
+        """The stage that a plan in stages has a node in, as its number; () if it says none."""
+        kept = self.plan
+        if kept is None or kept.pipeline is None or node.name not in kept.nodes:
+            return ()
+        return (kept.pipeline.stages[kept.nodes[node.name].group],)
 
     def bound_nodes(self, graph: Graph) -> Mapping[str, Sequence[int]]:
         """Positions of the nodes that each constraint binds, by its text for people.
@@ -434,6 +446,32 @@ class Constraints:
             if not kept:
                 return demand.text, ""
         return "its constraints", ""
+
+
+def _of_size(plan: Plan, size: int) -> Plan:
+    """The decisions of a plan in its stages of so many devices, each as if on the first devices."""
+    devices = plan.stage_devices
+    number = {
+        stage: {device: n for n, device in enumerate(own)}
+        for stage, own in devices.items()
+        if len(own) == size
+    }
+    assert plan.pipeline is not None
+    stages = plan.pipeline.stages
+    kept = [group for group, stage in enumerate(stages) if stage in number]
+    groups = tuple(
+        DeviceMesh(
+            plan.groups[group].axes,
+            tuple(number[stages[group]][device] for device in plan.groups[group].devices),
+        )
+        for group in kept
+    )
+    nodes = {
+        name: replace(node, group=kept.index(node.group))
+        for name, node in plan.nodes.items()
+        if node.group in kept
+    }
+    return replace(plan, groups=groups, nodes=nodes, pipeline=None, certificate=None)
 
 
 def _check_plan(plan: Plan, graph: Graph, devices: int) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from partitioner import units
 from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.prices.compute import stored_bytes
 from partitioner.cost_model.prices.reshard import Resharder
@@ -61,7 +61,7 @@ from partitioner.search.stages.figures import (
     least_of_nodes,
 )
 from partitioner.search.stages.uneven import UnevenCut, uneven_cuts
-from partitioner.solver import Infeasible, Solution
+from partitioner.solver import Infeasible, Objective, Solution
 from partitioner.solver.joint.shortage import shortage_message
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.spaces import Family
@@ -131,16 +131,11 @@ def find_pipeline(
     """
     results: list[SpaceResult] = []
     errors: list[PartitionerError] = []
-    if request.constraints.plan is not None:
-        raise ConstraintError(
-            "constraints: a plan on one mesh is no constraint of stages: pin groups of nodes to "
-            "devices instead"
-        )
     request.constraints.check(graph, len(cluster))
-    groups = _pinned_groups(graph, request.constraints)
+    groups, stages = _pinned_groups(graph, request.constraints)
     if len({*map(len, groups)}) > 1:
         names = _schedules(request, len({*groups}), graph)
-        ways = Pipelines(micro_batches, names, groups, wanted=request.tune or 1)
+        ways = Pipelines.of(request, micro_batches, names, groups, stages)
         result = _of_pinned_sizes(graph, cluster, request, budget, ways)
         outcome = winner([result], request, cluster, stopped=budget.work.stopped)
         return replace(outcome, of=graph)
@@ -153,9 +148,9 @@ def find_pipeline(
         if index and budget.work.late:
             results.append(SpaceResult(failed=((family, OutOfTime(NOT_SEARCHED)),)))
             continue
-        share = _beating(results, budget.share(len(sizes) - index), request.tune or 1)
+        share = _beating(results, budget.share(len(sizes) - index), request)
         names = _schedules(request, len(cluster) // size, graph)
-        ways = Pipelines(micro_batches, names, groups, wanted=request.tune or 1)
+        ways = Pipelines.of(request, micro_batches, names, groups, stages)
         budget.say(f"cutting stages of {size} device{'s' if size > 1 else ''}")
         try:
             results.append(_of_size(graph, cluster, request, share, size, ways))
@@ -165,7 +160,7 @@ def find_pipeline(
     if len(sizes) > 1 and _takes_several_sizes(graph, cluster, request) and not budget.work.over:
         budget.say("cutting stages of several sizes")
         with suppress(PipelineScheduleError, Infeasible, ConstraintError):
-            share = _beating(results, budget, request.tune or 1)
+            share = _beating(results, budget, request)
             results.append(_of_several_sizes(graph, cluster, request, share, micro_batches))
     searched = [result for result in results if result.searched]
     if errors and not searched:
@@ -184,20 +179,26 @@ def _even(sizes: tuple[int, ...], cluster: Cluster) -> tuple[int, ...]:
     return tuple(even) or sizes
 
 
-def _beating(results: Sequence[SpaceResult], budget: Budget, wanted: int) -> Budget:
+def _beating(results: Sequence[SpaceResult], budget: Budget, request: Request) -> Budget:
     """The budget with the cost that is to be beaten, if that is less than its own."""
-    steps = (plan.evaluation.step_s for result in results for plan in result.plans)
-    return replace(budget, best_s=min(budget.best_s, to_beat_s(steps, wanted)))
+    goal, plans = request.objective, (plan for result in results for plan in result.plans)
+    costs = (step_cost(plan.evaluation, goal) for plan in plans)
+    return replace(budget, best_s=min(budget.best_s, to_beat(costs, request.tune or 1)))
 
 
-def to_beat_s(steps_s: Iterable[float], wanted: int) -> float:
-    """Seconds of a step that a plan must beat to be among the best `wanted`; infinite if any is.
+def step_cost(evaluation: Evaluation, objective: Objective) -> float:
+    """Cost of a step in micro-batches: bytes for the objective memory, else seconds."""
+    return evaluation.cost("memory") if objective == "memory" else evaluation.step_s
+
+
+def to_beat(costs: Iterable[float], wanted: int) -> float:
+    """Cost that a plan must beat to be among the best `wanted`; infinite if any is.
 
     Args:
-        steps_s: Those of the plans so far.
+        costs: Those of the plans so far.
         wanted: A number of plans.
     """
-    ranked = sorted(steps_s)
+    ranked = sorted(costs)
     return ranked[wanted - 1] if len(ranked) >= wanted else math.inf
 
 
@@ -328,7 +329,7 @@ def _of_several_sizes(
     for cut in sorted(uneven_cuts(figures, len(cluster)), key=estimate)[:RIVALS]:
         names = _schedules(request, len(cut.sizes), graph)
         once = tuple(name for name in names if name not in TWICE)
-        ways = Pipelines(micro_batches, once, cut.groups, wanted=request.tune or 1)
+        ways = Pipelines.of(request, micro_batches, once, cut.groups)
         try:
             results.append(PipelineSearch(figures[sizes[0]], ways, budget, shardings).search())
         except (PipelineScheduleError, Infeasible) as error:
@@ -365,17 +366,22 @@ def _first_sharding(sharded: Callable[[int], Sharding], limit: int, *, is_guess:
     return sharded(limit)
 
 
-def _pinned_groups(graph: Graph, constraints: Constraints) -> tuple[tuple[int, ...], ...]:
-    """Devices of each node that is cut, in order, if any is pinned; others go with the one before.
+def _pinned_groups(
+    graph: Graph, constraints: Constraints
+) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """Devices and stage of each node that is cut, in order, if any is pinned or kept.
+
+    Others go with the one before; pins name no stages.
 
     Raises:
         ConstraintError: Groups overlap.
     """
-    groups = [constraints.group_of(node) for node in changing_nodes(graph)]
-    if not any(groups):
-        return ()
-    last = next(group for group in groups if group)
-    filled = [last := group or last for group in groups]
+    units, kept = changing_nodes(graph), constraints.plan
+    if kept is not None:
+        stages = _filled([constraints.stage_of(node) for node in units])
+        devices = kept.stage_devices
+        return tuple(devices[stage] for (stage,) in stages), tuple(stage for (stage,) in stages)
+    filled = _filled([constraints.group_of(node) for node in units])
     distinct = sorted(set(filled))
     for one, other in combinations(distinct, 2):
         if set(one) & set(other):
@@ -383,7 +389,13 @@ def _pinned_groups(graph: Graph, constraints: Constraints) -> tuple[tuple[int, .
                 f"stages are pinned to devices {numbers(one)} and {numbers(other)}: groups of "
                 "stages are the same or apart"
             )
-    return tuple(filled)
+    return filled, ()
+
+
+def _filled(groups: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """What each has or, if that is empty, what the one before has; empty if none has any."""
+    last = next((group for group in groups if group), ())
+    return tuple(last := group or last for group in groups) if last else ()
 
 
 def over_counts(
@@ -472,14 +484,36 @@ class Pipelines:
     Attributes:
         micro_batches: Micro-batches of a step.
         schedules: Names of schedules, or the rows of one.
-        groups: Devices of each node that is cut, in order, if they are pinned.
+        groups: Devices of each node that is cut, in order, if they are pinned or kept.
+        stages: Stage of each node that is cut, if a plan in stages is kept.
         wanted: Number of plans to look for: the best ones.
+        objective: What is to be least of a step.
     """
 
     micro_batches: int
     schedules: tuple[Table, ...]
     groups: tuple[tuple[int, ...], ...] = ()
+    stages: tuple[int, ...] = ()
     wanted: int = 1
+    objective: Objective = "throughput"
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        micro_batches: int,
+        schedules: tuple[Table, ...],
+        groups: tuple[tuple[int, ...], ...] = (),
+        stages: tuple[int, ...] = (),
+    ) -> Pipelines:
+        """Those of a request."""
+        wanted = request.tune or 1
+        return cls(micro_batches, schedules, groups, stages, wanted, request.objective)
+
+    def figure(self, candidate: Candidate) -> tuple[int, float]:
+        """Bytes of a plan above the limits, then what is to be least."""
+        evaluation = candidate.evaluation
+        return sum(evaluation.short_bytes.values()), step_cost(evaluation, self.objective)
 
 
 @dataclass(frozen=True)
@@ -577,13 +611,12 @@ class PipelineSearch:
         self, draft: _Draft, plans: Sequence[Candidate], *, is_first: bool
     ) -> PartitionerError | None:
         """Why a draft is not simulated, beside the best plans so far; None if it is."""
-        best_s = min(
-            self.budget.best_s, to_beat_s((p.evaluation.step_s for p in plans), self.ways.wanted)
-        )
+        costs = (step_cost(plan.evaluation, self.ways.objective) for plan in plans)
+        best = min(self.budget.best_s, to_beat(costs, self.ways.wanted))
         estimate = f"not simulated: a step of {units.seconds(draft.rank[1])} is estimated"
-        if draft.rank[1] > FAR * best_s:
+        if self.ways.objective != "memory" and draft.rank[1] > FAR * best:
             return PartitionerError(estimate)
-        needed = is_first and best_s == math.inf
+        needed = is_first and best == math.inf
         return OutOfTime(estimate) if not needed and self.budget.work.over else None
 
     def _without_plans(self, failed: Sequence[tuple[Family, PartitionerError]]) -> SpaceResult:
@@ -635,11 +668,11 @@ class PipelineSearch:
         if self.again is not None:
             ends, best = self._drafted_again(draft, ends, best, limits, simulated, budget)
         for rival in rivals:
-            if not budget.work.over and _is_better(candidate := simulated(rival), best):
+            if not budget.work.over and self._is_better(candidate := simulated(rival), best):
                 ends, best = rival, candidate
         for distance in LAST_MOVES:
             for moved in self._neighbours(ends, distance):
-                if not budget.work.over and _is_better(candidate := simulated(moved), best):
+                if not budget.work.over and self._is_better(candidate := simulated(moved), best):
                     ends, best = moved, candidate
         if not best.evaluation.fits_exactly:
             raise self._too_large(draft.name, best)
@@ -671,7 +704,7 @@ class PipelineSearch:
             if cut in seen:
                 break
             seen.add(cut)
-            if _is_better(candidate := simulated(cut), best):
+            if self._is_better(candidate := simulated(cut), best):
                 ends, best = cut, candidate
         return ends, best
 
@@ -733,7 +766,7 @@ class PipelineSearch:
             if one is None:
                 break
             limits[:] = one.corrected
-            best = one if best is None else min(best, one, key=_Packed.figure)
+            best = one if best is None else min(best, one, key=self._packed_figure)
         assert best is not None
         last = best
         for _ in range(MENDS):
@@ -746,7 +779,7 @@ class PipelineSearch:
             if one is None:
                 break
             limits[:] = one.corrected
-            last, best = one, min(best, one, key=_Packed.figure)
+            last, best = one, min(best, one, key=self._packed_figure)
         return best.candidate
 
     def _packed(
@@ -777,9 +810,18 @@ class PipelineSearch:
         over = tuple(peak - most for most, peak in zip(self._limits, peaks, strict=True))
         return _Packed(candidate, tuple(limits), corrected, over)
 
+    def _is_better(self, candidate: Candidate | None, best: Candidate) -> TypeGuard[Candidate]:
+        """Tell whether a plan can run, and has a lower figure than the best one."""
+        return candidate is not None and self.ways.figure(candidate) < self.ways.figure(best)
+
+    def _packed_figure(self, packed: _Packed) -> tuple[int, float]:
+        return self.ways.figure(packed.candidate)
+
     @cached_property
     def _limits(self) -> tuple[float, ...]:
-        """Bytes of a device of each lane."""
+        """Bytes of a device of each lane that plans may take; next to none if least is wanted."""
+        if self.ways.objective == "memory":
+            return (1.0,) * self.figures.lanes
         size, devices = self.figures.sharding.size, self.figures.cluster.devices
         return tuple(
             float(min(device.memory_bytes for device in devices[first : first + size]))
@@ -794,7 +836,8 @@ class PipelineSearch:
             PipelineScheduleError: The schedule does not serve the lanes.
         """
         groups = self.ways.groups
-        ends = tuple(i for i, (a, b) in enumerate(pairwise(groups), 1) if a != b)
+        keys = self.ways.stages or groups
+        ends = tuple(i for i, (a, b) in enumerate(pairwise(keys), 1) if a != b)
         stages = [groups[start] for start in (0, *ends)]
         lanes = tuple(dict.fromkeys(stages))
         lane_of = tuple(map(lanes.index, stages))
@@ -836,8 +879,8 @@ class PipelineSearch:
 
     def _candidate(self, name: Table, plan: Plan, graph: Graph) -> Candidate:
         evaluation = evaluate(graph, plan, self.figures.cluster, resharder=self._resharder)
-        bound = min(evaluation.step_s, self._bound_s)
-        solution = Solution((), evaluation.step_s, bound, "feasible", None, SOLVER)
+        cost = step_cost(evaluation, self.ways.objective)
+        solution = Solution((), cost, min(cost, self._bound_s), "feasible", None, SOLVER)
         return Candidate(self._family(name), graph, plan, evaluation, solution)
 
     @cached_property
@@ -847,7 +890,9 @@ class PipelineSearch:
 
     @cached_property
     def _bound_s(self) -> float:
-        """No cut of the sharding takes fewer seconds, in the order of any of the schedules."""
+        """No cut of the sharding costs less, in the order of any of the schedules."""
+        if self.ways.objective == "memory":
+            return 0.0
         if self.shardings:
             return least_of_nodes(
                 [replace(self.figures, sharding=each) for each in self.shardings.values()]
@@ -916,7 +961,9 @@ class PipelineSearch:
         """Bytes above the limits, then seconds: infinite ones where `best` is clearly less."""
         again = None
         if self.again is None:
-            over = self.figures.over_bytes(ends, estimate.moments, splits=estimate.splits)
+            within = limits[0] if self.ways.objective == "memory" else None
+            splits = estimate.splits
+            over = self.figures.over_bytes(ends, estimate.moments, splits=splits, within=within)
         else:
             load = self.again.load(ends, estimate.moments, limits, splits=estimate.splits)
             over, again = load.over_bytes, load.seconds
@@ -994,10 +1041,6 @@ class _Packed:
     corrected: tuple[float, ...]
     over: tuple[float, ...]
 
-    def figure(self) -> tuple[int, float]:
-        """See `_figure`."""
-        return _figure(self.candidate)
-
     def is_nearly_within(self, memory: Sequence[float]) -> bool:
         """Whether some lanes are short of their devices' memory, and none by much."""
         shares = [over / most for over, most in zip(self.over, memory, strict=True)]
@@ -1027,17 +1070,6 @@ def _first_that_runs(
             with suppress(PhaseError):
                 return cut, run(cut)
         raise
-
-
-def _is_better(candidate: Candidate | None, best: Candidate) -> TypeGuard[Candidate]:
-    """Tell whether a plan can run, and has a lower figure than the best one."""
-    return candidate is not None and _figure(candidate) < _figure(best)
-
-
-def _figure(candidate: Candidate) -> tuple[int, float]:
-    """Bytes above the limits, then seconds."""
-    evaluation = candidate.evaluation
-    return sum(evaluation.short_bytes.values()), evaluation.step_s
 
 
 def staged_plan(

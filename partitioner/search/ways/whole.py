@@ -33,6 +33,7 @@ class WholeBatch:
         clock: Times the stages.
         offers: Gives the graph that offers to compute values again, or None; called where no plan
             of `graph` fits or memory forbids a cheaper one. None if nothing may be offered.
+        at_once: The graph of the whole batch that one device would run; None for `graph`.
     """
 
     graph: Graph
@@ -40,6 +41,7 @@ class WholeBatch:
     request: Request
     clock: StageClock
     offers: Callable[[], Graph | None] | None = None
+    at_once: Graph | None = None
 
     def search(self, budget: Budget) -> Outcome:
         """The best plan, of the graph or of that with offers.
@@ -61,7 +63,7 @@ class WholeBatch:
                 raise stopped_refusal(error, budget.work) from None
         if self.offers is not None and outcome.of is self.graph:
             outcome = outcome.limited_to(KEEPS_ALL)
-        return replace(outcome, whole=self.graph, request=request)
+        return replace(outcome, whole=self.at_once or self.graph, request=request)
 
     def _with_offers(self, rules: Rules, request: Request, budget: Budget) -> Outcome | None:
         """The better plan of the graph and of the same graph with offers, where memory binds.

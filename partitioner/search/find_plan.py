@@ -163,7 +163,8 @@ def _explicit(
         joint = tuple(sorted(joint, key=lambda family: len(family.groups) > 1))
     axes = {axis for family in joint for group in family.groups for axis in group.names}
     request.constraints.check_axes(sorted(axes))
-    search = JointSearch(graph, cluster, request, rules, Resharder(cluster, most_joined(graph)))
+    resharder = Resharder(_counted(graph, cluster, request), most_joined(graph))
+    search = JointSearch(graph, cluster, request, rules, resharder)
     meshes = axes_meshes(cluster, request)
     spaces: list[Space] = [JointSpace(search, family) for family in joint]
     if meshes:
@@ -195,6 +196,17 @@ def _explicit(
     )
     results.append(SpaceResult((plan,)))
     return _winner(results, request, cluster, budget)
+
+
+def _counted(graph: Graph, cluster: Cluster, request: Request) -> Cluster:
+    """The devices with the memory that joint problems count within.
+
+    Of a plan in blocks that is kept the referee alone knows what is loaded in turn.
+    """
+    kept = request.constraints.plan
+    if kept is None or not kept.blocks:
+        return cluster
+    return cluster.with_memory(4 * sum(type_.nbytes for type_ in graph.types.values()))
 
 
 def _alone(

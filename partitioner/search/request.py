@@ -145,7 +145,7 @@ class Request:
         if self.strategy == "inter":
             return ((1,),)
         is_open = self.strategy == "auto" and self.parallel is None and self.mesh is None
-        least = 2 if self._layout_axes else 1
+        least = 2 if self._cuts_tensors else 1
         smaller = tuple(size for size in range(least, devices) if devices % size == 0)
         return ((devices,), smaller) if is_open and smaller else ((devices,),)
 
@@ -157,18 +157,29 @@ class Request:
             ConstraintError: A layout of named dims would cut nothing in stages of one device.
         """
         sizes = self._stage_sizes(devices)
-        if devices == 1 or not self._layout_axes:
+        if devices == 1 or not self._cuts_tensors:
             return sizes
-        self._check_layout(max(sizes))
+        self._check_cuts(max(sizes))
         return tuple(size for size in sizes if size > 1)
 
-    def _check_layout(self, size: int) -> None:
-        """Refuse a layout of named dims in stages of one device, which cut no dim."""
+    @property
+    def _cuts_tensors(self) -> bool:
+        """Whether constraints cut a tensor over devices, as in stages of several alone."""
+        return bool(self._layout_axes) or self.constraints.cutting_pin is not None
+
+    def _check_cuts(self, size: int) -> None:
+        """Refuse a layout of named dims, and pins that cut, in stages of one device."""
+        pin = self.constraints.cutting_pin
         if size == 1 and self.constraints.named is not None and self._layout_axes:
             over = " and ".join(self._layout_axes)
             raise ConstraintError(
                 f"{self.constraints.named.source}: a layout over {over} cuts nothing in stages of "
                 f"one device: give a mesh with {PIPELINE} and {over}, and more devices"
+            )
+        if size == 1 and pin is not None:
+            raise ConstraintError(
+                f"{pin.text}: {pin.tensor!r} cannot be cut in stages of one device: give a mesh "
+                f"with {PIPELINE} and another axis, and more devices"
             )
 
     def _stage_sizes(self, devices: int) -> tuple[int, ...]:
@@ -229,7 +240,7 @@ class Request:
             ConstraintError: A layout of named dims would cut nothing there.
         """
         if lanes > 1:
-            self._check_layout(size)
+            self._check_cuts(size)
         mesh = {axis: n for axis, n in (self.mesh or {}).items() if axis != PIPELINE}
         return replace(
             self,
@@ -270,8 +281,18 @@ class Request:
         return self.constraints.named.axes if self.constraints.named else ()
 
     def _rest(self, mesh: Mapping[str, int]) -> Mapping[str, int]:
-        """The axes of a mesh that no named dim lies over."""
-        return {axis: size for axis, size in mesh.items() if axis not in self._layout_axes}
+        """The axes of a mesh that kinds of parallelism have: those that no named dim lies over.
+
+        A layout over the axis of a kind itself, as of the batch over "dp", shares it.
+        """
+        named = set(self._layout_axes) - self._shared_axes
+        return {axis: size for axis, size in mesh.items() if axis not in named}
+
+    @property
+    def _shared_axes(self) -> frozenset[str]:
+        """The axes of kinds of parallelism that a layout names, too."""
+        axes = {axis for kind in kinds(self.parallel) for axis in kind.axes}
+        return frozenset(axes.intersection(self._layout_axes))
 
     def _mesh_of_layout(self, devices: int) -> Mapping[str, int] | None:
         """The mesh that named dims lie over: the one given, or all devices on their only axis.
@@ -287,7 +308,8 @@ class Request:
             raise SearchError(
                 f"{source}: a layout shards operators; leave it out with strategy 'inter'"
             )
-        if self.mesh is None and len(axes) == 1 and self.parallel is None:
+        own = self.parallel is not None and not self._shared_axes
+        if self.mesh is None and len(axes) == 1 and not own:
             return {axes[0]: devices}
         if self.mesh is None:
             raise SearchError(

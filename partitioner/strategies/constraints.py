@@ -356,6 +356,11 @@ class Constraints:
         return any(pin.devices for pin in self.pins)
 
     @property
+    def cutting_pin(self) -> Pin | None:
+        """The first pin by which a tensor is cut."""
+        return next((pin for pin in self.pins if pin.cut or pin.dim is not None), None)
+
+    @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The groups of devices that nodes are pinned to, each once, ascending."""
         return tuple(sorted({tuple(sorted(pin.devices)) for pin in self.pins if pin.devices}))
@@ -434,13 +439,23 @@ class Constraints:
         return kept
 
     def blame(self, node: Node, candidates: Sequence[PlacedNode]) -> tuple[str, str]:
-        """The first constraint that leaves a node no strategy, and why if it does so alone."""
+        """The first constraint that leaves a node no strategy, and why if it does so alone.
+
+        One that does so beside another is named with that.
+        """
         kept: Sequence[PlacedNode] = candidates
-        for pin in self.pins:
+        for number, pin in enumerate(self.pins):
             kept = [placed for placed in kept if _honours(pin, node, placed)]
             if not kept:
-                alone = any(_honours(pin, node, placed) for placed in candidates)
-                return pin.text, "" if alone else _why_not(pin, candidates)
+                own = [placed for placed in candidates if _honours(pin, node, placed)]
+                if not own:
+                    return pin.text, _why_not(pin, candidates)
+                beside = (
+                    f" beside {other.text}"
+                    for other in self.pins[:number]
+                    if not any(_honours(other, node, placed) for placed in own)
+                )
+                return pin.text + next(beside, ""), ""
         for demand in self.along:
             kept = [placed for placed in kept if demand.honoured(node, placed)]
             if not kept:

@@ -20,6 +20,7 @@ from partitioner.cost_model.prices.overlap import most_joined
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.ir.graph import Graph
 from partitioner.no_gc import no_collection
+from partitioner.search.levels.meshes import device_pools
 from partitioner.search.levels.split_axes import SplitAxesSpace, axes_meshes
 from partitioner.search.levels.staged import StagesSpace
 from partitioner.search.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
@@ -44,7 +45,7 @@ from partitioner.solver import Infeasible
 from partitioner.solver.joint.shortage import shortage_message
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules
-from partitioner.strategies.spaces import SearchError, check_space, families
+from partitioner.strategies.spaces import Family, SearchError, check_space, families
 
 #: The kinds of parallelism of one axis that are searched beside all plans of a mesh: those that
 #: differ, in training and in inference.
@@ -90,7 +91,8 @@ def find_plan(
     check_space(request.strategy, devices, request.mesh)
     request.constraints.check(graph, devices)
     rules = rules or Rules.of(graph)
-    if goes_by_levels(graph, devices, request):
+    is_alike = len(device_pools(cluster)) == 1 or not request.constraints.bound
+    if is_alike and goes_by_levels(graph, devices, request):
         stages = StagesSpace.of(graph, rules, cluster, request)
         results = _searched([stages], request, cluster, budget)
         results += _alone(results, graph, request, cluster)
@@ -137,30 +139,33 @@ def _that_fit(result: SpaceResult) -> SpaceResult:
 
 
 def goes_by_levels(graph: Graph, devices: int, request: Request) -> bool:
-    """Whether plans are searched by levels, not with a column for each device."""
-    large = devices > EXPLICIT or len(graph.nodes) * devices > EXPLICIT_NODES
+    """Whether plans are searched by levels, not with a column for each device.
+
+    With constraints only those are of which a column each would be too many.
+    """
+    many_nodes = len(graph.nodes) * devices > EXPLICIT_NODES
+    large = devices > EXPLICIT or many_nodes
+    if request.constraints.bound:
+        large = devices > MOST_EXPLICIT or (devices > EXPLICIT and many_nodes)
     return devices > 1 and large and not _explicit_only(request)
 
 
 def _explicit_only(request: Request) -> str:
     """The part of a request that needs a column for every device; "" if none does."""
+    constraints = request.constraints
+    if constraints.plan is not None:
+        return "a plan that is kept in part"
     if request.objective != "throughput":
         return f"objective {request.objective}"
-    return "constraints" if request.constraints.bound else ""
+    if constraints.names_devices:
+        return "pins to devices"
+    return "experts in lists" if constraints.places else ""
 
 
 def _explicit(
     graph: Graph, cluster: Cluster, request: Request, budget: Budget, rules: Rules
 ) -> Outcome:
-    if len(cluster) > MOST_EXPLICIT:
-        raise SearchError(
-            f"{_explicit_only(request)} on {len(cluster)} devices: this is planned for up to "
-            f"{MOST_EXPLICIT} devices"
-        )
-    pinned = request.constraints.groups
-    joint = families(request.strategy, len(cluster), request.mesh, pinned)
-    if graph.backward:  # the plans of one group are found sooner, and rule out most others
-        joint = tuple(sorted(joint, key=lambda family: len(family.groups) > 1))
+    joint = _families(graph, len(cluster), request)
     axes = {axis for family in joint for group in family.groups for axis in group.names}
     request.constraints.check_axes(sorted(axes))
     resharder = Resharder(_counted(graph, cluster, request), most_joined(graph))
@@ -196,6 +201,27 @@ def _explicit(
     )
     results.append(SpaceResult((plan,)))
     return _winner(results, request, cluster, budget)
+
+
+def _families(graph: Graph, devices: int, request: Request) -> tuple[Family, ...]:
+    """The spaces of joint problems, in turn.
+
+    Raises:
+        SearchError: There are too many devices for a column each.
+    """
+    kept = request.constraints.plan
+    is_decided = kept is not None and kept.nodes.keys() == graph.by_name.keys()
+    if devices > MOST_EXPLICIT and not is_decided:
+        what = _explicit_only(request) or "constraints on devices of several kinds"
+        raise SearchError(
+            f"{what} on {devices} devices: this is planned for up to {MOST_EXPLICIT} devices"
+        )
+    joint = families(request.strategy, devices, request.mesh, request.constraints.groups)
+    if is_decided:  # all have the same plan
+        return joint[:1]
+    if graph.backward:  # the plans of one group are found sooner, and rule out most others
+        return tuple(sorted(joint, key=lambda family: len(family.groups) > 1))
+    return joint
 
 
 def _counted(graph: Graph, cluster: Cluster, request: Request) -> Cluster:

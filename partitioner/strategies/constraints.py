@@ -38,7 +38,7 @@ import math
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from glob import escape
@@ -354,6 +354,46 @@ class Constraints:
     def names_devices(self) -> bool:
         """Tell whether anything is pinned to devices."""
         return any(pin.devices for pin in self.pins)
+
+    def over(self, axes: Collection[str], *, every: bool) -> Constraints:
+        """The constraints as far as they are on some axes of a mesh.
+
+        Args:
+            axes: The axes.
+            every: Whether these are all that the mesh has. A cut over any axis waits for the last.
+        """
+        pins = (
+            pin
+            for pin in self.pins
+            if (pin.axis in axes if pin.axis else every or pin.replicate) and not pin.devices
+        )
+        named = (
+            (demand, tuple(axis for axis in demand.axes if axis in axes)) for demand in self.along
+        )
+        along = (replace(one, axes=own) for one, own in named if own or not one.axes)
+        busy = {axis: nodes for axis, nodes in self.busy.items() if axis in axes}
+        return replace(self, pins=tuple(pins), along=tuple(along), busy=busy)
+
+    def demands(self, graph: Graph) -> Mapping[str, Hashable]:
+        """What is demanded of each node that constraints bind, equal where the demands are."""
+        by_tensor: dict[str, list[Pin]] = defaultdict(list)
+        for pin in self.pins:
+            by_tensor[pin.tensor].append(pin)
+        found: dict[str, list[Hashable]] = defaultdict(list)
+        for node in graph.nodes:
+            for index, value in enumerate((*node.inputs, *node.outputs)):
+                found[node.name] += (
+                    (index, pin.dim, pin.axis, pin.replicate, pin.cut)
+                    for pin in by_tensor.get(value, ())
+                    if _concerns(pin, node)
+                )
+        for number, demand in enumerate(self.along):
+            for name, factors in demand.factors.items():
+                found[name].append((number, factors))
+        for axis, nodes in self.busy.items():
+            for name, factors in nodes.items():
+                found[name].append((axis, factors))
+        return {name: tuple(demands) for name, demands in found.items() if demands}
 
     @property
     def cutting_pin(self) -> Pin | None:

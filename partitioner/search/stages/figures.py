@@ -221,7 +221,10 @@ class StageFigures:
         """See `evaluate.observed_schedule`."""
         pipeline = Pipeline(name, self.micro_batches, (0,) * len(self.sharding.plan.groups))
         return observed_schedule(
-            *(self.sharding.graph, self._placed, self._resharder.cluster, pipeline),
+            self.sharding.graph,
+            self._placed,
+            self._resharder.cluster,
+            pipeline,
             resharder=self._resharder,
             units=units,
             first=self._representatives,

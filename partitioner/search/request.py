@@ -22,6 +22,7 @@ from partitioner.strategies.kinds.parallel import (
     axes_text,
     inside_stages,
     kinds,
+    meshes,
     parallel_constraints,
     parallel_mesh,
     wants_stages,
@@ -42,6 +43,13 @@ Say = Callable[[str], None]
 
 def silent(_text: str) -> None:
     """Drop the line."""
+
+
+def _without_mesh(text: str, devices: int) -> str:
+    return (
+        f"parallel {text!r} wants a mesh of axes {axes_text(text)}, of at least two devices each: "
+        f"{devices} devices have none"
+    )
 
 
 @dataclass(frozen=True)
@@ -158,7 +166,7 @@ class Request:
         """Numbers of devices of one stage to try, of so many in all.
 
         Raises:
-            SearchError: The mesh has no axis "pp", or `parallel` does not say how many stages.
+            SearchError: The mesh has no axis "pp", or a stage cannot have the other kinds.
             ConstraintError: A layout of named dims would cut nothing in stages of one device.
         """
         sizes = self._stage_sizes(devices)
@@ -180,12 +188,15 @@ class Request:
         text = self.parallel
         if text is None and PIPELINE in (self.mesh or {}):
             text = PIPELINE
+        divisors = tuple(size for size in range(1, devices + 1) if devices % size == 0)
         if text is None or not wants_stages(text):
-            if self.parallel is not None or self.mesh is not None:
-                return (devices,)
-            return tuple(size for size in range(1, devices + 1) if devices % size == 0)
-        if self.mesh is None and text != PIPELINE:
-            raise SearchError(f"parallel {text!r} wants a mesh of axes {axes_text(text)}")
+            return divisors if self.parallel is None and self.mesh is None else (devices,)
+        inside = inside_stages(text)
+        if self.mesh is None and inside is not None:
+            sizes = tuple(size for size in divisors[:-1] if meshes(inside, size))
+            if not sizes:
+                raise SearchError(_without_mesh(text, devices))
+            return sizes
         if self.mesh is None:
             return (1,)
         if PIPELINE not in self.mesh:
@@ -221,8 +232,12 @@ class Request:
     def over(self, devices: int) -> Request:
         """The request with the mesh that `parallel` and named dims ask for.
 
+        Several kinds without a mesh are left without one: all meshes that they may have are
+        weighed, see `on_meshes`.
+
         Raises:
-            SearchError: `parallel` or a layout contradicts the mesh or the strategy.
+            SearchError: `parallel` or a layout contradicts the mesh or the strategy, or so many
+                devices have no mesh of so many kinds.
         """
         if self.parallel is not None and self.strategy == "inter":
             raise SearchError("parallel shards operators; leave it out with strategy 'inter'")
@@ -231,10 +246,27 @@ class Request:
         mesh = self._mesh_of_layout(devices)
         if self.parallel is None:
             return replace(self, mesh=mesh)
+        if self._leaves_mesh_open:
+            if not meshes(self.parallel, devices):
+                raise SearchError(_without_mesh(self.parallel, devices))
+            return self
         if not self._layout_axes:
             return replace(self, mesh=parallel_mesh(self.parallel, devices, mesh))
         parallel_mesh(self.parallel, devices, self._rest(mesh or {}))  # refuses other axes
         return replace(self, mesh=mesh)
+
+    @property
+    def _leaves_mesh_open(self) -> bool:
+        """Whether several kinds are joined that may have any mesh of as many axes."""
+        several = len(kinds(self.parallel)) > 1 and not wants_stages(self.parallel)
+        return several and self.mesh is None and not self._layout_axes
+
+    def on_meshes(self, devices: int) -> tuple[Request, ...]:
+        """The request on each mesh that it leaves open to kinds; itself if that is none."""
+        if devices == 1 or not self._leaves_mesh_open:
+            return (self,)
+        assert self.parallel is not None
+        return tuple(replace(self, mesh=mesh) for mesh in meshes(self.parallel, devices))
 
     @property
     def _layout_axes(self) -> tuple[str, ...]:

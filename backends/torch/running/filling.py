@@ -22,7 +22,7 @@ from partitioner.ir.mesh import DeviceMesh
 Source = Callable[[str], Tensor]
 
 
-def torch_meshes_of(places: StatePlaces, device: torch.device) -> dict[DeviceMesh, Any]:
+def torch_meshes_of(places: StatePlaces, device: torch.device) -> Mapping[DeviceMesh, Any]:
     """Make PyTorch's meshes of the parameters and buffers that are DTensors."""
     listed = places.listed_elsewhere
     cut = [entry.names[0] for entry in places.stored if places.are_cut[entry.parameter]]

@@ -233,8 +233,11 @@ class JointSpace:
                 return SpaceResult(searched=str(self.family), bound=least)
             built = self.shared.problem(self.family, options, check)
             check()
-        except (ConstraintError, OutOfTime) as error:
+        except ConstraintError as error:
             return SpaceResult(failed=((self.family, error),))
+        except OutOfTime as error:
+            again = partial(self.search, others=others)
+            return SpaceResult(failed=((self.family, error),), more=again)
         return self._solved(built, budget)
 
     def _solved(
@@ -276,7 +279,7 @@ class JointSpace:
 
 @dataclass(frozen=True)
 class KindSpace:
-    """The plans of one kind of parallelism: a part of a mesh's space.
+    """The plans of one kind of parallelism, or of several joined: a part of a mesh's space.
 
     It is searched for plans to run, and where the search of the mesh ended with a gap: with most
     choices bound it finds a plan soon that the larger space may hide.
@@ -284,10 +287,12 @@ class KindSpace:
     Attributes:
         shared: The search, whose request has no constraints.
         kind: The kind, see `strategies.kinds.parallel`.
+        mesh: The mesh, where the kind is of several joined.
     """
 
     shared: JointSearch
     kind: str
+    mesh: Mapping[str, int] | None = None
 
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The best plan of the kind, if there is one; its bound covers no other plan."""
@@ -295,7 +300,8 @@ class KindSpace:
         if not self._is_wanted(budget, others):
             return SpaceResult()
         try:
-            request = replace(shared.request, parallel=self.kind).over(devices).on(shared.graph)
+            asked = replace(shared.request, parallel=self.kind, mesh=self.mesh)
+            request = asked.over(devices).on(shared.graph)
             request.constraints.check(shared.graph, devices)
         except PartitionerError:
             return SpaceResult()

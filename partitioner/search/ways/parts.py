@@ -204,6 +204,8 @@ class InStages:
 
     def _best(self, budget: Budget) -> Outcome:
         asked, trials = self.request.micro_batch_count, self.trials
+        if self.bound is not None and budget.best_s == math.inf and self.request.tune is None:
+            trials = trials[::-1]  # nothing else was found to fit: more micro-batches hold less
         try:
             return self._counts(budget).all(trials)
         except Infeasible as error:
@@ -219,7 +221,7 @@ class InStages:
     def would_fit(self, budget: Budget, refusal: Infeasible) -> tuple[Change, ...]:
         """More micro-batches than those that are asked for."""
         asked = self.request.micro_batch_count
-        if asked is None or "time limit" in str(refusal):
+        if asked is None or "time limit" in str(refusal) or budget.work.late:
             return ()
         outcome = self._more(asked, budget)
         return () if outcome is None else (Change(in_so_many(outcome)),)
@@ -294,7 +296,7 @@ class FewestParts:
 
     def would_fit(self, budget: Budget, _refusal: Infeasible) -> tuple[Change, ...]:
         """A larger limit of memory, within which micro-batches fit that are proven."""
-        if self.nearest is None or self.parts.why_not(self.nearest[0]):
+        if self.nearest is None or budget.work.late or self.parts.why_not(self.nearest[0]):
             return ()
         count, short = self.nearest
         limit = min(device.memory_bytes for device in self.cluster.devices) + math.ceil(short)

@@ -11,7 +11,7 @@ from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.memory.lifetimes import kept_bytes
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
-from partitioner.search.blocks.paths import why_not_in_blocks
+from partitioner.search.blocks.find_blocks import why_not_in_blocks
 from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Budget, Request
@@ -24,7 +24,8 @@ from partitioner.search.ways.way import Way, Weighing, nothing
 from partitioner.search.ways.whole import WholeBatch
 from partitioner.search.what_would_fit import Change, what_would_fit
 from partitioner.solver import Infeasible
-from partitioner.strategies.kinds.parallel import forms
+from partitioner.strategies.constraints import ConstraintError
+from partitioner.strategies.kinds.parallel import depends_on_mesh, forms
 
 #: Share of a device's memory within which the whole model must fit one, so that nothing is short.
 AMPLE = 0.8
@@ -62,11 +63,11 @@ class Table:
             stages = InStages(self._parts, self.cluster, self.request, self.clock)
             yield Way("micro-batches", stages.search, would_fit=stages.would_fit)
             return
-        first, *_ = self._forms
-        yield from map(self._whole, self._forms)
+        for graph, spaces in self._forms:
+            yield self._whole(graph, spaces)
         rivals = tuple(self._in_stages())
         yield from rivals
-        if first is self._first:
+        if self._forms[0][0] is self._first:
             yield from self._fewest_parts(weighs_stages=bool(rivals and self.training))
             yield self._in_blocks()
 
@@ -90,13 +91,34 @@ class Table:
         return bool(self._first.backward)
 
     @cached_property
-    def _forms(self) -> tuple[Graph, ...]:
-        """The graphs of the whole batch that are planned."""
+    def _forms(self) -> tuple[tuple[Graph, Request], ...]:
+        """The graphs of the whole batch that are planned, each with its request.
+
+        A mesh that is left open is named where the form depends on it.
+
+        Raises:
+            ConstraintError: A form is asked for that the graph cannot have.
+            SearchError: The mesh has no axis of a form.
+        """
         known = self.model.forms
         if len(self.cluster) == 1 or self.request.constraints.plan is not None:
             known = known[:1]
+        requests: tuple[Request, ...] = (self._spaces,)
+        if depends_on_mesh(self.request.parallel):
+            requests = self._spaces.on_meshes(len(self.cluster))
         free = self.model.pins_reach_forms
-        return forms(self.request.parallel, known, self._spaces.mesh, free=free)
+        found: list[tuple[Graph, Request]] = []
+        refused: list[ConstraintError] = []
+        for one in requests:
+            try:
+                graphs = forms(one.parallel, known, one.mesh, free=free)
+            except ConstraintError as error:
+                refused.append(error)
+            else:
+                found += [(graph, one) for graph in graphs]
+        if not found:
+            raise refused[0]
+        return tuple(found)
 
     @cached_property
     def _is_short(self) -> bool:
@@ -107,16 +129,17 @@ class Table:
         least = min(self.cluster.devices, key=lambda spec: spec.memory_bytes).memory_bytes
         return alone.needed_bytes[device] > AMPLE * least
 
-    def _whole(self, graph: Graph) -> Way:
+    def _whole(self, graph: Graph, spaces: Request) -> Way:
         is_first = graph is self._first
         request = self.request
         may_offer = request.recompute == "auto" and request.constraints.plan is None
         offers = None
         if is_first and self.training and may_offer:
             offers = self._offered
-        whole = WholeBatch(graph, self.cluster, self._spaces, self.clock, offers)
+        whole = WholeBatch(graph, self.cluster, spaces, self.clock, offers)
         name = "the whole batch" if is_first else "the whole batch in another form"
-        would_fit = partial(self._whole_would_fit, graph) if graph is self._forms[0] else nothing
+        is_first_way = (graph, spaces) == self._forms[0]
+        would_fit = partial(self._whole_would_fit, graph) if is_first_way else nothing
         return Way(name, whole.search, would_fit=would_fit)
 
     def _offered(self) -> Graph | None:

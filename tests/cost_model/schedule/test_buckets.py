@@ -217,7 +217,10 @@ def whole_s(task: Task) -> float:
     return task.devices[device] + task.hidden.get(device, 0.0)
 
 
-@pytest.mark.parametrize(("parallel", "devices"), [("dp", 2), ("zero3", 2), ("dp+tp", 6)])
+@pytest.mark.parametrize(
+    ("parallel", "devices"),
+    [("dp", 2), ("zero3", 2), pytest.param("dp+tp", 6, marks=pytest.mark.slow)],
+)
 def test_collectives_take_what_their_bucket_takes(
     parallel: str, devices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,11 +150,18 @@ class Table:
         offers = None
         if is_first and self.training and may_offer:
             offers = self._offered
-        whole = WholeBatch(graph, self.cluster, spaces, self.clock, offers)
+        at_once = self.model.uncut if self._keeps_blocks else graph
+        whole = WholeBatch(graph, self.cluster, spaces, self.clock, offers, at_once)
         name = "the whole batch" if is_first else "the whole batch in another form"
         is_first_way = (graph, spaces) == self._forms[0]
         would_fit = partial(self._whole_would_fit, graph) if is_first_way else nothing
         return Way(name, whole.search, would_fit=would_fit)
+
+    @property
+    def _keeps_blocks(self) -> bool:
+        """Whether a plan in blocks is kept, so that the graph of all blocks is the first."""
+        kept = self.request.constraints.plan
+        return kept is not None and bool(kept.blocks)
 
     def _offered(self) -> Graph | None:
         return self.model.offered
@@ -187,6 +194,7 @@ class Table:
         if sizes:
             most = max(*sizes, 2 ** ((devices - 1).bit_length() - 1))
         least = LeastStep(self.model.uncut, self.cluster, most, waits=waits)
+        bound = _nothing_known if self.request.objective == "memory" else least.seconds
         stages = InStages(
             self._parts,
             self.cluster,
@@ -194,9 +202,9 @@ class Table:
             self.clock,
             sizes,
             least=1 if self.training else 2,
-            bound=least.seconds,
+            bound=bound,
         )
-        bound_s = min(least.seconds(trial.count) for trial in stages.trials)
+        bound_s = min(bound(trial.count) for trial in stages.trials)
         yield Way("stages", stages.search, bound_s, is_rival=True)
 
     @property
@@ -257,3 +265,8 @@ class Table:
             would_fit=blocks.would_fit,
             closed=closed,
         )
+
+
+def _nothing_known(_count: int) -> float:
+    """The bound on the bytes of steps in so many micro-batches."""
+    return 0.0

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import os
+import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import onnx
+import pytest
 import torch
 from torch import Tensor, nn
 
 import partitioner
-from partitioner import examples
+from partitioner import examples, tuning
 from partitioner.compiled.base import Compiled
+from partitioner.ir.errors import PartitionerError
 from partitioner.ir.plan import Plan
 from partitioner.option_table import CompileOptions, described
 from partitioner.options import _NAMED
@@ -24,7 +28,9 @@ from partitioner.options import _NAMED
 #: What is planned: one ONNX model, one module.
 SETTINGS = ("onnx", "inference", "training")
 #: All refusals of a pair: what is impossible in principle, a sentence each.
-SENTENCES = (r"recompute is for training",)
+SENTENCES = (
+    r"recompute is for training",
+)
 
 
 class Pair(nn.Module):
@@ -162,9 +168,7 @@ VALUES = (
     Value("solver", "cbc", "solver", decides=False),
     Value("seed", 3, decides=False),
     Value("tune", 2, "tune", LOCAL, decides=True),
-    Value(
-        "schedule", lambda s: "1f1b" if s == "training" else "forward", "schedule", label="schedule"
-    ),
+    Value("schedule", lambda s: "1f1b" if s == "training" else "forward", "schedule", label="schedule"),
     Value("micro_batches", 2, "micro"),
     Value("micro_batches", "auto", "micro"),
     Value("recompute", True, "recompute"),

@@ -21,7 +21,6 @@ from partitioner.compiled.base import Compiled
 from partitioner.cost_model.schedule.task_list import LOAD_BYTES_PER_S
 from partitioner.files import ResultError
 from partitioner.frontends.inputs import random_inputs
-from partitioner.ir.errors import OptionError
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.report.lanes import lanes
 from partitioner.report.page.memory import memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from helpers.processes.torch_jobs import RunJob, job_parameters
 from jobs.stages.pipeline_model_jobs import JOBS
 from partitioner.backends.errors import BackendError
 from partitioner.ir.errors import OptionError
-from partitioner.strategies.constraints import ConstraintError
 
 
 @pytest.mark.one_in(2)

@@ -41,6 +41,8 @@ class CommKind(StrEnum):
         return self.value.replace("_", "-")
 
 
+#: Kinds that reduce partial tensors.
+REDUCING = (CommKind.ALL_REDUCE, CommKind.REDUCE_SCATTER)
 #: Kinds of collectives that may travel together.
 JOINING = (CommKind.ALL_REDUCE, CommKind.ALL_GATHER, CommKind.REDUCE_SCATTER)
 #: Collectives of one pass over one group whose operands have fewer bytes travel together in

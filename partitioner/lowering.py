@@ -21,7 +21,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.in_place import writes_in_place
 from partitioner.ir.layout import Placement
 from partitioner.ir.local_node import localized
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import is_stored, row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import (
     Comm,
@@ -323,8 +323,7 @@ class _Rank:
         for step in self.steps:
             if not isinstance(step, Compute):
                 continue
-            row = row_of(step.node)
-            if row is not None and row.stored:
+            if is_stored(step.node):
                 held.update(step.node.outputs)
             elif step.node.name in shared.in_place and step.node.inputs[0] in held:
                 held.update(step.node.outputs)
@@ -442,5 +441,5 @@ def _operands(placed: PlacedNode) -> tuple[str, ...]:
 
 def _slots(placed: PlacedNode, name: Callable[[Key], str]) -> tuple[str, ...]:
     """Local names of the operands; "" where absent."""
-    pairs = zip(_operands(placed), placed.ins, strict=True)
+    pairs = zip((*placed.node.inputs, *placed.node.captures), placed.ins, strict=True)
     return tuple(name((value, at)) if at else "" for value, at in pairs)

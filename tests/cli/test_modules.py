@@ -355,10 +355,11 @@ def test_meshes_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
         (["--mesh", "dp=2,tp=1"], "mesh dp=2,tp=1 has 2 devices; the points have 1, 4"),
         (["--mesh", "dp=4", "--mesh", "tp=4"], "meshes dp=4 and tp=4 both have 4 devices"),
         (["--mesh", "dp=4"], "parallel 'dp+tp' wants a mesh of axes dp and tp"),
-        ([], "wants a mesh of axes dp and tp; none was given"),
     ):
         assert main([*arguments, "--devices", "1,4", *meshes]) == 2
         assert message in capsys.readouterr().err
+    assert main([*arguments, "--devices", "3"]) == 2
+    assert "of at least two devices each: 3 devices have none" in capsys.readouterr().err
 
 
 def test_a_sweep_from_python() -> None:

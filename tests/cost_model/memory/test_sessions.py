@@ -230,7 +230,7 @@ def test_a_plan_whose_session_holds_more_than_the_device_has_is_refused(tmp_path
     assert figures.peak[0].bytes < figures.executor_peak[0].bytes == figures.needed_bytes[0]
     between = (figures.peak[0].bytes + figures.executor_peak[0].bytes) // 2
     with pytest.raises(Infeasible, match=r"bytes are short on device 0 at 'b' in ONNX Runtime's"):
-        partitioner.compile(path, devices=1, memory=between, mesh={"tp": 1})
+        partitioner.compile(path, devices=1, memory=between, strategy="inter")
 
 
 def test_the_operand_of_an_all_reduce_becomes_its_result() -> None:

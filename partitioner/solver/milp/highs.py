@@ -98,7 +98,7 @@ def _pulp_highs() -> Any:
     """
     pulp = load_pulp()
 
-    class Highs(pulp.HiGHS):  # type: ignore[misc]
+    class Highs(pulp.HiGHS):  # type: ignore[misc, name-defined]
         def __init__(self, options: Mapping[str, object], start: Mapping[int, float]) -> None:
             super().__init__(msg=False, **options)
             self.start = start

@@ -45,7 +45,6 @@ from partitioner.backends.torch.guards.changes import (
 )
 from partitioner.backends.torch.guards.originals import check_call, note_loaded
 from partitioner.backends.torch.running.host_memory import keep_freed_memory
-from partitioner.backends.torch.running.phase_passes import PhasePasses
 from partitioner.backends.torch.running.rank_passes import (
     RankPasses,
     Values,
@@ -70,8 +69,6 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.exchange import Region
 from partitioner.ir.layout import Placement, Sharding
 
-#: The graphs of a program, of a batch as a whole or of its micro-batches.
-Passes = RankPasses | PhasePasses
 #: Returns the whole contents of a parameter or buffer by name.
 Source = Callable[[str], Tensor]
 #: Runs a function on rank 0 and returns its text on every rank; all ranks call it.
@@ -513,7 +510,7 @@ class RankModule(nn.Module):
 
     def _forward(
         self,
-        passes: Passes,
+        passes: RankPasses,
         values: Any,
         shards: Mapping[str, Tensor],
         agreed: Callable[[], None],
@@ -532,7 +529,7 @@ class RankModule(nn.Module):
         given = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor))
         return any(tensor.requires_grad for tensor in (*own, *given))
 
-    def _differentiable(self, passes: Passes, results: Sequence[Tensor]) -> list[bool]:
+    def _differentiable(self, passes: RankPasses, results: Sequence[Tensor]) -> list[bool]:
         """Tell of each result of a call without a backward pass if it would require a gradient.
 
         It is not traced: a result is taken to be as in training, if there are as many.
@@ -573,7 +570,7 @@ class RankModule(nn.Module):
 
     def _begin(
         self, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[Passes, Any, Callable[[], None]]:
+    ) -> tuple[RankPasses, Any, Callable[[], None]]:
         """The graphs of a call, their inputs by local name, and what waits for all to agree.
 
         A rank computes while it waits, if it has nothing else to ask the other ranks.
@@ -678,7 +675,7 @@ class RankModule(nn.Module):
 
     def _variant(
         self, training: bool, word: str, key: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Passes:
+    ) -> RankPasses:
         """The graphs of a call, made with the first call of its kind."""
         name = self._variant_name(word, key)
         if name not in self._passes:
@@ -696,9 +693,8 @@ class RankModule(nn.Module):
             self._passes[name] = passes
         return self._passes[name]
 
-    def _passes_of(self, whole: Whole) -> Passes:
-        kind = RankPasses if whole.programs.order is None else PhasePasses
-        return kind(whole, self.rank, self._device, self._places, self._agreement.roll)
+    def _passes_of(self, whole: Whole) -> RankPasses:
+        return RankPasses(whole, self.rank, self._device, self._places, self._agreement.roll)
 
     def _writes_to(self, shards: Mapping[str, Tensor]) -> dict[str, tuple[int, int] | None]:
         """PyTorch's counts of writes to tensors and their shards; None of those that lie elsewhere.
@@ -714,7 +710,7 @@ class RankModule(nn.Module):
         }
 
     def _gradients(
-        self, passes: Passes, kept: Values, tangent: Tensor, names: Sequence[str]
+        self, passes: RankPasses, kept: Values, tangent: Tensor, names: Sequence[str]
     ) -> Iterator[Tensor | None]:
         """Gradients of parameters, in order; None for one that has none.
 
@@ -738,7 +734,7 @@ class RankModule(nn.Module):
                 part = distributed_as(tensor, part)
             yield part
 
-    def _own_part(self, passes: Passes, name: str, gradient: Tensor) -> Tensor:
+    def _own_part(self, passes: RankPasses, name: str, gradient: Tensor) -> Tensor:
         """The part of a gradient that is of this rank's part of a parameter: a view, if it can be.
 
         Raises:
@@ -836,7 +832,7 @@ class _Step(torch.autograd.Function):
     def forward(
         ctx: Any,
         module: RankModule,
-        passes: Passes,
+        passes: RankPasses,
         values: Any,
         shards: Mapping[str, Tensor],
         agreed: Callable[[], None],

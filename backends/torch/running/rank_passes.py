@@ -97,10 +97,9 @@ class RankPasses:
         tangent, inputs = whole.signature.tangent, self.graphs.inputs.items()
         self._tangents = [local for local, part in inputs if part.whole == tangent]
         plan = partial(StepPlan, self._all, written=self._written, adds=True)
-        outputs = self.graphs.delivered
-        self._late = plan(late, keep=outputs)
-        read = {name for run in self._late.runs for name in run.arguments}
-        read.update(local for _, local in self._gradients)
+        outputs, gradients = self.graphs.delivered, {local for _, local in self._gradients}
+        self._late = plan(late, keep=gradients)
+        read = {name for run in self._late.runs for name in run.arguments} | gradients
         made = {name for run in self._late.runs for _, name in run.kept}
         self._read_late = sorted(read - made) if late else []
         forward = [run for run in early if self.graphs.is_forward(run[0])]
@@ -294,7 +293,9 @@ class RankPasses:
         values.update(dict.fromkeys(self._tangents, tangent))
         held = StepValues(self._late, [values])
         self._run_all(held, backward=True)
-        return {name: held.total(local) for name, local in self._gradients}
+        gradients = {name: held.total(local) for name, local in self._gradients}
+        values.clear()
+        return gradients
 
     def _scaled(self, values: Values, wanted: float) -> Mapping[str, Tensor]:
         """The gradients that the forward pass computed, for a gradient of the loss."""

@@ -108,22 +108,22 @@ class RankPasses:
             False: plan(forward, keep=outputs),
         }
         self._gate = Gate()
-        runs_first = self._early[True].runs[:1]
         # with messages to post, the rank waits before any pass
-        self._gated = runs_first[0].phase if runs_first and not links else None
-        self._runs = self._last_runs = self._passes_of(self.graphs)
+        first = next((run.phase for run in self._early[True].runs if not links), None)
+        self._runs = self._last_runs = self._passes_of(self.graphs, first)
+        self._gated = None if first is None else self._runs[first]
         if whole.rest is not None:
             self._last_runs = self._passes_of(self._all[-1])
         self._is_half = any(type_.dtype == "float16" for type_ in whole.graph.types.values())
         self._scale = 1.0  # the gradient of the loss that steps run for, a power of two
 
-    def _passes_of(self, phases: RankPhases) -> Mapping[int, Pass]:
-        """The pass of each phase; the first that runs in a step enters the gate."""
-        passes = {}
+    def _passes_of(self, phases: RankPhases, first: int | None = None) -> dict[int, Pass]:
+        """The pass of each phase; that of the first phase enters the gate."""
+        passes: dict[int, Pass] = {}
         for phase, graph in phases.graphs.items():
             graph.graph.module.to(self.device)
             module = phases.eager(phase)
-            passes[phase] = direct(gated(module, self._gate) if phase == self._gated else module)
+            passes[phase] = direct(gated(module, self._gate) if phase == first else module)
         return passes
 
     @property
@@ -139,7 +139,7 @@ class RankPasses:
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the graphs with `torch.compile`, with its arguments."""
 
-        def compiled(phases: RankPhases) -> Mapping[int, Pass]:
+        def compiled(phases: RankPhases) -> dict[int, Pass]:
             modules = {phase: graph.graph.module for phase, graph in phases.graphs.items()}
             return {
                 phase: partial(_unboxed, torch.compile(module, *args, **kwargs))
@@ -243,7 +243,7 @@ class RankPasses:
             The module's results, and what `backward` takes.
         """
         plan, stored = self._early[backward], self.whole.local_shards(shards)
-        if plan.runs and plan.runs[0].phase == self._gated:
+        if plan.runs and self._pass(plan.runs[0]) is self._gated:
             self._gate.wait = agreed
         else:
             agreed()
@@ -323,9 +323,12 @@ class RankPasses:
         with torch.no_grad(), without_autocast(self.device.type):
             run_phases(values, posts, self._run, wanted)
 
-    def _run(self, run: Run, arguments: list[Tensor | None]) -> Sequence[Tensor]:
+    def _pass(self, run: Run) -> Pass:
         is_last = run.micro_batch == self._micro.count - 1
-        one = (self._last_runs if is_last else self._runs)[run.phase]
+        return (self._last_runs if is_last else self._runs)[run.phase]
+
+    def _run(self, run: Run, arguments: list[Tensor | None]) -> Sequence[Tensor]:
+        one = self._pass(run)
         try:
             return one(arguments)
         except BackendError:

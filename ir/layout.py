@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -26,11 +28,27 @@ from partitioner.ir.types import TensorType, dense_bytes
 
 #: Layouts of more segments than this are not offered as strategies.
 MAX_SEGMENTS = 64
+#: Most segments of layouts that a proof follows, which no device will have.
+MOST_FOLLOWED = 4096
+_most_segments = ContextVar("most_segments", default=MAX_SEGMENTS)
 #: Share of the longest part's time that moving an element must save (`loaded_cut`).
 LEAST_GAIN = 0.01
 
 Interval = tuple[int, int]  #: (start, length), elements of one dim.
 Segments = tuple[tuple[int, ...], ...]
+
+
+@contextmanager
+def followed() -> Iterator[None]:
+    """Allow layouts of many segments in a block: they are followed, and not offered.
+
+    Their axes must be none of a plan's, since layouts of equal axes are remembered.
+    """
+    token = _most_segments.set(MOST_FOLLOWED)
+    try:
+        yield
+    finally:
+        _most_segments.reset(token)
 
 
 class LayoutError(IRError):
@@ -176,8 +194,8 @@ def _canonical(segments: Iterable[tuple[int, ...]]) -> Segments:
         else:
             runs.append(list(cuts))
         last = owners[-1]
-    if len(runs) > MAX_SEGMENTS:
-        raise LayoutError(f"layout has {len(runs)} segments, more than {MAX_SEGMENTS}")
+    if len(runs) > (most := _most_segments.get()):
+        raise LayoutError(f"layout has {len(runs)} segments, more than {most}")
     return tuple(map(tuple, runs)) or ((0,) * width,)
 
 
@@ -397,7 +415,7 @@ def product(outer: DimLayout, inner: DimLayout, mesh: DeviceMesh) -> DimLayout:
         return inner
     if outer.windows or inner.windows:
         raise LayoutError(f"a compound dim of windows has no layout: {outer} and {inner}")
-    if outer.size * len(inner.segments) > 64 * MAX_SEGMENTS:
+    if outer.size * len(inner.segments) > 64 * _most_segments.get():
         raise LayoutError(
             f"cutting a minor factor under a major one of {outer.size} makes too many segments"
         )

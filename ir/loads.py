@@ -14,9 +14,10 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from partitioner.ir.errors import IRError, did_you_mean
+from partitioner.ir.factors import DimExpr
 from partitioner.ir.graph import LOADS, Graph, Node
 from partitioner.ir.ops import rules_of
-from partitioner.ir.rule import DimExpr, Rule
+from partitioner.ir.rule import Rule
 
 if TYPE_CHECKING:
     from partitioner.ir.dispatch import Dispatch

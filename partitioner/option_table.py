@@ -210,7 +210,7 @@ class KindOptions(ModelOptions, total=False):
             "Kind of parallelism, in place of the cheapest: `dp` (data), `tp` (tensor), `cp` "
             "(sequences), `ep` (experts), `spatial` (images), `pp` (stages); for modules also "
             "`ring`, `dispatch` and `zero3`, with {training} also `zero1` and `zero2`. Join "
-            "several by `+` and give {mesh}.",
+            "several by `+`; without {mesh} all meshes of as many axes are weighed.",
             TRAINING,
             more="`spatial` cuts height, width and depth of images over mesh axes `h`, `w` and "
             "`d`. Stages have one device each or, joined with another kind, as many as the mesh "
@@ -454,8 +454,7 @@ class GridOptions(TypedDict, total=False):
         Option(
             'Meshes to cut over, as {"dp": 2, "tp": 2}, each for the points with as many devices.',
             SEARCH,
-            more="Points without one search theirs. Two kinds of parallelism joined by `+` want a "
-            "mesh for each number of devices above 1.",
+            more="Points without one search theirs.",
             form="meshes",
             metavar="dp=2,tp=2",
             flag="--mesh",

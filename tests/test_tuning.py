@@ -21,7 +21,8 @@ from partitioner.backends.torch.measuring import optimizers
 from partitioner.cli.main import main
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.folder import load_summary
-from partitioner.compiled.module import ModuleProgram, ModuleRanks
+from partitioner.compiled.module import ModuleProgram
+from partitioner.compiled.module_ranks import ModuleRanks
 from partitioner.compiled.onnx_model import OnnxRanks
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.errors import CostError

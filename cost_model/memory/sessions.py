@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.memory.cpu_kernels import Kernel, LocalNode, Name, Session, Tensor
-from partitioner.cost_model.memory.lifetimes import MemoryPeak, peaks
+from partitioner.cost_model.memory.peaks import MemoryPeak, peaks
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Key, LocalKey, Task
 from partitioner.ir.graph import Graph

@@ -13,11 +13,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from partitioner.cost_model.executors import executor_of
+from partitioner.ir.factors import FactorKind
 from partitioner.ir.graph import LOADS, Attr, Graph, Node, Opaque
 from partitioner.ir.layout import Placement
 from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.plan import PlacedNode
-from partitioner.ir.rule import FactorKind, Rule
+from partitioner.ir.rule import Rule
 
 #: Shape of a device's part of a placement.
 LocalShape: TypeAlias = Callable[[Placement], tuple[int, ...]]

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from partitioner.cost_model.schedule.tasks import Task
+from partitioner.cost_model.schedule.tasks import Key, Task
 from partitioner.ir.graph import Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.ops import row_of
@@ -289,3 +289,35 @@ def _is_name(node: Node) -> bool:
 def _is_view(node: Node) -> bool:
     row = row_of(node)
     return row is not None and row.view
+
+
+def unlike_parts(tasks: Sequence[Task]) -> frozenset[int]:
+    """Positions of communications and aliases in which devices have unlike parts.
+
+    That is a step of a reshard by which some devices get what others have already, or for which
+    they hold zeros, or in which one only sends or only receives. Sizes of parts do not count.
+    """
+    everyone = {device for task in tasks for device in task.devices}
+    steps: dict[tuple[Key, ...], list[int]] = defaultdict(list)
+    for position, task in enumerate(tasks):
+        if task.placed is None:
+            made = [
+                *(key for _, key, _ in task.writes[:1]),
+                *(new for (_, new), _ in task.aliases[:1]),
+            ]
+            steps[(*(key for _, key in task.reads[:1]), *made)].append(position)
+    return frozenset(
+        position
+        for positions in steps.values()
+        if not _is_of_all([tasks[position] for position in positions], everyone)
+        for position in positions
+    )
+
+
+def _is_of_all(tasks: Sequence[Task], everyone: Collection[int]) -> bool:
+    """Test whether all devices do the same in a step of a reshard: communicate, or alias."""
+    comms = [task.comm for task in tasks if task.comm is not None]
+    if not all(comm.sources() == comm.targets() == set(comm.ranks) for comm in comms):
+        return False
+    kinds = {None if task.comm is None else task.comm.kind for task in tasks}
+    return len(kinds) == 1 and {device for task in tasks for device, _ in task.reads} == everyone

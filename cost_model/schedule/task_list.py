@@ -6,30 +6,27 @@ them and the lowering turns them into rank programs, so all four describe the sa
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.executors import Executor, executor_of
-from partitioner.cost_model.prices.collectives import bucket_seconds, comm_cost, whole_bytes
 from partitioner.cost_model.prices.compute import NodePrices, adding_seconds, stored_bytes
 from partitioner.cost_model.prices.overlap import beside_compute
 from partitioner.cost_model.prices.reshard import Hop, PricedComm, Resharder
 from partitioner.cost_model.profiles.forms import stores_parts
-from partitioner.cost_model.schedule.buckets import Bucket, in_buckets
+from partitioner.cost_model.schedule.buckets import Bucket, in_buckets, unlike_parts
+from partitioner.cost_model.schedule.messages import as_they_travel, in_messages
+from partitioner.cost_model.schedule.needed_parts import NeededPart
 from partitioner.cost_model.schedule.tasks import Key, LocalKey, Task
-from partitioner.ir.exchange import Transfer
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
-from partitioner.ir.phases import Part, PhaseError, StepOrder, step_order
+from partitioner.ir.phases import Part, StepOrder, step_order
 from partitioner.ir.plan import Pipeline, PlacedNode
-from partitioner.ir.program import Comm, CommKind
-from partitioner.ir.types import item_bytes
 
 #: Bytes that a block loads from the file of its constants in a second, packing them for kernels:
 #: 0.8 to 0.9e9 at best for blocks of 25 MB, measured on a busy CPU (docs/concepts/blocks.md).
@@ -108,7 +105,7 @@ def schedule(
     in_parts = stores_parts(placed)
     if order is not None:
         placed = sorted(placed, key=lambda node: order.numbers[node.node.name])
-    needed = dict[Key, _Needed]()
+    needed = dict[Key, NeededPart]()
     while True:
         due = {key: by.phase for key, by in needed.items()}
         builder = _Builder(
@@ -119,186 +116,6 @@ def schedule(
             return tasks
         for key, by in builder.early.items():  # each has a phase that was not known to read it
             needed[key] = by if key not in needed else needed[key].and_by(by)
-
-
-def _in_messages(tasks: Sequence[Task], cluster: Cluster) -> list[Task]:
-    """The tasks of a plan in stages; those that share a message have shares of its seconds.
-
-    All that passes from a phase of a device to a phase of another one is one message, whose
-    start-up is paid once.
-    """
-    by_phases: dict[tuple[int, int], list[Task]] = defaultdict(list)
-    for task in tasks:
-        if task.comm is not None and task.phase != task.target_phase:
-            by_phases[task.phase, task.target_phase].append(task)
-    shares = {
-        phases: _message_shares(some, cluster)
-        for phases, some in by_phases.items()
-        if len(some) > 1
-    }
-    return [
-        task
-        if task.comm is None or (task.phase, task.target_phase) not in shares
-        else _scaled(task, shares[task.phase, task.target_phase])
-        for task in tasks
-    ]
-
-
-def _message_shares(tasks: Sequence[Task], cluster: Cluster) -> Mapping[int, float]:
-    """Seconds of communications in one message, over those of each by itself, by device."""
-    nbytes: dict[tuple[int, int], int] = defaultdict(int)
-    alone_s: defaultdict[int, float] = defaultdict(float)
-    for task in tasks:
-        assert task.comm is not None
-        for transfer in task.comm.transfers:
-            size = math.ceil(transfer.numel * item_bytes(task.comm.dtype))
-            nbytes[transfer.source, transfer.target] += size
-        for device, seconds in task.devices.items():
-            alone_s[device] += seconds + task.hidden.get(device, 0.0)
-    transfers = tuple(
-        Transfer(source, target, (((0, size),),), (((0, size),),))
-        for (source, target), size in nbytes.items()
-    )
-    ranks = tuple(sorted({rank for pair in nbytes for rank in pair}))
-    joined_s = comm_cost(Comm(0, CommKind.SEND, ranks, "", "", "uint8", transfers), 0, cluster)
-    return {
-        device: min(1.0, joined_s.seconds[device] / seconds) if seconds else 1.0
-        for device, seconds in alone_s.items()
-    }
-
-
-def _scaled(task: Task, shares: Mapping[int, float]) -> Task:
-    """A task with a share of its seconds on each device."""
-    return replace(
-        task,
-        devices={device: seconds * shares[device] for device, seconds in task.devices.items()},
-        hidden={device: seconds * shares[device] for device, seconds in task.hidden.items()},
-    )
-
-
-def _as_they_travel(
-    tasks: Sequence[Task], buckets: Sequence[Bucket], cluster: Cluster
-) -> list[Task]:
-    """The tasks, with the seconds that those which may share a bucket take as they travel.
-
-    One in a bucket takes its share of what the bucket takes, as full as it is; the others travel
-    alone. Members that a node waits for at once pay for themselves. The rest share what they add to
-    such a bucket, of which nothing passes beside compute.
-    """
-    messages: dict[int, _Message] = {}
-    for bucket in buckets:
-        positions = [member.position for member in bucket.members]
-        message = _Message.of([tasks[position] for position in positions])
-        messages |= dict.fromkeys(positions, message)
-    return [
-        task if not task.may_share else _travelling(task, messages.get(position), cluster)
-        for position, task in enumerate(tasks)
-    ]
-
-
-@dataclass(frozen=True)
-class _Message:
-    """Sum up the communications of a bucket.
-
-    Attributes:
-        shared_bytes: `whole_bytes` of those that share what it takes.
-        paid_bytes: The same of those that a node waits for at once.
-        paid_s: Seconds that these pay for themselves, by device; empty if there are none.
-    """
-
-    shared_bytes: float
-    paid_bytes: float
-    paid_s: Mapping[int, float]
-
-    @classmethod
-    def of(cls, members: Sequence[Task]) -> _Message:
-        """Add up the members of a bucket."""
-        nbytes: dict[bool, float] = {True: 0.0, False: 0.0}
-        paid_s: dict[int, float] = defaultdict(float)
-        for member in members:
-            nbytes[member.may_share] += _whole_bytes(member)
-            if not member.may_share:
-                for device, seconds in member.devices.items():
-                    paid_s[device] += seconds
-        return cls(nbytes[True], nbytes[False], dict(paid_s))
-
-
-def _travelling(task: Task, message: _Message | None, cluster: Cluster) -> Task:
-    """A task with its seconds in the message of a bucket; None for one that is alone.
-
-    It takes no less than it is priced at, which is the least that it may.
-    """
-    comm = task.comm
-    assert comm is not None
-    if message is None:
-        travels_s = comm_cost(comm, _numel(task), cluster).seconds
-    else:
-        sizes = _whole_bytes(task), message.shared_bytes
-        travels_s = {
-            device: bucket_seconds(
-                comm.kind,
-                comm.ranks,
-                *sizes,
-                device,
-                cluster,
-                message.paid_bytes,
-                message.paid_s.get(device, 0.0),
-            )
-            for device in task.devices
-        }
-    ratios = {}
-    for device, seconds in task.devices.items():
-        priced_s = seconds + task.hidden.get(device, 0.0)
-        ratios[device] = max(1.0, travels_s[device] / priced_s) if priced_s else 1.0
-    task = _scaled(task, ratios)
-    if message is None or not message.paid_s:
-        return task
-    whole_s = {device: s + task.hidden.get(device, 0.0) for device, s in task.devices.items()}
-    return replace(task, devices=whole_s, hidden={})
-
-
-def _whole_bytes(task: Task) -> float:
-    """`whole_bytes` of a communication."""
-    assert task.comm is not None
-    return whole_bytes(task.comm, _numel(task))
-
-
-def _numel(task: Task) -> int:
-    """The most elements that a communication writes on a device."""
-    assert task.comm is not None
-    return round(max((size for *_, size in task.writes), default=0) / item_bytes(task.comm.dtype))
-
-
-def unlike_parts(tasks: Sequence[Task]) -> frozenset[int]:
-    """Positions of communications and aliases in which devices have unlike parts.
-
-    That is a step of a reshard by which some devices get what others have already, or for which
-    they hold zeros, or in which one only sends or only receives. Sizes of parts do not count.
-    """
-    everyone = {device for task in tasks for device in task.devices}
-    steps: dict[tuple[Key, ...], list[int]] = defaultdict(list)
-    for position, task in enumerate(tasks):
-        if task.placed is None:
-            made = [
-                *(key for _, key, _ in task.writes[:1]),
-                *(new for (_, new), _ in task.aliases[:1]),
-            ]
-            steps[(*(key for _, key in task.reads[:1]), *made)].append(position)
-    return frozenset(
-        position
-        for positions in steps.values()
-        if not _is_of_all([tasks[position] for position in positions], everyone)
-        for position in positions
-    )
-
-
-def _is_of_all(tasks: Sequence[Task], everyone: Collection[int]) -> bool:
-    """Test whether all devices do the same in a step of a reshard: communicate, or alias."""
-    comms = [task.comm for task in tasks if task.comm is not None]
-    if not all(comm.sources() == comm.targets() == set(comm.ranks) for comm in comms):
-        return False
-    kinds = {None if task.comm is None else task.comm.kind for task in tasks}
-    return len(kinds) == 1 and {device for task in tasks for device, _ in task.reads} == everyone
 
 
 def _blocks(graph: Graph, tasks: Sequence[Task]) -> Mapping[tuple[int, int], tuple[int, int]]:
@@ -312,57 +129,6 @@ def _blocks(graph: Graph, tasks: Sequence[Task]) -> Mapping[tuple[int, int], tup
             first, _ = spans.get((device, block), (position, position))
             spans[device, block] = first, position
     return spans
-
-
-@dataclass(frozen=True)
-class _Needed:
-    """A part of a value that several phases of its devices read, in no order that data decide.
-
-    Attributes:
-        why: The node that reads it before it is there.
-        value: Name of the value.
-        order: The order of the phases.
-        device: A device that holds the part.
-        made: The phase that makes the value.
-        readers: Phases that read the part, or that were to fetch it. In split schedules a lane of
-            two stages may run the weight gradients of one before or behind the backward pass of
-            the other one, from micro-batch to micro-batch.
-    """
-
-    why: str
-    value: str
-    order: StepOrder
-    device: int
-    made: int
-    readers: frozenset[int]
-
-    def and_by(self, other: _Needed) -> _Needed:
-        """The same part with the readers of both."""
-        return replace(other, readers=self.readers | other.readers)
-
-    @property
-    def phase(self) -> int:
-        """The last phase in which the device may fetch the part for all its readers.
-
-        Raises:
-            PhaseError: There is none.
-        """
-        earlier = [phase for phase in self.order.own(self.device) if phase <= min(self.readers)]
-        before = [phase for phase in earlier if self._serves(phase)]
-        if not before:
-            shown = (" ".join(map(str, self.order.phases.of(p))) for p in sorted(self.readers))
-            raise PhaseError(
-                f"{self.why!r} reads {self.value!r}, which device {self.device} needs in "
-                f"{' and '.join(shown)}: it has no phase in which it could get it for both"
-            )
-        return max(before)
-
-    def _serves(self, phase: int) -> bool:
-        """Tell whether a phase runs behind the one that makes the value, and before all readers."""
-        is_before = self.order.is_before
-        return (phase == self.made or is_before(self.made, phase, self.device)) and all(
-            phase == reader or is_before(phase, reader, self.device) for reader in self.readers
-        )
 
 
 @dataclass
@@ -384,7 +150,7 @@ class _Builder:
     #: The phases in which parts are fetched that a later phase than the first reader's is to have
     #: earlier.
     due: Mapping[Key, int] = field(default_factory=dict)
-    early: dict[Key, _Needed] = field(default_factory=dict)  # read before they are fetched
+    early: dict[Key, NeededPart] = field(default_factory=dict)  # read before they are fetched
     tasks: list[tuple[int, int, Task]] = field(default_factory=list)  # (anchor, 0 for a node, _)
     feeds: dict[LocalKey, int] = field(default_factory=dict)
     residents: dict[LocalKey, int] = field(default_factory=dict)
@@ -414,7 +180,7 @@ class _Builder:
         if self.order is not None:
             # A communication of a later phase comes early by its anchor: what it writes is not
             # held while earlier phases run.
-            tasks = _in_messages(sorted(tasks, key=lambda task: task.phase), self.cluster)
+            tasks = in_messages(sorted(tasks, key=lambda task: task.phase), self.cluster)
         loads, blocks = self._loads(), _blocks(self.graph, tasks)
         tasks = self._loading(tasks, loads, blocks)
         buckets: tuple[Bucket, ...] = ()
@@ -424,7 +190,7 @@ class _Builder:
             tasks, buckets = in_buckets(
                 tasks, unlike_parts(tasks), self.graph.backward, staged=staged
             )
-        tasks = _as_they_travel(tasks, buckets, self.cluster)
+        tasks = as_they_travel(tasks, buckets, self.cluster)
         return Schedule(
             tuple(
                 task if task.comm is None else replace(task, comm=task.comm.renamed(seq=seq))
@@ -716,7 +482,7 @@ class _Builder:
         device = min(key[1].mesh.devices)
         if fetched != phase and not self.order.is_before(fetched, phase, device):
             readers = frozenset((fetched, phase))
-            by = _Needed(why, key[0], self.order, device, made, readers)
+            by = NeededPart(why, key[0], self.order, device, made, readers)
             self.early[key] = by if key not in self.early else self.early[key].and_by(by)
 
     def _check_order(self, anchor: int, comms: Sequence[PricedComm]) -> None:

@@ -9,8 +9,8 @@ from typing import Literal
 
 from partitioner.solver import Problem, SolverError
 from partitioner.solver.formats.json_files import write_json
-from partitioner.solver.milp.foreign import program_format, write_program
 from partitioner.solver.milp.formulation import MOST_ENTRIES, formulate
+from partitioner.solver.milp.pulp_program import program_format, write_program
 
 
 @dataclass(frozen=True)

@@ -74,16 +74,19 @@ class OneDevice:
         """The figures by name, for JSON."""
         return asdict(self)
 
-    def copies_sentence(self, plan_per_s: float | None, objective: str) -> str:
+    def copies_sentence(
+        self, plan_per_s: float | None, objective: str, bound_s: float = 0.0
+    ) -> str:
         """Say what whole copies would serve beside a plan, as a clause; "" without them.
 
         Args:
             plan_per_s: Requests a second of the plan; None if they take no time.
             objective: That of the plan.
+            bound_s: The bound of its certificate, where that is shown beside the clause.
         """
         if objective != "throughput":
             return ""
-        return copies_sentence(self.copies, self.copies_per_s, plan_per_s)
+        return copies_sentence(self.copies, self.copies_per_s, plan_per_s, bound_s)
 
     @property
     def throughput_per_s(self) -> float | None:
@@ -113,19 +116,26 @@ class OneDevice:
         return self.cost(objective) / cost if self.fits and cost else None
 
 
-def copies_sentence(copies: int, copies_per_s: float | None, plan_per_s: float | None) -> str:
+def copies_sentence(
+    copies: int, copies_per_s: float | None, plan_per_s: float | None, bound_s: float = 0.0
+) -> str:
     """Say what whole copies serve beside a plan, as a clause; "" where they are no rival.
+
+    The bound of a plan holds for partitions: for plans whose devices share one model. If copies
+    serve more than it allows, the clause says so.
 
     Args:
         copies: Devices that hold the whole model each.
         copies_per_s: Requests a second of all of them; None if they take no time.
         plan_per_s: Requests a second of the plan; None if they take no time.
+        bound_s: The least seconds of a request that partitions may take.
     """
     if copies < 2 or copies_per_s is None or plan_per_s is None:
         return ""
+    partitions = ": the bound holds for partitions alone" if copies_per_s * bound_s > 1 else ""
     return (
         f"{copies:,} whole copies, one on each device, would serve "
-        f"{units.per_second(copies_per_s)}, this plan {units.per_second(plan_per_s)}"
+        f"{units.per_second(copies_per_s)}, this plan {units.per_second(plan_per_s)}{partitions}"
     )
 
 

@@ -153,11 +153,12 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
         alone_s = f"one device: {units.seconds(single.latency_s)}"
         alone_per_s = f"one device: {units.per_second(single.throughput_per_s)}"
     searched = _searched(summary["seed"], summary["folded"], search_s)
-    copies = single.copies_sentence(summary["throughput_per_s"], objective)
+    copies = single.copies_sentence(summary["throughput_per_s"], objective, summary["bound"])
+    idle = ", the others idle" if summary["devices_used"] < summary["devices"] else ""
     lines = [
         _beside_one(summary)
         + f"{summary['strategy']} plan on {summary['devices_used']} of {summary['devices']} "
-        + "devices: "
+        + f"devices{idle}: "
         + _certified(objective, *(summary[key] for key in ("cost", "bound", "gap", "status"))),
         *([f"  copies      {copies}"] if copies else []),
         *_stages(summary),

@@ -15,16 +15,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from partitioner.ir.factors import PENDING, PENDING_SIZE, FactorKind
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.layout import DimLayout, LayoutError, Sharding
+from partitioner.ir.layout import DimLayout, LayoutError, Sharding, followed
 from partitioner.ir.local_node import local_op
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.plan import place
-from partitioner.ir.rule import PENDING, PENDING_SIZE, FactorKind, Rule
+from partitioner.ir.rule import Rule
 
 #: The axis of the mesh whose devices are the micro-batches.
-AXIS = "micro"
+AXIS = "_micro"
 #: Attributes that follow from the sizes of results, or say how they lie in memory.
 _SIZES = frozenset(
     {"size", "end", "length", "split_size", "split_sizes", "stride", "memory_format"}
@@ -91,8 +92,8 @@ def difference(
         count: Number of micro-batches, at least 2, all of one size.
         seed: The graph input from which random numbers are drawn.
     """
-    proof = _Proof(whole, part, count, seed)
-    return proof.run(split, results)
+    with followed():  # where sequences come first, a part of the batch has a segment for each place
+        return _Proof(whole, part, count, seed).run(split, results)
 
 
 @dataclass

@@ -18,12 +18,13 @@ from functools import cached_property
 
 from partitioner.ir.blocks import Chunk, Stretch
 from partitioner.ir.errors import IRError, OptionError
+from partitioner.ir.factors import Dims, Factor, FactorKind
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, Interval, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.plan import PlacedNode, place
-from partitioner.ir.rule import Dims, Factor, FactorKind, Rule
+from partitioner.ir.rule import Rule
 
 #: Names of the mesh axes of the blocks, one for each chunked dim.
 AXES = ("block", "block2", "block3")

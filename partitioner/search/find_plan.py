@@ -9,7 +9,7 @@ The certificate has the least bound of the spaces, so that it covers them all.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from partitioner.cost_model.prices.overlap import most_joined
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.ir.graph import Graph
 from partitioner.no_gc import no_collection
+from partitioner.search.levels.meshes import device_pools
 from partitioner.search.levels.split_axes import SplitAxesSpace, axes_meshes
 from partitioner.search.levels.staged import StagesSpace
 from partitioner.search.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
@@ -44,11 +45,14 @@ from partitioner.solver import Infeasible
 from partitioner.solver.joint.shortage import shortage_message
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules
-from partitioner.strategies.spaces import SearchError, check_space, families
+from partitioner.strategies.kinds.parallel import meshes as kind_meshes
+from partitioner.strategies.spaces import Family, SearchError, check_space, families
 
 #: The kinds of parallelism of one axis that are searched beside all plans of a mesh: those that
 #: differ, in training and in inference.
 TRAINING_KINDS, KINDS = ("dp", "zero2", "zero3", "tp"), ("dp", "tp")
+#: The same of two axes.
+TRAINING_KINDS_OVER_AXES, KINDS_OVER_AXES = ("dp+tp", "zero3+tp"), ("dp+tp",)
 
 
 class Space(Protocol):
@@ -88,16 +92,67 @@ def find_plan(
     """
     devices = len(cluster)
     check_space(request.strategy, devices, request.mesh)
-    request.constraints.check(graph, devices)
     rules = rules or Rules.of(graph)
-    if goes_by_levels(graph, devices, request):
-        stages = StagesSpace.of(graph, rules, cluster, request)
-        results = _searched([stages], request, cluster, budget)
+    requests = _on_meshes(graph, devices, request)
+    for one in requests:
+        one.constraints.check(graph, devices)
+    is_alike = len(device_pools(cluster)) == 1 or not requests[0].constraints.bound
+    if is_alike and goes_by_levels(graph, devices, requests[0]):
+        stages = _by_levels(graph, rules, cluster, requests)
+        results = _searched(stages, request, cluster, budget)
         results += _alone(results, graph, request, cluster)
-        outcome = _winner(results, request, cluster, budget)
-    else:
-        outcome = _explicit(graph, cluster, request, budget, rules)
+        return _of_request(_winner(results, request, cluster, budget), graph, requests)
+    return _explicit(graph, cluster, requests, budget, rules)
+
+
+def _by_levels(
+    graph: Graph, rules: Rules, cluster: Cluster, requests: Sequence[Request]
+) -> list[StagesSpace]:
+    """The space of each request whose constraints can be had there.
+
+    Raises:
+        ConstraintError: None can.
+    """
+    spaces: list[StagesSpace] = []
+    errors: list[ConstraintError] = []
+    for one in requests:
+        try:
+            spaces.append(StagesSpace.of(graph, rules, cluster, one))
+        except ConstraintError as error:
+            errors.append(error)
+    if not spaces:
+        raise errors[0]
+    return spaces
+
+
+def _of_request(outcome: Outcome, graph: Graph, requests: Sequence[Request]) -> Outcome:
+    """An outcome with the graph that was searched, and the request on the mesh of its plan."""
+    if len(requests) > 1:
+        axes = [dict(group.axes) for group in outcome.plan.groups]
+        own = (one for one in requests if one.mesh in axes)
+        outcome = replace(outcome, request=next(own, requests[0]))
     return replace(outcome, of=graph)
+
+
+def _on_meshes(graph: Graph, devices: int, request: Request) -> tuple[Request, ...]:
+    """The request on each mesh that it leaves open to kinds, with the kinds as constraints.
+
+    Raises:
+        ConstraintError: The graph cannot have the kinds on any of these meshes.
+    """
+    on_meshes = request.on_meshes(devices)
+    if len(on_meshes) == 1 and on_meshes[0] is request:
+        return on_meshes
+    requests: list[Request] = []
+    errors: list[ConstraintError] = []
+    for one in on_meshes:
+        try:
+            requests.append(one.on(graph))
+        except ConstraintError as error:
+            errors.append(error)
+    if not requests:
+        raise errors[0]
+    return tuple(requests)
 
 
 def _winner(
@@ -137,35 +192,41 @@ def _that_fit(result: SpaceResult) -> SpaceResult:
 
 
 def goes_by_levels(graph: Graph, devices: int, request: Request) -> bool:
-    """Whether plans are searched by levels, not with a column for each device."""
-    large = devices > EXPLICIT or len(graph.nodes) * devices > EXPLICIT_NODES
+    """Whether plans are searched by levels, not with a column for each device.
+
+    With constraints only those are of which a column each would be too many.
+    """
+    many_nodes = len(graph.nodes) * devices > EXPLICIT_NODES
+    large = devices > EXPLICIT or many_nodes
+    if request.constraints.bound:
+        large = devices > MOST_EXPLICIT or (devices > EXPLICIT and many_nodes)
     return devices > 1 and large and not _explicit_only(request)
 
 
 def _explicit_only(request: Request) -> str:
     """The part of a request that needs a column for every device; "" if none does."""
+    constraints = request.constraints
+    if constraints.plan is not None:
+        return "a plan that is kept in part"
     if request.objective != "throughput":
         return f"objective {request.objective}"
-    return "constraints" if request.constraints.bound else ""
+    if constraints.names_devices:
+        return "pins to devices"
+    return "experts in lists" if constraints.places else ""
 
 
 def _explicit(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget, rules: Rules
+    graph: Graph, cluster: Cluster, requests: Sequence[Request], budget: Budget, rules: Rules
 ) -> Outcome:
-    if len(cluster) > MOST_EXPLICIT:
-        raise SearchError(
-            f"{_explicit_only(request)} on {len(cluster)} devices: this is planned for up to "
-            f"{MOST_EXPLICIT} devices"
-        )
-    pinned = request.constraints.groups
-    joint = families(request.strategy, len(cluster), request.mesh, pinned)
-    if graph.backward:  # the plans of one group are found sooner, and rule out most others
-        joint = tuple(sorted(joint, key=lambda family: len(family.groups) > 1))
-    axes = {axis for family in joint for group in family.groups for axis in group.names}
-    request.constraints.check_axes(sorted(axes))
-    search = JointSearch(graph, cluster, request, rules, Resharder(cluster, most_joined(graph)))
+    request, *_ = requests
+    resharder = Resharder(_counted(graph, cluster, request), most_joined(graph))
+    search = JointSearch(graph, cluster, request, rules, resharder)
     meshes = axes_meshes(cluster, request)
-    spaces: list[Space] = [JointSpace(search, family) for family in joint]
+    spaces: list[Space] = [
+        JointSpace(replace(search, request=one), family)
+        for one in requests
+        for family in _families(graph, cluster, one)
+    ]
     if meshes:
         spaces.append(SplitAxesSpace(graph, rules, cluster, meshes))
     refusing = len(spaces)  # the others never refuse
@@ -176,7 +237,36 @@ def _explicit(
     if _tries_kinds(request) and len(cluster) > 1:
         kinds = TRAINING_KINDS if graph.backward else KINDS
         spaces += [KindSpace(search, kind) for kind in kinds]
-    results = _searched(spaces, request, cluster, budget)
+        spaces += [
+            KindSpace(search, kind, mesh)
+            for kind in (TRAINING_KINDS_OVER_AXES if graph.backward else KINDS_OVER_AXES)
+            for mesh in kind_meshes(kind, len(cluster))
+        ]
+
+    def decided(results: list[SpaceResult], budget: Budget) -> Outcome:
+        outcome = _decided(results, search, budget, refusing)
+        outcome = _of_request(outcome, graph, requests)
+        if not _unfinished(results, request, cluster, budget):
+            return outcome
+        return replace(outcome, more=lambda budget: decided(gone_on(results, budget), budget))
+
+    def gone_on(results: Sequence[SpaceResult], budget: Budget) -> list[SpaceResult]:
+        return _gone_on(results, request, cluster, budget)
+
+    return decided(_searched(spaces, request, cluster, budget), budget)
+
+
+def _decided(
+    results: list[SpaceResult], search: JointSearch, budget: Budget, refusing: int
+) -> Outcome:
+    """The best plan of the spaces, so many of which refuse what they cannot plan.
+
+    Raises:
+        Infeasible: None has a plan that fits.
+        NoCheaper: None has a plan that costs less than the known one of the budget.
+        ConstraintError: The pins leave a node without a strategy in every space.
+    """
+    graph, cluster, request = search.graph, search.cluster, search.request
     if any(result.plans for result in results):
         results = _looked_again(results, search, budget)
         results.append(SpaceResult(bound=least_alone(graph, cluster, request)))
@@ -193,8 +283,40 @@ def _explicit(
     plan = second_look(
         refused, budget, search.candidate, search.holdings, complete=len(refused) == refusing
     )
-    results.append(SpaceResult((plan,)))
-    return _winner(results, request, cluster, budget)
+    return _winner([*results, SpaceResult((plan,))], request, cluster, budget)
+
+
+def _families(graph: Graph, cluster: Cluster, request: Request) -> Sequence[Family]:
+    """The spaces that have joint problems, in the order of their search.
+
+    Raises:
+        SearchError: There are too many devices for a column each.
+        ConstraintError: A pin names an axis that no mesh has.
+    """
+    devices, kept = len(cluster), request.constraints.plan
+    is_decided = kept is not None and kept.nodes.keys() == graph.by_name.keys()
+    if devices > MOST_EXPLICIT and not is_decided:
+        what = _explicit_only(request) or "constraints on devices of several kinds"
+        raise SearchError(
+            f"{what} on {devices} devices: this is planned for up to {MOST_EXPLICIT} devices"
+        )
+    joint = families(request.strategy, devices, request.mesh, request.constraints.groups)
+    if graph.backward:  # the plans of one group are found sooner, and rule out most others
+        joint = tuple(sorted(joint, key=lambda family: len(family.groups) > 1))
+    axes = {axis for family in joint for group in family.groups for axis in group.names}
+    request.constraints.check_axes(sorted(axes))
+    return joint[:1] if is_decided else joint  # all have the plan that is decided
+
+
+def _counted(graph: Graph, cluster: Cluster, request: Request) -> Cluster:
+    """The devices with the memory that joint problems count within.
+
+    Of a plan in blocks that is kept the referee alone knows what is loaded in turn.
+    """
+    kept = request.constraints.plan
+    if kept is None or not kept.blocks:
+        return cluster
+    return cluster.with_memory(4 * sum(type_.nbytes for type_ in graph.types.values()))
 
 
 def _alone(
@@ -234,32 +356,52 @@ def _searched(
     from the spaces before it.
     """
     results: list[SpaceResult] = []
-
-    def share(parts: int) -> Budget:
-        cutoff_s = _cutoff_s(results, request, cluster)
-        return replace(budget.share(parts), best_s=min(budget.best_s, cutoff_s))
-
     for index, space in enumerate(spaces):
         after = sum(not isinstance(other, KindSpace) for other in spaces[index + 1 :])
-        results.append(space.search(share(1 + after), tuple(results)))
+        share = _share(1 + after, results, request, cluster, budget)
+        results.append(space.search(share, tuple(results)))
+    return _gone_on(results, request, cluster, budget)
+
+
+def _unfinished(
+    results: Sequence[SpaceResult], request: Request, cluster: Cluster, budget: Budget
+) -> dict[int, Callable[[Budget], SpaceResult]]:
+    """The searches of spaces that go on, by number: those that may still gain, or did not begin."""
+    enough_s = (1 - budget.gap) * _best_s(results, request, cluster)
+    return {
+        index: result.more
+        for index, result in enumerate(results)
+        if result.more is not None and (result.failed or result.least < enough_s)
+    }
+
+
+def _gone_on(
+    results: Sequence[SpaceResult], request: Request, cluster: Cluster, budget: Budget
+) -> list[SpaceResult]:
+    """The results once the spaces that leave a gap have what is left of the budget."""
+    results = list(results)
     while True:
-        enough_s = (1 - budget.gap) * _best_s(results, request, cluster)
-        unfinished = {
-            index: result.more
-            for index, result in enumerate(results)
-            if result.more is not None and result.least < enough_s
-        }
+        unfinished = _unfinished(results, request, cluster, budget)
         if not unfinished or budget.work.over:
+            enough_s = (1 - budget.gap) * _best_s(results, request, cluster)
             open_results = (result for result in results if result.least < enough_s)
             open_plans = (plan for result in open_results for plan in result.plans)
             if any(plan.solution.status == "time_limit" for plan in open_plans):
                 budget.work.stop()
             return results
         index = min(unfinished, key=lambda index: results[index].least)
-        budget.say(
-            f"going on with {results[index].searched}: {_standing(results, request, cluster)}"
-        )
-        results[index] = unfinished[index](share(len(unfinished)))
+        name = results[index].searched or str(results[index].failed[0][0])
+        budget.say(f"going on with {name}: {_standing(results, request, cluster)}")
+        share = _share(len(unfinished), results, request, cluster, budget)
+        results[index] = unfinished[index](share)
+
+
+def _share(
+    parts: int, results: Sequence[SpaceResult], request: Request, cluster: Cluster, budget: Budget
+) -> Budget:
+    """One of so many equal shares of the steps that are left, with the cost to be beaten."""
+    cutoff_s = _cutoff_s(results, request, cluster)
+    return replace(budget.share(parts), best_s=min(budget.best_s, cutoff_s))
 
 
 def _standing(results: Sequence[SpaceResult], request: Request, cluster: Cluster) -> str:

@@ -164,6 +164,7 @@ class Outcome:
         whole: The graph of the whole batch, which one device would run; None if there is none.
         notes: What the plan does otherwise than one of the whole batch at once, a sentence each.
         request: The request with its constraints on the graph; None for that of the user.
+        more: Goes on with the search where its budget ended it; None if nothing is left to try.
     """
 
     graph: Graph
@@ -176,6 +177,7 @@ class Outcome:
     whole: Graph | None = None
     notes: tuple[str, ...] = ()
     request: Request | None = None
+    more: Callable[[Budget], Outcome] | None = None
 
     def noted(self, *notes: str) -> Outcome:
         """The outcome with more notes, in front of its own."""

@@ -58,17 +58,21 @@ def what_would_fit(
         request: The request, with the constraints on the graph.
         limit_s: Seconds for all of it.
     """
-    rules, deadline = Rules.of(graph), now_s() + limit_s
+    rules, deadline, longest_s = Rules.of(graph), now_s() + limit_s, 0.0
 
     def fits(target: Cluster) -> bool:
-        left_s = min(ONE_COUNT_S, request.time_limit_s, deadline - now_s())
-        if left_s <= 0:
+        nonlocal longest_s
+        begin_s = now_s()
+        left_s = min(ONE_COUNT_S, request.time_limit_s, deadline - begin_s)
+        if left_s <= max(0.0, longest_s - ONE_COUNT_S):  # what a search takes behind its limit
             return False
         quick = replace(request, time_limit_s=left_s, gap=ANY_GAP)
         try:
             find_plan(graph, target, quick, Budget.of(quick), rules)
         except (Infeasible, SearchError):  # no plan, or too many devices for this request
             return False
+        finally:
+            longest_s = max(longest_s, now_s() - begin_s)
         return True
 
     changes = []

@@ -1,7 +1,10 @@
 """`compile` without a kind of parallelism beside all kinds that can be forced, at the same limit.
 
     OMP_NUM_THREADS=1 python tests/benchmarks/auto.py [--count 20] [--seed 0] [--only WORD]
-        [--limit 20]
+        [--limit 20] [--cpu]
+
+With --cpu the clock is this process's own: on a machine that others use, too, searches end where
+they would on a quiet one.
 
 Each sample is a model (16 kinds), a cluster, training or inference, a memory limit as a share of
 what one device needs, and an objective, drawn with a seed; no weights are made. For each sample it
@@ -24,8 +27,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -35,9 +38,11 @@ import transformers
 from torch import Tensor, nn
 
 import partitioner
+from helpers.modules.sized_models import Called, Gpt, Loss, convolutions, ids, perceptron, t5
 from helpers.modules.unets import UNet
 from partitioner.examples import llama, zoo
 from partitioner.ir.errors import PartitionerError
+from partitioner.solver import work
 
 #: Shares of what one device needs; None is no limit beyond the device's.
 SHARES = (None, 0.6, 0.4, 0.25, 0.15)
@@ -60,50 +65,6 @@ CLUSTERS = {
     "2 a100 + 2 l4": "mixed",
     "8 a100": "8xa100",
 }
-
-
-class Loss(nn.Module):
-    """A module whose result's mean square is the loss."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        loss: Tensor = self.module(*inputs).float().square().mean()
-        return loss
-
-
-class Called(nn.Module):
-    """A model of `transformers`, called by keyword, whose first result is kept."""
-
-    def __init__(self, model: nn.Module, *names: str) -> None:
-        super().__init__()
-        self.model, self.names = model, names
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        result: Tensor = self.model(**dict(zip(self.names, inputs, strict=True)))[0]
-        return result
-
-
-class Gpt(nn.Module):
-    """Decoder blocks over embedded words."""
-
-    def __init__(self, layers: int, width: int, words: int) -> None:
-        super().__init__()
-        self.words = nn.Embedding(words, width)
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, 8, 4 * width, 0.0, batch_first=True)
-            for _ in range(layers)
-        )
-        self.head = nn.Linear(width, words)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.words(ids)
-        for block in self.blocks:
-            x = block(x)
-        scores: Tensor = self.head(x)
-        return scores
 
 
 class Towers(nn.Module):
@@ -145,32 +106,6 @@ class Cells(nn.Module):
             one = self.one(step, one)
             two = self.two(one[0], two)
         return two[0]
-
-
-def _perceptron(layers: int, width: int) -> nn.Module:
-    return nn.Sequential(*(m for _ in range(layers) for m in (nn.Linear(width, width), nn.ReLU())))
-
-
-def _convolutions() -> nn.Module:
-    widths = (3, 32, 64, 64, 128, 128)
-    layers = [m for a, b in pairwise(widths) for m in (nn.Conv2d(a, b, 3, padding=1), nn.ReLU())]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 100))
-
-
-def _t5() -> nn.Module:
-    config = transformers.T5Config(
-        vocab_size=2048,
-        d_model=256,
-        d_kv=32,
-        d_ff=1024,
-        num_layers=3,
-        num_heads=8,
-        use_cache=False,
-        decoder_start_token_id=0,
-        dropout_rate=0.0,
-    )
-    model = transformers.T5ForConditionalGeneration(config)
-    return Called(model, "input_ids", "decoder_input_ids")
 
 
 def _vit() -> nn.Module:
@@ -222,23 +157,19 @@ def _resnet() -> nn.Module:
     return Called(transformers.ResNetForImageClassification(config), "pixel_values")
 
 
-def _ids(*shape: int) -> Tensor:
-    return torch.zeros(*shape, dtype=torch.int64)
-
-
 Made = tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]]]
 MODULES: Mapping[str, Made] = {
-    "mlp": (lambda: _perceptron(8, 1024), lambda: (torch.zeros(256, 1024),)),
-    "gpt": (lambda: Gpt(4, 256, 4096), lambda: (_ids(16, 128),)),
-    "t5": (_t5, lambda: (_ids(16, 64), _ids(16, 64))),
+    "mlp": (lambda: perceptron(8, 1024), lambda: (torch.zeros(256, 1024),)),
+    "gpt": (lambda: Gpt(4, 256, 4096), lambda: (ids(16, 128),)),
+    "t5": (lambda: t5(3), lambda: (ids(16, 64), ids(16, 64))),
     "vit": (_vit, lambda: (torch.zeros(32, 3, 64, 64),)),
-    "bert": (_bert, lambda: (_ids(16, 128),)),
-    "convnet": (_convolutions, lambda: (torch.zeros(32, 3, 64, 64),)),
+    "bert": (_bert, lambda: (ids(16, 128),)),
+    "convnet": (lambda: convolutions(5), lambda: (torch.zeros(32, 3, 64, 64),)),
     "unet": (lambda: UNet(16, 3), lambda: (torch.zeros(8, 3, 128, 128),)),
     "resnet": (_resnet, lambda: (torch.zeros(32, 3, 64, 64),)),
-    "moe": (_mixtral, lambda: (_ids(8, 64),)),
+    "moe": (_mixtral, lambda: (ids(8, 64),)),
     "towers": (lambda: Towers(1024), lambda: (torch.zeros(256, 1024), torch.zeros(256, 1024))),
-    "recommender": (lambda: Recommender(8, 50_000), lambda: (_ids(512, 8),)),
+    "recommender": (lambda: Recommender(8, 50_000), lambda: (ids(512, 8),)),
     "lstm": (lambda: Cells(512), lambda: (torch.zeros(12, 64, 512),)),
     "linear": (lambda: nn.Linear(16_384, 16_384), lambda: (torch.zeros(64, 16_384),)),
 }
@@ -309,6 +240,8 @@ def forced(sample: Sample, devices: int) -> Iterator[dict[str, Any]]:
     kinds += ["ep"] if sample.model == "moe" else []
     for kind in kinds:
         yield {"parallel": kind}
+    yield {"parallel": "dp+tp"}
+    yield {"parallel": "pp+tp"}
     meshes = [(a, devices // a) for a in range(2, devices) if devices % a == 0]
     for first, second in meshes:
         yield {"mesh": {"a": first, "b": second}}
@@ -373,7 +306,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="number of the first sample")
     parser.add_argument("--only", default="", help="samples whose text has this word")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds of each search")
+    parser.add_argument("--cpu", action="store_true", help="seconds are this process's own")
     args = parser.parse_args()
+    if args.cpu:
+        own: Any = SimpleNamespace(monotonic=time.process_time, perf_counter=time.process_time)
+        globals()["time"] = work.time = own  # type: ignore[attr-defined]
     broken = seen = 0
     with tempfile.TemporaryDirectory() as folder:
         seed = args.seed

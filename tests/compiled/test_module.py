@@ -594,7 +594,7 @@ def test_ranks_are_written_one_at_a_time(
         alive.append(weakref.ref(phases.passes["forward"].module))
         return phases
 
-    monkeypatch.setattr(partitioner.compiled.module, "emit_phases", emit_and_count)
+    monkeypatch.setattr(partitioner.compiled.module_ranks, "emit_phases", emit_and_count)
     fresh = inference.model.emit(inference.programs, inference.plan)
     fresh.write(tmp_path)
     assert len(alive) == 2

@@ -61,6 +61,28 @@ def test_onnx_models_are_cut_as_said(name: str, kind: str, devices: int) -> None
             assert at.sharding.axes == {"tp"}.intersection(kind.split("+"))
 
 
+@pytest.mark.parametrize("kind", ["dp+tp", "tp+dp"])
+def test_kinds_without_a_mesh_have_the_best_of_all_meshes(kind: str) -> None:
+    model = examples.build("mlp", layers=2, hidden=24, batch=12)
+    options = {"parallel": kind, "devices": 6, "cluster": "ideal"}
+    result = partitioner.compile(model, **options)
+    first, second = kind.split("+")
+    forced = [{first: 2, second: 3}, {first: 3, second: 2}]
+    named = [partitioner.compile(model, **options, mesh=mesh) for mesh in forced]
+    assert result.cost == pytest.approx(min(other.cost for other in named))
+    searched = result.plan.certificate.space
+    assert all(f"({first}={m[first]} {second}={m[second]})" in searched for m in forced)
+    assert result.verify()
+
+
+@pytest.mark.slow
+def test_rings_without_a_mesh_are_of_the_size_of_their_axis() -> None:
+    model, batch = small_gpt()
+    program = partitioner.compile(model, batch, devices=4, parallel="dp+ring", time_limit_s=5)
+    assert {tuple(group.axes) for group in program.plan.groups} == {(("dp", 2), ("cp", 2))}
+    assert program.verify()
+
+
 @pytest.mark.parametrize("name", ["time first", "messages", "bags"])
 @pytest.mark.parametrize(("kind", "devices"), [("dp", 2), ("dp", 3), ("zero3", 3)])
 def test_modules_are_cut_along_their_batch(name: str, kind: str, devices: int) -> None:

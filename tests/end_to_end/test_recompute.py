@@ -206,7 +206,8 @@ def test_no_plan_fits_without_recomputation(tight: ModuleProgram) -> None:
 @pytest.mark.slow
 def test_a_limit_below_the_weights_is_explained_with_recomputation_allowed() -> None:
     module, example = tiny()
-    with pytest.raises(Infeasible, match=r"parameters.*it fits with --memory \d+") as refusal:
+    fits = r"parameters.*it fits in blocks with --memory \d+"
+    with pytest.raises(Infeasible, match=fits) as refusal:
         compiled(module, example, devices=2, memory="1KB")
     assert refusal.value.relaxations
 

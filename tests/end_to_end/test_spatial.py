@@ -108,7 +108,9 @@ def test_volumes(mesh: Mapping[str, int]) -> None:
     check(mesh, last, Volumes().eval(), example_inputs=example)
 
 
-@pytest.mark.parametrize("mesh", [{"tp": 2}, {"tp": 3}, TWO_AXES], ids=str)
+@pytest.mark.parametrize(
+    "mesh", [pytest.param({"tp": 2}, marks=pytest.mark.slow), {"tp": 3}, TWO_AXES], ids=str
+)
 def test_training(mesh: Mapping[str, int]) -> None:
     """The loss and all gradients."""
     torch.manual_seed(0)

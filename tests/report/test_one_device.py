@@ -13,7 +13,7 @@ from partitioner import examples, units
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model.evaluate import best_single
-from partitioner.cost_model.memory.lifetimes import MemoryPeak
+from partitioner.cost_model.memory.peaks import MemoryPeak
 from partitioner.report.card import card
 from partitioner.report.one_device import OneDevice
 from partitioner.report.page.data import headline
@@ -190,14 +190,30 @@ def test_a_plan_for_a_stream_says_what_whole_copies_would_serve() -> None:
     alone_per_s = 1 / result.one_device.step_s
     served = units.per_second(2 * alone_per_s), units.per_second(result.evaluation.throughput_per_s)
     said = "2 whole copies, one on each device, would serve {}, this plan {}".format(*served)
-    assert text(result.summary).splitlines()[1] == f"  copies      {said}"
+    assert text({**result.summary, "bound": 0.0}).splitlines()[1] == f"  copies      {said}"
     assert f"; {said}; limit: " in headline(result)["verdict"]
-    assert explain(result).splitlines()[1] == f"  copies      {said}"
+    assert explain(result).splitlines()[1].startswith(f"  copies      {said}")
     assert result.summary["one_device"]["copies"] == 2
     assert result.summary["one_device"]["copies_per_s"] == pytest.approx(2 * alone_per_s)
     model = examples.build("mlp", layers=4, hidden=64, batch=8)
     swept = partitioner.sweep(model, devices=[1, 2], strategy="inter", time_limit_s=5)
     assert swept.data["answer"].endswith(f" On 2 devices (h100) {said}.")
+
+
+def test_a_bound_above_what_copies_cost_is_said_to_hold_for_partitions() -> None:
+    summary = PLANS["placed"]().summary
+    copies_s = 1 / summary["one_device"]["copies_per_s"]
+    said = ": the bound holds for partitions alone"
+    for bound_s, is_said in ((copies_s * 1.01, True), (copies_s * 0.99, False)):
+        _, copies, *_ = text({**summary, "bound": bound_s}).splitlines()
+        assert copies.endswith(said) == is_said
+
+
+def test_one_devices_plan_is_said_to_leave_the_others_idle() -> None:
+    result = partitioner.compile(examples.build("tiny"), devices=4, objective="latency")
+    assert result.plan.kind == "single"
+    first, *_ = text(result.summary).splitlines()
+    assert first.startswith("single plan on 1 of 4 devices, the others idle: latency cost")
 
 
 @pytest.mark.parametrize("name", ["latency", "memory", "on one device", "training"])

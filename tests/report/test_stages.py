@@ -47,7 +47,13 @@ def test_messages_of_the_stages_are_the_bytes_that_devices_send() -> None:
     assert 4 * sent <= sum(data["traffic"]["bytes"]) == sum(result.evaluation.sent_bytes.values())
 
 
-@pytest.mark.parametrize("name", staged_plans.CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name == "replicated" else name
+        for name in staged_plans.CASES
+    ],
+)
 def test_data_of_the_page(name: str) -> None:
     result = staged_plans.staged(name)
     data = report_data(result)

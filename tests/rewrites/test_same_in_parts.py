@@ -13,6 +13,7 @@ from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.trace import trace_module
+from partitioner.ir.layout import MAX_SEGMENTS
 from partitioner.rewrites.same_in_parts import Difference, difference
 
 SAMPLES, COUNT = 16, 4
@@ -54,6 +55,9 @@ SAME: dict[str, Forward] = {
     "filled": lambda m, x, _: (m.linear(x) * torch.full((len(x), 1), 0.5)).square().mean(),
     "expanded": lambda m, x, _: (
         torch.cat([m.token.expand(len(x), 1, 8), m.linear(x)[:, None]], 1).square().mean()
+    ),
+    "more places than segments of layouts": lambda m, x, _: (
+        m.attention(x[:, None].expand(-1, MAX_SEGMENTS + 16, 8)).square().mean()
     ),
     "results of samples": lambda m, x, _: (m.linear(x).square().mean(), m.norm(x)),
 }

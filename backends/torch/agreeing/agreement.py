@@ -26,7 +26,7 @@ from partitioner.backends.errors import BackendError, CommunicationError, one_li
 from partitioner.backends.group_lifetime import call_before_groups_end
 from partitioner.backends.torch.agreeing.faults import Roll, cause, named, own_process
 from partitioner.backends.torch.agreeing.groups import new_group, resolved_group
-from partitioner.backends.torch.agreeing.sums import Sums, code, differing_within
+from partitioner.backends.torch.agreeing.sums import Sums, checksum, code, differing_within
 from partitioner.backends.torch.agreeing.whereabouts import Whereabouts, look_out
 from partitioner.ir.errors import PartitionerError
 
@@ -142,6 +142,10 @@ class Agreement:
         if wrong:
             raise AgreedError(_joined(wrong, self.ranks))
         raise AgreedError(_differ(dict(enumerate(texts))))
+
+    def checksum(self, tensor: Tensor) -> int:
+        """Checksum of a tensor, to be compared; 0 where there is no other rank."""
+        return checksum(tensor) if self.ranks > 1 else 0
 
     def compare(self, sums: Sums) -> None:
         """Compare values of the ranks, any number of them.

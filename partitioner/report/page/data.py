@@ -131,7 +131,9 @@ def headline(
         devices_used=figures.devices_used,
         limit=limit_sentence(limits, figures, objective),
         worth=worth_sentence(figures, one, cluster, objective, limits.turn),
-        copies=one.copies_sentence(units.finite(figures.throughput_per_s), objective),
+        copies=one.copies_sentence(
+            units.finite(figures.throughput_per_s), objective, cert.bound if cert else 0.0
+        ),
         verdict=verdict(limits, figures, one, cluster, objective),
         spaces=space_rows(result.summary, objective),
         notes=[_sentence(note) for note in (*result.warnings, *result.summary.get("notes", ()))],

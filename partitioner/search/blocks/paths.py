@@ -1,42 +1,24 @@
-"""The cheapest way to run a graph within the memory of its devices, some of it in blocks.
+"""The cheapest path over a graph's order within the memory of one device, some of it in blocks.
 
-A path goes over the graph's order: each node runs as it is, its constants held throughout, or is in
-a stretch that runs in blocks. What lives at the border of a stretch is whole, so the bytes of a
-stretch depend on it alone, and the cheapest path is found by going along the order once, for each
-share of the memory that is set apart: for constants that stay, and for the constants of the block
-that is loaded next.
-
-Over several devices a path is cut into stages, each within the memory of its device, or the blocks
-of each stretch run on all devices, or both. In training, every device runs its part of each block
-(`search.blocks.shared`).
+Each node of a path runs as it is, its constants held throughout, or is in a stretch that runs in
+blocks. What lives at the border of a stretch is whole, so the bytes of a stretch depend on it
+alone, and the cheapest path is found by going along the order once, for each share of the memory
+that is set apart: for constants that stay, and for the constants of the block that is loaded next.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec
-from partitioner.cost_model.evaluate import evaluate, one_device
+from partitioner.cost_model.cluster.topology import DeviceSpec
 from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.memory.lifetimes import with_headroom
-from partitioner.ir.blocks import Blocks
 from partitioner.ir.graph import Graph
-from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.plan import NodePlan, Plan
-from partitioner.problem.decode import planned_on
-from partitioner.rewrites.block_graph import BlockGraph, traced_blocks
 from partitioner.search.blocks.runs import Option, Runs
-from partitioner.search.blocks.shared import SHARED_KINDS, Shared
-from partitioner.search.blocks.training import training_blocks
-from partitioner.search.outcome import Candidate, Outcome, SpaceResult, winner
-from partitioner.search.request import Budget, Request
-from partitioner.solver import Objective, Solution
+from partitioner.search.request import Budget
 from partitioner.solver.work import Work
-from partitioner.strategies.constraints import ConstraintError
-from partitioner.strategies.spaces import Family
 
 #: Shares of the constants that may stay, and of the memory for those of the next block.
 STAYING = (1.0, 0.5, 0.25, 0.125, 0.0)
@@ -46,8 +28,6 @@ STAGE_SHARES = (1.0, 0.8, 0.65, 0.5, 0.4, 0.3, 0.2, 0.1)
 #: Shares of the memory that paths may fill: bytes inside blocks are counted as if their parts were
 #: equal, and the referee may refuse a path that fills all.
 MARGINS = (1.0, 0.95, 0.88)
-#: As `MARGINS`, of stages, which also hold what they send and receive.
-STAGE_MARGINS = (*MARGINS, 0.75)
 #: Most positions at which a stretch may begin or end; of longer graphs those where least lives.
 MOST_BORDERS = 96
 #: Most positions at which a stage may begin: of as many equal runs of nodes, where least lives.
@@ -55,14 +35,12 @@ MOST_STARTS = 16
 #: Most paths to a position that are followed: where constants of many sizes may stay or be loaded,
 #: the paths of which none is both cheaper and lighter grow with the number of subsets.
 MOST_PATHS = 64
-#: Most devices over which blocks are searched.
-MOST_DEVICES = 8
 #: Pricing runs may take one of so many equal shares of the seconds: two thirds.
 PRICING_SHARES = 1.5
 
 
 @dataclass(frozen=True)
-class _Path:
+class Path:
     """The way from the first node to a position."""
 
     seconds: float
@@ -71,385 +49,7 @@ class _Path:
 
 
 @dataclass(frozen=True)
-class BlockPlan:
-    """A way to run a graph in blocks.
-
-    Attributes:
-        blocks: The stretches.
-        stages: Position at which each stage begins, with its device; ascending, the first is 0.
-        is_spread: Whether the blocks of a stretch that is cut run on all devices, on that of its
-            stage first.
-        shared: How every device runs its part of each node, in place of stages; None if nodes are
-            placed whole.
-    """
-
-    blocks: Blocks
-    stages: tuple[tuple[int, int], ...]
-    is_spread: bool = False
-    shared: Shared | None = None
-
-    def plan(
-        self, graph: Graph, cut: BlockGraph, cluster: Cluster, budget: Budget
-    ) -> tuple[Family, Plan] | None:
-        """The plan of the graph of all blocks; None if the search finds none.
-
-        Args:
-            graph: The whole graph.
-            cut: The graph of all blocks.
-            cluster: The devices.
-            budget: The budget of the search.
-        """
-        if self.shared is not None:
-            planned = self.shared.plan(cut.graph, cluster, budget)
-            if planned is None:
-                return None
-            family, plan = planned
-            return family, replace(plan, blocks=self.blocks)
-        groups = tuple(DeviceMesh.single(device) for device in range(len(cluster)))
-        name = "inter" if len(cluster) > 1 else "single"
-        devices = self.devices(graph, cut, len(cluster))
-        decided = {name: NodePlan(device, {}) for name, device in devices.items()}
-        _, plan = planned_on(cut.graph, cluster, groups, decided)
-        return Family(name, groups, groups, symmetric=False), replace(plan, blocks=self.blocks)
-
-    def devices(self, graph: Graph, cut: BlockGraph, count: int) -> Mapping[str, int]:
-        """The device of each node of the graph of all blocks.
-
-        Args:
-            graph: The whole graph.
-            cut: The graph of all blocks.
-            count: Number of devices.
-        """
-        blocks = {graph.order[s.first]: s.blocks for s in self.blocks.stretches if s.chunks}
-        devices = {}
-        for node in cut.graph.nodes:
-            position = cut.positions[node.name]
-            device = max((begin, device) for begin, device in self.stages if begin <= position)[1]
-            if self.is_spread and node.name in cut.numbers:
-                of = blocks[position]
-                turn = cut.numbers[node.name] * min(count, of) // of
-                device = (device + turn) % count
-            devices[node.name] = device
-        return devices
-
-
-@dataclass(frozen=True)
-class Found:
-    """The cheapest ways that the cost model expects to fit.
-
-    Attributes:
-        ways: The ways: some of the cheapest, then the others, those first that leave most room.
-        searched: In words, the plans that were searched.
-        complete: Whether all runs in blocks were priced within the budget.
-    """
-
-    ways: tuple[BlockPlan, ...]
-    searched: str
-    complete: bool
-
-
-@dataclass(frozen=True)
-class Prices:
-    """The runs of a graph in blocks that searches have priced, whatever their limits of memory."""
-
-    _runs: dict[DeviceSpec, Runs] = field(default_factory=dict)
-
-    def runs(self, graph: Graph, cluster: Cluster, spec: DeviceSpec) -> Runs:
-        """Those on a device of a cluster."""
-        any_memory = replace(spec, memory_bytes=1)
-        if any_memory not in self._runs:
-            level = replace(cluster.levels[0], size=1)
-            alone = replace(cluster, devices=(spec,), levels=(level,))
-            self._runs[any_memory] = Runs(graph, alone)
-        return self._runs[any_memory]
-
-
-@dataclass(frozen=True)
-class Unfit:
-    """A search in which no plan fits.
-
-    Attributes:
-        needed_bytes: Bytes of the fullest device in the plan in which that has least; None if the
-            cost model expects none to fit.
-        searched: In words, the plans that were searched.
-    """
-
-    needed_bytes: int | None
-    searched: str = ""
-
-
-#: Ways that the referee prices, the cheapest, and most that it prices beyond if none of them fits.
-MOST_PRICED, MOST_MORE = 12, 24
-#: Ways that it prices behind the time limit, if none of those before fits.
-LATE_PRICED = 3
-#: Limits that are tried for a refusal, as multiples of the one asked for.
-TIMES_LIMIT = (1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
-SOLVER = "decomposition into blocks, the cheapest path through them"
-
-
-def why_not_in_blocks(graph: Graph, cluster: Cluster, request: Request) -> str:
-    """The part of a request with which no blocks are searched; "" if they are."""
-    trains, several = bool(graph.backward), len(cluster) > 1
-    is_kept, is_kind = request.constraints.plan is not None, bool(request.parallel)
-    is_pinned = request.constraints.bound and not is_kept
-    is_shared = trains and request.parallel in SHARED_KINDS
-    unlike = "inter" if trains else "intra"  # what is searched is the other
-    asked = {  # a kind of parallelism has a mesh and pins of its own; on one device it says nothing
-        "a plan to keep": is_kept,
-        "pins": several and is_pinned and (trains or not is_kind),
-        f"parallel {request.parallel!r}": several and is_kind and not is_shared,
-        "a mesh": several and request.mesh and not is_kind,
-        "tune": request.tune,
-        f"strategy {request.strategy!r}": several and request.strategy == unlike,
-        f"more than {MOST_DEVICES} devices": len(cluster) > MOST_DEVICES,
-        "recompute=False": trains and request.recompute is False,
-    }
-    return " or ".join(what for what, is_asked in asked.items() if is_asked)
-
-
-def plan_in_blocks(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget, prices: Prices
-) -> Outcome | Unfit:
-    """The cheapest known plan that runs stretches of a graph in blocks, if one fits.
-
-    Runs are priced into `prices`, where other limits of memory find them.
-
-    Its bound is the price of the whole graph on the fastest device, or the share of one device in
-    it if there are several: blocks compute no less.
-    """
-    if not graph.nodes:
-        return Unfit(None)
-    found = find_blocks(graph, cluster, request, budget, prices)
-    best: Candidate | None = None
-    needed: list[int] = []
-    graphs: dict[Blocks, BlockGraph] = {}
-    took_s = 0.0  # for the way before
-    for priced, way in enumerate(found.ways, 1):
-        left_s = budget.work.left_s
-        # The last way holds least: there must be time for it, too.
-        if graph.backward and priced < len(found.ways) and left_s <= 2 * took_s:
-            budget.work.stop()
-            continue
-        if way.blocks not in graphs:
-            graphs[way.blocks] = traced_blocks(graph, way.blocks)
-        candidate = _priced(way, graph, graphs[way.blocks], cluster, request.objective, budget)
-        took_s = left_s - budget.work.left_s
-        if candidate is not None:
-            needed.append(max(candidate.evaluation.needed_bytes.values()))
-            best = _better(best, candidate, request.objective)
-        if priced >= _enough(best, trains=bool(graph.backward), late=budget.work.late):
-            break
-    if best is None:
-        return Unfit(min(needed, default=None), found.searched)
-    result = SpaceResult((best,), found.searched)
-    stopped = budget.work.stopped or not found.complete
-    return winner([result], request, cluster, stopped=stopped)
-
-
-def _priced(
-    way: BlockPlan,
-    graph: Graph,
-    cut: BlockGraph,
-    cluster: Cluster,
-    objective: Objective,
-    budget: Budget,
-) -> Candidate | None:
-    """The plan of a way, which may not fit; None if the search finds none."""
-    planned = way.plan(graph, cut, cluster, budget)
-    if planned is None:
-        return None
-    family, plan = planned
-    evaluation = evaluate(cut.graph, plan, cluster)
-    cost = evaluation.cost(objective)
-    least = min(cost, _least(graph, cluster, objective))
-    solution = Solution((), cost, least, "feasible", None, SOLVER)
-    return Candidate(family, cut.graph, plan, evaluation, solution)
-
-
-def _better(best: Candidate | None, other: Candidate, objective: Objective) -> Candidate | None:
-    """The cheaper one of those that fit."""
-    is_cheaper = best is None or other.cost(objective) < best.cost(objective)
-    return other if other.evaluation.fits_exactly and is_cheaper else best
-
-
-def _enough(best: Candidate | None, *, trains: bool, late: bool) -> float:
-    """Number of ways after which no other is priced.
-
-    In training the first that fits is the cheapest by the same prices.
-    """
-    if best is not None:
-        return 1 if trains or late else MOST_PRICED
-    return LATE_PRICED if late and not trains else math.inf
-
-
-def _least(graph: Graph, cluster: Cluster, objective: Objective) -> float:
-    """No plan in blocks costs less."""
-    if objective == "memory":
-        return 0.0
-    first = cluster.first_of_spec.values()
-    alone = (one_device(graph, cluster, device).cost(objective) for device in first)
-    return min(alone) / len(cluster)
-
-
-def least_limit(
-    graph: Graph,
-    cluster: Cluster,
-    request: Request,
-    budget: Budget,
-    prices: Prices,
-    unfit: Unfit,
-) -> int | None:
-    """A larger limit of memory under which a plan in blocks is known; None if none is found.
-
-    Args:
-        graph: The graph.
-        cluster: The devices.
-        request: The request.
-        budget: The budget of this search.
-        prices: Those of the search in which no plan fits.
-        unfit: What came of it.
-    """
-    asked = cluster.devices[0].memory_bytes
-    limits = [round(times * asked) for times in TIMES_LIMIT]
-    if unfit.needed_bytes is not None:  # a plan that takes no more is known
-        limits = [unfit.needed_bytes, *(limit for limit in limits if limit > unfit.needed_bytes)]
-    for limit in limits[:1] if graph.backward else limits:
-        found = plan_in_blocks(graph, cluster.with_memory(limit), request, budget, prices)
-        if isinstance(found, Outcome):
-            return limit
-        if budget.work.late:
-            break
-    return None
-
-
-def find_blocks(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget, prices: Prices
-) -> Found:
-    """Look for stretches and stages that bring a graph within the memory of its devices."""
-    if graph.backward:
-        return _find_in_training(graph, cluster, request, budget)
-    objective = request.objective
-    searches: dict[DeviceSpec, _Search] = {}
-    for spec in cluster.first_of_spec:
-        searches[spec] = _Search.of(prices.runs(graph, cluster, spec), spec, len(cluster), budget)
-    ways: dict[BlockPlan, tuple[float, int]] = {}
-    margins: dict[BlockPlan, float] = {}
-    for margin, way, seconds in _ways(cluster, searches, objective):
-        ways.setdefault(way, (seconds, len(way.blocks.stretches)))
-        margins[way] = margin
-        if budget.work.late:
-            break
-    cheapest = sorted(ways, key=ways.__getitem__)
-    more = sorted(cheapest[MOST_PRICED:], key=lambda way: (margins[way], ways[way]))
-    on, spread = "one device", ""
-    if len(cluster) > 1:
-        on = f"stages of {len(cluster)} devices in their order"
-        spread = ", which may be spread over all devices"
-    runs = sum(len(search.options) for search in searches.values())
-    return Found(
-        (*cheapest[:MOST_PRICED], *more[:MOST_MORE]),
-        f"{on}, with {runs} runs of nodes in blocks{spread}",
-        all(search.complete for search in searches.values()) and not budget.work.late,
-    )
-
-
-def _ways(
-    cluster: Cluster, searches: Mapping[DeviceSpec, _Search], objective: Objective
-) -> Iterator[tuple[float, BlockPlan, float]]:
-    """Ways on one device and in stages, each with the share of memory that it fills and seconds."""
-    count = len(cluster)
-    for spec, device in cluster.first_of_spec.items():
-        for margin, path in searches[spec].paths_of_all():
-            blocks = _blocks(next(iter(searches.values())).graph, path.options)
-            yield margin, BlockPlan(blocks, ((0, device),)), path.seconds
-            if count > 1:
-                yield (
-                    margin,
-                    BlockPlan(blocks, ((0, device),), is_spread=True),
-                    path.seconds / count,
-                )
-    for margin in STAGE_MARGINS if count > 1 else ():
-        chain = _staged(cluster, searches, margin, objective)
-        if chain is not None:
-            blocks = _blocks(next(iter(searches.values())).graph, chain.options)
-            for is_spread in (False, True):
-                yield margin, BlockPlan(blocks, chain.stages, is_spread), chain.longest_s
-
-
-def _find_in_training(graph: Graph, cluster: Cluster, request: Request, budget: Budget) -> Found:
-    """Look for stretches on one device, or on devices of which each runs its part of them."""
-    shared, on = None, "one device"
-    if len(cluster) > 1:
-        try:
-            shared = Shared.of(graph, len(cluster), request)
-        except ConstraintError as error:
-            return Found((), str(error), complete=True)
-        on = f"{shared.kind} over {len(cluster)} devices"
-    spec = min(cluster.devices, key=lambda device: device.memory_bytes)
-    alone = replace(cluster, devices=(spec,), levels=(replace(cluster.levels[0], size=1),))
-    trained = training_blocks(graph, alone, budget, shared)
-    stages = ((0, 0),) if shared is None else ()
-    ways = tuple(BlockPlan(blocks, stages, shared=shared) for blocks in trained.blocks)
-    return Found(ways, f"{on}, with {trained.runs} runs of nodes in blocks", trained.complete)
-
-
-def _blocks(graph: Graph, options: Sequence[Option]) -> Blocks:
-    return Blocks(tuple(option.stretch(graph) for option in options))
-
-
-@dataclass(frozen=True)
-class _Chain:
-    """Stages from the first node to a position."""
-
-    longest_s: float = 0.0
-    sum_s: float = 0.0
-    stages: tuple[tuple[int, int], ...] = ()
-    options: tuple[Option, ...] = ()
-
-    def rank(self, objective: Objective) -> tuple[float, ...]:
-        both = self.longest_s, self.sum_s
-        return both[::-1] if objective == "latency" else both
-
-
-def _staged(
-    cluster: Cluster, searches: Mapping[DeviceSpec, _Search], margin: float, objective: Objective
-) -> _Chain | None:
-    """The best stages over the devices in their order, some of which may be left out."""
-    any_search = next(iter(searches.values()))
-    count = len(any_search.graph.nodes)
-    starts = any_search.starts
-    best: dict[int, _Chain] = {0: _Chain()}
-    for device, spec in enumerate(cluster.devices):
-        search, after = searches[spec], dict(best)
-        for begin in starts:
-            if begin not in best:
-                continue
-            for stop, path in search.paths_from(begin, margin).items():
-                chain = best[begin]
-                seconds = path.seconds + _arriving_s(any_search.runs, cluster, begin, chain, device)
-                longer = _Chain(
-                    max(chain.longest_s, seconds),
-                    chain.sum_s + seconds,
-                    (*chain.stages, (begin, device)),
-                    (*chain.options, *path.options),
-                )
-                known = after.get(stop)
-                if known is None or longer.rank(objective) < known.rank(objective):
-                    after[stop] = longer
-        best = after
-    return best.get(count)
-
-
-def _arriving_s(runs: Runs, cluster: Cluster, begin: int, chain: _Chain, device: int) -> float:
-    """Seconds of sending a stage what lives where it begins."""
-    if not chain.stages:
-        return 0.0
-    level = cluster.level((chain.stages[-1][1], device))
-    return level.message_s + level.transfer_s(runs.around(begin, begin)[1])
-
-
-@dataclass(frozen=True)
-class _Search:
+class PathSearch:
     """The paths of a graph on devices of one kind.
 
     Attributes:
@@ -469,10 +69,10 @@ class _Search:
     complete: bool
     starts: Sequence[int]
     work: Work
-    _from: dict[tuple[int, float], Mapping[int, _Path]] = field(default_factory=dict)
+    _from: dict[tuple[int, float], Mapping[int, Path]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, runs: Runs, spec: DeviceSpec, devices: int, budget: Budget) -> _Search:
+    def of(cls, runs: Runs, spec: DeviceSpec, devices: int, budget: Budget) -> PathSearch:
         """Price the runs in blocks."""
         limit = spec.memory_bytes
         pricing = replace(budget, work=budget.work.of_the_clock(PRICING_SHARES))
@@ -491,7 +91,7 @@ class _Search:
             return itertools.product(STAYING, NEXT)
         return ((share, 0.0) for share in (STAGE_SHARES if self.devices > 1 else STAYING[:1]))
 
-    def paths_of_all(self) -> Iterator[tuple[float, _Path]]:
+    def paths_of_all(self) -> Iterator[tuple[float, Path]]:
         """Paths over the whole graph, with the share of the memory that each may fill."""
         count = len(self.graph.nodes)
         for margin in MARGINS:
@@ -500,14 +100,14 @@ class _Search:
                 if count in paths:
                     yield margin, paths[count]
 
-    def paths_from(self, begin: int, margin: float) -> Mapping[int, _Path]:
+    def paths_from(self, begin: int, margin: float) -> Mapping[int, Path]:
         """The cheapest path from a position to each at which a stage may end."""
         if (begin, margin) not in self._from:
             self._from[begin, margin] = self._paths_from(begin, margin)
         return self._from[begin, margin]
 
-    def _paths_from(self, begin: int, margin: float) -> Mapping[int, _Path]:
-        best: dict[int, _Path] = {}
+    def _paths_from(self, begin: int, margin: float) -> Mapping[int, Path]:
+        best: dict[int, Path] = {}
         stops = (*(stop for stop in self.starts if stop > begin), len(self.graph.nodes))
         for share, ahead in self._shares():
             if best and self.work.late:
@@ -519,7 +119,7 @@ class _Search:
 
     def _paths(
         self, begin: int, margin: float, share: float, ahead: float, stops: Sequence[int]
-    ) -> Mapping[int, _Path]:
+    ) -> Mapping[int, Path]:
         total = self.runs.constant_bytes(0, len(self.graph.nodes))
         room, staying, next_bytes = (
             int(self.limit * margin),
@@ -604,7 +204,7 @@ def _cheapest(
     ahead: int,
     begin: int,
     stops: Sequence[int],
-) -> Mapping[int, _Path]:
+) -> Mapping[int, Path]:
     """The cheapest path from a position to each stop that has one.
 
     It holds so many bytes of constants, and `ahead` of those of the next block.
@@ -626,7 +226,7 @@ def _cheapest(
             else runs.constant_bytes(option.start, option.stop)
         )
         by_start.setdefault(option.start, []).append((option, stay if counts else 0))
-    paths: dict[int, list[_Path]] = {begin: [_Path(0.0, 0, ())]}
+    paths: dict[int, list[Path]] = {begin: [Path(0.0, 0, ())]}
     found = {}
     for at in range(begin, count + 1):
         here = _best(paths.pop(at, ()))
@@ -640,12 +240,12 @@ def _cheapest(
         for path in here:
             if is_plain and path.staying_bytes + own <= staying:
                 seconds = path.seconds + runs.seconds[at]
-                longer = _Path(seconds, path.staying_bytes + own, path.options)
+                longer = Path(seconds, path.staying_bytes + own, path.options)
                 paths.setdefault(at + 1, []).append(longer)
             for option, stay in by_start.get(at, ()):
                 if (held := path.staying_bytes + stay) <= staying:
                     seconds = path.seconds + option.seconds
-                    longer = _Path(seconds, held, (*path.options, option))
+                    longer = Path(seconds, held, (*path.options, option))
                     paths.setdefault(option.stop, []).append(longer)
     return found
 
@@ -658,12 +258,12 @@ def _fits(option: Option, room: int, ahead: int, streams: bool) -> bool:
     return held + option.constant_bytes + ahead <= room and option.constant_bytes <= ahead
 
 
-def _best(paths: Sequence[_Path]) -> Sequence[_Path]:
+def _best(paths: Sequence[Path]) -> Sequence[Path]:
     """The paths than which none is both cheaper and holds less, the cheapest first.
 
     Of more than `MOST_PATHS` it keeps so many, the cheapest and the lightest among them.
     """
-    front: list[_Path] = []
+    front: list[Path] = []
     for path in sorted(paths, key=lambda p: (p.seconds, p.staying_bytes, len(p.options))):
         if not front or path.staying_bytes < front[-1].staying_bytes:
             front.append(path)

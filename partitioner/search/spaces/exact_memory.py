@@ -63,6 +63,8 @@ def second_look(
     if best is not None:
         return best
     first = nearest[0]
+    if budget.work.late:  # to refine the refusal takes long
+        raise _verdict(first.space, first.error, "", certain=False, alone=len(nearest) == 1)
     try:
         solution = least_shortage(
             first.built.problem,

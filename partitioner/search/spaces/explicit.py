@@ -18,7 +18,7 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.offers import alternatives
-from partitioner.ir.plan import PlacedNode, place
+from partitioner.ir.plan import PlacedNode, Plan, place
 from partitioner.ir.rule import Rule
 from partitioner.problem.build import Built, build, nothing
 from partitioner.problem.decode import decided, kept_decision
@@ -77,20 +77,24 @@ class JointSearch:
         """
         if any(spec.profile is not None for spec in self.cluster.devices):
             solution = self._settled(built, solution)
-        graph, plan = decided(self.graph, self.cluster, built, solution)
+        graph, plan = self._decided(built, solution)
         if places := self.request.constraints.places:
             names = side_by_side(graph, places)
             plan = replace(plan, nodes={name: plan.nodes[name] for name in names})
         return Candidate(family, graph, plan, evaluate(graph, plan, self.cluster), solution)
+
+    def _decided(self, built: Built, solution: Solution) -> tuple[Graph, Plan]:
+        """The plan of a solution, in the blocks of the plan that is kept, and its graph."""
+        graph, plan = decided(self.graph, self.cluster, built, solution)
+        kept = self.request.constraints.plan
+        return graph, plan if kept is None else replace(plan, blocks=kept.blocks)
 
     def _settled(self, built: Built, solution: Solution) -> Solution:
         objective = self.request.objective
         used: list[int] = []  # devices, first those of the solution
 
         def cost(chosen: Sequence[int]) -> float:
-            graph, plan = decided(
-                self.graph, self.cluster, built, replace(solution, chosen=tuple(chosen))
-            )
+            graph, plan = self._decided(built, replace(solution, chosen=tuple(chosen)))
             evaluation = evaluate(graph, plan, self.cluster)
             used.append(evaluation.devices_used)
             is_idle = objective == "throughput" and used[-1] < used[0]
@@ -233,8 +237,11 @@ class JointSpace:
                 return SpaceResult(searched=str(self.family), bound=least)
             built = self.shared.problem(self.family, options, check)
             check()
-        except (ConstraintError, OutOfTime) as error:
+        except ConstraintError as error:
             return SpaceResult(failed=((self.family, error),))
+        except OutOfTime as error:
+            again = partial(self.search, others=others)
+            return SpaceResult(failed=((self.family, error),), more=again)
         return self._solved(built, budget)
 
     def _solved(
@@ -276,7 +283,7 @@ class JointSpace:
 
 @dataclass(frozen=True)
 class KindSpace:
-    """The plans of one kind of parallelism: a part of a mesh's space.
+    """The plans of one kind of parallelism, or of several joined: a part of a mesh's space.
 
     It is searched for plans to run, and where the search of the mesh ended with a gap: with most
     choices bound it finds a plan soon that the larger space may hide.
@@ -284,10 +291,12 @@ class KindSpace:
     Attributes:
         shared: The search, whose request has no constraints.
         kind: The kind, see `strategies.kinds.parallel`.
+        mesh: The mesh, where the kind is of several joined.
     """
 
     shared: JointSearch
     kind: str
+    mesh: Mapping[str, int] | None = None
 
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The best plan of the kind, if there is one; its bound covers no other plan."""
@@ -295,7 +304,8 @@ class KindSpace:
         if not self._is_wanted(budget, others):
             return SpaceResult()
         try:
-            request = replace(shared.request, parallel=self.kind).over(devices).on(shared.graph)
+            asked = replace(shared.request, parallel=self.kind, mesh=self.mesh)
+            request = asked.over(devices).on(shared.graph)
             request.constraints.check(shared.graph, devices)
         except PartitionerError:
             return SpaceResult()

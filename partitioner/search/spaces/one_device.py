@@ -44,6 +44,18 @@ def least_alone(graph: Graph, cluster: Cluster, request: Request) -> float:
     return evaluation.cost(request.objective) if may_fit else math.inf
 
 
+def shortage(graph: Graph, cluster: Cluster) -> tuple[bool, bool]:
+    """Whether one device, and all of them together, have too little memory for a graph.
+
+    If all have, no plan fits: at each node all values that live are somewhere, and one device holds
+    each of them once.
+    """
+    device, alone = best_single(graph, cluster, "memory")
+    held = alone.exact_bytes[device]
+    together = sum(spec.memory_bytes for spec in cluster.devices)
+    return not alone.fits_exactly, held - len(cluster) > together
+
+
 def is_to_run(graph: Graph, request: Request) -> bool:
     """Whether one device is to be run beside other plans: then it is known if splitting pays."""
     return request.tune is not None and is_free(graph, request)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from partitioner import units
@@ -12,7 +12,10 @@ from partitioner.ir.graph import Graph
 from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request
-from partitioner.search.stages.pipelines import NOT_SEARCHED, find_pipeline, over_counts, to_beat_s
+from partitioner.search.spaces.one_device import shortage
+from partitioner.search.stages.cut_search import NOT_SEARCHED, to_beat
+from partitioner.search.stages.lane_memory import step_cost
+from partitioner.search.stages.pipelines import find_pipeline
 from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 
@@ -160,73 +163,97 @@ class CountSearch:
 
     @property
     def _best_count(self) -> int:
-        return min(self.outcomes, key=lambda n: self.outcomes[n].evaluation.step_s)
+        return min(self.outcomes, key=self._cost)
+
+    def _cost(self, count: int) -> float:
+        return step_cost(self.outcomes[count].evaluation, self.request.objective)
 
     @property
     def _best_s(self) -> float:
-        """Seconds of a step that a plan must beat to be wanted: those of the best one so far.
+        """Cost of a step that a plan must beat to be wanted: that of the best one so far.
 
-        Where plans are to be run, those of the last of as many.
+        Where plans are to be run, that of the last of as many.
         """
-        found = self.outcomes.values()
+        goal = self.request.objective
         if self.request.tune is None:
-            return min((self.budget.best_s, *(outcome.evaluation.step_s for outcome in found)))
-        steps = (plan.evaluation.step_s for outcome in found for plan in outcome.candidates)
-        return min(self.budget.best_s, to_beat_s(steps, self.request.tune))
+            return min((self.budget.best_s, *map(self._cost, self.outcomes)))
+        plans = (plan for outcome in self.outcomes.values() for plan in outcome.candidates)
+        costs = (step_cost(plan.evaluation, goal) for plan in plans)
+        return min(self.budget.best_s, to_beat(costs, self.request.tune))
 
     def fewest(self, counts: Sequence[int]) -> Outcome | None:
         """The best plan of the least number that fits, or of a larger one that is faster.
 
-        With more micro-batches less is held at once. So none fits if the first does not, nor the
-        last that leaves each device two samples; else numbers that do not fit are skipped in
-        growing steps, and the least one that does is bisected. A larger one is faster where it
-        computes less again or communicates less.
+        With more micro-batches less is held at once, down to one sample on each device: if the
+        first number does not fit, that is tried, then those that it is most likely beside, and the
+        least one that fits is bisected. A larger one is faster where it computes less again or
+        communicates less.
 
         Args:
             counts: Numbers to choose from, ascending, to one sample in each micro-batch.
         """
-        if not counts or self._none_fits(counts):
+        fits = next((count for count in self._likely(counts) if self._plan(count)), None)
+        if fits is None:
             return None
-        low, high, end, step = -1, 0, len(counts), 1
-        while high < end and not self._plan(counts[high]):
-            if counts[high] in self.impossible:  # nor are larger ones: their parts are smaller
-                end = high
-            else:
-                low, step = high, 2 * step
-            high = min(low + step, end - 1) if low < end - 1 else end
-        if high == end:
-            return None
+        low, high = min(0, counts.index(fits) - 1), counts.index(fits)
         while high - low > 1:
             middle = (low + high) // 2
             if self._plan(counts[middle]):
                 high = middle
             else:
                 low = middle
-        best_s = self.outcomes[counts[high]].evaluation.step_s
+        best_s = self._cost(counts[high])
         for count in counts[high + 1 :]:
-            if not self._plan(count) or self.outcomes[count].evaluation.step_s >= best_s:
+            if not self._plan(count) or self._cost(count) >= best_s:
                 break
-            best_s = self.outcomes[count].evaluation.step_s
+            best_s = self._cost(count)
         return self.best
 
-    def _none_fits(self, counts: Sequence[int]) -> bool:
-        """Tell whether memory refuses the first, the last with two samples a device, and the last.
+    def _likely(self, counts: Sequence[int]) -> Iterator[int]:
+        """The numbers one of which fits if any does: the first, then those that hold least.
 
-        Where the batch is not cut over the devices, a micro-batch of one sample holds least.
+        These leave each device one sample, or two. Where the batch is not cut over the devices, a
+        micro-batch of one sample holds least. Where too many are impossible, fewer are tried.
         """
-        samples = max(counts[0], counts[-1] // (2 * len(self.cluster)))
-        most = max(count for count in counts if count <= samples)
-        if self._plan(counts[0]) or self._plan(most) or most in self.impossible:
-            return False
-        return self.refused[most].bytes_short > 0 and not self._plan(counts[-1])
+        yield from counts[:1]
+        least, devices = counts[-1] if counts else 0, len(self.cluster)
+        for samples in (1, 2):
+            yield from [count for count in counts if count * samples * devices <= least][-1:]
+        yield from counts[-1:]
+        for count in reversed(counts):
+            if all(other in self.impossible for other in counts if other > count):
+                yield count
 
     @property
     def best(self) -> Outcome:
         """The fastest plan, with a certificate over all numbers that were tried."""
         count = self._best_count
         bounds = [error.bound for error in self.slower.values()]
-        best = over_counts(self.outcomes, count, self.request.gap, bounds)
+        best = _over_counts(self.outcomes, count, self.request.gap, bounds)
         return best.stopped() if self.budget.work.stopped else best
+
+    def _share(self, parts: int, sizes: tuple[int, ...] | None) -> Budget:
+        """One of so many equal shares of the steps and, on few devices, half of the clock at most.
+
+        On many devices the first numbers may take all of it: each takes long, and may be the last.
+        """
+        share = self.budget.share(parts)
+        if sizes is not None and len(self.cluster) > EXPLICIT:
+            return share
+        return replace(share, work=share.work.of_the_clock(min(parts, 2)))
+
+    def _open_graphs(self, count: int, sizes: tuple[int, ...] | None) -> Iterator[Graph]:
+        """The graphs of a micro-batch, but for one that is sure not to fit where another follows.
+
+        None follows behind the time limit.
+        """
+        graphs = iter(self.graphs(count))
+        for graph in graphs:
+            on_one_mesh = sizes == (len(self.cluster),) and bool(graph.backward)
+            is_too_large = on_one_mesh and not graph.optional and shortage(graph, self.cluster)[1]
+            yield next(graphs, graph) if is_too_large else graph
+            if self.budget.work.late:
+                break
 
     def _plan(
         self,
@@ -243,7 +270,7 @@ class CountSearch:
             count: The number.
             parts: Its part is one of so many of what is left.
             sizes: Numbers of devices of a stage; None for those of the search.
-            known_s: Seconds of a step of a known plan: dearer ones are of no interest.
+            known_s: Cost of a known plan: dearer ones are of no interest.
         """
         known = {**self.outcomes, **self.refused, **self.impossible, **self.slower}
         if count not in known and known and self.budget.work.late:
@@ -253,13 +280,14 @@ class CountSearch:
             self.slower[count] = NoCheaper(text, least_s)
         elif count not in known:
             self.budget.say(f"planning {count} micro-batch{'es' if count > 1 else ''}")
-            graphs, sizes = iter(self.graphs(count)), sizes or self.sizes
+            sizes = sizes or self.sizes
+            graphs = self._open_graphs(count, sizes)
             while count not in {**self.outcomes, **self.slower}:
                 try:
                     graph = next(graphs)
                     if graph.optional:
                         self.budget.say("allowing values to be computed again")
-                    share = replace(self.budget.share(parts), best_s=known_s)
+                    share = replace(self._share(parts, sizes), best_s=known_s)
                     self.outcomes[count] = find_pipeline(
                         graph, self.cluster, self.request, share, count, sizes
                     )
@@ -272,3 +300,28 @@ class CountSearch:
                 except ConstraintError as error:
                     self.impossible[count] = error
         return count in self.outcomes
+
+
+def _over_counts(
+    outcomes: Mapping[int, Outcome], count: int, gap: float, bounds: Sequence[float] = ()
+) -> Outcome:
+    """The outcome of one number of micro-batches, with a certificate over all that were tried.
+
+    Args:
+        outcomes: By number.
+        count: The number.
+        gap: At most which the plan is optimal.
+        bounds: Those of numbers that have no faster plan.
+    """
+    best = outcomes[count]
+    certificates = [one.plan.certificate for one in outcomes.values()]
+    bound = min(*(cert.bound for cert in certificates if cert is not None), *bounds, math.inf)
+    certificate = best.plan.certificate
+    assert certificate is not None
+    cost, status = certificate.cost, certificate.status
+    if status == "optimal" and cost - bound > gap * cost:
+        status = "feasible"
+    spaces = dict.fromkeys(cert.space for cert in certificates if cert is not None)
+    joined = replace(certificate, bound=min(cost, bound), status=status, space=", ".join(spaces))
+    candidates = tuple(plan for one in outcomes.values() for plan in one.candidates)
+    return replace(best, plan=replace(best.plan, certificate=joined), candidates=candidates)

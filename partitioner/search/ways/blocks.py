@@ -8,7 +8,7 @@ from partitioner import units
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import best_single
 from partitioner.ir.graph import Graph
-from partitioner.search.blocks.paths import Prices, Unfit, least_limit, plan_in_blocks
+from partitioner.search.blocks.find_blocks import Prices, Unfit, least_limit, plan_in_blocks
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Budget, Request
 from partitioner.search.ways.stage_clock import StageClock
@@ -56,7 +56,7 @@ class InBlocks:
 
     def would_fit(self, budget: Budget, _refusal: Infeasible) -> tuple[Change, ...]:
         """A larger limit of memory within which a plan in blocks is known, but not the whole."""
-        if self.unfit is None:
+        if self.unfit is None or budget.work.late:
             return ()
         graph, cluster = self.graph, self.cluster
         limit = least_limit(graph, cluster, self.request, budget, self.prices, self.unfit)

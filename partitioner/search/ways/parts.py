@@ -192,18 +192,21 @@ class InStages:
             outcome = self._best(budget)
         model, through = self.parts.model, through_stages(outcome.plan)
         outcome = replace(outcome, whole=model.whole)
-        if self.bound is None:  # asked for
+        if self.bound is None or self.request.tune is not None:  # asked for, or one of several
             return outcome.noted(*self.parts.notes(outcome.plan))
         if budget.best_s == math.inf:
             return outcome.noted(*_where_nothing_else_fits(outcome, model))
         count = outcome.plan.micro_batches
         batches = f"{count} micro-batches" if count != 1 else "one micro-batch"
-        known = units.seconds(budget.best_s)
+        known = units.cost(self.request.objective, budget.best_s)
         note = f"at once, the best plan takes {known}: it runs in {batches}{through}"
         return outcome.noted(note, *self.parts.notes(outcome.plan))
 
     def _best(self, budget: Budget) -> Outcome:
         asked, trials = self.request.micro_batch_count, self.trials
+        is_weighed = self.bound is not None and self.request.tune is None
+        if is_weighed and budget.best_s == math.inf and trials[0].sizes is None:
+            trials = trials[::-1]  # nothing else was found to fit: more micro-batches hold less
         try:
             return self._counts(budget).all(trials)
         except Infeasible as error:
@@ -219,7 +222,7 @@ class InStages:
     def would_fit(self, budget: Budget, refusal: Infeasible) -> tuple[Change, ...]:
         """More micro-batches than those that are asked for."""
         asked = self.request.micro_batch_count
-        if asked is None or "time limit" in str(refusal):
+        if asked is None or "time limit" in str(refusal) or budget.work.late:
             return ()
         outcome = self._more(asked, budget)
         return () if outcome is None else (Change(in_so_many(outcome)),)
@@ -294,7 +297,7 @@ class FewestParts:
 
     def would_fit(self, budget: Budget, _refusal: Infeasible) -> tuple[Change, ...]:
         """A larger limit of memory, within which micro-batches fit that are proven."""
-        if self.nearest is None or self.parts.why_not(self.nearest[0]):
+        if self.nearest is None or budget.work.late or self.parts.why_not(self.nearest[0]):
             return ()
         count, short = self.nearest
         limit = min(device.memory_bytes for device in self.cluster.devices) + math.ceil(short)

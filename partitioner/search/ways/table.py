@@ -11,7 +11,7 @@ from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.memory.lifetimes import kept_bytes
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
-from partitioner.search.blocks.paths import why_not_in_blocks
+from partitioner.search.blocks.find_blocks import why_not_in_blocks
 from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Budget, Request
@@ -20,11 +20,12 @@ from partitioner.search.ways.blocks import InBlocks
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.parts import FewestParts, InStages, Parts
 from partitioner.search.ways.stage_clock import StageClock
-from partitioner.search.ways.way import Way, Weighing, nothing
+from partitioner.search.ways.way import FIRST_SHARE, LEAST_SHARE, Way, Weighing, nothing
 from partitioner.search.ways.whole import WholeBatch
 from partitioner.search.what_would_fit import Change, what_would_fit
 from partitioner.solver import Infeasible
-from partitioner.strategies.kinds.parallel import forms
+from partitioner.strategies.constraints import ConstraintError
+from partitioner.strategies.kinds.parallel import depends_on_mesh, forms
 
 #: Share of a device's memory within which the whole model must fit one, so that nothing is short.
 AMPLE = 0.8
@@ -54,7 +55,10 @@ class Table:
         """
         ways = tuple(self.ways())
         budget = Budget.of(self.request, self.clock.say)
-        return Weighing(ways, self.request, budget, is_short=self._is_short).best()
+        is_short, share = self._is_short, FIRST_SHARE
+        if is_short:  # less, the less memory there is for what one device holds
+            share = max(LEAST_SHARE, FIRST_SHARE * min(1.0, self._room / 2))
+        return Weighing(ways, self.request, budget, is_short=is_short, first_share=share).best()
 
     def ways(self) -> Iterator[Way]:
         """The ways that the request leaves open, and those that it closes, with the reason."""
@@ -62,11 +66,11 @@ class Table:
             stages = InStages(self._parts, self.cluster, self.request, self.clock)
             yield Way("micro-batches", stages.search, would_fit=stages.would_fit)
             return
-        first, *_ = self._forms
-        yield from map(self._whole, self._forms)
+        for graph, spaces in self._forms:
+            yield self._whole(graph, spaces)
         rivals = tuple(self._in_stages())
         yield from rivals
-        if first is self._first:
+        if self._forms[0][0] is self._first:
             yield from self._fewest_parts(weighs_stages=bool(rivals and self.training))
             yield self._in_blocks()
 
@@ -90,34 +94,74 @@ class Table:
         return bool(self._first.backward)
 
     @cached_property
-    def _forms(self) -> tuple[Graph, ...]:
-        """The graphs of the whole batch that are planned."""
+    def _forms(self) -> tuple[tuple[Graph, Request], ...]:
+        """The graphs of the whole batch that are planned, each with its request.
+
+        A mesh that is left open is named where the form depends on it.
+
+        Raises:
+            ConstraintError: A form is asked for that the graph cannot have.
+            SearchError: The mesh has no axis of a form.
+        """
         known = self.model.forms
         if len(self.cluster) == 1 or self.request.constraints.plan is not None:
             known = known[:1]
+        requests: tuple[Request, ...] = (self._spaces,)
+        if depends_on_mesh(self.request.parallel):
+            requests = self._spaces.on_meshes(len(self.cluster))
         free = self.model.pins_reach_forms
-        return forms(self.request.parallel, known, self._spaces.mesh, free=free)
+        found: list[tuple[Graph, Request]] = []
+        refused: list[ConstraintError] = []
+        for one in requests:
+            try:
+                graphs = forms(one.parallel, known, one.mesh, free=free)
+            except ConstraintError as error:
+                refused.append(error)
+            else:
+                found += [(graph, one) for graph in graphs]
+        if not found:
+            raise refused[0]
+        return tuple(found)
 
     @cached_property
     def _is_short(self) -> bool:
         """Whether the whole model does not surely fit each device alone."""
         if self.request.is_pipelined:
             return False
-        device, alone = best_single(self._first, self.cluster, "memory")
-        least = min(self.cluster.devices, key=lambda spec: spec.memory_bytes).memory_bytes
-        return alone.needed_bytes[device] > AMPLE * least
+        least = min(device.memory_bytes for device in self.cluster.devices)
+        return self._alone_bytes > AMPLE * least
 
-    def _whole(self, graph: Graph) -> Way:
+    @cached_property
+    def _alone_bytes(self) -> int:
+        """Bytes that one device needs for the whole model."""
+        device, alone = best_single(self._first, self.cluster, "memory")
+        return alone.needed_bytes[device]
+
+    @property
+    def _room(self) -> float:
+        """Memory of all devices, as a multiple of what one needs for the whole model."""
+        together = sum(device.memory_bytes for device in self.cluster.devices)
+        return together / max(1, self._alone_bytes)
+
+    def _whole(self, graph: Graph, spaces: Request) -> Way:
         is_first = graph is self._first
         request = self.request
         may_offer = request.recompute == "auto" and request.constraints.plan is None
         offers = None
         if is_first and self.training and may_offer:
             offers = self._offered
-        whole = WholeBatch(graph, self.cluster, self._spaces, self.clock, offers)
+        at_once = self.model.uncut if self._keeps_blocks else graph
+        whole = WholeBatch(graph, self.cluster, spaces, self.clock, offers, at_once)
         name = "the whole batch" if is_first else "the whole batch in another form"
-        would_fit = partial(self._whole_would_fit, graph) if graph is self._forms[0] else nothing
+        is_first_way = (graph, spaces) == self._forms[0]
+        would_fit = partial(self._whole_would_fit, graph) if is_first_way else nothing
         return Way(name, whole.search, would_fit=would_fit)
+
+    @property
+    def _keeps_blocks(self) -> bool:
+        """Whether a plan in blocks is kept, so that the graph of all blocks is the first."""
+        kept = self.request.constraints.plan
+        return kept is not None and bool(kept.blocks)
 
     def _offered(self) -> Graph | None:
         return self.model.offered
@@ -140,16 +184,17 @@ class Table:
         asked, devices = self.request.micro_batches == "auto", len(self.cluster)
         if not (self._leaves_stages_open and self._holds_weights and self._has_batch):
             return
-        if not asked and (not self.training or devices > EXPLICIT):
+        waits = self.training or self.request.objective == "latency"
+        if not asked and (not waits or devices > EXPLICIT):
             return
         sizes = None
-        if self.training and devices <= EXPLICIT:  # one mesh of all is no faster in parts
-            sizes = self.request.stage_sizes(devices)[:-1]
-        waits = self.training or self.request.objective == "latency"
+        if (self.training or not asked) and devices <= EXPLICIT:
+            sizes = self.request.stage_sizes(devices)[:-1]  # one mesh of all is no faster in parts
         most = devices  # of a stage; those of several sizes are of powers of two
         if sizes:
             most = max(*sizes, 2 ** ((devices - 1).bit_length() - 1))
         least = LeastStep(self.model.uncut, self.cluster, most, waits=waits)
+        bound = _nothing_known if self.request.objective == "memory" else least.seconds
         stages = InStages(
             self._parts,
             self.cluster,
@@ -157,9 +202,9 @@ class Table:
             self.clock,
             sizes,
             least=1 if self.training else 2,
-            bound=least.seconds,
+            bound=bound,
         )
-        bound_s = min(least.seconds(trial.count) for trial in stages.trials)
+        bound_s = min(bound(trial.count) for trial in stages.trials)
         yield Way("stages", stages.search, bound_s, is_rival=True)
 
     @property
@@ -168,7 +213,7 @@ class Table:
         request = self.request
         if not request.may_run_in_parts:
             return False
-        if not self.training:
+        if not self.training and request.micro_batches == "auto":
             return True
         kinds = request.parallel is None and request.mesh is None and request.strategy == "auto"
         nodes = len(self.cluster) <= EXPLICIT or (
@@ -220,3 +265,8 @@ class Table:
             would_fit=blocks.would_fit,
             closed=closed,
         )
+
+
+def _nothing_known(_count: int) -> float:
+    """The bound on the bytes of steps in so many micro-batches."""
+    return 0.0

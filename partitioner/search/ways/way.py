@@ -16,13 +16,17 @@ from partitioner.search.request import Budget, Request
 from partitioner.search.ways.refusal import Nearly, joined
 from partitioner.search.what_would_fit import Change
 from partitioner.solver import Infeasible
+from partitioner.solver.work import Work
 from partitioner.strategies.constraints import ConstraintError
 
 #: Seconds to look for changes that make a refused request feasible, and the share of the time
 #: limit that they may take where the search has used it up.
 CHANGES_S, LATE_SHARE = 14.0, 0.1
-#: Share of the clock for the whole batch, where memory may refuse it.
-FIRST_SHARE = 0.6
+#: The share of the seconds of a way's search that it takes, at least, to look for a change.
+CHANGE_SHARE = 0.3
+#: Share of the clock for the whole batch, where memory may refuse it; the least, where it most
+#: likely does.
+FIRST_SHARE, LEAST_SHARE = 0.6, 0.2
 
 
 def nothing(_budget: Budget, _refusal: Infeasible) -> tuple[Change, ...]:
@@ -71,6 +75,7 @@ class Weighing:
         bounds: Of each way without a plan, and of those that were not searched, a bound.
         late: The ways that the time limit did not reach.
         is_short: Whether memory may refuse some: then the clock is shared with those that save it.
+        first_share: The share of the clock, then, of the first way.
     """
 
     ways: Sequence[Way]
@@ -82,6 +87,10 @@ class Weighing:
     bounds: dict[int, float] = field(default_factory=dict)
     late: list[int] = field(default_factory=list)
     is_short: bool = True
+    first_share: float = FIRST_SHARE
+    _took_s: dict[int, float] = field(default_factory=dict)
+    _seconds: dict[int, float] = field(default_factory=dict)
+    _stopped: set[int] = field(default_factory=set)
 
     def best(self) -> Outcome:
         """The best plan of all ways, with one certificate.
@@ -102,6 +111,7 @@ class Weighing:
                 self.bounds[number] = way.bound
             else:
                 self._search(number, order[place + 1 :])
+        self._go_on()
         if not self.found:
             raise self._refusal()
         return self._certified()
@@ -134,22 +144,64 @@ class Weighing:
         rivals = [other for other in behind if other.rung == 0 or way.rung]
         parts = 1 + sum(other.bound < self._enough for other in rivals) / 2
         if self.is_short and not way.rung and any(other.rung for other in behind):
-            parts /= FIRST_SHARE
+            parts /= FIRST_SHARE if self.found or self.refused else self.first_share
+        self._tried(number, way.search, parts)
+
+    def _tried(self, number: int, search: Callable[[Budget], Outcome], parts: float) -> None:
+        """Search a way with one of so many equal shares of what is left of the clock."""
         known = math.inf if self.request.tune is not None else self._known
         share = replace(self.budget.of_clock(parts), best_s=known)
+        left_s = self.budget.work.left_s
+        self._seconds[number] = share.work.left_s
+        self.refused.pop(number, None)
         try:
-            self.found[number] = way.search(share)
+            self.found[number] = search(share)
         except NoCheaper as error:
             self.bounds[number] = error.bound
         except Infeasible as error:
             self.refused[number] = error
         except ConstraintError as error:
             self.impossible[number] = error
+        finally:
+            self._took_s[number] = left_s - self.budget.work.left_s
+        if share.work.stopped:
+            self._stopped.add(number)
+
+    def _go_on(self) -> None:
+        """Give what is left of the clock to the ways that their shares of it ended.
+
+        Those with plans go on where they were, the least bound first. Where nothing fits, others
+        begin anew, if there are more seconds for it than before.
+        """
+        while self.budget.work.left_s > 0:
+            stopped = {n: outcome for n, outcome in self.found.items() if self._is_open(n)}
+            if not stopped:
+                break
+            number = min(stopped, key=self._bound)
+            more = stopped[number].more
+            assert more is not None
+            self.found[number] = replace(stopped[number], more=None)
+            self._tried(number, more, len(stopped))
+        for number in [] if self.found else sorted(self.refused, key=self._rank):
+            gains_s = self.budget.work.left_s - self._seconds[number]
+            if number in self._stopped and not self.found and gains_s > 0:
+                self._tried(number, self.ways[number].search, 1)
+
+    def _is_open(self, number: int) -> bool:
+        """Tell whether the clock ended the search of a way whose bound leaves something to gain."""
+        outcome = self.found[number]
+        certificate = outcome.plan.certificate
+        stopped = certificate is not None and certificate.status == "time_limit"
+        return stopped and outcome.more is not None and self._bound(number) < self._enough
+
+    def _bound(self, number: int) -> float:
+        certificate = self.found[number].plan.certificate
+        return max(certificate.bound if certificate else 0.0, self.ways[number].bound)
 
     def _certified(self) -> Outcome:
         """The best plan, with a certificate over all ways that were weighed."""
         number = min(self.found, key=self._cost)
-        best = self.found[number].noted(*self._others(number))
+        best = replace(self.found[number].noted(*self._others(number)), more=None)
         if len(self.found) == 1 and not self.bounds:
             return best
         certificate = best.plan.certificate
@@ -159,7 +211,7 @@ class Weighing:
             known = outcome.plan.certificate
             assert known is not None
             spaces.append(known.space)
-            bounds.append(max(known.bound, self.ways[other].bound))
+            bounds.append(self._bound(other))
         bound, spaces = min(cost, *bounds), [*spaces, *self._not_searched()]
         status, is_open = certificate.status, cost - bound > self.request.gap * cost
         if status == "optimal" and is_open:
@@ -209,11 +261,13 @@ class Weighing:
         if not self.refused or 0 in self.impossible:
             return self.impossible[min(self.impossible)]
         self.budget.say("looking for what would fit")
-        limit_s = self.request.time_limit_s
-        left_s = max(self.budget.work.left_s, LATE_SHARE * limit_s)
+        late_s = LATE_SHARE * self.request.time_limit_s
+        left_s = Work(self.budget.work.deadline + late_s).left_s
         budget = self.budget.anew(min(CHANGES_S, left_s))
         changes: list[Change] = []
         for number, refusal in self.refused.items():
+            if budget.work.left_s < CHANGE_SHARE * self._took_s[number]:
+                budget = self.budget.anew(0.0)
             changes += refusal.changes if isinstance(refusal, Nearly) else ()
             changes += self.ways[number].would_fit(budget, refusal)
         left = [way.closed for way in self.ways if way.closed]

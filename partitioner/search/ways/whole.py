@@ -11,6 +11,7 @@ from partitioner.ir.graph import Graph
 from partitioner.search.find_plan import find_plan
 from partitioner.search.outcome import NoCheaper, Outcome, stopped_refusal
 from partitioner.search.request import Budget, Request
+from partitioner.search.spaces.one_device import shortage
 from partitioner.search.ways.stage_clock import StageClock
 from partitioner.solver import Infeasible
 from partitioner.strategies.derive import Rules
@@ -18,6 +19,8 @@ from partitioner.strategies.derive import Rules
 #: With offers, the search of the graph without them may take one such part of the steps, and that
 #: with them one such part of the rest: what is left is for going on with the first.
 FIRST_PART, OFFERS_PART = 1.5, 2
+#: The part of the seconds that the search without offers may take where memory may forbid plans.
+FIRST_CLOCK = 2
 #: What is said of a plan of a graph that was not searched with its offers.
 KEEPS_ALL = "plans that keep all values for the backward pass"
 
@@ -33,6 +36,7 @@ class WholeBatch:
         clock: Times the stages.
         offers: Gives the graph that offers to compute values again, or None; called where no plan
             of `graph` fits or memory forbids a cheaper one. None if nothing may be offered.
+        at_once: The graph of the whole batch that one device would run; None for `graph`.
     """
 
     graph: Graph
@@ -40,6 +44,7 @@ class WholeBatch:
     request: Request
     clock: StageClock
     offers: Callable[[], Graph | None] | None = None
+    at_once: Graph | None = None
 
     def search(self, budget: Budget) -> Outcome:
         """The best plan, of the graph or of that with offers.
@@ -59,9 +64,25 @@ class WholeBatch:
                     outcome = find_plan(self.graph, self.cluster, request, budget, rules)
             except Infeasible as error:
                 raise stopped_refusal(error, budget.work) from None
+        return self._named(outcome, request)
+
+    def _named(self, outcome: Outcome, request: Request) -> Outcome:
+        """An outcome with its request, and with the name of what was searched."""
+        more = outcome.more
+
+        def go_on(budget: Budget) -> Outcome:
+            assert more is not None
+            with self.clock("searching"):
+                return self._named(more(budget), request)
+
         if self.offers is not None and outcome.of is self.graph:
             outcome = outcome.limited_to(KEEPS_ALL)
-        return replace(outcome, whole=self.graph, request=request)
+        return replace(
+            outcome,
+            whole=self.at_once or self.graph,
+            request=outcome.request or request,
+            more=None if more is None else go_on,
+        )
 
     def _with_offers(self, rules: Rules, request: Request, budget: Budget) -> Outcome | None:
         """The better plan of the graph and of the same graph with offers, where memory binds.
@@ -70,19 +91,21 @@ class WholeBatch:
         short, and there is work left to go on with it.
         """
         assert self.offers is not None
-        outcome = None
-        first = replace(budget.share(FIRST_PART), defers_memory=True)
-        try:
-            outcome = find_plan(self.graph, self.cluster, request, first, rules)
-        except Infeasible:
-            note = "no plan that keeps all values for the backward pass was found to fit"
-        else:
-            if not outcome.memory_binds:
-                return outcome
-            note = "memory forbids the cheapest plan that keeps all values"
-        graph = self.offers()
+        outcome, note = None, "no plan that keeps all values for the backward pass was found to fit"
+        one, all_ = shortage(self.graph, self.cluster)
+        graph = self.offers() if all_ else None
         if graph is None:
-            return None
+            work = budget.work.share(FIRST_PART).of_the_clock(FIRST_CLOCK if one else 1)
+            first = replace(budget, work=work, parts=FIRST_PART, defers_memory=True)
+            with suppress(Infeasible):
+                outcome = find_plan(self.graph, self.cluster, request, first, rules)
+            if outcome is not None and not outcome.memory_binds:
+                return outcome
+            if outcome is not None:
+                note = "memory forbids the cheapest plan that keeps all values"
+            graph = self.offers()
+            if graph is None:
+                return None
         budget.say("allowing values to be computed again")
         request = self.request.on(graph)
         if outcome is None:

@@ -9,17 +9,17 @@ names in files (`--dump-problem FILE.lp`):
     T         load          load of the busiest device                     continuous
     M         bytes         bytes (over the limit) of the fullest device   continuous
 
-Minimise T + eps x total load (objective "throughput"), or M ("memory", "excess"), subject to
+Minimise T + eps x total load (objective "throughput"), or M ("memory", "excess"), subject to the
+families of constraints, each a method of `_Program` that yields its rows:
 
-    (1) choose      sum_p s[v,p] = 1                                               `_choose`
+    (1) choose      sum_p s[v,p] = 1
     (2) leave, meet sum_Q e[uv,P,Q] = sum_{p in P} s[u,p],
-                    sum_P e[uv,P,Q] = sum_{q in Q} s[v,q]                          `_edge`
-    (3) pay         z[i] >= sum of e over i's pairs on one edge, or of s over i's
-                    choices                                                        `_item`
-    (4) carry       load of device d <= T, one row a distinct device               `_loads`
-    (5) hold        bytes held on d at t <= limit[d] (+ M), at maximal cliques     `_memory`
+                    sum_P e[uv,P,Q] = sum_{q in Q} s[v,q]
+    (3) pay         z[i] >= sum of e over i's pairs on one edge, or of s over i's choices
+    (4) carry       load of device d <= T, one row a distinct device
+    (5) hold        bytes held on d at t <= limit[d] (+ M), at maximal cliques
     (6) open        the n-th heaviest node uses one of the first n interchangeable
-                    groups, and a group is opened only after the one before it     `_symmetry`
+                    groups, and a group is opened only after the one before it
 
 A forbidden pair has no e. An item that one edge or hold alone can trigger needs no z: it is
 priced on e or s. An edge with one class at an end needs no e: s of the other end says all.
@@ -30,9 +30,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from partitioner.solver.milp.program import Milp, MilpBuilder, TooLargeError
 from partitioner.solver.problem import Edge, Pair, Problem
@@ -40,7 +40,13 @@ from partitioner.solver.sites import Site, clique_positions, item_sites
 from partitioner.solver.symmetry import rank_nodes, symmetric_groups
 
 Goal = Literal["throughput", "memory", "excess"]
-Terms = list[tuple[int, float]]
+Terms = list[tuple[int, float]]  #: A sum of column x value.
+Sense = Literal[-1, 0, 1]
+#: Name, left side, sense and right side.
+Constraint = tuple[str, Terms, Sense, float]
+MOST: Sense = -1  #: <=
+EQUAL: Sense = 0
+LEAST: Sense = 1  #: >=
 
 #: Entries of the rows at most. HiGHS looks at no clock while it lays out a program: of 17 million
 #: entries (a training graph of 468 nodes within memory) it comes back after two minutes.
@@ -110,190 +116,219 @@ def _formulated(
     problem: Problem, goal: Goal, known: float | None, caps: Mapping[int, float]
 ) -> Formulation:
     build = MilpBuilder(MOST_ENTRIES)
-    select = _choose(build, problem)
-    pairs = [_edge(build, number, edge, select) for number, edge in enumerate(problem.edges)]
-    on = [
-        _item(build, number, [_site(problem, site, select, pairs) for site in sites])
-        for number, sites in enumerate(item_sites(problem))
-    ]
-    columns = _Columns(problem, select, pairs, on)
-    unit = bytes_unit = _reference_bytes(problem)
-    slack = 0.0
-    if goal == "throughput":
-        unit = known or _reference_s(problem)
-        slack = _loads(build, columns, unit, caps)
-    _memory(build, columns, goal, bytes_unit)
-    _symmetry(build, problem, select)
-    return Formulation(build.build(), tuple(map(tuple, select)), unit, slack)
+    x = _Program.of(build, problem, goal, known, caps)
+    families = (x.choose(), x.leave_and_meet(), x.pay(), x.carry(), x.hold(), x.open())
+    for name, terms, sense, side in itertools.chain(*families):
+        build.row(terms, sense, side, name)
+    build.minimise(x.objective())
+    slack = TIE_WEIGHT * problem.devices if x.load is not None else 0.0
+    return Formulation(build.build(), tuple(map(tuple, x.s)), x.unit, slack)
+
+
+class _Edge(NamedTuple):
+    """One edge uv: the sums of s of its ends by class, and the terms that are 1 for each pair."""
+
+    outs: Mapping[int, Terms]  #: sum_{p in P} s[u,p] of each P.
+    ins: Mapping[int, Terms]  #: sum_{q in Q} s[v,q] of each Q.
+    e: Mapping[Pair, Terms]
+
+    @property
+    def has_pairs(self) -> bool:
+        """Tell whether both ends have several classes, so that pairs are variables."""
+        return len(self.outs) > 1 and len(self.ins) > 1
 
 
 @dataclass(frozen=True)
-class _Columns:
-    """The columns of (1) to (3) by the choice, pair or item that they stand for."""
+class _Program:
+    """The variables of a problem's program, and the families of constraints over them."""
 
     problem: Problem
-    select: list[list[int]]  #: s[v,p].
-    pairs: list[dict[Pair, Terms]]  #: For each edge the terms that are 1 where a pair is taken.
-    on: list[Terms]  #: For each item the terms that are 1 where it is paid and held.
+    goal: Goal
+    unit: float  #: Seconds or bytes in one unit of the objective.
+    bytes_unit: float
+    caps: Mapping[int, float]
+    s: Sequence[Sequence[int]]  #: Column of s[v,p].
+    edges: Sequence[_Edge]
+    sites: Sequence[Sequence[Terms]]  #: For each item the terms of each of its sites.
+    z: Sequence[Terms]  #: For each item the terms that are 1 where it is paid and held.
+    loaded: Sequence[int]  #: The devices that differ in loads.
+    load: int | None  #: T.
+    bytes: int | None  #: M.
 
-    def load(self, device: int) -> Terms:
-        """Seconds of a device."""
+    @classmethod
+    def of(
+        cls,
+        build: MilpBuilder,
+        problem: Problem,
+        goal: Goal,
+        known: float | None,
+        caps: Mapping[int, float],
+    ) -> _Program:
+        """Make the variables."""
+        s = [
+            [build.column(f"s_{v}_{p}", upper=1.0, integer=True) for p in range(len(choices))]
+            for v, choices in enumerate(problem.nodes)
+        ]
+        edges = [_edge(build, k, edge, s) for k, edge in enumerate(problem.edges)]
+        sites = [[_site(problem, site, s, edges) for site in at] for at in item_sites(problem)]
+        z = [
+            [(build.column(f"item_{i}", upper=1.0), 1.0)] if len(at) > 1 else at[0] if at else []
+            for i, at in enumerate(sites)
+        ]
+        loaded = _differing_loads(problem, caps)
+        seconds = goal == "throughput"
+        unit = (known or _reference_s(problem)) if seconds else _reference_bytes(problem)
+        return cls(
+            problem,
+            goal,
+            unit,
+            _reference_bytes(problem),
+            caps,
+            s,
+            edges,
+            sites,
+            z,
+            loaded,
+            load=build.column("load") if seconds and (len(loaded) > 1 or caps) else None,
+            bytes=None if seconds else build.column("bytes"),
+        )
+
+    def objective(self) -> Terms:
+        """T + eps x total load, or the one distinct device's load, or M."""
+        if self.bytes is not None:
+            return [(self.bytes, 1.0)]
+        if self.load is None:
+            return _times(1 / self.unit, self.seconds(self.loaded[0]))
+        terms = [(self.load, 1.0)]
+        for device in range(self.problem.devices):
+            terms += _times(TIE_WEIGHT / self.unit, self.seconds(device))
+        return terms
+
+    def choose(self) -> Iterator[Constraint]:
+        """(1) sum_p s[v,p] = 1."""
+        for v, row in enumerate(self.s):
+            yield f"choose_{v}", [(column, 1.0) for column in row], EQUAL, 1.0
+
+    def leave_and_meet(self) -> Iterator[Constraint]:
+        """(2) sum_Q e[uv,P,Q] = sum_{p in P} s[u,p], sum_P e[uv,P,Q] = sum_{q in Q} s[v,q]."""
+        for k, (edge, (outs, ins, e)) in enumerate(
+            zip(self.problem.edges, self.edges, strict=True)
+        ):
+            if not self.edges[k].has_pairs:
+                for o, i in sorted(edge.forbidden & e.keys()):
+                    yield f"forbid_{k}_{o}_{i}", e[o, i], EQUAL, 0.0
+                continue
+            for o, members in outs.items():
+                left = [term for i in ins for term in e.get((o, i), [])]
+                yield f"leave_{k}_{o}", [*left, *_times(-1.0, members)], EQUAL, 0.0
+            for i, members in ins.items():
+                met = [term for o in outs for term in e.get((o, i), [])]
+                yield f"meet_{k}_{i}", [*met, *_times(-1.0, members)], EQUAL, 0.0
+
+    def pay(self) -> Iterator[Constraint]:
+        """(3) z[i] >= sum of the e or s of each site of an item with several."""
+        for i, (z, sites) in enumerate(zip(self.z, self.sites, strict=True)):
+            for j, terms in enumerate(sites if len(sites) > 1 else ()):
+                yield f"pay_{i}_{j}", [*z, *_times(-1.0, terms)], LEAST, 0.0
+
+    def carry(self) -> Iterator[Constraint]:
+        """(4) load of device d <= T, or its cap."""
+        if self.load is None:
+            return
+        for d in self.loaded:
+            terms = [(column, value / self.unit) for column, value in self.seconds(d)]
+            if d in self.caps:
+                yield f"carry_{d}", terms, MOST, self.caps[d] / self.unit
+            else:
+                yield f"carry_{d}", [*terms, (self.load, -1.0)], MOST, 0.0
+
+    def hold(self) -> Iterator[Constraint]:
+        """(5) bytes held on d at t <= limit[d] (+ M), where they can be more."""
+        problem = self.problem
+        over = [] if self.bytes is None else [(self.bytes, -1.0)]
+        for d in _differing_bytes(problem):
+            limit = 0.0 if self.goal == "memory" else problem.limit_bytes[d]
+            if not math.isfinite(limit):
+                continue
+            held = [
+                (item, _times(item.bytes[d], z))
+                for item, z in zip(problem.items, self.z, strict=True)
+                if item.bytes[d] and z
+            ]
+            for t in clique_positions((item.first, item.last) for item, _ in held):
+                live = [term for item, z in held if item.first <= t <= item.last for term in z]
+                if over or self._most(live) > limit:
+                    terms = [(column, size / self.bytes_unit) for column, size in live]
+                    yield f"hold_{d}_{t}", [*terms, *over], MOST, limit / self.bytes_unit
+
+    def open(self) -> Iterator[Constraint]:
+        """(6) s[v] on a group <= sum of s of the heavier nodes on the group before it."""
+        ranked = rank_nodes(self.problem)[:SYMMETRY_NODES]
+        for groups in symmetric_groups(self.problem):
+            for place, v in enumerate(ranked):
+                for before, group in itertools.pairwise(groups):
+                    opened = [term for u in ranked[:place] for term in self._on(u, before)]
+                    terms = [*self._on(v, group), *_times(-1.0, opened)]
+                    yield f"open_{v}_{group}", terms, MOST, 0.0
+
+    def seconds(self, device: int) -> Terms:
+        """Load of a device."""
         terms = [
             (column, choice.load_s[device])
-            for choices, row in zip(self.problem.nodes, self.select, strict=True)
+            for choices, row in zip(self.problem.nodes, self.s, strict=True)
             for choice, column in zip(choices, row, strict=True)
         ]
-        for item, on in zip(self.problem.items, self.on, strict=True):
+        for item, z in zip(self.problem.items, self.z, strict=True):
             if item.load_s[device]:
-                terms += [(column, value * item.load_s[device]) for column, value in on]
+                terms += _times(item.load_s[device], z)
         return terms
 
+    def _on(self, node: int, group: int) -> Terms:
+        """The choices of a node on a group."""
+        choices = zip(self.problem.nodes[node], self.s[node], strict=True)
+        return [(column, 1.0) for choice, column in choices if choice.group == group]
 
-def _choose(build: MilpBuilder, problem: Problem) -> list[list[int]]:
-    """(1) one choice a node."""
-    select = []
-    for v, choices in enumerate(problem.nodes):
-        row = [build.column(f"s_{v}_{p}", upper=1.0, integer=True) for p in range(len(choices))]
-        build.row(((column, 1.0) for column in row), 0, 1.0, f"choose_{v}")
-        select.append(row)
-    return select
+    def _most(self, live: Terms) -> float:
+        """Bound the bytes of all plans: the fullest choice of each node and pair of each edge."""
+        total: dict[int, float] = {}
+        for column, size in live:
+            total[column] = total.get(column, 0.0) + size
+        most = 0.0
+        for row in self.s:
+            most += max(total.pop(column, 0.0) for column in row)
+        for edge in self.edges:
+            sizes = [total.pop(column, 0.0) for terms in edge.e.values() for column, _ in terms]
+            most += max(sizes, default=0.0)
+        return most + sum(total.values())
 
 
-def _edge(
-    build: MilpBuilder, number: int, edge: Edge, select: Sequence[Sequence[int]]
-) -> dict[Pair, Terms]:
-    """(2) marginals of one edge, over classes; the terms of each pair."""
-    outs = _members(edge.out_class, select[edge.u])
-    ins = _members(edge.in_class, select[edge.v])
-    if len(outs) == 1 or len(ins) == 1:
-        terms = {(o, i): outs[o] if len(ins) == 1 else ins[i] for o in outs for i in ins}
-        for pair in sorted(edge.forbidden & terms.keys()):
-            build.row(terms[pair], 0, 0.0, f"forbid_{number}_{pair[0]}_{pair[1]}")
-        return terms
-    terms = {
-        (o, i): [(build.column(f"pair_{number}_{o}_{i}"), 1.0)]
-        for o in outs
-        for i in ins
+def _edge(build: MilpBuilder, k: int, edge: Edge, s: Sequence[Sequence[int]]) -> _Edge:
+    """Make the e of an edge."""
+    outs = _members(edge.out_class, s[edge.u])
+    ins = _members(edge.in_class, s[edge.v])
+    pairs = itertools.product(outs, ins)
+    if len(ins) == 1:
+        return _Edge(outs, ins, {(o, i): outs[o] for o, i in pairs})
+    if len(outs) == 1:
+        return _Edge(outs, ins, {(o, i): ins[i] for o, i in pairs})
+    e: dict[Pair, Terms] = {
+        (o, i): [(build.column(f"pair_{k}_{o}_{i}"), 1.0)]
+        for o, i in pairs
         if (o, i) not in edge.forbidden
     }
-    for o, members in outs.items():
-        left = _minus([terms.get((o, i), []) for i in ins], members)
-        build.row(left, 0, 0.0, f"leave_{number}_{o}")
-    for i, members in ins.items():
-        met = _minus([terms.get((o, i), []) for o in outs], members)
-        build.row(met, 0, 0.0, f"meet_{number}_{i}")
-    return terms
+    return _Edge(outs, ins, e)
 
 
 def _site(
-    problem: Problem,
-    site: Site,
-    select: Sequence[Sequence[int]],
-    pairs: Sequence[Mapping[Pair, Terms]],
+    problem: Problem, site: Site, s: Sequence[Sequence[int]], edges: Sequence[_Edge]
 ) -> Terms:
     """The terms that are 1 where a site triggers its item."""
     if site.edge is not None:
-        terms = pairs[site.edge]
-        return [term for pair in site.pairs for term in terms.get(pair, [])]
+        e = edges[site.edge].e
+        return [term for pair in site.pairs for term in e.get(pair, [])]
     assert site.hold is not None
-    row = select[problem.holds[site.hold].node]
+    row = s[problem.holds[site.hold].node]
     return [(row[choice], 1.0) for choice in site.choices]
-
-
-def _item(build: MilpBuilder, number: int, sites: Sequence[Terms]) -> Terms:
-    """(3) an item with several sites gets a variable, any other is its site."""
-    if len(sites) < 2:
-        return sites[0] if sites else []
-    column = build.column(f"item_{number}", upper=1.0)
-    for site, terms in enumerate(sites):
-        build.row([(column, 1.0), *_minus([], terms)], 1, 0.0, f"pay_{number}_{site}")
-    return [(column, 1.0)]
-
-
-def _loads(build: MilpBuilder, columns: _Columns, unit: float, caps: Mapping[int, float]) -> float:
-    """(4) load rows and the objective; returns how far the tie-break can move it."""
-    problem = columns.problem
-
-    def key(device: int) -> tuple[float, ...]:
-        loads = (choice.load_s[device] for choices in problem.nodes for choice in choices)
-        items = (item.load_s[device] for item in problem.items)
-        return (caps.get(device, math.inf), *loads, *items)
-
-    def price(device: int, factor: float) -> None:
-        for column, value in columns.load(device):
-            build.cost[column] += value * factor
-
-    devices = _distinct(problem, key)
-    if len(devices) == 1 and not caps:
-        price(devices[0], 1 / unit)
-        return 0.0
-    top = build.column("load", cost=1.0)
-    for device in devices:
-        terms = [(column, value / unit) for column, value in columns.load(device)]
-        if device in caps:
-            build.row(terms, -1, caps[device] / unit, f"carry_{device}")
-        else:
-            build.row([*terms, (top, -1.0)], -1, 0.0, f"carry_{device}")
-    for device in range(problem.devices):
-        price(device, TIE_WEIGHT / unit)
-    return TIE_WEIGHT * problem.devices
-
-
-def _memory(build: MilpBuilder, columns: _Columns, goal: Goal, unit: float) -> None:
-    """(5) bytes held, at the maximal cliques of the live intervals."""
-    problem, on = columns.problem, columns.on
-    top = None if goal == "throughput" else build.column("bytes", cost=1.0)
-
-    def key(device: int) -> tuple[float, ...]:
-        return (problem.limit_bytes[device], *(item.bytes[device] for item in problem.items))
-
-    for device in _distinct(problem, key):
-        limit = 0.0 if goal == "memory" else problem.limit_bytes[device]
-        if not math.isfinite(limit):
-            continue
-        held = [
-            (item, [(column, value * item.bytes[device]) for column, value in terms])
-            for item, terms in zip(problem.items, on, strict=True)
-            if item.bytes[device] and terms
-        ]
-        for position in clique_positions((item.first, item.last) for item, _ in held):
-            live = [terms for item, terms in held if item.first <= position <= item.last]
-            if top is None and _most_bytes(columns, live) <= limit:
-                continue
-            terms = [(column, size / unit) for item_terms in live for column, size in item_terms]
-            if top is not None:
-                terms.append((top, -1.0))
-            build.row(terms, -1, limit / unit, f"hold_{device}_{position}")
-
-
-def _most_bytes(columns: _Columns, live: Iterable[Terms]) -> float:
-    """Bound the bytes of all plans: the fullest choice of each node and pair of each edge."""
-    total: dict[int, float] = {}
-    for column, size in (term for terms in live for term in terms):
-        total[column] = total.get(column, 0.0) + size
-    most = 0.0
-    for row in columns.select:
-        most += max(total.pop(column, 0.0) for column in row)
-    for by_pair in columns.pairs:
-        sizes = [total.pop(column, 0.0) for terms in by_pair.values() for column, _ in terms]
-        most += max(sizes, default=0.0)
-    return most + sum(total.values())
-
-
-def _symmetry(build: MilpBuilder, problem: Problem, select: Sequence[Sequence[int]]) -> None:
-    """(6) interchangeable groups are opened in order, by the heaviest nodes first."""
-
-    def in_group(node: int, group: int) -> Terms:
-        choices = zip(problem.nodes[node], select[node], strict=True)
-        return [(column, 1.0) for choice, column in choices if choice.group == group]
-
-    ranked = rank_nodes(problem)[:SYMMETRY_NODES]
-    for groups in symmetric_groups(problem):
-        for place, node in enumerate(ranked):
-            for before, group in itertools.pairwise(groups):
-                opened = [term for n in ranked[:place] for term in in_group(n, before)]
-                terms = [*in_group(node, group), *_minus([], opened)]
-                build.row(terms, -1, 0.0, f"open_{node}_{group}")
 
 
 def _members(classes: Sequence[int], row: Sequence[int]) -> dict[int, Terms]:
@@ -303,9 +338,28 @@ def _members(classes: Sequence[int], row: Sequence[int]) -> dict[int, Terms]:
     return dict(sorted(members.items()))
 
 
-def _minus(plus: Iterable[Terms], minus: Terms) -> Terms:
-    terms = [term for group in plus for term in group]
-    return terms + [(column, -value) for column, value in minus]
+def _times(factor: float, terms: Terms) -> Terms:
+    return [(column, value * factor) for column, value in terms]
+
+
+def _differing_loads(problem: Problem, caps: Mapping[int, float]) -> list[int]:
+    """One device of those of equal loads and caps."""
+
+    def key(device: int) -> tuple[float, ...]:
+        loads = (choice.load_s[device] for choices in problem.nodes for choice in choices)
+        items = (item.load_s[device] for item in problem.items)
+        return (caps.get(device, math.inf), *loads, *items)
+
+    return _distinct(problem, key)
+
+
+def _differing_bytes(problem: Problem) -> list[int]:
+    """One device of those of equal limits and bytes."""
+
+    def key(device: int) -> tuple[float, ...]:
+        return (problem.limit_bytes[device], *(item.bytes[device] for item in problem.items))
+
+    return _distinct(problem, key)
 
 
 def _distinct(problem: Problem, key: Callable[[int], tuple[float, ...]]) -> list[int]:

@@ -1,14 +1,16 @@
-"""HiGHS, given a MILP as arrays."""
+"""HiGHS, given a MILP through PuLP's interface or, a large one, as arrays."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from partitioner.solver.milp.program import Milp, MilpResult
+from partitioner.solver.milp.pulp_program import load_pulp, to_pulp
 from partitioner.solver.outcome import Status
 
 #: HiGHS 1.15.1's presolve loops without end, whatever the time limit, on some infeasible programs
@@ -24,6 +26,9 @@ OPTIONS: Mapping[str, object] = {
     "mip_feasibility_tolerance": 1e-6,
     "random_seed": 0,
 }
+#: Columns of programs that go through PuLP. Its objects take about as long as the formulation, and
+#: more than the relaxation of a larger program may take.
+MOST_PULP_COLUMNS = 20_000
 
 
 def new_highs() -> Any:
@@ -48,7 +53,6 @@ def solve_with_highs(
     branches: int | None = None,
 ) -> MilpResult:
     """Solve with one thread and a fixed seed, silently; the arguments are `solve_milp`'s."""
-    solver = new_highs()
     options: dict[str, object] = {
         "mip_rel_gap": gap,
         "mip_abs_gap": 1e-9,
@@ -58,31 +62,118 @@ def solve_with_highs(
     }
     if branches is not None:
         options["mip_max_nodes"] = branches
+    solve = _solved_through_pulp if len(milp.cost) <= MOST_PULP_COLUMNS else _solved_as_arrays
+    return _result(milp, solve(milp, options, start or {}))
+
+
+def _solved_through_pulp(
+    milp: Milp, options: Mapping[str, object], start: Mapping[int, float]
+) -> Any:
+    """HiGHS after its run, called by PuLP."""
+    problem = to_pulp(milp)
+    problem.solve(_pulp_highs()(options, start))
+    return problem.solverModel
+
+
+def _solved_as_arrays(milp: Milp, options: Mapping[str, object], start: Mapping[int, float]) -> Any:
+    """HiGHS after its run, without PuLP."""
+    solver = _configured(options)
+    solver.passModel(
+        _program(
+            list(zip(milp.cost, milp.lower, milp.upper, milp.integer, strict=True)),
+            [(row.columns, row.values, row.sense, row.side) for row in milp.rows],
+        )
+    )
+    _run(solver, start)
+    return solver
+
+
+@cache
+def _pulp_highs() -> Any:
+    """PuLP's interface to HiGHS, with what it lacks.
+
+    It prints nothing, begins with a given point, and passes the program in one call: PuLP's own
+    calls HiGHS for each column and row, which takes as long as the formulation. The result is read
+    from HiGHS: PuLP keeps no bound, and fails where a limit of nodes stopped the run.
+    """
+    pulp = load_pulp()
+
+    class Highs(pulp.HiGHS):  # type: ignore[misc, name-defined]
+        def __init__(self, options: Mapping[str, object], start: Mapping[int, float]) -> None:
+            super().__init__(msg=False, **options)
+            self.start = start
+
+        def actualSolve(self, lp: Any, **_: object) -> int:  # noqa: N802
+            lp.solverModel = _configured(self.optionsDict)
+            self.buildSolverModel(lp)
+            _run(lp.solverModel, self.start)
+            return int(pulp.LpStatusNotSolved)  # the result is read from HiGHS
+
+        def buildSolverModel(self, lp: Any) -> None:  # noqa: N802
+            columns, rows = lp.variables(), lp.constraints()
+            for index, column in enumerate(columns):
+                column.index = index
+            for index, row in enumerate(rows):
+                row.index = index
+            lp.solverModel.passModel(
+                _program(
+                    [
+                        (
+                            lp.objective.get(x, 0.0),
+                            x.lowBound,
+                            math.inf if x.upBound is None else x.upBound,
+                            x.cat == pulp.LpInteger,
+                        )
+                        for x in columns
+                    ],
+                    [
+                        ([x.index for x in row], row.values(), row.sense, 0.0 - row.constant)
+                        for row in rows
+                    ],
+                )
+            )
+
+    return Highs
+
+
+def _configured(options: Mapping[str, object]) -> Any:
+    solver = new_highs()
     for name, value in options.items():
         solver.setOptionValue(name, value)
-    solver.passModel(_program(milp))
-    if start is not None:
+    return solver
+
+
+def _run(solver: Any, start: Mapping[int, float]) -> None:
+    if start:
         columns = np.array(list(start), dtype=np.int32)
         solver.setSolution(len(start), columns, np.array(list(start.values()), dtype=np.float64))
     solver.run()
-    return _result(milp, solver)
 
 
-def _program(milp: Milp) -> Any:
+def _program(
+    columns: Sequence[tuple[float, float, float, bool]],
+    rows: Sequence[tuple[Sequence[int], Iterable[float], int, float]],
+) -> Any:
+    """Lay out a program for HiGHS.
+
+    Args:
+        columns: Cost, lower and upper bound of each, and whether it is integral.
+        rows: Columns, values, sense and side of each.
+    """
     import highspy
 
     lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = len(milp.cost), len(milp.rows)
-    lp.col_cost_ = np.array(milp.cost)
-    lp.col_lower_, lp.col_upper_ = np.array(milp.lower), np.array(milp.upper)
-    lp.row_lower_ = np.array([-math.inf if row.sense < 0 else row.side for row in milp.rows])
-    lp.row_upper_ = np.array([math.inf if row.sense > 0 else row.side for row in milp.rows])
+    lp.num_col_, lp.num_row_ = len(columns), len(rows)
+    costs, lower, upper, integer = zip(*columns, strict=True)
+    lp.col_cost_, lp.col_lower_, lp.col_upper_ = map(np.array, (costs, lower, upper))
+    lp.row_lower_ = np.array([-math.inf if sense < 0 else side for *_, sense, side in rows])
+    lp.row_upper_ = np.array([math.inf if sense > 0 else side for *_, sense, side in rows])
     lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    lp.a_matrix_.start_ = np.cumsum([0, *(len(row.columns) for row in milp.rows)])
-    lp.a_matrix_.index_ = np.array([c for row in milp.rows for c in row.columns], dtype=np.int32)
-    lp.a_matrix_.value_ = np.array([v for row in milp.rows for v in row.values])
+    lp.a_matrix_.start_ = np.cumsum([0, *(len(indices) for indices, *_ in rows)])
+    lp.a_matrix_.index_ = np.array([c for indices, *_ in rows for c in indices], dtype=np.int32)
+    lp.a_matrix_.value_ = np.array([v for _, values, *_ in rows for v in values], dtype=np.float64)
     types = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-    lp.integrality_ = [types[integer] for integer in milp.integer]
+    lp.integrality_ = [types[is_integer] for is_integer in integer]
     return lp
 
 

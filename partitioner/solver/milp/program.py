@@ -102,13 +102,19 @@ class MilpBuilder:
         total: dict[int, float] = {}
         for column, value in terms:
             total[column] = total.get(column, 0.0) + value
-        nonzero = {column: value for column, value in total.items() if value}
+        if not all(total.values()):
+            total = {column: value for column, value in total.items() if value}
         true_if_empty = {-1: side >= 0, 0: side == 0, 1: side <= 0}[sense]
-        if nonzero or not true_if_empty:
-            self.rows.append(Row(tuple(nonzero), tuple(nonzero.values()), sense, side, name))
-            self.room -= len(nonzero)
+        if total or not true_if_empty:
+            self.rows.append(Row(tuple(total), tuple(total.values()), sense, side, name))
+            self.room -= len(total)
             if self.room < 0:
                 raise TooLargeError
+
+    def minimise(self, terms: Iterable[tuple[int, float]]) -> None:
+        """Add terms to the objective."""
+        for column, value in terms:
+            self.cost[column] += value
 
     def build(self) -> Milp:
         """The program so far."""

@@ -22,7 +22,8 @@ constraints in a file of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +33,7 @@ from partitioner.ir.errors import OptionError, did_you_mean
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.rewrites.keys import has_few_queries
-from partitioner.strategies.constraints import Constraints
+from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.kinds.data import DataParallel
 from partitioner.strategies.kinds.expert import DATA as EXPERT_DATA
 from partitioner.strategies.kinds.expert import (
@@ -211,7 +212,7 @@ def parallel_mesh(text: str, devices: int, mesh: Mapping[str, int] | None) -> Ma
     """Axes of kinds of parallelism: the mesh, or all devices on the axis of the only kind.
 
     Raises:
-        SearchError: There is no such kind, or its axes are not the mesh's.
+        SearchError: The axes of the kinds are not the mesh's, or several kinds have no mesh.
     """
     asked = kinds(text)
     if mesh is None and len(asked) == 1:
@@ -220,6 +221,25 @@ def parallel_mesh(text: str, devices: int, mesh: Mapping[str, int] | None) -> Ma
         given = "none was given" if mesh is None else f"the mesh given has {', '.join(mesh)}"
         raise SearchError(f"parallel {text!r} wants a mesh of axes {axes_text(text)}; {given}")
     return mesh
+
+
+def meshes(text: str, devices: int) -> tuple[Mapping[str, int], ...]:
+    """The meshes of so many devices that kinds may have: at least two devices on each axis.
+
+    >>> meshes("dp+tp", 8)
+    ({'dp': 2, 'tp': 4}, {'dp': 4, 'tp': 2})
+    """
+    axes = [kind.axes[0] for kind in kinds(text)]
+    return tuple(dict(zip(axes, sizes, strict=True)) for sizes in _products(devices, len(axes)))
+
+
+def _products(devices: int, factors: int) -> Iterator[tuple[int, ...]]:
+    """The ways to write a number as a product of so many factors, each of at least two."""
+    if factors == 1 and devices > 1:
+        yield (devices,)
+    for first in range(2, devices // 2 + 1) if factors > 1 else ():
+        if devices % first == 0:
+            yield from ((first, *rest) for rest in _products(devices // first, factors - 1))
 
 
 def parallel_constraints(text: str, graph: Graph, mesh: Mapping[str, int]) -> Constraints:
@@ -233,6 +253,28 @@ def parallel_constraints(text: str, graph: Graph, mesh: Mapping[str, int]) -> Co
         assert kind.constraints is not None
         joined = joined.joined(kind.constraints(asked))
     return joined
+
+
+def check_even(text: str | None, graph: Graph, mesh: Mapping[str, int]) -> None:
+    """Refuse kinds that cut the batch in unequal parts, of devices that are to do equal work.
+
+    Raises:
+        ConstraintError: There is one.
+    """
+    if text is None or _axes(kinds(text), mesh) is None:
+        return
+    for kind, asked in _asked(text, graph, mesh):
+        size = math.prod(asked.axes.values())
+        if kind.cuts_batch and (samples := asked.batch.size(graph)) % size:
+            raise ConstraintError(
+                f"parallel {kind.word}: {size} devices cannot share a batch of {samples} equally, "
+                "as devices of a large cluster must"
+            )
+
+
+def depends_on_mesh(text: str | None) -> bool:
+    """Test whether the graphs that kinds are planned with depend on the mesh."""
+    return any(kind.word in FORMS for kind in kinds(text))
 
 
 def forms(
@@ -273,12 +315,15 @@ def parallel_notes(
 ) -> tuple[str, ...]:
     """Notes for the summary on what a plan does with the kinds of parallelism.
 
-    `mesh` has the axes that were asked for, if any; the plan may be one of stages.
+    `mesh` has the axes that were asked for, if any; the plan may be one of stages. Several kinds
+    without a mesh have that of the plan.
     """
     inside = inside_stages(text)
     if inside is None:
         return ()
     axes = {axis: size for axis, size in (mesh or {}).items() if axis != PIPELINE}
+    if not axes and len(kinds(inside)) > 1:
+        axes = dict(max(plan.groups, key=lambda group: group.size()).axes)
     axes = axes or {kinds(inside)[0].axes[0]: 1}
     if _axes(kinds(inside), axes) is None:
         return ()

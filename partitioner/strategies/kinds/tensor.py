@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 
+from partitioner.ir.factors import Dims, FactorKind
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of, rule_of
-from partitioner.ir.rule import Dims, FactorKind, Rule
+from partitioner.ir.rule import Rule
 from partitioner.strategies.constraints import Constraints, Pin
 from partitioner.strategies.kinds.kind import Asked
 from partitioner.strategies.kinds.parameter_uses import can_cut, is_read_whole, parameter_uses

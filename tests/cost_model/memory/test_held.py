@@ -1,11 +1,22 @@
 """What a device holds from moment to moment: its largest is the referee's peak."""
 
+from collections.abc import Callable, Iterator
+
 import pytest
 
 from helpers.plans import staged_plans
+from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.memory.held import held
-from partitioner.cost_model.memory.lifetimes import exact_lifetimes, safe_lifetimes, with_headroom
+from partitioner.cost_model.memory.lifetimes import (
+    Lifetime,
+    StepLives,
+    exact_lifetimes,
+    safe_lifetimes,
+    with_headroom,
+)
+from partitioner.cost_model.schedule.task_list import Schedule, schedule
 from partitioner.ir.phases import Part
+from partitioner.ir.plan import resolve
 
 
 @pytest.mark.parametrize("name", staged_plans.CASES)
@@ -48,3 +59,29 @@ def test_gpipe_holds_every_micro_batch_and_1f1b_those_that_its_stage_needs() -> 
         pair = order.phases.number(Part.FORWARD, 0), order.phases.number(Part.BACKWARD, 0)
         most[name] = max(counts[pair] for counts in moments.in_flight)
     assert most == {"gpipe": 4, "1f1b": 2}
+
+
+@pytest.mark.parametrize("lifetimes", [safe_lifetimes, exact_lifetimes])
+def test_inference_holds_the_inputs_and_outputs_of_all_micro_batches_and_nothing_else(
+    lifetimes: Callable[[Schedule], Iterator[Lifetime]],
+) -> None:
+    """Device 0 is fed all tokens at once, and keeps of other tensors one micro-batch's."""
+    graph = staged_plans.traced(4, training=False).graph
+    plan = staged_plans.staged_plan(graph, (((0,), (1,)), "forward", 4))
+    tasks = schedule(graph, resolve(graph, plan), resolve_cluster(None, 2), pipeline=plan.pipeline)
+    assert tasks.order is not None
+    lives = StepLives.of(tasks, tasks.order, lifetimes(tasks))
+    assert {value for _, (value, _) in tasks.feeds} == set(graph.inputs)
+    held = {life.local: life.nbytes for life in lives.always}
+    assert {local: held[local] for local in tasks.feeds} == {
+        local: 4 * nbytes for local, nbytes in tasks.feeds.items()
+    }
+    made = {
+        value
+        for name, phase in tasks.order.numbers.items()
+        for value in graph.by_name[name].writes
+        if tasks.order.phases.is_once(phase)
+    }
+    assert {value for _, (value, _) in held.keys() - tasks.feeds.keys()} <= made
+    end = tasks.order.phases.number(Part.REDUCE)
+    assert {life.value for life, (_, read) in lives.kept if read == end} == set(graph.outputs)

@@ -6,14 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.plans.cost_cases import compute, flat, graph, key, placed, send, tasks
-from partitioner.cost_model.memory.lifetimes import (
-    MemoryPeak,
-    Peaks,
-    exact_lifetimes,
-    peak_bytes,
-    safe_lifetimes,
-    usage_curves,
-)
+from partitioner.cost_model.memory.lifetimes import exact_lifetimes, safe_lifetimes, usage_curves
+from partitioner.cost_model.memory.peaks import MemoryPeak, Peaks, peak_bytes
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.task_list import schedule as scheduled
 from partitioner.cost_model.schedule.tasks import Task
@@ -21,6 +15,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import ROWS
 from partitioner.ir.ops.table import OpRow
+from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import TensorType
 
 
@@ -86,6 +81,50 @@ def test_a_copy_is_safe_for_the_whole_life_of_its_value() -> None:
     assert safe_curve(schedule) == [30, 20, 24, 24, 5]
     assert safe_curve(schedule, 1) == [20, 20, 20, 28, 0]
     assert peak_bytes(schedule)[1] == MemoryPeak(42, 0, 42, "c")
+
+
+def collective(kind: CommKind, value: str, result: str) -> Task:
+    """Of both devices, with a result of 20 bytes on each."""
+    comm = Comm(0, kind, (0, 1), value, result, "int8")
+    reads = tuple((device, key(value, device)) for device in range(2))
+    writes = tuple((device, key(result, device), 20) for device in range(2))
+    return Task(result, {0: 1.0, 1: 1.0}, reads, writes, comm=comm)
+
+
+@pytest.mark.parametrize(
+    ("kind", "curve"),
+    [
+        (CommKind.ALL_REDUCE, [20, 40, 20 + 1, 20 + 5]),  # sums a copy, which is its result
+        (CommKind.ALL_GATHER, [20, 40, 20 + 20 + 1, 20 + 20 + 5]),
+        (CommKind.SLICE, [20, 40, 20 + 1, 20 + 5]),  # on its way is nothing
+    ],
+)
+def test_operands_are_held_until_a_collective_is_waited_for(
+    kind: CommKind, curve: list[int]
+) -> None:
+    schedule = tasks(
+        compute("a", 0, (), {"p": 20}),
+        collective(kind, "p", "s"),
+        compute("b", 0, (), {"q": 1}),
+        compute("c", 0, ("s",), {"y": 5}),
+        outputs=("y",),
+    )
+    assert exact_curve(schedule) == curve
+
+
+@pytest.mark.parametrize("kind", [CommKind.ALL_REDUCE, CommKind.ALL_GATHER])
+def test_a_part_is_taken_when_what_brought_the_whole_is_waited_for(kind: CommKind) -> None:
+    schedule = tasks(
+        compute("a", 0, (), {"p": 20}),
+        collective(kind, "p", "s"),
+        collective(CommKind.SLICE, "s", "t"),
+        compute("b", 0, (), {"q": 1}),
+        compute("c", 0, ("t",), {"y": 5}),
+        compute("d", 0, (), {"z": 2}),
+        outputs=("y",),
+    )
+    own = 20 if kind is CommKind.ALL_GATHER else 0  # nothing reads s itself: to the end
+    assert exact_curve(schedule) == [20, 40, own + 40, own + 41, own + 45, own + 5 + 2]
 
 
 def test_an_alias_has_no_bytes_and_keeps_its_root() -> None:

@@ -11,11 +11,16 @@ from onnx import helper, numpy_helper
 
 import partitioner
 from helpers.onnx_files import detectors
+from helpers.plans import cost_cases
 from helpers.plans.measured import measured_bytes
 from partitioner.compiled.base import Compiled
 from partitioner.cost_model.memory.cpu_kernels import CHANNEL_BLOCK
 from partitioner.cost_model.memory.sessions import Held, sessions_of
+from partitioner.cost_model.schedule.task_list import schedule
 from partitioner.frontends.inputs import random_inputs
+from partitioner.ir.graph import Node
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.types import TensorType
 from partitioner.solver import Infeasible
 
 SIZE = 24
@@ -225,4 +230,26 @@ def test_a_plan_whose_session_holds_more_than_the_device_has_is_refused(tmp_path
     assert figures.peak[0].bytes < figures.executor_peak[0].bytes == figures.needed_bytes[0]
     between = (figures.peak[0].bytes + figures.executor_peak[0].bytes) // 2
     with pytest.raises(Infeasible, match=r"bytes are short on device 0 at 'b' in ONNX Runtime's"):
-        partitioner.compile(path, devices=1, memory=between, mesh={"tp": 1})
+        partitioner.compile(path, devices=1, memory=between, strategy="inter")
+
+
+def test_the_operand_of_an_all_reduce_becomes_its_result() -> None:
+    """Of the sum there is one tensor, beside what arrives; what enters and leaves lies outside."""
+    part, whole = 4 * 64 * 64, 4 * 64 * 256
+    types = {"z": TensorType.of("float32", (64, 256))}
+    product = cost_cases.matmul_graph()
+    owner = cost_cases.graph(
+        [*product.nodes, Node("relu", "Relu", ("y",), ("z",))],
+        {**product.types, **types},
+        ("x",),
+        ("z",),
+        ("w",),
+    )
+    pair = DeviceMesh.line(2)
+    placed = [
+        cost_cases.placed(owner, "mm", pair, {"k": ("tp",)}),
+        cost_cases.placed(owner, "relu", pair),
+    ]
+    tasks = schedule(owner, placed, cost_cases.flat(2))
+    for sessions in sessions_of(owner, tasks).values():
+        assert list(sessions.between) == [part + whole, whole, whole + whole]

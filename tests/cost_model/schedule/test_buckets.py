@@ -20,14 +20,20 @@ from helpers.plans.staged import staged
 from partitioner.backends.torch.graphs.comms import COLLECTIVES
 from partitioner.backends.torch.graphs.notes import COMM
 from partitioner.compiled.module import ModuleProgram
-from partitioner.cost_model.memory.lifetimes import StepLives, exact_lifetimes
+from partitioner.cost_model.memory.lifetimes import exact_lifetimes
+from partitioner.cost_model.memory.step_lives import StepLives
 from partitioner.cost_model.prices.collectives import collective, comm_cost
 from partitioner.cost_model.prices.overlap import beside_compute, most_joined
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.cost_model.schedule import buckets
-from partitioner.cost_model.schedule.buckets import Bucket, Member, in_buckets, together
+from partitioner.cost_model.schedule.buckets import (
+    Bucket,
+    Member,
+    in_buckets,
+    together,
+    unlike_parts,
+)
 from partitioner.cost_model.schedule.task_list import schedule as schedule_of
-from partitioner.cost_model.schedule.task_list import unlike_parts
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.ir.exchange import exchange
 from partitioner.ir.layout import DimLayout, Placement
@@ -211,7 +217,10 @@ def whole_s(task: Task) -> float:
     return task.devices[device] + task.hidden.get(device, 0.0)
 
 
-@pytest.mark.parametrize(("parallel", "devices"), [("dp", 2), ("zero3", 2), ("dp+tp", 6)])
+@pytest.mark.parametrize(
+    ("parallel", "devices"),
+    [("dp", 2), ("zero3", 2), pytest.param("dp+tp", 6, marks=pytest.mark.slow)],
+)
 def test_collectives_take_what_their_bucket_takes(
     parallel: str, devices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -349,7 +349,9 @@ def masks_in_any_order(rank: int) -> None:
 JOBS = {
     **{
         f"contents set, {parallel} on {ranks}": Job(
-            ranks, partial(sets_contents, parallel, ranks), [partial(program, parallel, ranks)]
+            *(ranks, partial(sets_contents, parallel, ranks)),
+            [partial(program, parallel, ranks)],
+            slow=(parallel, ranks) == ("zero3", 2),
         )
         for parallel, ranks in (("zero3", 2), ("zero3", 3), ("tp", 3), ("dp", 2), ("zero2", 2))
     },

@@ -447,7 +447,9 @@ WRITES_OF_TERMS = {
 }
 WRITES_TO_PARAMETERS = {
     f"writes_{parallel}_{ranks}": Job(
-        ranks, partial(writes_to_parameters, parallel, ranks), [partial(program, parallel, ranks)]
+        *(ranks, partial(writes_to_parameters, parallel, ranks)),
+        [partial(program, parallel, ranks)],
+        slow=ranks == 2,
     )
     for parallel in ("zero3", "tp", "dp")
     for ranks in (2, 3)

@@ -166,9 +166,7 @@ JOBS = {
         for key, case in RARE.items()
     },
     **{
-        f"encoder_{kind}": Job(
-            2, partial(encoder, kind), [partial(_encoder, kind)], slow=kind != "dp"
-        )
+        f"encoder_{kind}": Job(2, partial(encoder, kind), [partial(_encoder, kind)], slow=True)
         for kind in ("dp", "zero3", "auto")
     },
     **{

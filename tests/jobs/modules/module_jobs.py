@@ -751,10 +751,10 @@ def two_programs_share_groups(rank: int) -> None:
 PLACED, ZERO3 = (partial(placed_modules.program, how) for how in ("placed", "zero3"))
 
 JOBS = {
-    "mlp_on_2": Job(2, trains_mlp, [MLP]),
-    "gpt_on_2": Job(2, trains_gpt, [GPT]),
+    "mlp_on_2": Job(2, trains_mlp, [MLP], slow=True),
+    "gpt_on_2": Job(2, trains_gpt, [GPT], slow=True),
     "mlp_on_4": Job(4, trains_mlp, [MLP_ON_4]),
-    "gpt_on_4": Job(4, trains_gpt, [GPT_ON_4]),
+    "gpt_on_4": Job(4, trains_gpt, [GPT_ON_4], slow=True),
     "optimizers": Job(2, other_optimizers, [MLP, GPT]),
     "anomalies": Job(2, finds_anomalies, [GPT]),
     "dropout": Job(

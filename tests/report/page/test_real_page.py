@@ -119,7 +119,7 @@ def test_hostile_folder_names_of_a_diff(chromium: Chrome, tmp_path: Path) -> Non
     assert chromium.execute_script("return window.hacked") is None
 
 
-@pytest.mark.parametrize("cluster", ["4xh100", "2x2xh100"])
+@pytest.mark.parametrize("cluster", ["4xh100", pytest.param("2x2xh100", marks=pytest.mark.slow)])
 def test_a_real_plan(chromium: Chrome, tmp_path: Path, cluster: str) -> None:
     model = examples.build("llama", layers=3)
     result = partitioner.compile(model, cluster=cluster, strategy="auto", time_limit_s=2)

@@ -1,11 +1,11 @@
 """The search for runs of nodes in blocks."""
 
-from partitioner.search.blocks.paths import MOST_PATHS, _best, _Path
+from partitioner.search.blocks.paths import MOST_PATHS, Path, _best
 
 
 def test_few_of_many_paths_are_followed_with_the_cheapest_and_the_lightest() -> None:
     """A front of all subsets of constants had grown until the search did not end."""
-    paths = [_Path(float(i), 10_000 - i, ()) for i in range(5_000)]
+    paths = [Path(float(i), 10_000 - i, ()) for i in range(5_000)]
     kept = _best(paths)
     assert len(kept) == MOST_PATHS
     assert kept[0] == paths[0]

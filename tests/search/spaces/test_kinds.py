@@ -11,9 +11,13 @@ import torch
 from torch import nn
 
 import partitioner
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.examples.small import build_tiny
+from partitioner.frontends.onnx.load import load_onnx
 from partitioner.problem.build import Built
-from partitioner.search.outcome import SpaceResult
-from partitioner.search.request import Budget
+from partitioner.search.find_plan import find_plan
+from partitioner.search.outcome import OutOfTime, SpaceResult
+from partitioner.search.request import Budget, Request
 from partitioner.search.spaces.explicit import JointSpace, KindSpace
 from partitioner.solver import Solution
 
@@ -92,3 +96,37 @@ def test_kinds_are_not_searched_where_the_gap_is_met(monkeypatch: pytest.MonkeyP
     certificate = compiled(strategy="intra").plan.certificate
     assert certificate.status == "optimal"
     assert not searched
+
+
+def test_joined_kinds_are_tried_on_all_meshes_of_two_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, Mapping[str, int] | None]] = []
+
+    def noted(space: KindSpace, _budget: Budget, _others: tuple[SpaceResult, ...]) -> SpaceResult:
+        asked.append((space.kind, space.mesh))
+        return SpaceResult()
+
+    monkeypatch.setattr(KindSpace, "search", noted)
+    graph, request = load_onnx(build_tiny()).graph, Request()
+    find_plan(graph, resolve_cluster("6xideal"), request, Budget.of(request).of_clock(1e12))
+    assert asked == [
+        ("dp", None),
+        ("tp", None),
+        ("dp+tp", {"dp": 2, "tp": 3}),
+        ("dp+tp", {"dp": 3, "tp": 2}),
+    ]
+
+
+def test_a_search_that_the_clock_ended_goes_on_with_the_spaces_that_it_did_not_reach() -> None:
+    graph, cluster = load_onnx(build_tiny()).graph, resolve_cluster("4xideal")
+    request = Request()
+    whole = find_plan(graph, cluster, request, Budget.of(request))
+    over = Budget.of(request).of_clock(1e12)
+    first = find_plan(graph, cluster, request, over)
+    assert first.more is not None
+    assert any(isinstance(error, OutOfTime) for _, error in first.failed)
+    then = first.more(Budget.of(request))
+    assert not then.failed
+    assert then.evaluation.step_s == pytest.approx(whole.evaluation.step_s)
+    assert whole.plan.certificate is not None
+    assert then.plan.certificate is not None
+    assert then.plan.certificate.space == whole.plan.certificate.space

@@ -34,8 +34,9 @@ from partitioner.search.outcome import Candidate
 from partitioner.search.request import Budget, Request
 from partitioner.search.stages.computed_again import ComputedAgain, Offering
 from partitioner.search.stages.figures import Sharding, StageFigures
+from partitioner.search.stages.lane_memory import Packed
 from partitioner.search.stages.offered_ways import offered_regions
-from partitioner.search.stages.pipelines import _Packed, staged_plan
+from partitioner.search.stages.staged_plan import staged_plan
 from partitioner.search.stages.unit_bytes import MomentRows
 from partitioner.solver.milp.engines import HIGHS
 from partitioner.solver.work import Work
@@ -311,6 +312,6 @@ def test_of_a_plan_that_nearly_fits_only_short_lanes_choose_anew(
     over: tuple[float, ...], nearly: bool, tighter: tuple[float, ...]
 ) -> None:
     memory = limits = (100.0, 100.0)
-    packed = _Packed(cast("Candidate", None), limits, limits, over)
+    packed = Packed(cast("Candidate", None), limits, limits, over)
     assert packed.is_nearly_within(memory) == nearly
     assert packed.tighter(memory) == pytest.approx(tighter)

@@ -22,8 +22,9 @@ from partitioner.ir.pipeline import SCHEDULES, pipeline_schedule, textbook_lanes
 from partitioner.ir.plan import NodePlan, Pipeline, Plan
 from partitioner.rewrites.staging import stages_of_all
 from partitioner.search.request import Budget, Request
+from partitioner.search.stages.cut_search import Pipelines, PipelineSearch
 from partitioner.search.stages.figures import Sharding, StageFigures, StepEstimate
-from partitioner.search.stages.pipelines import Pipelines, PipelineSearch, staged_plan
+from partitioner.search.stages.staged_plan import staged_plan
 from partitioner.solver import Infeasible
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import Constraints
@@ -163,7 +164,10 @@ def _plan(figures: StageFigures, ends: tuple[int, ...], lanes: tuple[int, ...], 
         {"devices": 2, "parallel": "pp"},
         {"devices": 2, "parallel": "pp", "schedule": "zb1", "micro_batches": 4},
         pytest.param({"devices": 3, "parallel": "pp", "micro_batches": 4}, marks=pytest.mark.slow),
-        {"devices": 4, "parallel": "pp+dp", "mesh": {"pp": 2, "dp": 2}, "micro_batches": 3},
+        pytest.param(
+            {"devices": 4, "parallel": "pp+dp", "mesh": {"pp": 2, "dp": 2}, "micro_batches": 3},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             {"devices": 4, "mesh": {"pp": 2, "tp": 2}, "micro_batches": 3}, marks=pytest.mark.slow
         ),
@@ -392,7 +396,7 @@ def test_values_are_computed_again_where_memory_is_short() -> None:
         ({"micro_batches": 3, "objective": "memory"}, "leave out objective memory"),
         ({"micro_batches": 3, "strategy": "inter"}, "strategy 'inter' is not for pipelines"),
         ({"micro_batches": 3, "tune": 2, "cluster": "h100"}, "is not known to be it"),
-        ({"parallel": "pp+dp"}, "wants a mesh of axes pp and dp"),
+        ({"parallel": "pp+dp"}, "wants a mesh of axes pp and dp, of at least two devices each"),
         ({"parallel": "pp", "mesh": {"dp": 2}}, "wants a mesh with an axis pp"),
         ({"parallel": "pp+xx", "mesh": {"pp": 2}}, "'xx' is not one of dp, zero1"),
     ],
@@ -401,6 +405,13 @@ def test_values_are_computed_again_where_memory_is_short() -> None:
 def test_options_that_have_no_meaning(options: dict[str, Any], text: str) -> None:
     with pytest.raises(PartitionerError, match=text):
         planned(Chain(*WIDTHS), devices=2, **options)
+
+
+def test_stages_of_joined_kinds_without_a_mesh_have_all_that_leave_each_kind_two_devices() -> None:
+    assert Request(parallel="pp+tp").stage_sizes(8) == (2, 4)
+    assert Request(parallel="pp+dp+tp").stage_sizes(8) == (4,)
+    program = planned(Chain(*WIDTHS), devices=4, parallel="pp+dp", micro_batches=2)
+    assert {tuple(group.axes) for group in program.plan.groups} == {(("dp", 2),)}
 
 
 def test_gradients_of_weights_that_are_cut_and_repeated_are_reduced_once_a_step() -> None:

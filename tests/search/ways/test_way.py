@@ -68,6 +68,13 @@ def weighed(*ways: Way, request: Request = REQUEST, is_short: bool = True) -> Ou
     return Weighing(ways, request, Budget.of(request), is_short=is_short).best()
 
 
+def at_a_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(work, "now_s", lambda: now[0])
+    monkeypatch.setattr("partitioner.search.request.now_s", lambda: now[0])
+    return now
+
+
 def short(nbytes: float, **options: object) -> Infeasible:
     return Infeasible(f"{nbytes:g} short", device=0, bytes_short=nbytes, **options)  # type: ignore[arg-type]
 
@@ -139,10 +146,7 @@ def test_what_costs_no_less_is_weighed_where_memory_refuses_the_whole_batch() ->
 
 
 def test_each_way_has_its_share_of_one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(work, "now_s", lambda: now[0])
-    monkeypatch.setattr("partitioner.search.request.now_s", lambda: now[0])
-    left: list[float] = []
+    now, left = at_a_clock(monkeypatch), list[float]()
 
     def search(budget: Budget) -> Outcome:
         left.append(budget.work.left_s)
@@ -167,9 +171,7 @@ def test_the_whole_batch_has_all_the_clock_where_nothing_is_short() -> None:
 def test_the_clock_leaves_ways_unsearched_and_the_certificate_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now = [100.0]
-    monkeypatch.setattr(work, "now_s", lambda: now[0])
-    monkeypatch.setattr("partitioner.search.request.now_s", lambda: now[0])
+    now = at_a_clock(monkeypatch)
 
     def slow(_budget: Budget) -> Outcome:
         now[0] += 31.0
@@ -180,6 +182,58 @@ def test_the_clock_leaves_ways_unsearched_and_the_certificate_says_so(
     assert certificate is not None
     assert (certificate.bound, certificate.status) == (0.5, "time_limit")
     assert certificate.space.endswith("stages (not reached)")
+
+
+def test_what_others_leave_of_the_clock_goes_to_the_way_that_its_share_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, left = at_a_clock(monkeypatch), list[float]()
+
+    def go_on(budget: Budget) -> Outcome:
+        left.append(budget.work.left_s)
+        now[0] += 2.0
+        return outcome(3.0)
+
+    def slow(budget: Budget) -> Outcome:
+        left.append(budget.work.left_s)
+        now[0] += budget.work.left_s
+        assert budget.work.late
+        return replace(outcome(4.0, 1.0).stopped(), more=go_on)
+
+    searches = Searches()
+    form, blocks = searches.way("form", outcome(5.0, 4.9)), Way("blocks", slow, rung=2)
+    best = weighed(
+        Way("whole", slow),
+        form,
+        blocks,
+        request=Request(time_limit_s=30.0, gap=0.1),
+        is_short=False,
+    )
+    assert left == pytest.approx([20.0, 10.0])
+    certificate = best.plan.certificate
+    assert certificate is not None
+    assert (certificate.cost, certificate.bound, certificate.status) == (3.0, 3.0, "optimal")
+    assert best.more is None
+
+
+def test_a_way_that_the_clock_refused_begins_anew_with_more_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, left = at_a_clock(monkeypatch), list[float]()
+
+    def slow(budget: Budget) -> Outcome:
+        left.append(budget.work.left_s)
+        if len(left) > 1:
+            return outcome(1.0)
+        now[0] += budget.work.left_s
+        assert budget.work.late
+        raise short(1, proven=False)
+
+    searches = Searches()
+    ways = [Way("whole", slow), *(searches.way(name, short(2)) for name in "abcd")]
+    best = weighed(*ways, request=Request(time_limit_s=30.0, gap=0.1))
+    assert best.evaluation.step_s == 1.0
+    assert left == pytest.approx([10.0, 20.0])
 
 
 def test_a_refusal_names_the_nearest_way_and_the_least_changes_of_all() -> None:
@@ -207,6 +261,29 @@ def test_a_refusal_names_the_nearest_way_and_the_least_changes_of_all() -> None:
     assert refused.value.bytes_short == 7
     assert not refused.value.proven
     assert refused.value.relaxations[0] == "on 4 devices"
+
+
+@pytest.mark.parametrize(("took_s", "left_s"), [(1.0, 14.0), (29.0, 0.0), (31.0, 0.0), (34.0, 0.0)])
+def test_changes_are_looked_for_as_long_as_the_limit_lasts(
+    took_s: float, left_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth of the limit is added; a search that took most of it has no quick changes."""
+    now = [100.0]
+    monkeypatch.setattr(work, "now_s", lambda: now[0])
+    monkeypatch.setattr("partitioner.search.request.now_s", lambda: now[0])
+    left: list[float] = []
+
+    def search(_budget: Budget) -> Outcome:
+        now[0] += took_s
+        raise short(1)
+
+    def would_fit(budget: Budget, _refusal: Infeasible) -> tuple[Change, ...]:
+        left.append(budget.work.left_s)
+        return (Change("with --memory 91", 91),)
+
+    with pytest.raises(Infeasible, match="1 short; it fits with --memory 91"):
+        weighed(Way("whole", search, would_fit=would_fit))
+    assert left == [left_s]
 
 
 def test_constraints_that_leave_the_first_way_no_plan_are_named() -> None:

@@ -26,8 +26,8 @@ from partitioner.solver.milp.engines import (
     find,
     solve_milp,
 )
-from partitioner.solver.milp.foreign import load_pulp
 from partitioner.solver.milp.program import MilpBuilder
+from partitioner.solver.milp.pulp_program import load_pulp
 from partitioner.solver.pairwise import evaluate
 from partitioner.solver.pairwise.exact import solve_exactly
 from partitioner.solver.pairwise.model import build

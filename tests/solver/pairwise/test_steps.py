@@ -48,6 +48,7 @@ def test_presolve_alone_refutes_what_is_infeasible() -> None:
     assert refuted_of_nine == sorted(REFUTED_OF_NINE)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("seed", FEASIBLE)
 def test_folding_keeps_the_optimum_and_lifts_to_it(seed: int) -> None:
     model = presolved(seed)
@@ -77,6 +78,7 @@ def test_nodes_that_memory_sees_are_not_folded() -> None:
     assert fold(build(problem)).steps == ()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("seed", FEASIBLE)
 def test_a_relaxation_is_never_above_and_with_all_rows_equal(seed: int) -> None:
     model, best = presolved(seed), optimum(instance(seed))
@@ -91,6 +93,7 @@ def test_a_relaxation_is_never_above_and_with_all_rows_equal(seed: int) -> None:
     assert least(whole.model) == best
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("seed", FEASIBLE)
 def test_choices_of_a_relaxation_lift_at_the_same_cost_and_lower_again(seed: int) -> None:
     problem, model = instance(seed), presolved(seed)
@@ -107,6 +110,7 @@ def test_choices_of_a_relaxation_lift_at_the_same_cost_and_lower_again(seed: int
         assert np.array_equal(relaxation.lower(full)[left], chosen[left])
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("seed", FEASIBLE)
 def test_bounds_of_relaxations_that_gain_rows_are_never_above_the_optimum(seed: int) -> None:
     model, best = presolved(seed), optimum(instance(seed))

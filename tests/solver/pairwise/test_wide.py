@@ -17,6 +17,7 @@ from partitioner.solver.pairwise.moving.moves import Mover
 from partitioner.solver.pairwise.moving.order import eliminated_order
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("seed", FEASIBLE)
 @pytest.mark.parametrize("table", [1, 6, 30, 10**6])
 def test_the_best_given_a_cutset(seed: int, table: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +42,7 @@ def check_cutset(model: Model, table: int, seed: int, monkeypatch: pytest.Monkey
     assert mover.cost() == best
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("table", [30, 300, 10**6])
 def test_the_best_given_a_cutset_of_a_complete_graph(
@@ -91,6 +93,7 @@ def test_a_dive_lets_all_arms_follow_their_hub() -> None:
     assert (other != chosen).all()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", range(30))
 def test_a_dive_on_a_tree_is_the_optimum(seed: int) -> None:
     draw = np.random.default_rng(seed)
@@ -106,6 +109,7 @@ def test_a_dive_on_a_tree_is_the_optimum(seed: int) -> None:
     assert Mover(model, chosen, 0).cost() == optimum(problem)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("seed", FEASIBLE)
 def test_a_dive_keeps_to_what_it_may_choose(seed: int) -> None:
     model = presolved(seed)

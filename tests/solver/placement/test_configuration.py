@@ -48,6 +48,7 @@ def bounded(problem: Problem, chosen: tuple[int, ...]) -> Search:
     return search
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(10))
 def test_no_plan_is_below_the_bound(kind: str, seed: int) -> None:

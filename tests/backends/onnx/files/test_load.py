@@ -270,6 +270,16 @@ def newer(model: onnx.ModelProto) -> None:
     model.metadata_props[0].value = "99"
 
 
+def repeat(model: onnx.ModelProto) -> None:
+    """The communication twice in a row, and counted twice."""
+    index, node = next(
+        (at, n) for at, n in enumerate(model.graph.node) if n.domain == "partitioner"
+    )
+    model.graph.node.insert(index, node)
+    program = next(e for e in model.metadata_props if e.key == "partitioner.program")
+    program.value = program.value.replace('"comms":1', '"comms":2')
+
+
 def garble(model: onnx.ModelProto) -> None:
     model.metadata_props[1].value = '{"rank": 0}'
 
@@ -292,6 +302,7 @@ def unknown_kind(model: onnx.ModelProto) -> None:
     [
         (hand.tensor_parallel, drop_comm, "rank 0: the file holds 0 communications, not 1"),
         (hand.pipeline, swap, r"rank 0: communications are out of order: \[1, 0, 2, 3\]"),
+        (hand.tensor_parallel, repeat, r"rank 0: communications are out of order: \[0, 0\]"),
         (hand.pipeline, lose_metadata, "rank0.onnx is not a rank file: its metadata lacks"),
         (hand.pipeline, newer, "rank0.onnx has format version 99, this is 2"),
         (hand.pipeline, garble, "rank0.onnx: metadata 'partitioner.program': 'whole_inputs'"),

@@ -61,6 +61,18 @@ CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("max_pool_grad_part", (X, torch.arange(600).view(4, 6, 5, 5) % 80, [2, 1], [5, 6], [8, 10])),
     ("max_pool_part", (X, [3, 2], [2, 1], [1, 2], [1, 0, 0, 1], [4, 0], [9, 5])),
     ("max_pool_part", (X[0], [2, 2], [1, 1], [1, 1], [0, 0, 0, 0], [0, 1], [5, 6])),
+    (
+        "max_pool_part",
+        (
+            torch.arange(-12, 0).view(1, 1, 3, 4),
+            [2, 2],
+            [1, 1],
+            [1, 1],
+            [1, 1, 1, 1],
+            [0, 0],
+            [3, 4],
+        ),
+    ),
     ("rms_norm", (X, [5, 5], torch.rand(5, 5), 1e-5)),
     ("rms_norm", (X.bfloat16(), [5], torch.rand(5).bfloat16(), None)),
     ("rms_norm_grad_input", (X, X, [5], torch.rand(4, 6, 5, 1), None)),

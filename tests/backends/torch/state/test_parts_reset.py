@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch.running.rank_module import _Part
+from partitioner.backends.torch.running.submodules import RankSubmodule
 from partitioner.backends.torch.state.whole import Submodule
 
 
@@ -30,7 +30,7 @@ class Scaled(nn.Module):
 
 
 def part_of_model(todo: str) -> nn.Module:
-    part = _Part.of(Submodule(Scaled, values={"size": 2.0, "todo": todo}))
+    part = RankSubmodule.of(Submodule(Scaled, values={"size": 2.0, "todo": todo}))
     part.register_parameter("weight", nn.Parameter(torch.zeros(3)))
     return part
 

@@ -1,0 +1,204 @@
+"""Parameters and buffers of a model: where they lie, and a rank's parts of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from partitioner.backends.regions import box_view
+from partitioner.backends.torch.state.shards import part_of, region_on, region_within
+from partitioner.backends.torch.state.whole import Stored, Whole
+from partitioner.ir.exchange import Region
+from partitioner.ir.layout import Placement, Sharding
+
+
+@dataclass(frozen=True)
+class StatePlaces:
+    """Where the parameters and buffers of a model lie; alike on all ranks.
+
+    Attributes:
+        stored: The parameters and buffers of the whole model.
+        by_name: Placements by first name.
+        are_cut: Whether the plan cuts any parameter (True), and any buffer (False).
+        trained: First names of the trained parameters that each rank holds.
+        meshes: Devices of the meshes that each rank takes part in.
+    """
+
+    stored: Sequence[Stored]
+    by_name: Mapping[str, Placement]
+    are_cut: Mapping[bool, bool]
+    trained: Mapping[int, Sequence[str]]
+    meshes: Mapping[int, Sequence[tuple[int, ...]]]
+
+    @classmethod
+    def of(cls, whole: Whole, ranks: int) -> StatePlaces:
+        """Read them from a program; what it does not compute with lies whole on its spare mesh."""
+        used = whole.places
+        places = {
+            entry.names[0]: used.get(entry.names[0])
+            or Placement(whole.spare, Sharding.replicate(entry.shape))
+            for entry in whole.stored
+        }
+        are_cut = {
+            is_parameter: any(
+                not places[entry.names[0]].sharding.is_replicated
+                for entry in whole.stored
+                if entry.parameter is is_parameter
+            )
+            for is_parameter in (False, True)
+        }
+        holders = {name: place.mesh.devices for name, place in places.items()}
+        names = [entry.names[0] for entry in whole.stored if entry.trained]
+        return cls(
+            whole.stored,
+            places,
+            are_cut,
+            {rank: [name for name in names if rank in holders[name]] for rank in range(ranks)},
+            {
+                rank: sorted({devices for devices in holders.values() if rank in devices})
+                for rank in range(ranks)
+            },
+        )
+
+    def holds(self, rank: int, entry: Stored) -> bool:
+        """Test whether a rank holds a part of a value."""
+        return rank in self.by_name[entry.names[0]].mesh.devices
+
+    @cached_property
+    def all_hold_all(self) -> bool:
+        """Whether every rank holds a part of every trained parameter."""
+        trained = [entry for entry in self.stored if entry.trained]
+        return all(self.holds(rank, entry) for entry in trained for rank in self.meshes)
+
+    @property
+    def listed_elsewhere(self) -> Stored | None:
+        """The parameter that ranks list which train none; None if each has its own."""
+        trained = (entry for entry in self.stored if entry.trained)
+        return None if all(self.trained.values()) else next(trained, None)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Parts of parameters and buffers that a rank holds.
+
+    Attributes:
+        tensors: The rank's parameters and buffers by first name.
+        elsewhere: Parameters of other ranks that it lists.
+        shards: Its parts of `tensors` by first name, and values at rest by value, detached. Writing
+            to these is no change of a parameter.
+    """
+
+    rank: int
+    places: StatePlaces
+    tensors: Mapping[str, Tensor]
+    elsewhere: Mapping[str, nn.Parameter]
+    shards: dict[str, Tensor]
+
+    @cached_property
+    def trained(self) -> dict[str, Tensor]:
+        """The trained parameters that the rank holds, by first name."""
+        return {name: self.tensors[name] for name in self.places.trained[self.rank]}
+
+    def shards_now(self) -> Mapping[str, Tensor]:
+        """Return the shards as they lie.
+
+        The same tensors at each call, as long as parameters and buffers lie where they lay.
+        """
+        for name, tensor in self.tensors.items():
+            part = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+            if not part.is_set_to(self.shards[name]):
+                self.shards[name] = part.detach()
+        return self.shards
+
+    def writes_to(self, shards: Mapping[str, Tensor]) -> dict[str, tuple[int, int] | None]:
+        """PyTorch's counts of writes to tensors and their shards; None of those that lie elsewhere.
+
+        Args:
+            shards: As they lay, by first name.
+        """
+        return {
+            name: (self.tensors[name]._version, shard._version)
+            if local_part(self.tensors[name]).is_set_to(shard)
+            else None
+            for name, shard in shards.items()
+        }
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, detached."""
+    return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def view_within(tensor: Tensor, region: Region | None) -> Tensor | None:
+    """A dense view of a region of a tensor; None if there is none."""
+    view = None if region is None else box_view(tensor, region)
+    return view if view is not None and view.is_contiguous() else None
+
+
+def versions(tensors: Iterable[Tensor]) -> list[int]:
+    """PyTorch's counts of writes to tensors; it counts none to those of `inference_mode`."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def part_and_rest(
+    whole: Tensor, place: Placement, home: Placement, rank: int, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """Copy a rank's part of a whole value, and what it keeps of it between steps.
+
+    Args:
+        whole: The value.
+        place: Where it lies while a step runs.
+        home: Where it lies between steps.
+
+    Returns:
+        The part, a view of what is kept if it can be, and what is kept; None if that is the part.
+    """
+    part = _copy_of(whole, place, rank, device)
+    if home == place:
+        return part, None
+    kept = _copy_of(whole, home, rank, device)
+    view = view_within(kept, region_within(place, home, rank))
+    return part if view is None else view, kept.detach()
+
+
+def _copy_of(whole: Tensor, place: Placement, rank: int, device: torch.device) -> Tensor:
+    """Copy a rank's part of a whole value into memory of its own."""
+    part = part_of(whole.detach(), region_on(place, rank)).to(device)
+    is_shared = part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    return part.clone() if is_shared else part
+
+
+def distributed(
+    part: Tensor, place: Placement, meshes: Mapping[Any, Any], shape: Sequence[int]
+) -> DTensor:
+    """Make a DTensor of a whole value from this rank's part.
+
+    Args:
+        part: The part.
+        place: Where the value lies.
+        meshes: PyTorch's mesh of each of ours.
+        shape: Sizes of the whole value.
+    """
+    return DTensor.from_local(
+        part,
+        meshes[place.mesh],
+        _placements(place),
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=torch.empty(shape, device="meta").stride(),
+    )
+
+
+def _placements(place: Placement) -> list[Shard | Replicate]:
+    """DTensor's placement on each axis."""
+    placements: list[Shard | Replicate] = []
+    for axis in place.mesh.names or ("one",):
+        dims = [dim for dim, layout in enumerate(place.sharding.dims) if axis in layout.axes]
+        placements.append(Shard(dims[0]) if dims else Replicate())
+    return placements

@@ -1,0 +1,187 @@
+"""A call of a rank's module as PyTorch's autograd sees it: its graphs, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.distributed.tensor import DTensor
+
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.agreeing.agreement import Agreement
+from partitioner.backends.torch.running.held import Held, versions, view_within
+from partitioner.backends.torch.running.rank_passes import RankPasses, Values
+from partitioner.backends.torch.state.buffers import apart
+from partitioner.backends.torch.state.shards import distributed_as, part_of, region_within
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a rank's module.
+
+    Attributes:
+        passes: Its graphs.
+        values: Their inputs by local name.
+        held: The rank's parameters and buffers.
+        shards: Its parts of them as they lie.
+        agreed: Waits until all ranks agree on the call.
+        step: Number of its training step, of its last micro-batch.
+    """
+
+    passes: RankPasses
+    values: list[Values]
+    held: Held
+    shards: Mapping[str, Tensor]
+    agreed: Callable[[], None]
+    step: int
+
+    def forward(self, *, backward: bool = False) -> tuple[tuple[Tensor, ...], Values]:
+        """Run the forward graph, and count its writes to DTensors as PyTorch does to tensors."""
+        results = self.passes.forward(self.values, self.shards, self.agreed, backward=backward)
+        written = map(self.held.tensors.get, self.passes.whole.written)
+        increment_version([tensor for tensor in written if isinstance(tensor, DTensor)])
+        return results
+
+
+class Step(torch.autograd.Function):
+    """The forward graph, and in backward the backward graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: Call, agreement: Agreement, names: Sequence[str], *_: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Run the forward graph; results require gradients as the module's do."""
+        computed, kept = call.forward(backward=True)
+        results = tuple(result.detach() for result in computed)  # kept values hold no graph
+        passes, held, shards = call.passes, call.held, call.shards
+        ctx.agreement, ctx.passes, ctx.held, ctx.step = agreement, passes, held, call.step
+        ctx.kept, ctx.names = kept, names
+        again = {id(value) for value in kept.values()}
+        read = {name for name in shards if name in held.tensors and id(shards[name]) in again}
+        ctx.shards = {name: shards[name] for name in read}
+        ctx.versions = held.writes_to(ctx.shards)
+        ctx.writes = versions(kept.values())
+        signature = passes.whole.signature
+        named = zip(signature.results, signature.differentiable, strict=True)
+        flags = [differentiable for name, differentiable in named if name]
+        cut = (result for result, flag in zip(results[1:], flags[1:], strict=True) if not flag)
+        ctx.mark_non_differentiable(*cut)
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Run the backward graph, once: it frees the kept values; the ranks agree on it first.
+
+        Where it sends nothing, a rank goes on to its optimizer's step and waits for the answer in
+        its next call. Only the loss, the first result, has a backward pass.
+        """
+        held, kept, problem = ctx.held, ctx.kept, ""
+        if any(grad is not None for grad in grads[1:]):
+            problem = (
+                "a gradient reaches another result of the module than its loss, which comes first: "
+                "compute all of the loss in the module, or detach() the other results"
+            )
+        elif torch.is_grad_enabled():
+            problem = "backward with create_graph=True: a program has no gradients of gradients"
+        elif kept is None:
+            problem = "backward() was called a second time on one step: it is freed"
+        elif held.writes_to(ctx.shards) != ctx.versions:
+            problem = (
+                "backward() after a parameter that it needs was written to, as by "
+                "optimizer.step(): call backward() before that, or the module again"
+            )
+        elif versions(kept.values()) != ctx.writes:
+            problem = (
+                "backward() after an input, a result or a buffer of the step that it needs was "
+                "written to in place: write to a clone(), or call backward() before that"
+            )
+        problem = problem and f"rank {held.rank}: {problem}"
+        # that of a loss to which a DTensor was added, as a penalty of weights, is a DTensor
+        tangent = grads[0].full_tensor() if isinstance(grads[0], DTensor) else grads[0]
+        is_scaled = not (held.places.all_hold_all or problem) and float(tangent) != 1.0
+        doing = f"backward() of training step {ctx.step}"
+        doing = f"{doing} by {float(tangent):g}" if is_scaled else doing
+        agree = ctx.agreement.begin(doing, problem)
+        if problem or is_scaled or ctx.passes.communicates_going_back:
+            agree()
+        ctx.kept = ctx.shards = None
+        return *[None] * 4, *_gradients(ctx.passes, held, kept, tangent, ctx.names)
+
+
+class Evaluation(torch.autograd.Function):
+    """Results of a call without a backward pass: going back from them is refused.
+
+    Else a sum of such a result and of something that has a gradient would train that alone.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, agreement: Agreement, said: str, shown: Sequence[tuple[Tensor, bool]], _: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return the results; those with a flag require gradients.
+
+        Args:
+            agreement: Messages between the ranks.
+            said: Why there is no backward pass.
+            shown: Results with their flags.
+        """
+        ctx.agreement, ctx.said = agreement, said
+        results = [(result.detach(), flag) for result, flag in shown]
+        ctx.mark_non_differentiable(*(result for result, flag in results if not flag))
+        return tuple(result for result, _ in results)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[None, ...]:
+        """Refuse it on all ranks."""
+        problem = f"rank {ctx.agreement.rank}: {ctx.said}"
+        ctx.agreement.check("backward() of an evaluation", problem)
+        raise AssertionError(ctx.said)
+
+
+def _gradients(
+    passes: RankPasses, held: Held, kept: Values, tangent: Tensor, names: Sequence[str]
+) -> Iterator[Tensor | None]:
+    """Gradients of parameters, in order; None for one that has none.
+
+    None has memory of another, as PyTorch adds to them, and clips them, in place.
+    """
+    gradients = passes.backward(kept, tangent)
+    parts: dict[str, Tensor] = {}
+    for name in names:
+        gradient, shard = gradients.get(name), held.shards[name]
+        if gradient is None:
+            continue
+        if gradient.shape != shard.shape:
+            gradient = _own_part(passes, held, name, gradient)
+        # fused optimizers read both in one order
+        is_alike = gradient.stride() == shard.stride()
+        parts[name] = gradient if is_alike else torch.empty_like(shard).copy_(gradient)
+    parts = apart(parts, [tangent])
+    for name in names:
+        tensor, part = held.tensors[name], parts.get(name)
+        if part is not None and isinstance(tensor, DTensor):
+            part = distributed_as(tensor, part)
+        yield part
+
+
+def _own_part(passes: RankPasses, held: Held, name: str, gradient: Tensor) -> Tensor:
+    """The part of a gradient that is of this rank's part of a parameter: a view, if it can be.
+
+    Raises:
+        BackendError: The plan gives this rank no such part.
+    """
+    (value,) = (e.gradient for e in passes.whole.stored if e.names[0] == name)
+    place = passes.whole.programs.homes[value].placement
+    region = region_within(held.places.by_name[name], place, held.rank)
+    if region is None:
+        raise BackendError(
+            f"rank {held.rank}: the optimizer's state of {name} is of no part of the gradient "
+            "that it holds: compile with parallel='zero2'"
+        )
+    view = view_within(gradient, region)
+    return part_of(gradient, region) if view is None else view

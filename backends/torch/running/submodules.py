@@ -1,0 +1,168 @@
+"""Submodules of a rank's module: they hold parts of parameters and buffers, and do not run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+from torch import nn
+
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.guards.changes import TRACED_MODE
+from partitioner.backends.torch.state.parts_reset import RESETTING, VALUES, reset_part
+from partitioner.backends.torch.state.whole import Submodule
+
+#: Kinds of modules whose submodules are read by position or key.
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+#: Methods of containers that read them, for users and for `__getitem__` of PyTorch's classes.
+_READING = frozenset({"keys", "values", "items", "_get_abs_string_index", "_get_item_by_idx"})
+#: Where a part of a rank's module keeps its class.
+_KIND = "_kind_in_the_model"
+#: Where a part keeps whether other ranks hold it.
+ELSEWHERE = "_is_elsewhere"
+#: Where a part of a rank's module keeps the names of its constants.
+CONSTANTS = "_constants_of_graphs"
+
+
+class RankSubmodule(nn.Module):
+    """A submodule, which holds parameters and buffers and does not run.
+
+    It is an instance of its class in the model, for code that goes by kinds of modules, unless all
+    that it consists of is on other ranks. What such code calls or sets that the graphs would not
+    notice is refused.
+    """
+
+    @property  # type: ignore[override]
+    def __class__(self) -> type[nn.Module]:
+        """The class that it has in the model; that of any module if it is on other ranks."""
+        kind: type[nn.Module] = vars(self).get(_KIND, RankSubmodule)
+        return nn.Module if vars(self).get(ELSEWHERE, False) else kind
+
+    @__class__.setter
+    def __class__(self, kind: type[nn.Module]) -> None:
+        """Refuse another class, as `torch.nn.utils.parametrize` sets one."""
+        raise BackendError(
+            f"a {self.__class__.__name__} of a rank's module cannot become a {kind.__name__}: "
+            "parametrize the module before compile, which traces how its parameters are computed"
+        )
+
+    def __reduce_ex__(self, _: object) -> tuple[Any, ...]:
+        """Pickle the contents: `pickle` takes no other class than the one shown."""
+        return type(self), (), vars(self)
+
+    @staticmethod
+    def of(submodule: Submodule) -> RankSubmodule:
+        """A part with the class, the constants and the absent tensors of a submodule."""
+        part = RankContainer() if issubclass(submodule.kind, _CONTAINERS) else RankSubmodule()
+        own = frozenset(vars(part)) | frozenset(dir(RankSubmodule))
+        for name in sorted(submodule.absent):
+            part.register_parameter(name, None)
+        vars(part)[_KIND] = submodule.kind
+        vars(part)[TRACED_MODE] = submodule.training
+        vars(part)[CONSTANTS] = (submodule.constants | submodule.absent) - own
+        vars(part)[VALUES] = submodule.values
+        return part
+
+    def share_memory(self) -> Any:
+        """Refuse it, as the whole module does."""
+        refuse_sharing()
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """Refuse it."""
+        kind = vars(self).get(_KIND, RankSubmodule).__name__
+        raise BackendError(f"a {kind} of a rank's module does not run by itself: call the module")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute that is no constant of the graphs."""
+        refuse_constant(self, name, value)
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        """A parameter, buffer or submodule, a plain value, or a method that sets the contents.
+
+        Raises:
+            AttributeError: It is something else.
+        """
+        for contents in ("_parameters", "_buffers", "_modules"):
+            if name in vars(self).get(contents, ()):
+                return vars(self)[contents][name]
+        values = vars(self).get(VALUES, {})
+        if name in values:
+            return values[name]
+        if name in RESETTING and hasattr(self.__class__, name):
+            return partial(reset_part, self, name)
+        kind = vars(self).get(_KIND, RankSubmodule).__name__
+        raise AttributeError(
+            f"a {kind} of a rank's module has no {name!r}, only the parameters "
+            "and buffers that this rank holds: ask the module that was compiled"
+        )
+
+
+class RankContainer(RankSubmodule):
+    """A sequence, list or dictionary of submodules, which is read as PyTorch's are."""
+
+    @property
+    def _container(self) -> Any:
+        """The class of PyTorch that it is one of."""
+        kind: type[nn.Module] = vars(self)[_KIND]
+        return next(one for one in _CONTAINERS if issubclass(kind, one))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._container.__getitem__(self, key)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._container.__iter__(self))
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._modules if self._container is nn.ModuleDict else key in [*self]
+
+    def __getattr__(self, name: str) -> Any:
+        """A submodule, or a method that reads the contents.
+
+        Raises:
+            AttributeError: It is something else.
+        """
+        if name in _READING and hasattr(self._container, name):
+            return partial(getattr(self._container, name), self)
+        return super().__getattr__(name)
+
+
+def refuse_constant(part: nn.Module, name: str, value: object) -> None:
+    """Refuse to set an attribute that is a constant of the graphs to another value.
+
+    Raises:
+        BackendError: It is one.
+    """
+    values = vars(part).get(VALUES, {})
+    is_same = name in values and type(values[name]) is type(value) and values[name] == value
+    if name in vars(part).get(CONSTANTS, ()) and not is_same:
+        raise BackendError(
+            f"{name} was traced as it was when the module was compiled: set it before compile"
+        )
+
+
+def submodule_at(root: nn.Module, path: Sequence[str]) -> Any:
+    """The part of a path, which is made if there is none; the module itself for an empty path."""
+    for name in path:
+        if name not in root._modules:
+            root.add_module(name, RankSubmodule())
+        child = root._modules[name]
+        assert child is not None
+        root = child
+    return root
+
+
+def refuse_sharing() -> NoReturn:
+    """Refuse `share_memory()`: DTensors lie in no memory that processes could share.
+
+    Raises:
+        BackendError: Always.
+    """
+    raise BackendError(
+        "share_memory() of a rank's module: its parts belong to this process; to share weights, "
+        "load its state_dict() into the module that was compiled, and share that"
+    )

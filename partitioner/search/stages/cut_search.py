@@ -1,0 +1,522 @@
+"""The search of cuts of a sharding into stages, for each schedule.
+
+Cuts are first made for the least largest load of a stage within memory, by the loads of the nodes;
+then ends of stages are moved as long as the estimated step gets shorter; the best of them are
+simulated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import TypeGuard
+
+import numpy as np
+
+from partitioner import units
+from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.prices.reshard import Resharder
+from partitioner.ir.errors import PartitionerError
+from partitioner.ir.graph import Graph
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.phases import PhaseError
+from partitioner.ir.pipeline import (
+    PipelineSchedule,
+    PipelineScheduleError,
+    from_csv,
+    pipeline_schedule,
+    textbook_lanes,
+)
+from partitioner.ir.plan import Plan
+from partitioner.rewrites.staging import stages_of_all
+from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
+from partitioner.search.request import Budget, Request
+from partitioner.search.stages.computed_again import ComputedAgain
+from partitioner.search.stages.figures import Sharding, StageFigures, StepEstimate, least_of_nodes
+from partitioner.search.stages.lane_memory import LaneMemory, figure, step_cost
+from partitioner.search.stages.staged_plan import Table, staged_plan, too_large
+from partitioner.solver import Infeasible, Objective, Solution
+from partitioner.strategies.spaces import Family
+
+#: Nodes by which an end of a stage is moved, the farthest first.
+MOVES = (64, 16, 4, 1)
+#: The same for plans that are simulated.
+LAST_MOVES = (16, 8, 4, 2, 1)
+#: Cuts of least estimated seconds that are simulated, of each schedule.
+RIVALS = 3
+#: A schedule is not simulated if its estimated step is so many times the best simulated one.
+FAR = 1.1
+#: Schedules with two stages on each lane.
+TWICE = frozenset({"interleaved", "zbv", "dualpipev"})
+#: Steps of an evaluation, for each node, and of an estimate, for each action.
+EVALUATION_STEPS, ESTIMATE_STEPS = 300, 2
+#: Drafts of the best cut, each by the memory that the last one's plan was found to take.
+DRAFTS = 4
+#: The schedule that is drafted first, for where the time limit leaves no time for others: it holds
+#: few micro-batches, and serves any number of lanes.
+LEAN = "1f1b"
+#: Why a space was left out that the time limit did not reach.
+NOT_SEARCHED = "not searched within the time limit"
+#: The solver's name in certificates.
+SOLVER = "decomposition into stages, steps simulated"
+
+
+def to_beat(costs: Iterable[float], wanted: int) -> float:
+    """Cost that a plan must beat to be among the best `wanted`; infinite if any is.
+
+    Args:
+        costs: Those of the plans so far.
+        wanted: A number of plans.
+    """
+    ranked = sorted(costs)
+    return ranked[wanted - 1] if len(ranked) >= wanted else math.inf
+
+
+@dataclass(frozen=True)
+class Pipelines:
+    """The pipelines to choose from.
+
+    Attributes:
+        micro_batches: Micro-batches of a step.
+        schedules: Names of schedules, or the rows of one.
+        groups: Devices of each node that is cut, in order, if they are pinned or kept.
+        stages: Stage of each node that is cut, if a plan in stages is kept.
+        wanted: Number of plans to look for: the best ones.
+        objective: What is to be least of a step.
+    """
+
+    micro_batches: int
+    schedules: tuple[Table, ...]
+    groups: tuple[tuple[int, ...], ...] = ()
+    stages: tuple[int, ...] = ()
+    wanted: int = 1
+    objective: Objective = "throughput"
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        micro_batches: int,
+        schedules: tuple[Table, ...],
+        groups: tuple[tuple[int, ...], ...] = (),
+        stages: tuple[int, ...] = (),
+    ) -> Pipelines:
+        """Those of a request."""
+        wanted = request.tune or 1
+        return cls(micro_batches, schedules, groups, stages, wanted, request.objective)
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """Cuts for a schedule that are worth simulating.
+
+    Attributes:
+        name: The schedule.
+        lane_of: The lane of each stage.
+        cuts: Ends of stages, exclusive, the best first.
+        rank: Of the first cut, the bytes above the limits and the seconds of a step, as estimated.
+        estimate: Gives the rank.
+    """
+
+    name: Table
+    lane_of: tuple[int, ...]
+    cuts: tuple[tuple[int, ...], ...]
+    rank: tuple[float, float]
+    estimate: StepEstimate
+
+
+@dataclass
+class PipelineSearch:
+    """Cuts one sharding of a graph into stages.
+
+    Attributes:
+        figures: The sharding and its figures.
+        ways: The pipelines to choose from.
+        budget: Its work is spent by evaluations.
+        shardings: By the size of a stage's group, where pinned groups are of several sizes.
+        again: Chooses what stages compute again; None if the sharding says so for all of them.
+    """
+
+    figures: StageFigures
+    ways: Pipelines
+    budget: Budget
+    shardings: Mapping[int, Sharding] = field(default_factory=dict)
+    again: ComputedAgain | None = None
+    _tables: dict[Table, PipelineSchedule] = field(default_factory=dict)
+
+    def search(self) -> SpaceResult:
+        """The best plan of each schedule.
+
+        No plan where none can beat the known one of the budget, by the bound or the estimates.
+
+        Raises:
+            Infeasible: No plan was found that fits.
+            PipelineScheduleError: No schedule serves the lanes.
+        """
+        failed: list[tuple[Family, PartitionerError]] = []
+        if self.budget.best_s < math.inf and self._bound_s >= self.budget.best_s:
+            bound = f"no step takes less than {units.seconds(self._bound_s)}"
+            return self._without_plans([(self._family(""), PartitionerError(bound))])
+        plans, drafts = self._begun(failed)
+        for index, draft in enumerate(drafts):
+            left = self._left_out(draft, plans, is_first=index == 0)
+            if left is not None:
+                failed.append((self._family(draft.name), left))
+                continue
+            try:
+                plans.append(self._improved(draft, self.budget.share(len(drafts) - index)))
+            except (Infeasible, PhaseError) as error:
+                failed.append((self._family(draft.name), error))
+        if plans:
+            return SpaceResult(tuple(plans), searched=str(self._family("")), failed=tuple(failed))
+        refusals = [error for _, error in failed if isinstance(error, Infeasible)]
+        if not refusals and all(isinstance(error, PhaseError) for _, error in failed):
+            raise Infeasible(f"no stages were found that can run: {failed[0][1]}", proven=False)
+        if drafts and not refusals:
+            return self._without_plans(failed)
+        raise min(refusals, key=lambda error: error.bytes_short, default=failed[0][1])
+
+    def _begun(
+        self, failed: list[tuple[Family, PartitionerError]]
+    ) -> tuple[list[Candidate], list[_Draft]]:
+        """The plans of pinned stages, or drafts, the best first; `failed` gets the reasons else."""
+        plans: list[Candidate] = []
+        drafts: list[_Draft] = []
+        for name in sorted(self.ways.schedules, key=lambda name: name != LEAN):
+            fits = plans or any(draft.rank[0] == 0 for draft in drafts)
+            if fits and self.budget.work.late:
+                failed.append((self._family(name), OutOfTime(NOT_SEARCHED)))
+                continue
+            try:
+                if self.ways.groups:
+                    plans.append(self._as_pinned(name))
+                else:
+                    drafts.append(self._draft(name))
+            except (PipelineScheduleError, PhaseError, Infeasible) as error:
+                failed.append((self._family(name), error))
+        drafts.sort(key=lambda draft: (draft.rank, self.ways.schedules.index(draft.name)))
+        return plans, drafts
+
+    def _left_out(
+        self, draft: _Draft, plans: Sequence[Candidate], *, is_first: bool
+    ) -> PartitionerError | None:
+        """Why a draft is not simulated, beside the best plans so far; None if it is."""
+        costs = (step_cost(plan.evaluation, self.ways.objective) for plan in plans)
+        best = min(self.budget.best_s, to_beat(costs, self.ways.wanted))
+        estimate = f"not simulated: a step of {units.seconds(draft.rank[1])} is estimated"
+        if self.ways.objective != "memory" and draft.rank[1] > FAR * best:
+            return PartitionerError(estimate)
+        needed = is_first and best == math.inf
+        return OutOfTime(estimate) if not needed and self.budget.work.over else None
+
+    def _without_plans(self, failed: Sequence[tuple[Family, PartitionerError]]) -> SpaceResult:
+        """The result where no plan is as good as the known one of the budget."""
+        searched = str(self._family(""))
+        return SpaceResult((), searched, bound=self._bound_s, failed=tuple(failed))
+
+    def _draft(self, name: Table) -> _Draft:
+        """Cuts for a schedule, by their estimates.
+
+        Raises:
+            PipelineScheduleError: The schedule does not serve the lanes.
+        """
+        lane_of = self._lane_of(name)
+        most = len(self.figures.positions) - 1
+        if len(lane_of) > most:
+            raise PipelineScheduleError(
+                f"{len(lane_of)} stages were asked for, and the model has {most} at most: nodes "
+                "that read and write one buffer stay together"
+            )
+        estimate = StepEstimate(self.figures, self._table(name, lane_of))
+        lost_s = None if self.again is None else self.again.lost_s
+        starts = {
+            cut
+            for held in ((0,) * len(lane_of), estimate.held)
+            if (cut := self.figures.balanced(held, lane_of, lost_s)) is not None
+        }
+        cuts = {self._moved(estimate, cut, self._limits) for cut in starts} | starts
+        ranked = sorted(cuts, key=lambda ends: self._rank(estimate, ends, self._limits))
+        rank = self._rank(estimate, ranked[0], self._limits)
+        return _Draft(name, lane_of, tuple(ranked[:RIVALS]), rank, estimate)
+
+    def _improved(self, draft: _Draft, budget: Budget) -> Candidate:
+        """The best cut of a draft, after moving ends of stages as long as that gains.
+
+        Raises:
+            Infeasible: No cut was found that fits.
+            PhaseError: None of the draft's cuts can run.
+        """
+        limits = list(self._limits)
+
+        def simulated(ends: tuple[int, ...]) -> Candidate | None:
+            with suppress(PhaseError):
+                return self._run(draft, ends, limits, budget)
+            return None
+
+        rivals = iter(draft.cuts)
+        ends, best = _first_that_runs(rivals, lambda cut: self._run(draft, cut, limits, budget))
+        if self.again is not None:
+            ends, best = self._drafted_again(draft, ends, best, limits, simulated, budget)
+        for rival in rivals:
+            if not budget.work.over and self._is_better(candidate := simulated(rival), best):
+                ends, best = rival, candidate
+        for distance in LAST_MOVES:
+            for moved in self._neighbours(ends, distance):
+                if not budget.work.over and self._is_better(candidate := simulated(moved), best):
+                    ends, best = moved, candidate
+        if not best.evaluation.fits_exactly:
+            raise too_large(best, self.figures.cluster)
+        return best
+
+    def _drafted_again(
+        self,
+        draft: _Draft,
+        ends: tuple[int, ...],
+        best: Candidate,
+        limits: Sequence[float],
+        simulated: Callable[[tuple[int, ...]], Candidate | None],
+        budget: Budget,
+    ) -> tuple[tuple[int, ...], Candidate]:
+        """The best cut of several drafts, each by the memory that lanes of the last one took.
+
+        Args:
+            draft: The draft.
+            ends: Ends of its best cut.
+            best: The plan of that cut.
+            limits: Bytes that the devices of each lane count as having, which plans of cuts change.
+            simulated: Gives the plan of a cut; None if it cannot run.
+            budget: Its work ends the drafts of a plan that fits, its clock all.
+        """
+        seen = {ends}
+        for _ in range(DRAFTS):
+            stops = budget.work.over if best.evaluation.fits_exactly else budget.work.late
+            cut = ends if stops else self._moved(draft.estimate, ends, limits)
+            if cut in seen:
+                break
+            seen.add(cut)
+            if self._is_better(candidate := simulated(cut), best):
+                ends, best = cut, candidate
+        return ends, best
+
+    def _run(
+        self, draft: _Draft, ends: tuple[int, ...], limits: list[float], budget: Budget
+    ) -> Candidate:
+        """The plan of a cut.
+
+        Raises:
+            PhaseError: Its stages cannot run.
+        """
+        if self.again is None:
+            return self._simulated(draft, ends, self.figures.sharding, budget)
+
+        def simulated(sharding: Sharding) -> Candidate:
+            return self._simulated(draft, ends, sharding, budget)
+
+        limited = self._limits
+        lanes = LaneMemory(
+            self.again, ends, draft.estimate, limited, simulated, self.ways.objective
+        )
+        return lanes.plan(limits, budget.work)
+
+    def _simulated(
+        self, draft: _Draft, ends: tuple[int, ...], sharding: Sharding, budget: Budget
+    ) -> Candidate:
+        """The plan of a cut of a sharding of all stages' devices."""
+        plan = self._plan(draft.name, draft.lane_of, ends, sharding=sharding)
+        budget.work.spend(EVALUATION_STEPS * len(plan.nodes))
+        return self._candidate(draft.name, plan, sharding.graph)
+
+    def _is_better(self, candidate: Candidate | None, best: Candidate) -> TypeGuard[Candidate]:
+        """Tell whether a plan can run, and has a lower figure than the best one."""
+        goal = self.ways.objective
+        return candidate is not None and figure(candidate, goal) < figure(best, goal)
+
+    @cached_property
+    def _limits(self) -> tuple[float, ...]:
+        """Bytes of a device of each lane that plans may take; next to none if least is wanted."""
+        if self.ways.objective == "memory":
+            return (1.0,) * self.figures.lanes
+        size, devices = self.figures.sharding.size, self.figures.cluster.devices
+        return tuple(
+            float(min(device.memory_bytes for device in devices[first : first + size]))
+            for first in range(0, self.figures.lanes * size, size)
+        )
+
+    def _as_pinned(self, name: Table) -> Candidate:
+        """The plan whose stages are the stretches of nodes that are pinned to one group.
+
+        Raises:
+            Infeasible: It does not fit.
+            PipelineScheduleError: The schedule does not serve the lanes.
+        """
+        groups = self.ways.groups
+        keys = self.ways.stages or groups
+        ends = tuple(i for i, (a, b) in enumerate(pairwise(keys), 1) if a != b)
+        stages = [groups[start] for start in (0, *ends)]
+        lanes = tuple(dict.fromkeys(stages))
+        lane_of = tuple(map(lanes.index, stages))
+        plan = self._plan(name, lane_of, (*ends, len(groups)), lanes)
+        candidate = self._candidate(name, plan, self.figures.sharding.graph)
+        if not candidate.evaluation.fits_exactly:
+            raise too_large(candidate, self.figures.cluster)
+        return candidate
+
+    def _candidate(self, name: Table, plan: Plan, graph: Graph) -> Candidate:
+        evaluation = evaluate(graph, plan, self.figures.cluster, resharder=self._resharder)
+        cost = step_cost(evaluation, self.ways.objective)
+        solution = Solution((), cost, min(cost, self._bound_s), "feasible", None, SOLVER)
+        return Candidate(self._family(name), graph, plan, evaluation, solution)
+
+    @cached_property
+    def _resharder(self) -> Resharder:
+        """Remembers the reshards of all plans, which differ in few."""
+        return Resharder(self.figures.cluster)
+
+    @cached_property
+    def _bound_s(self) -> float:
+        """No cut of the sharding costs less, in the order of any of the schedules."""
+        if self.ways.objective == "memory":
+            return 0.0
+        if self.shardings:
+            return least_of_nodes(
+                [replace(self.figures, sharding=each) for each in self.shardings.values()]
+            )
+        if self.ways.groups:
+            return self.figures.least_s()
+        tables = []
+        for name in self.ways.schedules:
+            with suppress(PipelineScheduleError):
+                tables.append(self._table(name, self._lane_of(name)))
+        return min(map(self.figures.least_s, tables), default=0.0)
+
+    def _family(self, name: Table) -> Family:
+        named = name if isinstance(name, str) else "table"
+        kind = f"pipeline {named}".strip()
+        count = self.ways.micro_batches
+        text = f"{kind} of {count} micro-batch{'es' if count > 1 else ''}"
+        meshes = tuple(self._meshes())
+        if self.shardings:
+            sizes = sorted({*map(len, self.ways.groups)})
+            text += f" in stages of {' and '.join(map(str, sizes))} devices"
+            meshes = tuple(DeviceMesh.line(size) for size in sizes[:1])
+        return Family(text, meshes, meshes[:1], symmetric=False)
+
+    def _meshes(self) -> Iterator[DeviceMesh]:
+        sharding = self.figures.sharding
+        axes = max(sharding.plan.groups, key=DeviceMesh.size).axes
+        for lane in range(self.figures.lanes):
+            devices = range(lane * sharding.size, (lane + 1) * sharding.size)
+            yield DeviceMesh(axes, tuple(devices))
+
+    def _lane_of(self, name: Table) -> tuple[int, ...]:
+        """The lane of each stage."""
+        lanes, size = self.figures.lanes, self.figures.sharding.size
+        if not isinstance(name, str):
+            table = from_csv("\n".join(name) + "\n")
+            if len(table.lanes) != lanes or table.micro_batches != self.ways.micro_batches:
+                raise PipelineScheduleError(
+                    f"the schedule has {len(table.lanes)} lanes and {table.micro_batches} "
+                    f"micro-batches; there are {lanes} of {size} devices and "
+                    f"{self.ways.micro_batches} micro-batches"
+                )
+            return table.lane_of
+        if lanes == 1:
+            return (0,)
+        return textbook_lanes(name, lanes * (2 if name in TWICE else 1))
+
+    def _table(self, name: Table, lane_of: tuple[int, ...]) -> PipelineSchedule:
+        if name not in self._tables:
+            self._tables[name] = (
+                pipeline_schedule(name, lane_of, self.ways.micro_batches)
+                if isinstance(name, str)
+                else from_csv("\n".join(name) + "\n")
+            )
+        return self._tables[name]
+
+    # Cuts ------------------------------------------------------------------------------------
+
+    def _rank(
+        self,
+        estimate: StepEstimate,
+        ends: tuple[int, ...],
+        limits: Sequence[float],
+        best: tuple[float, float] = (math.inf, math.inf),
+    ) -> tuple[float, float]:
+        """Bytes above the limits, then seconds: infinite ones where `best` is clearly less."""
+        again = None
+        if self.again is None:
+            within = limits[0] if self.ways.objective == "memory" else None
+            splits = estimate.splits
+            over = self.figures.over_bytes(ends, estimate.moments, splits=splits, within=within)
+        else:
+            load = self.again.load(ends, estimate.moments, limits, splits=estimate.splits)
+            over, again = load.over_bytes, load.seconds
+        if over >= best[0] and (over > best[0] or estimate.least_s(ends, again) >= best[1]):
+            return over, math.inf
+        return over, float(f"{estimate.seconds(ends, again):.9g}")
+
+    def _moved(
+        self, estimate: StepEstimate, ends: tuple[int, ...], limits: Sequence[float]
+    ) -> tuple[int, ...]:
+        """The cut after moving ends of stages one after the other, as long as that gains."""
+        rank = self._rank(estimate, ends, limits)
+        work = self.budget.share(2 * len(self.ways.schedules)).work
+        steps = ESTIMATE_STEPS * sum(map(len, estimate.table.lanes))
+        for distance in MOVES:
+            improved = True
+            while improved and not work.over:
+                improved = False
+                for moved in self._neighbours(ends, distance):
+                    work.spend(steps)
+                    other = self._rank(estimate, moved, limits, rank)
+                    if other < rank:
+                        ends, rank, improved = moved, other, True
+                        break
+        return ends
+
+    def _neighbours(self, ends: tuple[int, ...], distance: int) -> Iterator[tuple[int, ...]]:
+        for index in range(len(ends) - 1):
+            low, high = ends[index - 1] if index else 0, ends[index + 1]
+            for end in (ends[index] - distance, ends[index] + distance):
+                if low < end < high and self.figures.open[end]:
+                    yield *ends[:index], end, *ends[index + 1 :]
+
+    def _plan(
+        self,
+        name: Table,
+        lane_of: tuple[int, ...],
+        ends: tuple[int, ...],
+        lanes: Sequence[tuple[int, ...]] = (),
+        sharding: Sharding | None = None,
+    ) -> Plan:
+        sharding = sharding or self.figures.sharding
+        units = self.figures.units
+        stage_of = np.searchsorted(np.array(ends), np.arange(len(units)), side="right")
+        forward = {unit: int(stage) for unit, stage in zip(units, stage_of, strict=True)}
+        stages = stages_of_all(sharding.graph, forward)
+        groups = [(lanes or [mesh.devices for mesh in self._meshes()])[lane] for lane in lane_of]
+        shardings = [self.shardings.get(len(own), sharding) for own in groups]
+        cluster, count = self.figures.cluster, self.ways.micro_batches
+        return staged_plan(shardings, cluster, stages, groups, name, count)
+
+
+def _first_that_runs(
+    cuts: Iterator[tuple[int, ...]], run: Callable[[tuple[int, ...]], Candidate]
+) -> tuple[tuple[int, ...], Candidate]:
+    """The first of some cuts whose stages can run, and its plan.
+
+    Raises:
+        PhaseError: None can; of the first one.
+    """
+    cut = next(cuts)
+    try:
+        return cut, run(cut)
+    except PhaseError:
+        for cut in cuts:
+            with suppress(PhaseError):
+                return cut, run(cut)
+        raise

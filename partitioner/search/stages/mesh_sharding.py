@@ -1,0 +1,104 @@
+"""Shardings of a whole graph over one mesh within a limit of memory: stages are cut from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.prices.compute import stored_bytes
+from partitioner.ir.graph import Graph
+from partitioner.ir.ops import row_of
+from partitioner.search.find_plan import find_plan
+from partitioner.search.request import Budget, Request
+from partitioner.search.stages.figures import Sharding
+from partitioner.solver import Infeasible
+
+
+def sharded_within(
+    graph: Graph,
+    cluster: Cluster,
+    request: Request,
+    budget: Budget,
+    size: int,
+    micro_batches: int,
+    limit: int,
+) -> Sharding:
+    """The best plan of the graph on one mesh of so many devices, of `limit` bytes each.
+
+    It takes half of what is left of the budget, of the clock as well: its cuts take the rest.
+    """
+    first = cluster.first(size).with_memory(max(1, limit))
+    spaces = request.inside_stages(size, micro_batches, len(cluster) // size).over(size).on(graph)
+    work = budget.work.share(2)
+    work.deadline -= work.left_s / 2
+    try:
+        outcome = find_plan(graph, first, spaces, replace(budget, work=work, best_s=math.inf))
+    finally:
+        if work.stopped:
+            budget.work.cut_off()
+    return Sharding(outcome.graph, outcome.plan)
+
+
+def first_sharding(sharded: Callable[[int], Sharding], limit: int, *, is_guess: bool) -> Sharding:
+    """The best plan within a limit or, if that is a guess, the one that is short of fewest bytes.
+
+    The limit of several lanes is a guess: stages of that plan may fit, or show which does not.
+
+    Args:
+        sharded: Gives the best plan of a mesh whose devices have so many bytes.
+        limit: Bytes of each device.
+        is_guess: Whether stages of a plan above the limit may fit.
+
+    Raises:
+        Infeasible: Nothing fits the limit, and it is no guess, or no such plan was found.
+    """
+    try:
+        return sharded(limit)
+    except Infeasible as error:
+        if not is_guess or not error.bytes_short:
+            raise
+        limit += math.ceil(error.bytes_short)
+    return sharded(limit)
+
+
+def limit_bytes(graph: Graph, cluster: Cluster, size: int) -> int:
+    """Bytes that the whole model may take on each device of one mesh.
+
+    A device holds what is stored of one stage alone. But the first of several stages holds the
+    activations of as many micro-batches as there are stages, which are as many bytes as those of
+    one micro-batch of the whole model.
+    """
+    lanes = len(cluster) // size
+    most = min(device.memory_bytes for device in cluster.devices)
+    stored = sum(
+        stored_bytes(node, graph.types[value].dtype, graph.types[value].nbytes)
+        for node in graph.nodes
+        if (row := row_of(node)) is not None and row.stored
+        for value in node.writes
+    )
+    return most + stored // size * (lanes - 1) // lanes
+
+
+def sharded_for(
+    sizes: Sequence[int],
+    graph: Graph,
+    cluster: Cluster,
+    request: Request,
+    budget: Budget,
+    micro_batches: int,
+) -> dict[int, Sharding]:
+    """A sharding of one graph for each of these numbers of devices of a stage, ascending.
+
+    Raises:
+        Infeasible: One was not found.
+    """
+    shardings: dict[int, Sharding] = {}
+    for index, size in enumerate(sizes):
+        share, limit = budget.share(len(sizes) - index), limit_bytes(graph, cluster, size)
+        sharded = partial(sharded_within, graph, cluster, request, share, size, micro_batches)
+        shardings[size] = first_sharding(sharded, limit, is_guess=True)
+        graph = shardings[size].graph
+    return shardings

@@ -1,0 +1,91 @@
+"""The plan of a graph in stages, made from shardings, and what it lacks where it does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.executors import executor_of
+from partitioner.ir.mesh import DeviceMesh, numbers
+from partitioner.ir.plan import NodePlan, Pipeline, Plan
+from partitioner.problem.memory_kinds import Holdings
+from partitioner.search.outcome import Candidate
+from partitioner.search.stages.figures import Sharding
+from partitioner.solver import Infeasible
+from partitioner.solver.joint.shortage import shortage_message
+
+#: A schedule by name, or the rows of its table.
+Table = str | tuple[str, ...]
+
+
+def staged_plan(
+    shardings: Sequence[Sharding],
+    cluster: Cluster,
+    stages: Mapping[str, int],
+    devices: Sequence[tuple[int, ...]],
+    name: Table,
+    micro_batches: int,
+) -> Plan:
+    """The plan of a graph whose nodes are in stages, each with a sharding and devices of its own.
+
+    The order of the nodes is that of the first stage's sharding.
+    """
+    groups: dict[tuple[int, int], int] = {}
+    nodes: dict[str, NodePlan] = {}
+    meshes: list[DeviceMesh] = []
+    of_group: list[int] = []
+    for node in shardings[0].plan.nodes:
+        stage = stages[node]
+        sharding = shardings[stage]
+        decision = sharding.plan.nodes[node]
+        key = stage, decision.group
+        if key not in groups:
+            groups[key] = len(meshes)
+            mesh = sharding.plan.groups[decision.group]
+            own = tuple(devices[stage][device] for device in mesh.devices)
+            meshes.append(DeviceMesh(mesh.axes, own))
+            of_group.append(stage)
+        nodes[node] = NodePlan(groups[key], decision.cuts)
+    pipeline = Pipeline(name, micro_batches, tuple(of_group))
+    digest = shardings[0].graph.digest
+    return Plan(digest, cluster.to_data(), tuple(meshes), nodes, pipeline=pipeline)
+
+
+def too_large(best: Candidate, cluster: Cluster) -> Infeasible:
+    """The refusal of the best cut that was found, which does not fit."""
+    evaluation, plan = best.evaluation, best.plan
+    over = max(evaluation.short_bytes, key=evaluation.short_bytes.__getitem__)
+    peak, short = evaluation.needed_peak(over), evaluation.short_bytes[over]
+    in_kernels = evaluation.needed_bytes[over] > evaluation.held_bytes[over]
+    where = f"on device {over} at {peak.at!r}"
+    if (stages := _stages_on(plan, over, peak.at)) and plan.kind == "pipeline":
+        where += f" of stage{'s' if len(stages) > 1 else ''} {numbers(stages)}"
+    if in_kernels:
+        where += f" in {executor_of(best.graph).holder}"
+    text = shortage_message(
+        proven=False,
+        least=False,
+        where=where,
+        short=short,
+        held=evaluation.needed_bytes[over],
+        limit=evaluation.limit_bytes[over],
+    )
+    holdings = Holdings.of(best.graph, plan, cluster)
+    parts = holdings.text(over, exact=True, headroom=not in_kernels)
+    held = f"without them it holds {parts}" if in_kernels else f"there it holds {parts}"
+    return Infeasible(
+        f"{text}; {held}; this is {best.space}",
+        device=over,
+        name=peak.at,
+        bytes_short=float(short),
+        proven=False,
+    )
+
+
+def _stages_on(plan: Plan, device: int, task: str) -> tuple[int, ...]:
+    """The stage of a node or, where the task is none, the stages on a device, ascending."""
+    assert plan.pipeline is not None
+    if task in plan.nodes:
+        return (plan.pipeline.stages[plan.nodes[task].group],)
+    groups = zip(plan.groups, plan.pipeline.stages, strict=True)
+    return tuple(sorted({stage for mesh, stage in groups if device in mesh.devices}))

@@ -1,0 +1,182 @@
+"""Models planned at limits of memory between what fits nothing and what fits whole.
+
+A rung is a model, training or inference, a number of devices and one of 20 limits: steps of equal
+size from what all devices need for the stored values alone, below which nothing can fit, to what
+one device needs for the whole model.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import partitioner
+from helpers.modules.sized_models import Gpt, Loss, convolutions, ids, perceptron, t5
+from partitioner.cost_model.memory.lifetimes import kept_bytes
+from partitioner.ir.errors import PartitionerError
+from partitioner.solver.work import now_s
+
+STEPS = 20
+Made = tuple[Callable[[int], nn.Module], Callable[[], tuple[Tensor, ...]]]
+MODELS: Mapping[str, Made] = {
+    "mlp": (lambda layers: perceptron(layers, 1024), lambda: (torch.zeros(256, 1024),)),
+    "convnet": (convolutions, lambda: (torch.zeros(32, 3, 64, 64),)),
+    "gpt": (lambda layers: Gpt(layers, 256, 4096), lambda: (ids(16, 128),)),
+    "t5": (t5, lambda: (ids(16, 64), ids(16, 64))),
+}
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A model at one of the limits; step 20 is what one device needs for all of it."""
+
+    model: str
+    layers: int
+    training: bool
+    devices: int
+    step: int
+
+    def __str__(self) -> str:
+        how = "trains" if self.training else "infers"
+        return f"{self.model} {self.layers} {how} on {self.devices} at {self.step}/{STEPS}"
+
+    @property
+    def limit_bytes(self) -> int:
+        """Bytes of each device."""
+        stored, whole = _extremes(self.model, self.layers, training=self.training)
+        least = stored / self.devices
+        return math.ceil(least + (whole - least) * self.step / STEPS)
+
+    def planned(self, time_limit_s: float, **options: Any) -> Any:
+        """The compilation at the limit.
+
+        Raises:
+            PartitionerError: There is no plan.
+        """
+        more = {"memory": self.limit_bytes, "time_limit_s": time_limit_s, **options}
+        cluster = f"{self.devices}xh100"
+        return _planned(self.model, self.layers, training=self.training, cluster=cluster, **more)
+
+    def forced(self) -> Iterator[Mapping[str, Any]]:
+        """Options that force plans of one kind, the usual ways to save memory first."""
+        counts = (4, 2, 8, 16) if self.training else (4, 16)
+        yield from ({"micro_batches": count} for count in counts)
+        if self.devices > 1:
+            yield from ({"parallel": kind} for kind in ("tp", "pp"))
+            kinds = ("zero3", "zero2", "dp") if self.training else ("dp",)
+            yield from ({"parallel": kind} for kind in kinds)
+            if self.training:
+                yield {"parallel": "zero3", "micro_batches": 4}
+                yield from ({"schedule": name} for name in ("1f1b", "zb1"))
+            yield {"strategy": "inter"}
+            if self.model == "convnet":
+                yield {"parallel": "spatial"}
+        if self.devices == 4:
+            for kind in ("dp", "tp"):
+                yield {"parallel": f"pp+{kind}", "mesh": {"pp": 2, kind: 2}}
+            yield {"parallel": "dp+tp", "mesh": {"dp": 2, "tp": 2}}
+        if self.training:
+            yield {"recompute": True}
+
+
+@dataclass(frozen=True)
+class Climbed:
+    """What came of a rung.
+
+    Attributes:
+        outcome: "plan", "refused", or the name of an internal error.
+        text: The refusal or the error.
+        cost: Of the plan, in seconds.
+        cpu_s: Seconds of processor time.
+        over: Seconds of the clock that stops searches, over the time limit.
+        plan: Of what kind it is, with its micro-batches.
+        forced: The options of the best forced plan that was tried; None if none fits.
+        forced_cost: Its cost in seconds.
+    """
+
+    outcome: str
+    text: str
+    cost: float
+    cpu_s: float
+    over: float
+    plan: str
+    forced: Mapping[str, Any] | None = None
+    forced_cost: float = math.inf
+
+    @property
+    def broken(self) -> str:
+        """The promise that it breaks; "" if it keeps all."""
+        if self.outcome not in ("plan", "refused"):
+            return "internal error"
+        if self.outcome == "refused" and self.forced is not None:
+            return "refused what fits"
+        if self.cost > 1.02 * self.forced_cost:
+            return "dearer than forced"
+        return "late" if self.over > 1.15 else ""
+
+
+def climbed(rung: Rung, time_limit_s: float, *, beside_forced: bool = False) -> Climbed:
+    """Plan a rung, and look for a forced plan where it is refused.
+
+    Args:
+        rung: The rung.
+        time_limit_s: Of each search.
+        beside_forced: Whether all forced plans are made, whatever comes of it.
+    """
+    limit = rung.limit_bytes  # the model is made and traced before the clock runs
+    assert limit > 0
+    start, cpu = now_s(), time.process_time()
+    outcome, text, cost, plan = "plan", "", math.inf, ""
+    try:
+        result = rung.planned(time_limit_s)
+    except PartitionerError as error:
+        outcome, text = "refused", str(error)
+    except Exception as error:  # noqa: BLE001 - an internal error is what is looked for
+        outcome, text = type(error).__name__, str(error)
+    else:
+        cost = result.evaluation.cost("throughput")
+        count = result.plan.micro_batches
+        plan = result.plan.kind + (f" in {count}" if count else "")
+    over = (now_s() - start) / time_limit_s
+    cpu_s = time.process_time() - cpu
+    forced, least = None, math.inf
+    for options in rung.forced() if beside_forced or outcome != "plan" else ():
+        try:
+            other = rung.planned(time_limit_s, **options)
+        except PartitionerError:
+            continue
+        if any("not proven" in note for note in other.summary["notes"]):
+            continue
+        if (one := other.evaluation.cost("throughput")) < least:
+            forced, least = options, one
+        if not beside_forced:
+            break
+    return Climbed(outcome, text, cost, round(cpu_s, 1), round(over, 2), plan, forced, least)
+
+
+@cache
+def _made(name: str, layers: int, *, training: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    make, inputs = MODELS[name]
+    with torch.device("meta"):
+        module = make(layers)
+    module.train(training)
+    return (Loss(module) if training else module), inputs()
+
+
+def _planned(name: str, layers: int, *, training: bool, **options: Any) -> Any:
+    module, inputs = _made(name, layers, training=training)
+    return partitioner.compile(module, inputs, training=training, **options)
+
+
+@cache
+def _extremes(name: str, layers: int, *, training: bool) -> tuple[int, int]:
+    """Bytes of the stored values, and bytes that one device needs for the whole model."""
+    result = _planned(name, layers, training=training, cluster="1xh200", recompute=False)
+    return kept_bytes(result.graph), max(result.evaluation.needed_bytes.values())

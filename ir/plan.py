@@ -125,6 +125,16 @@ class Plan:
         return None if self.pipeline is None else self.pipeline.micro_batches
 
     @property
+    def stage_devices(self) -> Mapping[int, tuple[int, ...]]:
+        """The devices of each stage, in the order of its largest group; of no stages none."""
+        stages = () if self.pipeline is None else self.pipeline.stages
+        devices: dict[int, tuple[int, ...]] = {}
+        for group, stage in sorted(zip(self.groups, stages, strict=False), key=_by_size):
+            own = devices.get(stage, ())
+            devices[stage] = (*own, *(device for device in group.devices if device not in own))
+        return devices
+
+    @property
     def kind(self) -> str:
         """The form of the plan, whatever space it was found in.
 
@@ -193,6 +203,12 @@ class Plan:
             raise PlanError(f"plan is malformed: it has no {error}") from None
         except (TypeError, AttributeError, ValueError, OverflowError) as error:
             raise PlanError(f"plan is malformed: {type(error).__name__} {error}") from None
+
+
+def _by_size(of_stage: tuple[DeviceMesh, int]) -> tuple[int, int]:
+    """Stages in their order, the largest group of each first."""
+    group, stage = of_stage
+    return stage, -group.size()
 
 
 def _plan_of(data: Mapping[str, Any]) -> Plan:

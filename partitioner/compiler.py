@@ -139,44 +139,13 @@ def check_options(devices: int | None, options: Mapping[str, Any]) -> tuple[Clus
     """
     cluster = target_cluster(options, devices, processes())
     request = request_of(options)
-    _check_pipeline(request, options)
-    _check_kept(request)
+    if request.recompute is True and not options.get("training", False):
+        raise OptionError("recompute is for training: inference keeps nothing")
     check_space(request.strategy, len(cluster), request.mesh)
     ModuleOptions(options.get("training", False), options.get("optimizer", "adamw"))
     if request.tune is not None:
         check_tunable(cluster, is_module=False)
     return cluster, request
-
-
-def _check_kept(request: Request) -> None:
-    """Refuse to keep a plan in blocks, whose nodes are not the model's, or one in stages.
-
-    Raises:
-        OptionError: It is asked for.
-    """
-    plan = request.constraints.plan
-    if plan is not None and plan.blocks:
-        raise OptionError(
-            "constraints: a plan in blocks cannot be kept: leave it out, blocks are found anew"
-        )
-    if plan is not None and plan.pipeline is not None:
-        raise OptionError(
-            "constraints: a plan in stages cannot be kept: pin groups of nodes to devices instead"
-        )
-
-
-def _check_pipeline(request: Request, options: Mapping[str, Any]) -> None:
-    """Refuse options that a plan in stages does not take.
-
-    Raises:
-        OptionError: There is one.
-    """
-    if not request.is_pipelined:
-        return
-    if request.strategy != "auto":
-        raise OptionError(f"strategy {request.strategy!r} is not for pipelines: leave it out")
-    if options.get("recompute") is True and not options.get("training"):
-        raise OptionError("recompute is for training: inference keeps nothing")
 
 
 @takes(DumpOptions)

@@ -27,7 +27,7 @@ from partitioner.search.request import MicroBatchCount, Recompute, Request, Say
 from partitioner.solver.milp.engines import SolverName
 from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.kinds.kind import ModelKind
-from partitioner.strategies.kinds.parallel import at_rest, check_has
+from partitioner.strategies.kinds.parallel import PIPELINE, at_rest, check_has
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -121,8 +121,38 @@ def request_of(options: Mapping[str, Any]) -> Request:
     constraints = _constraints(options.get("constraints"))
     names = {field.name for field in fields(Request)} - {"constraints", "schedule"}
     values = {name: value for name, value in options.items() if name in names}
-    schedule = _schedule(options.get("schedule"))
-    return Request(constraints=constraints, schedule=schedule, **values)
+    values["schedule"] = _schedule(options.get("schedule"))
+    if constraints.plan is not None:
+        values = _as_kept(constraints.plan, values)
+    return Request(constraints=constraints, **values)
+
+
+def _as_kept(plan: Plan, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a request that keeps a plan, which says how the batch runs.
+
+    Raises:
+        OptionError: They say otherwise.
+    """
+    pipeline, asked = plan.pipeline, dict(values)
+    runs = "the whole batch at once"
+    if pipeline is not None:
+        stages = 1 + max(pipeline.stages)
+        named = f"schedule {pipeline.schedule}" if isinstance(pipeline.schedule, str) else "a table"
+        runs = f"{pipeline.micro_batches} micro-batches through {stages} stages by {named}"
+    said: dict[str, Any] = {"micro_batches": plan.micro_batches}
+    said["schedule"] = None if pipeline is None else pipeline.schedule
+    for name, own in said.items():
+        if asked.get(name) not in (None, "auto", own):
+            raise OptionError(f"{name} {asked[name]!r}: the plan in constraints runs {runs}")
+        asked[name] = own
+    mesh, parallel = asked.get("mesh"), asked.get("parallel")
+    if pipeline is None and is_a(mesh, Mapping) and PIPELINE in mesh:
+        raise OptionError(f"mesh {dict(mesh)}: the plan in constraints runs {runs}")
+    if pipeline is None and is_a(parallel, str) and PIPELINE in parallel.split("+"):
+        raise OptionError(f"parallel {parallel!r}: the plan in constraints runs {runs}")
+    if asked.get("recompute") is True:
+        raise OptionError("recompute=True: the plan in constraints says what is recomputed")
+    return asked
 
 
 def _schedule(schedule: str | Path | None) -> str | tuple[str, ...] | None:

@@ -17,7 +17,6 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.model import ModuleInput
 from partitioner.frontends.torch.trace import TracedModule
-from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.report.delivery import delivery_notes
@@ -67,20 +66,24 @@ class ModuleGraphs:
 
     @property
     def forms(self) -> tuple[Graph, ...]:
-        """See `ModelGraphs.forms`."""
+        """See `ModelGraphs.forms`; of a plan in blocks that is kept, the graph of all blocks."""
+        kept = self.request.constraints.plan
+        if kept is not None and kept.blocks:
+            return (block_graph(self.uncut, kept.blocks),)
         return self.traced.traced.forms
 
     @cached_property
     def offered(self) -> Graph | None:
         """See `ModelGraphs.offered`: in training, unless the request says what is computed."""
-        if not self._may_offer or self.request.constraints.plan is not None:
+        if not self._may_offer:
             return None
         graph = self.traced.traced.offered
         return graph if graph.optional else None
 
     @property
     def _may_offer(self) -> bool:
-        return self.opened.training and self.request.recompute == "auto"
+        is_open = self.request.recompute == "auto" and self.request.constraints.plan is None
+        return self.opened.training and is_open
 
     @property
     def uncut(self) -> Graph:
@@ -196,16 +199,10 @@ class ModuleGraphs:
 
 
 def _first_graph(module: TracedModule, request: Request) -> TracedModule:
-    """The module with the graph that is planned first.
-
-    Raises:
-        OptionError: Recomputation is asked for, and a plan fixes it already.
-    """
+    """The module with the graph that is planned first."""
     plan = request.constraints.plan
     if plan is None:
         return module.on(module.traced.offered) if request.recompute is True else module
-    if request.recompute is True:
-        raise OptionError("recompute=True: the plan in constraints says what is recomputed")
     same = module.of(plan.nodes)
     return same if same.graph.digest == plan.graph_digest else module
 

@@ -56,7 +56,10 @@ class OnnxGraphs:
 
     @cached_property
     def forms(self) -> tuple[Graph, ...]:
-        """See `ModelGraphs.forms`."""
+        """See `ModelGraphs.forms`; of a plan in blocks that is kept, the graph of all blocks."""
+        kept = self.request.constraints.plan
+        if kept is not None and kept.blocks:
+            return (self.model.in_blocks(kept.blocks).graph,)
         return tuple(form.graph for form in self.model.forms)
 
     @property

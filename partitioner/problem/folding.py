@@ -27,7 +27,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.problem.build import Built, last_uses
-from partitioner.problem.repeated_blocks import Run, find_runs
+from partitioner.problem.repeated_blocks import NO_DEMANDS, Run, find_runs
 from partitioner.rewrites.graph_writer import GraphWriter, reading
 from partitioner.solver.problem import Edge, Item
 from partitioner.strategies.derive import Rules
@@ -226,9 +226,12 @@ def _values_of_block(graph: Graph, block: set[int]) -> frozenset[str]:
     return frozenset(values)
 
 
-def fold(graph: Graph, rules: Rules) -> Folded:
-    """Shorten the coupled runs that save most nodes; the graph itself if none can be."""
-    runs = find_runs(graph, rules, kept)
+def fold(graph: Graph, rules: Rules, demands: Mapping[str, Hashable] = NO_DEMANDS) -> Folded:
+    """Shorten the coupled runs that save most nodes; the graph itself if none can be.
+
+    Blocks of which `demands` asks unlike things are unlike, see `find_runs`.
+    """
+    runs = find_runs(graph, rules, kept, demands)
     if not runs:
         return Folded(graph, graph, (), (), tuple(range(len(graph.nodes))))
     count = kept(len(runs))

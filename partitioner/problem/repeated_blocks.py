@@ -7,7 +7,7 @@ blocks k - 1, k and k + 1 of the other runs only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +19,8 @@ from partitioner.strategies.derive import Rules
 
 #: Shorter blocks are folded only if they are coupled to those of another run.
 MIN_PERIOD = 2
+#: Nothing is demanded of any node.
+NO_DEMANDS: Mapping[str, Hashable] = {}
 
 
 @dataclass(frozen=True)
@@ -71,17 +73,25 @@ class _Region:
         return self.phase + self.sign * (block - self.first) * self.period
 
 
-def find_runs(graph: Graph, rules: Rules, kept: Callable[[int], int]) -> tuple[Run, ...]:
+def find_runs(
+    graph: Graph,
+    rules: Rules,
+    kept: Callable[[int], int],
+    demands: Mapping[str, Hashable] = NO_DEMANDS,
+) -> tuple[Run, ...]:
     """The coupled runs that hide most nodes; empty if none hide any.
 
     Args:
+        graph: The graph.
+        rules: Its rules.
         kept: Blocks that stay in a folded graph, by the number of its runs.
+        demands: What is demanded of nodes beside, by their names: it is equal in equal blocks.
     """
 
     def hidden(runs: Sequence[Run]) -> int:
         return sum((run.count - kept(len(runs))) * run.period for run in runs)
 
-    kinds = _kinds(graph, rules)
+    kinds = _kinds(graph, rules, demands)
     stretches = sorted(repetitions(kinds), key=lambda s: (-s.beyond(MIN_BLOCKS), s.start))
     if not stretches or stretches[0].period < MIN_PERIOD:
         return ()
@@ -99,7 +109,7 @@ def find_runs(graph: Graph, rules: Rules, kept: Callable[[int], int]) -> tuple[R
     return best if hidden(best) > 0 else ()
 
 
-def _kinds(graph: Graph, rules: Rules) -> Ints:
+def _kinds(graph: Graph, rules: Rules, demands: Mapping[str, Hashable]) -> Ints:
     """A number for each node, equal for those of equal signature, rule, pass and results returned.
 
     Results count that are outputs of the graph.
@@ -115,7 +125,8 @@ def _kinds(graph: Graph, rules: Rules) -> Ints:
         iterated = loops[id(rule)] if rule is not None else rules.why_opaque(node)
         given = tuple(value in returned for value in node.outputs)
         passes = node.name in graph.backward, node.name in graph.optional
-        kinds.append((signature(node, types), iterated, given, passes))
+        demanded = demands.get(node.name)
+        kinds.append((signature(node, types), iterated, given, passes, demanded))
     return numbered(kinds)
 
 

@@ -20,6 +20,7 @@ from partitioner.cost_model.prices.overlap import most_joined
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.ir.graph import Graph
 from partitioner.no_gc import no_collection
+from partitioner.search.levels.meshes import device_pools
 from partitioner.search.levels.split_axes import SplitAxesSpace, axes_meshes
 from partitioner.search.levels.staged import StagesSpace
 from partitioner.search.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
@@ -95,12 +96,33 @@ def find_plan(
     requests = _on_meshes(graph, devices, request)
     for one in requests:
         one.constraints.check(graph, devices)
-    if goes_by_levels(graph, devices, requests[0]):
-        stages = [StagesSpace.of(graph, rules, cluster, one) for one in requests]
+    is_alike = len(device_pools(cluster)) == 1 or not requests[0].constraints.bound
+    if is_alike and goes_by_levels(graph, devices, requests[0]):
+        stages = _by_levels(graph, rules, cluster, requests)
         results = _searched(stages, request, cluster, budget)
         results += _alone(results, graph, request, cluster)
         return _of_request(_winner(results, request, cluster, budget), graph, requests)
     return _explicit(graph, cluster, requests, budget, rules)
+
+
+def _by_levels(
+    graph: Graph, rules: Rules, cluster: Cluster, requests: Sequence[Request]
+) -> list[StagesSpace]:
+    """The space of each request whose constraints can be had there.
+
+    Raises:
+        ConstraintError: None can.
+    """
+    spaces: list[StagesSpace] = []
+    errors: list[ConstraintError] = []
+    for one in requests:
+        try:
+            spaces.append(StagesSpace.of(graph, rules, cluster, one))
+        except ConstraintError as error:
+            errors.append(error)
+    if not spaces:
+        raise errors[0]
+    return spaces
 
 
 def _of_request(outcome: Outcome, graph: Graph, requests: Sequence[Request]) -> Outcome:
@@ -170,28 +192,35 @@ def _that_fit(result: SpaceResult) -> SpaceResult:
 
 
 def goes_by_levels(graph: Graph, devices: int, request: Request) -> bool:
-    """Whether plans are searched by levels, not with a column for each device."""
-    large = devices > EXPLICIT or len(graph.nodes) * devices > EXPLICIT_NODES
+    """Whether plans are searched by levels, not with a column for each device.
+
+    With constraints only those are of which a column each would be too many.
+    """
+    many_nodes = len(graph.nodes) * devices > EXPLICIT_NODES
+    large = devices > EXPLICIT or many_nodes
+    if request.constraints.bound:
+        large = devices > MOST_EXPLICIT or (devices > EXPLICIT and many_nodes)
     return devices > 1 and large and not _explicit_only(request)
 
 
 def _explicit_only(request: Request) -> str:
     """The part of a request that needs a column for every device; "" if none does."""
+    constraints = request.constraints
+    if constraints.plan is not None:
+        return "a plan that is kept in part"
     if request.objective != "throughput":
         return f"objective {request.objective}"
-    return "constraints" if request.constraints.bound else ""
+    if constraints.names_devices:
+        return "pins to devices"
+    return "experts in lists" if constraints.places else ""
 
 
 def _explicit(
     graph: Graph, cluster: Cluster, requests: Sequence[Request], budget: Budget, rules: Rules
 ) -> Outcome:
     request, *_ = requests
-    if len(cluster) > MOST_EXPLICIT:
-        raise SearchError(
-            f"{_explicit_only(request)} on {len(cluster)} devices: this is planned for up to "
-            f"{MOST_EXPLICIT} devices"
-        )
-    search = JointSearch(graph, cluster, request, rules, Resharder(cluster, most_joined(graph)))
+    resharder = Resharder(_counted(graph, cluster, request), most_joined(graph))
+    search = JointSearch(graph, cluster, request, rules, resharder)
     meshes = axes_meshes(cluster, request)
     spaces: list[Space] = [
         JointSpace(replace(search, request=one), family)
@@ -258,14 +287,36 @@ def _decided(
 
 
 def _families(graph: Graph, cluster: Cluster, request: Request) -> Sequence[Family]:
-    """The spaces that have joint problems, in the order of their search."""
-    pinned = request.constraints.groups
-    joint = families(request.strategy, len(cluster), request.mesh, pinned)
+    """The spaces that have joint problems, in the order of their search.
+
+    Raises:
+        SearchError: There are too many devices for a column each.
+        ConstraintError: A pin names an axis that no mesh has.
+    """
+    devices, kept = len(cluster), request.constraints.plan
+    is_decided = kept is not None and kept.nodes.keys() == graph.by_name.keys()
+    if devices > MOST_EXPLICIT and not is_decided:
+        what = _explicit_only(request) or "constraints on devices of several kinds"
+        raise SearchError(
+            f"{what} on {devices} devices: this is planned for up to {MOST_EXPLICIT} devices"
+        )
+    joint = families(request.strategy, devices, request.mesh, request.constraints.groups)
     if graph.backward:  # the plans of one group are found sooner, and rule out most others
         joint = tuple(sorted(joint, key=lambda family: len(family.groups) > 1))
     axes = {axis for family in joint for group in family.groups for axis in group.names}
     request.constraints.check_axes(sorted(axes))
-    return joint
+    return joint[:1] if is_decided else joint  # all have the plan that is decided
+
+
+def _counted(graph: Graph, cluster: Cluster, request: Request) -> Cluster:
+    """The devices with the memory that joint problems count within.
+
+    Of a plan in blocks that is kept the referee alone knows what is loaded in turn.
+    """
+    kept = request.constraints.plan
+    if kept is None or not kept.blocks:
+        return cluster
+    return cluster.with_memory(4 * sum(type_.nbytes for type_ in graph.types.values()))
 
 
 def _alone(

@@ -124,15 +124,6 @@ class Request:
             raise SearchError(
                 f"micro_batches is {count!r}, not 'auto' or a whole number of at least 1"
             )
-        if self.is_pipelined and self.objective == "memory":
-            raise SearchError(
-                "pipelines are planned for throughput or latency: leave out objective memory"
-            )
-        if self.micro_batches == "auto" and not (self.is_pipelined or self.may_run_in_parts):
-            raise SearchError(
-                "micro_batches 'auto' is for plans on one mesh, for throughput or latency: leave "
-                "out strategy inter, objective memory, tune, pins to devices and a plan to keep"
-            )
 
     @property
     def is_pipelined(self) -> bool:
@@ -148,17 +139,21 @@ class Request:
     @property
     def may_run_in_parts(self) -> bool:
         """Whether a batch that fits no plan may be planned in micro-batches."""
-        places = self.constraints.plan is not None or self.constraints.names_devices
-        plain = self.strategy != "inter" and self.objective != "memory" and self.tune is None
-        return plain and not places and not self.is_pipelined
+        if self.constraints.plan is not None or self.is_pipelined:
+            return False
+        is_placed = self.constraints.names_devices or self.strategy == "inter"
+        plain = self.objective != "memory" and self.tune is None and not is_placed
+        return plain or self.micro_batches == "auto"
 
     def sizes_in_parts(self, devices: int) -> tuple[tuple[int, ...], ...]:
         """Numbers of devices of a stage to try, in turn, for a batch that fits no plan as a whole.
 
         One mesh of all first; then, if the request leaves it open, stages of fewer devices.
         """
+        if self.strategy == "inter":
+            return ((1,),)
         is_open = self.strategy == "auto" and self.parallel is None and self.mesh is None
-        least = 2 if self._layout_axes else 1
+        least = 2 if self._cuts_tensors else 1
         smaller = tuple(size for size in range(least, devices) if devices % size == 0)
         return ((devices,), smaller) if is_open and smaller else ((devices,),)
 
@@ -170,25 +165,76 @@ class Request:
             ConstraintError: A layout of named dims would cut nothing in stages of one device.
         """
         sizes = self._stage_sizes(devices)
-        if devices == 1 or not self._layout_axes:
+        if devices == 1 or not self._cuts_tensors:
             return sizes
-        self._check_layout(max(sizes))
+        self._check_cuts(max(sizes))
         return tuple(size for size in sizes if size > 1)
 
-    def _check_layout(self, size: int) -> None:
-        """Refuse a layout of named dims in stages of one device, which cut no dim."""
+    @property
+    def _cuts_tensors(self) -> bool:
+        """Whether constraints cut a tensor over devices, as in stages of several alone."""
+        return bool(self._layout_axes) or self.constraints.cutting_pin is not None
+
+    def _check_cuts(self, size: int) -> None:
+        """Refuse a layout of named dims, and pins that cut, in stages of one device."""
+        pin = self.constraints.cutting_pin
         if size == 1 and self.constraints.named is not None and self._layout_axes:
             over = " and ".join(self._layout_axes)
             raise ConstraintError(
                 f"{self.constraints.named.source}: a layout over {over} cuts nothing in stages of "
                 f"one device: give a mesh with {PIPELINE} and {over}, and more devices"
             )
+        if size == 1 and pin is not None:
+            raise ConstraintError(
+                f"{pin.text}: {pin.tensor!r} cannot be cut in stages of one device: give a mesh "
+                f"with {PIPELINE} and another axis, and more devices"
+            )
 
     def _stage_sizes(self, devices: int) -> tuple[int, ...]:
+        """The sizes that the mesh, `parallel` and the strategy leave.
+
+        Raises:
+            SearchError: They leave none.
+        """
+        sizes = self._sizes_of_meshes(devices)
+        if self.strategy == "auto" or devices == 1:
+            return sizes
+        is_open = self.parallel is None and self.mesh is None
+        if self.strategy == "inter":
+            self._check_whole_operators()
+            if 1 not in sizes:
+                raise SearchError(
+                    f"strategy 'inter' places whole operators, and mesh {dict(self.mesh or {})} "
+                    f"has stages of {max(sizes)} devices that share them"
+                )
+            return (1,)
+        if max(sizes) == 1:
+            asked = f"parallel {self.parallel!r}" if self.parallel else "the mesh"
+            raise SearchError(
+                f"strategy 'intra' cuts operators over devices, and {asked} gives each stage one "
+                "device"
+            )
+        return (devices,) if is_open else sizes
+
+    def _check_whole_operators(self) -> None:
+        """Refuse kinds of parallelism that cut operators where they are placed whole.
+
+        Raises:
+            SearchError: There is one.
+        """
+        if inside_stages(self.parallel) is not None and self.strategy == "inter":
+            raise SearchError("parallel shards operators; leave it out with strategy 'inter'")
+
+    def _sizes_of_meshes(self, devices: int) -> tuple[int, ...]:
         text = self.parallel
         if text is None and PIPELINE in (self.mesh or {}):
             text = PIPELINE
         divisors = tuple(size for size in range(1, devices + 1) if devices % size == 0)
+        if text is not None and PIPELINE in (self.mesh or {}) and not wants_stages(text):
+            raise SearchError(
+                f"parallel {text!r} has no stages, and the mesh has an axis pp: give parallel "
+                f"'pp+{text}'"
+            )
         if text is None or not wants_stages(text):
             return divisors if self.parallel is None and self.mesh is None else (devices,)
         inside = inside_stages(text)
@@ -210,12 +256,12 @@ class Request:
             ConstraintError: A layout of named dims would cut nothing there.
         """
         if lanes > 1:
-            self._check_layout(size)
+            self._check_cuts(size)
         mesh = {axis: n for axis, n in (self.mesh or {}).items() if axis != PIPELINE}
         return replace(
             self,
             strategy="auto" if size == 1 else "intra",
-            constraints=self.constraints.without_places,
+            constraints=self.constraints.inside_stages(size),
             parallel=inside_stages(self.parallel) if size > 1 else None,
             mesh=(mesh or None) if size > 1 else None,
             schedule=None,
@@ -239,8 +285,7 @@ class Request:
             SearchError: `parallel` or a layout contradicts the mesh or the strategy, or so many
                 devices have no mesh of so many kinds.
         """
-        if self.parallel is not None and self.strategy == "inter":
-            raise SearchError("parallel shards operators; leave it out with strategy 'inter'")
+        self._check_whole_operators()
         if devices == 1:
             return self
         mesh = self._mesh_of_layout(devices)
@@ -273,8 +318,18 @@ class Request:
         return self.constraints.named.axes if self.constraints.named else ()
 
     def _rest(self, mesh: Mapping[str, int]) -> Mapping[str, int]:
-        """The axes of a mesh that no named dim lies over."""
-        return {axis: size for axis, size in mesh.items() if axis not in self._layout_axes}
+        """The axes of a mesh that kinds of parallelism have: those that no named dim lies over.
+
+        A layout over the axis of a kind itself, as of the batch over "dp", shares it.
+        """
+        named = set(self._layout_axes) - self._shared_axes
+        return {axis: size for axis, size in mesh.items() if axis not in named}
+
+    @property
+    def _shared_axes(self) -> frozenset[str]:
+        """The axes of kinds of parallelism that a layout names, too."""
+        axes = {axis for kind in kinds(self.parallel) for axis in kind.axes}
+        return frozenset(axes.intersection(self._layout_axes))
 
     def _mesh_of_layout(self, devices: int) -> Mapping[str, int] | None:
         """The mesh that named dims lie over: the one given, or all devices on their only axis.
@@ -290,7 +345,8 @@ class Request:
             raise SearchError(
                 f"{source}: a layout shards operators; leave it out with strategy 'inter'"
             )
-        if self.mesh is None and len(axes) == 1 and self.parallel is None:
+        own = self.parallel is not None and not self._shared_axes
+        if self.mesh is None and len(axes) == 1 and not own:
             return {axes[0]: devices}
         if self.mesh is None:
             raise SearchError(

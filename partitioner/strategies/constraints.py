@@ -38,7 +38,7 @@ import math
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from glob import escape
@@ -51,6 +51,7 @@ from partitioner.ir.errors import PartitionerError, did_you_mean, hints_keywords
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Sharding
 from partitioner.ir.loads import Loads
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.plan import PlacedNode, Plan, PlanError, check_graph, resolve_node
 
@@ -354,20 +355,76 @@ class Constraints:
         """Tell whether anything is pinned to devices."""
         return any(pin.devices for pin in self.pins)
 
+    def over(self, axes: Collection[str], *, every: bool) -> Constraints:
+        """The constraints as far as they are on some axes of a mesh.
+
+        Args:
+            axes: The axes.
+            every: Whether these are all that the mesh has. A cut over any axis waits for the last.
+        """
+        pins = (
+            pin
+            for pin in self.pins
+            if (pin.axis in axes if pin.axis else every or pin.replicate) and not pin.devices
+        )
+        named = (
+            (demand, tuple(axis for axis in demand.axes if axis in axes)) for demand in self.along
+        )
+        along = (replace(one, axes=own) for one, own in named if own or not one.axes)
+        busy = {axis: nodes for axis, nodes in self.busy.items() if axis in axes}
+        return replace(self, pins=tuple(pins), along=tuple(along), busy=busy)
+
+    def demands(self, graph: Graph) -> Mapping[str, Hashable]:
+        """What is demanded of each node that constraints bind, equal where the demands are."""
+        by_tensor: dict[str, list[Pin]] = defaultdict(list)
+        for pin in self.pins:
+            by_tensor[pin.tensor].append(pin)
+        found: dict[str, list[Hashable]] = defaultdict(list)
+        for node in graph.nodes:
+            for index, value in enumerate((*node.inputs, *node.outputs)):
+                found[node.name] += (
+                    (index, pin.dim, pin.axis, pin.replicate, pin.cut)
+                    for pin in by_tensor.get(value, ())
+                    if _concerns(pin, node)
+                )
+        for number, demand in enumerate(self.along):
+            for name, factors in demand.factors.items():
+                found[name].append((number, factors))
+        for axis, nodes in self.busy.items():
+            for name, factors in nodes.items():
+                found[name].append((axis, factors))
+        return {name: tuple(demands) for name, demands in found.items() if demands}
+
+    @property
+    def cutting_pin(self) -> Pin | None:
+        """The first pin by which a tensor is cut."""
+        return next((pin for pin in self.pins if pin.cut or pin.dim is not None), None)
+
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The groups of devices that nodes are pinned to, each once, ascending."""
         return tuple(sorted({tuple(sorted(pin.devices)) for pin in self.pins if pin.devices}))
 
-    @property
-    def without_places(self) -> Constraints:
-        """The constraints without the pins to devices."""
-        return replace(self, pins=tuple(pin for pin in self.pins if not pin.devices))
+    def inside_stages(self, size: int) -> Constraints:
+        """The constraints on a stage of so many devices, which are then numbered from 0 on.
+
+        There are no pins to devices, which the stages have honoured. Of a plan that is kept, the
+        decisions of all nodes in stages of this size remain.
+        """
+        pins = tuple(pin for pin in self.pins if not pin.devices)
+        return replace(self, pins=pins, plan=self.plan and _of_size(self.plan, size))
 
     def group_of(self, node: Node) -> tuple[int, ...]:
         """The devices that a node is pinned to, ascending; () if it is not."""
         groups = (pin.devices for pin in self.pins if pin.devices and _names(pin, node))
         return tuple(sorted(next(groups, ())))
+
+    def stage_of(self, node: Node) -> tuple[int, ...]:
+        """The stage that a plan in stages has a node in, as its number; () if it says none."""
+        kept = self.plan
+        if kept is None or kept.pipeline is None or node.name not in kept.nodes:
+            return ()
+        return (kept.pipeline.stages[kept.nodes[node.name].group],)
 
     def bound_nodes(self, graph: Graph) -> Mapping[str, Sequence[int]]:
         """Positions of the nodes that each constraint binds, by its text for people.
@@ -422,18 +479,54 @@ class Constraints:
         return kept
 
     def blame(self, node: Node, candidates: Sequence[PlacedNode]) -> tuple[str, str]:
-        """The first constraint that leaves a node no strategy, and why if it does so alone."""
+        """The first constraint that leaves a node no strategy, and why if it does so alone.
+
+        One that does so beside another is named with that.
+        """
         kept: Sequence[PlacedNode] = candidates
-        for pin in self.pins:
+        for number, pin in enumerate(self.pins):
             kept = [placed for placed in kept if _honours(pin, node, placed)]
             if not kept:
-                alone = any(_honours(pin, node, placed) for placed in candidates)
-                return pin.text, "" if alone else _why_not(pin, candidates)
+                own = [placed for placed in candidates if _honours(pin, node, placed)]
+                if not own:
+                    return pin.text, _why_not(pin, candidates)
+                beside = (
+                    f" beside {other.text}"
+                    for other in self.pins[:number]
+                    if not any(_honours(other, node, placed) for placed in own)
+                )
+                return pin.text + next(beside, ""), ""
         for demand in self.along:
             kept = [placed for placed in kept if demand.honoured(node, placed)]
             if not kept:
                 return demand.text, ""
         return "its constraints", ""
+
+
+def _of_size(plan: Plan, size: int) -> Plan:
+    """The decisions of a plan in its stages of so many devices, each as if on the first devices."""
+    devices = plan.stage_devices
+    number = {
+        stage: {device: n for n, device in enumerate(own)}
+        for stage, own in devices.items()
+        if len(own) == size
+    }
+    assert plan.pipeline is not None
+    stages = plan.pipeline.stages
+    kept = [group for group, stage in enumerate(stages) if stage in number]
+    groups = tuple(
+        DeviceMesh(
+            plan.groups[group].axes,
+            tuple(number[stages[group]][device] for device in plan.groups[group].devices),
+        )
+        for group in kept
+    )
+    nodes = {
+        name: replace(node, group=kept.index(node.group))
+        for name, node in plan.nodes.items()
+        if node.group in kept
+    }
+    return replace(plan, groups=groups, nodes=nodes, pipeline=None, certificate=None)
 
 
 def _check_plan(plan: Plan, graph: Graph, devices: int) -> None:

@@ -79,6 +79,7 @@ class AxisSharder:
         defers_memory: As of `Budget`: no plan is searched within memory.
         groups: Groups that share the model: the memory of so many devices counts as one's.
         refusals: Why meshes have no first plan.
+        impossible: Why no plan of a known kind, or of the constraints, is on a mesh.
         has_plan: Whether the plan of some mesh stands. Until then the clock stops no search of
             `FIRST_S` seconds.
     """
@@ -88,6 +89,7 @@ class AxisSharder:
     defers_memory: bool = False
     groups: float = 1.0
     refusals: list[Infeasible] = field(default_factory=list)
+    impossible: list[ConstraintError] = field(default_factory=list)
     has_plan: bool = False
     _cuts: dict[int, Mapping[str, tuple[Layouts, ...]]] = field(default_factory=dict)
     _composed: dict[tuple[DeviceMesh, str, Pick], PlacedNode | None] = field(default_factory=dict)
@@ -118,15 +120,16 @@ class AxisSharder:
         plans: list[MeshPlan] = []
         free_s = math.inf
         in_parts = self.sharder.micro_batches > 1
-        for kinds in (WHOLE, *KINDS) if in_parts else KINDS:
+        tried = self._kinds
+        for kinds in tried:
             plan = self.unplanned(mesh, gap)
             try:
-                self._follow(plan, kinds, tight=kinds == KINDS[-1] and not plans)
+                self._follow(plan, kinds, tight=kinds == tried[-1] and not plans)
                 plan.stand()
                 plan.offer()
                 plans.append(plan)
-            except ConstraintError:
-                pass
+            except ConstraintError as error:
+                self.impossible.append(error)
             except Infeasible as error:
                 self.refusals.append(error)
             free_s = min(free_s, plan.free_s)
@@ -137,10 +140,27 @@ class AxisSharder:
             plan.free_s = free_s
         return tuple(plans)
 
+    @property
+    def _kinds(self) -> tuple[tuple[str, ...], ...]:
+        """The kinds of parallelism of first plans, in turn; () for none but what is demanded."""
+        usual = (WHOLE, *KINDS) if self.sharder.micro_batches > 1 else KINDS
+        if self.constraints.busy or self.constraints.along:  # they say what each axis is for
+            return ((),)
+        return (*usual, ()) if self.constraints.bound else usual
+
+    @property
+    def constraints(self) -> Constraints:
+        """Those that all plans honour."""
+        return self.sharder.constraints
+
     def _follow(self, plan: MeshPlan, kinds: Sequence[str], *, tight: bool) -> None:
         """Plan by kinds of parallelism, one for each axis; see `MeshPlan.step`."""
         pins = Constraints()
         axes, words = plan.even.mesh.axes, (*("dp" for _ in plan.even.mesh.axes[2:]), *kinds)
+        if not kinds:
+            for axis in plan.even.mesh.names:
+                plan.step(axis, plan.room(axis), pins, tight=tight)
+            return
         for word, (axis, size) in zip(words, axes, strict=False):
             kind, asked = PARALLEL[word], Asked(self.graph, {axis: size}, alone=False)
             assert kind.constraints is not None
@@ -318,6 +338,8 @@ class MeshPlan:
     sharded: Sharded | None = None
     free_s: float = math.inf
     stands: bool = False
+    #: The axes that had a turn: constraints on the others are honoured in theirs.
+    turns: frozenset[str] = frozenset()
     _admitted: dict[tuple[str, Pick], PlacedNode | None] = field(default_factory=dict)
     #: By axis: bytes and plan when its search ended. The same problem would give the same plan.
     _searched: dict[str, tuple[float, dict[str, Taken]]] = field(default_factory=dict)
@@ -377,12 +399,15 @@ class MeshPlan:
         """
         if pins is None and self._searched.get(axis) == (room, self.picks):
             return
-        index = self.even.mesh.names.index(axis)
+        names = self.even.mesh.names
+        index, self.turns = names.index(axis), self.turns | {axis}
+        own = self.owner.constraints.over(self.turns, every=len(self.turns) == len(names))
+        honoured = own if pins is None else own.joined(pins)
         with suppress(OutOfTime):
             options = {}
             for node in self.graph.nodes:
                 self._check_clock()
-                options[node.name] = self._options(node, index, pins)
+                options[node.name] = self._options(node, index, honoured)
             self._choose(options, room, warm=pins is None, tight=tight)
             if pins is None:
                 self._searched[axis] = room, self.picks
@@ -446,7 +471,7 @@ class MeshPlan:
         assert placed is not None
         return tuple(alternatives(self.graph, node, (placed,)))[taken[1]]
 
-    def _options(self, node: Node, axis: int, pins: Constraints | None) -> dict[Taken, PlacedNode]:
+    def _options(self, node: Node, axis: int, pins: Constraints) -> dict[Taken, PlacedNode]:
         """Strategies of a node by their cuts, the one of the plan so far first.
 
         Raises:
@@ -465,10 +490,10 @@ class MeshPlan:
             if placed is not None and (placed.ins, placed.outs) not in seen:
                 seen.add((placed.ins, placed.outs))
                 options[pick] = placed
-        if pins is not None:
-            kept = set(map(id, pins.keep(node, tuple(options.values()))))
-            if not kept:
-                raise ConstraintError(f"no strategy of {node.name!r} is of the kind")
+        if pins.bound:
+            sharder, mesh = self.owner.sharder, self.even.mesh
+            placed_all = tuple(options.values())
+            kept = set(map(id, sharder.kept(node.name, placed_all, pins, mesh)))
             options = {pick: placed for pick, placed in options.items() if id(placed) in kept}
         return {(pick, form): self._taken(node, (pick, form)) for pick in options}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from partitioner.solver import Solution, evaluate_choices, solve
 from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.problem import Problem
 from partitioner.solver.work import Work
+from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules, strategies
 
 Options = Mapping[str, tuple[PlacedNode, ...]]
@@ -97,6 +98,7 @@ class Sharder:
         seed: As of `Budget`.
         engine: MILP solver.
         micro_batches, lanes: As of `DeviceColumns`.
+        constraints: Those on the whole graph, by which `folded` tells its blocks apart.
     """
 
     folded: Folded
@@ -105,6 +107,7 @@ class Sharder:
     engine: Engine = HIGHS
     micro_batches: int = 1
     lanes: int = 1
+    constraints: Constraints = field(default_factory=Constraints)
     _strategies: dict[DeviceMesh, Options] = field(default_factory=dict)
 
     @cached_property
@@ -129,11 +132,12 @@ class Sharder:
 
         Raises:
             Infeasible: Nothing fits the memory of all stages together.
+            ConstraintError: The constraints leave a node without a strategy.
         """
         even = EvenMesh(mesh, stand_in(mesh), self.cluster)
         graph, home = self.folded.graph, DeviceMesh.single(even.model.devices[0])
         candidates = {
-            name: tuple(filter(even.admits, options))
+            name: self.kept(name, tuple(filter(even.admits, options)), self.constraints, mesh)
             for name, options in self._derived(even.model, home).items()
         }
         resharder = EvenResharder(self.cluster, even=even)
@@ -154,6 +158,28 @@ class Sharder:
             engine=self.engine,
         )
         return Sharded(self.folded, even, built, tied, solution)
+
+    def kept(
+        self,
+        name: str,
+        options: Sequence[PlacedNode],
+        constraints: Constraints,
+        mesh: DeviceMesh,
+    ) -> tuple[PlacedNode, ...]:
+        """The strategies of a node that honour constraints.
+
+        Raises:
+            ConstraintError: There is none.
+        """
+        if not constraints.bound:
+            return tuple(options)
+        node = self.folded.graph.by_name[name]
+        kept = constraints.keep(node, options)
+        if not kept:
+            blamed, why = constraints.blame(node, options)
+            text = f"{blamed} leaves no strategy for {name!r} ({node.op}) on {mesh}"
+            raise ConstraintError(f"{text}: {why}" if why else text)
+        return kept
 
     def _derived(self, model: DeviceMesh, home: DeviceMesh) -> Options:
         """Strategies of all nodes on a stand-in; nodes without any are whole on one device."""

@@ -21,6 +21,7 @@ from partitioner.search.levels.stages import JOINT_AXES, Option, Staged, unsearc
 from partitioner.search.request import Budget
 from partitioner.solver import Infeasible
 from partitioner.solver.stages import Cut, Stage
+from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules
 
 #: A mesh whose first plan costs so many times the best plan is left at that.
@@ -41,6 +42,7 @@ def search_whole(
     budget: Budget,
     micro_batches: int = 1,
     lanes: int = 1,
+    constraints: Constraints | None = None,
 ) -> tuple[Staged, ...]:
     """The best plans with one stage of all devices, on one of the meshes `candidates`.
 
@@ -52,9 +54,11 @@ def search_whole(
 
     Raises:
         Infeasible: No plan fits the devices' memory.
+        ConstraintError: The constraints leave no plan.
     """
-    folded = fold(graph, rules)
-    sharder = Sharder(folded, cluster, budget.seed, budget.engine, micro_batches, lanes)
+    asked = constraints or Constraints()
+    folded = fold(graph, rules, asked.demands(graph))
+    sharder = Sharder(folded, cluster, budget.seed, budget.engine, micro_batches, lanes, asked)
     axes = AxisSharder(
         sharder,
         budget.work,
@@ -129,6 +133,8 @@ class _MeshSearch:
             why = "was found within the time limit" if late else "of a known kind fits"
             unlikely = Infeasible(f"no plan {why}", proven=False)
             refusals = [*self.refusals, *self.sharder.refusals]
+            if not refusals and self.sharder.constraints.bound and self.sharder.impossible:
+                raise self.sharder.impossible[-1]
             raise min(refusals, key=lambda error: error.bytes_short, default=unlikely)
         best, _ = self._ranked()[0]
         coarse = (plan for layout, plan in plans if layout == best and plan.sharded is not None)
@@ -205,6 +211,10 @@ class _MeshSearch:
         self.budget.say(f"sharding over {layout}")
         try:
             sharded = self.sharder.improve(plan, self._best_s)
+        except ConstraintError as error:
+            self.failed[layout] = str(error)
+            self.sharder.impossible.append(error)
+            return False
         except Infeasible as error:
             self.failed[layout] = str(error)
             self.refusals.append(error)

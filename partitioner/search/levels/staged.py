@@ -16,12 +16,14 @@ from partitioner.problem.decode import planned_on
 from partitioner.search.levels.decode import decisions, groups
 from partitioner.search.levels.meshes import Layout, layouts
 from partitioner.search.levels.one_mesh import search_whole
-from partitioner.search.levels.stages import Staged, search_levels
+from partitioner.search.levels.stages import JOINT_AXES, Staged, search_levels
 from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible, Solution
+from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.derive import Rules
+from partitioner.strategies.kinds.parallel import check_even
 from partitioner.strategies.spaces import Family, SearchError
 
 #: Times that a search whose plans do not fit by the referee is repeated, within less memory.
@@ -58,6 +60,7 @@ class StagesSpace:
         cluster: The devices.
         layouts: The meshes.
         micro_batches, lanes: As of `DeviceColumns`.
+        constraints: Those on the graph, which are none of single devices.
     """
 
     graph: Graph
@@ -66,6 +69,7 @@ class StagesSpace:
     layouts: tuple[Layout, ...]
     micro_batches: int = 1
     lanes: int = 1
+    constraints: Constraints | None = None
 
     @classmethod
     def of(cls, graph: Graph, rules: Rules, cluster: Cluster, request: Request) -> StagesSpace:
@@ -73,8 +77,15 @@ class StagesSpace:
 
         Raises:
             SearchError: The request names none.
+            ConstraintError: A pin names no axis of its meshes, or devices share a batch unevenly.
         """
         meshes = layouts(cluster, request.strategy, request.mesh)
+        constraints = request.constraints
+        if constraints.bound:
+            if request.mesh is None:  # pins name axes of one or two
+                meshes = tuple(layout for layout in meshes if len(layout.mesh.axes) <= JOINT_AXES)
+            constraints.check_axes(sorted({axis for one in meshes for axis in one.mesh.names}))
+            check_even(request.parallel, graph, request.mesh or {})
         if graph.backward:
             meshes = tuple(layout for layout in meshes if layout.mesh.size() == len(cluster))
         if not meshes and graph.backward:
@@ -89,7 +100,7 @@ class StagesSpace:
                 f"{EXPLICIT} devices; --strategy auto gives each kind stages of its own"
             )
         count = request.micro_batch_count or 1
-        return cls(graph, rules, cluster, meshes, count, request.lanes)
+        return cls(graph, rules, cluster, meshes, count, request.lanes, constraints)
 
     def search(self, budget: Budget, _others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The cheapest plan.
@@ -106,6 +117,7 @@ class StagesSpace:
             one_stage=bool(self.graph.backward),
             micro_batches=self.micro_batches,
             lanes=self.lanes,
+            constraints=self.constraints,
         )
         staged = best.staged
         family = Family(best.plan.kind, best.meshes, best.meshes[:1], symmetric=False)
@@ -138,6 +150,7 @@ def cheapest_staged(
     one_stage: bool,
     micro_batches: int = 1,
     lanes: int = 1,
+    constraints: Constraints | None = None,
 ) -> StagedPlan:
     """The cheapest plan by levels.
 
@@ -149,6 +162,7 @@ def cheapest_staged(
         budget: The budget.
         one_stage: Whether all devices share every operator, as in training.
         micro_batches, lanes: As of `DeviceColumns`, with one stage.
+        constraints: Those on the graph; None for none.
 
     Returns:
         If none fits by the referee, the one that is short of the fewest bytes on a device.
@@ -161,9 +175,11 @@ def cheapest_staged(
     for again in range(1 + _REPEATS):
         try:
             if one_stage:
-                rivals = search_whole(graph, rules, within, meshes, budget, micro_batches, lanes)
+                rivals = search_whole(
+                    graph, rules, within, meshes, budget, micro_batches, lanes, constraints
+                )
             else:
-                rivals = search_levels(graph, rules, within, meshes, budget)
+                rivals = search_levels(graph, rules, within, meshes, budget, constraints)
         except Infeasible:
             if not plans:
                 raise

@@ -31,6 +31,7 @@ from partitioner.solver.stages import (
     evaluate_cut,
 )
 from partitioner.solver.work import Work
+from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules
 
 #: Meshes of more axes are sharded one axis at a time.
@@ -99,6 +100,7 @@ def search_levels(
     cluster: Cluster,
     candidates: Sequence[Layout],
     budget: Budget,
+    constraints: Constraints | None = None,
 ) -> tuple[Staged, ...]:
     """The best plans of stages by estimated load, each stage on one of the layouts.
 
@@ -110,8 +112,11 @@ def search_levels(
 
     Raises:
         Infeasible: No cut into stages fits the devices' memory.
+        ConstraintError: The constraints leave no layout a plan.
     """
-    sharder = Sharder(fold(graph, rules), cluster, budget.seed, budget.engine)
+    asked = constraints or Constraints()
+    folded = fold(graph, rules, asked.demands(graph))
+    sharder = Sharder(folded, cluster, budget.seed, budget.engine, constraints=asked)
     search = _StageSearch(
         sharder,
         tuple(candidates),
@@ -132,6 +137,7 @@ class _StageSearch:
         cuts: Cuts into stages, each with the options of its stages.
         safe_cuts: Those that fit by upper estimates of memory.
         refusals: Layouts on which nothing fits, and why.
+        impossible: Why layouts have no plan that honours the constraints.
     """
 
     sharder: Sharder
@@ -146,6 +152,7 @@ class _StageSearch:
     cuts: list[tuple[Cut, tuple[Option, ...]]] = field(default_factory=list)
     safe_cuts: list[tuple[Cut, tuple[Option, ...]]] = field(default_factory=list)
     refusals: list[tuple[Infeasible, Layout]] = field(default_factory=list)
+    impossible: list[ConstraintError] = field(default_factory=list)
 
     @property
     def best(self) -> tuple[Cut, tuple[Option, ...]] | None:
@@ -155,6 +162,8 @@ class _StageSearch:
     def run(self) -> tuple[Staged, ...]:
         """Shard the model over layout after layout, and cut stages."""
         self._shard_all()
+        if self.best is None and self.impossible and not self.refusals:
+            raise self.impossible[-1]
         if self.best is None:
             raise self._refusal()
         if len(self.pools) == 1 and len(self.options) > 1 and not self._met():
@@ -248,6 +257,10 @@ class _StageSearch:
                 self.sharded.append(layout)
                 if not self._is_beaten(sharded, stages):
                     self._offer(layout, sharded, stages)
+            except ConstraintError as error:
+                self.impossible.append(error)
+                self.failed[layout] = str(error)
+                return
             except Infeasible as error:
                 errors.append(error)
             if sharded is None or sharded.peak_bytes <= room or self._is_beaten(sharded, stages):

@@ -18,7 +18,7 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.offers import alternatives
-from partitioner.ir.plan import PlacedNode, place
+from partitioner.ir.plan import PlacedNode, Plan, place
 from partitioner.ir.rule import Rule
 from partitioner.problem.build import Built, build, nothing
 from partitioner.problem.decode import decided, kept_decision
@@ -77,20 +77,24 @@ class JointSearch:
         """
         if any(spec.profile is not None for spec in self.cluster.devices):
             solution = self._settled(built, solution)
-        graph, plan = decided(self.graph, self.cluster, built, solution)
+        graph, plan = self._decided(built, solution)
         if places := self.request.constraints.places:
             names = side_by_side(graph, places)
             plan = replace(plan, nodes={name: plan.nodes[name] for name in names})
         return Candidate(family, graph, plan, evaluate(graph, plan, self.cluster), solution)
+
+    def _decided(self, built: Built, solution: Solution) -> tuple[Graph, Plan]:
+        """The plan of a solution, in the blocks of the plan that is kept, and its graph."""
+        graph, plan = decided(self.graph, self.cluster, built, solution)
+        kept = self.request.constraints.plan
+        return graph, plan if kept is None else replace(plan, blocks=kept.blocks)
 
     def _settled(self, built: Built, solution: Solution) -> Solution:
         objective = self.request.objective
         used: list[int] = []  # devices, first those of the solution
 
         def cost(chosen: Sequence[int]) -> float:
-            graph, plan = decided(
-                self.graph, self.cluster, built, replace(solution, chosen=tuple(chosen))
-            )
+            graph, plan = self._decided(built, replace(solution, chosen=tuple(chosen)))
             evaluation = evaluate(graph, plan, self.cluster)
             used.append(evaluation.devices_used)
             is_idle = objective == "throughput" and used[-1] < used[0]

@@ -34,12 +34,12 @@ from partitioner.ir.pipeline import (
 from partitioner.ir.plan import Plan
 from partitioner.rewrites.staging import stages_of_all
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
-from partitioner.search.request import Budget
+from partitioner.search.request import Budget, Request
 from partitioner.search.stages.computed_again import ComputedAgain
 from partitioner.search.stages.figures import Sharding, StageFigures, StepEstimate, least_of_nodes
-from partitioner.search.stages.lane_memory import LaneMemory, figure
+from partitioner.search.stages.lane_memory import LaneMemory, figure, step_cost
 from partitioner.search.stages.staged_plan import Table, staged_plan, too_large
-from partitioner.solver import Infeasible, Solution
+from partitioner.solver import Infeasible, Objective, Solution
 from partitioner.strategies.spaces import Family
 
 #: Nodes by which an end of a stage is moved, the farthest first.
@@ -65,14 +65,14 @@ NOT_SEARCHED = "not searched within the time limit"
 SOLVER = "decomposition into stages, steps simulated"
 
 
-def to_beat_s(steps_s: Iterable[float], wanted: int) -> float:
-    """Seconds of a step that a plan must beat to be among the best `wanted`; infinite if any is.
+def to_beat(costs: Iterable[float], wanted: int) -> float:
+    """Cost that a plan must beat to be among the best `wanted`; infinite if any is.
 
     Args:
-        steps_s: Those of the plans so far.
+        costs: Those of the plans so far.
         wanted: A number of plans.
     """
-    ranked = sorted(steps_s)
+    ranked = sorted(costs)
     return ranked[wanted - 1] if len(ranked) >= wanted else math.inf
 
 
@@ -83,14 +83,31 @@ class Pipelines:
     Attributes:
         micro_batches: Micro-batches of a step.
         schedules: Names of schedules, or the rows of one.
-        groups: Devices of each node that is cut, in order, if they are pinned.
+        groups: Devices of each node that is cut, in order, if they are pinned or kept.
+        stages: Stage of each node that is cut, if a plan in stages is kept.
         wanted: Number of plans to look for: the best ones.
+        objective: What is to be least of a step.
     """
 
     micro_batches: int
     schedules: tuple[Table, ...]
     groups: tuple[tuple[int, ...], ...] = ()
+    stages: tuple[int, ...] = ()
     wanted: int = 1
+    objective: Objective = "throughput"
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        micro_batches: int,
+        schedules: tuple[Table, ...],
+        groups: tuple[tuple[int, ...], ...] = (),
+        stages: tuple[int, ...] = (),
+    ) -> Pipelines:
+        """Those of a request."""
+        wanted = request.tune or 1
+        return cls(micro_batches, schedules, groups, stages, wanted, request.objective)
 
 
 @dataclass(frozen=True)
@@ -188,13 +205,12 @@ class PipelineSearch:
         self, draft: _Draft, plans: Sequence[Candidate], *, is_first: bool
     ) -> PartitionerError | None:
         """Why a draft is not simulated, beside the best plans so far; None if it is."""
-        best_s = min(
-            self.budget.best_s, to_beat_s((p.evaluation.step_s for p in plans), self.ways.wanted)
-        )
+        costs = (step_cost(plan.evaluation, self.ways.objective) for plan in plans)
+        best = min(self.budget.best_s, to_beat(costs, self.ways.wanted))
         estimate = f"not simulated: a step of {units.seconds(draft.rank[1])} is estimated"
-        if draft.rank[1] > FAR * best_s:
+        if self.ways.objective != "memory" and draft.rank[1] > FAR * best:
             return PartitionerError(estimate)
-        needed = is_first and best_s == math.inf
+        needed = is_first and best == math.inf
         return OutOfTime(estimate) if not needed and self.budget.work.over else None
 
     def _without_plans(self, failed: Sequence[tuple[Family, PartitionerError]]) -> SpaceResult:
@@ -246,11 +262,11 @@ class PipelineSearch:
         if self.again is not None:
             ends, best = self._drafted_again(draft, ends, best, limits, simulated, budget)
         for rival in rivals:
-            if not budget.work.over and _is_better(candidate := simulated(rival), best):
+            if not budget.work.over and self._is_better(candidate := simulated(rival), best):
                 ends, best = rival, candidate
         for distance in LAST_MOVES:
             for moved in self._neighbours(ends, distance):
-                if not budget.work.over and _is_better(candidate := simulated(moved), best):
+                if not budget.work.over and self._is_better(candidate := simulated(moved), best):
                     ends, best = moved, candidate
         if not best.evaluation.fits_exactly:
             raise too_large(best, self.figures.cluster)
@@ -282,7 +298,7 @@ class PipelineSearch:
             if cut in seen:
                 break
             seen.add(cut)
-            if _is_better(candidate := simulated(cut), best):
+            if self._is_better(candidate := simulated(cut), best):
                 ends, best = cut, candidate
         return ends, best
 
@@ -300,7 +316,10 @@ class PipelineSearch:
         def simulated(sharding: Sharding) -> Candidate:
             return self._simulated(draft, ends, sharding, budget)
 
-        lanes = LaneMemory(self.again, ends, draft.estimate, self._limits, simulated)
+        limited = self._limits
+        lanes = LaneMemory(
+            self.again, ends, draft.estimate, limited, simulated, self.ways.objective
+        )
         return lanes.plan(limits, budget.work)
 
     def _simulated(
@@ -311,9 +330,16 @@ class PipelineSearch:
         budget.work.spend(EVALUATION_STEPS * len(plan.nodes))
         return self._candidate(draft.name, plan, sharding.graph)
 
+    def _is_better(self, candidate: Candidate | None, best: Candidate) -> TypeGuard[Candidate]:
+        """Tell whether a plan can run, and has a lower figure than the best one."""
+        goal = self.ways.objective
+        return candidate is not None and figure(candidate, goal) < figure(best, goal)
+
     @cached_property
     def _limits(self) -> tuple[float, ...]:
-        """Bytes of a device of each lane."""
+        """Bytes of a device of each lane that plans may take; next to none if least is wanted."""
+        if self.ways.objective == "memory":
+            return (1.0,) * self.figures.lanes
         size, devices = self.figures.sharding.size, self.figures.cluster.devices
         return tuple(
             float(min(device.memory_bytes for device in devices[first : first + size]))
@@ -328,7 +354,8 @@ class PipelineSearch:
             PipelineScheduleError: The schedule does not serve the lanes.
         """
         groups = self.ways.groups
-        ends = tuple(i for i, (a, b) in enumerate(pairwise(groups), 1) if a != b)
+        keys = self.ways.stages or groups
+        ends = tuple(i for i, (a, b) in enumerate(pairwise(keys), 1) if a != b)
         stages = [groups[start] for start in (0, *ends)]
         lanes = tuple(dict.fromkeys(stages))
         lane_of = tuple(map(lanes.index, stages))
@@ -340,8 +367,8 @@ class PipelineSearch:
 
     def _candidate(self, name: Table, plan: Plan, graph: Graph) -> Candidate:
         evaluation = evaluate(graph, plan, self.figures.cluster, resharder=self._resharder)
-        bound = min(evaluation.step_s, self._bound_s)
-        solution = Solution((), evaluation.step_s, bound, "feasible", None, SOLVER)
+        cost = step_cost(evaluation, self.ways.objective)
+        solution = Solution((), cost, min(cost, self._bound_s), "feasible", None, SOLVER)
         return Candidate(self._family(name), graph, plan, evaluation, solution)
 
     @cached_property
@@ -351,7 +378,9 @@ class PipelineSearch:
 
     @cached_property
     def _bound_s(self) -> float:
-        """No cut of the sharding takes fewer seconds, in the order of any of the schedules."""
+        """No cut of the sharding costs less, in the order of any of the schedules."""
+        if self.ways.objective == "memory":
+            return 0.0
         if self.shardings:
             return least_of_nodes(
                 [replace(self.figures, sharding=each) for each in self.shardings.values()]
@@ -420,7 +449,9 @@ class PipelineSearch:
         """Bytes above the limits, then seconds: infinite ones where `best` is clearly less."""
         again = None
         if self.again is None:
-            over = self.figures.over_bytes(ends, estimate.moments, splits=estimate.splits)
+            within = limits[0] if self.ways.objective == "memory" else None
+            splits = estimate.splits
+            over = self.figures.over_bytes(ends, estimate.moments, splits=splits, within=within)
         else:
             load = self.again.load(ends, estimate.moments, limits, splits=estimate.splits)
             over, again = load.over_bytes, load.seconds
@@ -489,8 +520,3 @@ def _first_that_runs(
             with suppress(PhaseError):
                 return cut, run(cut)
         raise
-
-
-def _is_better(candidate: Candidate | None, best: Candidate) -> TypeGuard[Candidate]:
-    """Tell whether a plan can run, and has a lower figure than the best one."""
-    return candidate is not None and figure(candidate) < figure(best)

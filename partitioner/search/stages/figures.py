@@ -438,16 +438,22 @@ class StageFigures:
         return tuple(reversed(cut))
 
     def over_bytes(
-        self, ends: Sequence[int], lanes: Sequence[MomentRows], *, splits: bool
+        self,
+        ends: Sequence[int],
+        lanes: Sequence[MomentRows],
+        *,
+        splits: bool,
+        within: float | None = None,
     ) -> float:
-        """Bytes by which lanes are above the least memory of a device, in all.
+        """Bytes by which lanes are above a limit, in all.
 
         Args:
             ends: Ends of the stages, exclusive.
             lanes: What each lane holds.
             splits: Whether the schedule splits backward passes.
+            within: The limit; None for the least memory of a device.
         """
-        limit = min(device.memory_bytes for device in self.cluster.devices)
+        limit = within or min(device.memory_bytes for device in self.cluster.devices)
         bounds, memory = tuple(pairwise((0, *ends))), self.memory(splits=splits)
         over = 0.0
         for rows in lanes:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from partitioner.cost_model.evaluate import Evaluation
 from partitioner.ir.phases import PhaseError
 from partitioner.search.outcome import Candidate
 from partitioner.search.stages.computed_again import ComputedAgain
 from partitioner.search.stages.figures import Sharding, StepEstimate
+from partitioner.solver import Objective
 from partitioner.solver.work import Work
 
 #: Choices of what stages of a cut compute again, each by the memory of the last one's plan.
@@ -30,6 +32,7 @@ class LaneMemory:
         estimate: The schedule of the stages.
         memory: Bytes of a device of each lane.
         simulated: Gives the plan of the cut with a sharding, and pays for its evaluation.
+        objective: What is to be least of a step.
     """
 
     again: ComputedAgain
@@ -37,6 +40,7 @@ class LaneMemory:
     estimate: StepEstimate
     memory: tuple[float, ...]
     simulated: Callable[[Sharding], Candidate]
+    objective: Objective = "throughput"
     _seen: set[frozenset[str]] = field(default_factory=set)
 
     def plan(self, limits: list[float], work: Work) -> Candidate:
@@ -66,7 +70,7 @@ class LaneMemory:
             if one is None:
                 break
             limits[:] = one.corrected
-            best = one if best is None else min(best, one, key=Packed.figure)
+            best = one if best is None else min(best, one, key=self._figure)
         assert best is not None
         last = best
         for _ in range(MENDS):
@@ -79,8 +83,11 @@ class LaneMemory:
             if one is None:
                 break
             limits[:] = one.corrected
-            last, best = one, min(best, one, key=Packed.figure)
+            last, best = one, min(best, one, key=self._figure)
         return best.candidate
+
+    def _figure(self, packed: Packed) -> tuple[int, float]:
+        return figure(packed.candidate, self.objective)
 
     def _packed(self, limits: Sequence[float]) -> Packed | None:
         """The plan by what lanes compute again within limits; None if it was seen."""
@@ -119,10 +126,6 @@ class Packed:
     corrected: tuple[float, ...]
     over: tuple[float, ...]
 
-    def figure(self) -> tuple[int, float]:
-        """See `figure`."""
-        return figure(self.candidate)
-
     def is_nearly_within(self, memory: Sequence[float]) -> bool:
         """Whether some lanes are short of their devices' memory, and none by much."""
         shares = [over / most for over, most in zip(self.over, memory, strict=True)]
@@ -136,7 +139,12 @@ class Packed:
         )
 
 
-def figure(candidate: Candidate) -> tuple[int, float]:
-    """Bytes above the limits, then seconds."""
+def figure(candidate: Candidate, objective: Objective) -> tuple[int, float]:
+    """Bytes above the limits, then the cost of a step."""
     evaluation = candidate.evaluation
-    return sum(evaluation.short_bytes.values()), evaluation.step_s
+    return sum(evaluation.short_bytes.values()), step_cost(evaluation, objective)
+
+
+def step_cost(evaluation: Evaluation, objective: Objective) -> float:
+    """Cost of a step in micro-batches: bytes for the objective memory, else seconds."""
+    return evaluation.cost("memory") if objective == "memory" else evaluation.step_s

@@ -13,7 +13,8 @@ from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request
 from partitioner.search.spaces.one_device import shortage
-from partitioner.search.stages.cut_search import NOT_SEARCHED, to_beat_s
+from partitioner.search.stages.cut_search import NOT_SEARCHED, to_beat
+from partitioner.search.stages.lane_memory import step_cost
 from partitioner.search.stages.pipelines import find_pipeline
 from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import ConstraintError
@@ -162,19 +163,23 @@ class CountSearch:
 
     @property
     def _best_count(self) -> int:
-        return min(self.outcomes, key=lambda n: self.outcomes[n].evaluation.step_s)
+        return min(self.outcomes, key=self._cost)
+
+    def _cost(self, count: int) -> float:
+        return step_cost(self.outcomes[count].evaluation, self.request.objective)
 
     @property
     def _best_s(self) -> float:
-        """Seconds of a step that a plan must beat to be wanted: those of the best one so far.
+        """Cost of a step that a plan must beat to be wanted: that of the best one so far.
 
-        Where plans are to be run, those of the last of as many.
+        Where plans are to be run, that of the last of as many.
         """
-        found = self.outcomes.values()
+        goal = self.request.objective
         if self.request.tune is None:
-            return min((self.budget.best_s, *(outcome.evaluation.step_s for outcome in found)))
-        steps = (plan.evaluation.step_s for outcome in found for plan in outcome.candidates)
-        return min(self.budget.best_s, to_beat_s(steps, self.request.tune))
+            return min((self.budget.best_s, *map(self._cost, self.outcomes)))
+        plans = (plan for outcome in self.outcomes.values() for plan in outcome.candidates)
+        costs = (step_cost(plan.evaluation, goal) for plan in plans)
+        return min(self.budget.best_s, to_beat(costs, self.request.tune))
 
     def fewest(self, counts: Sequence[int]) -> Outcome | None:
         """The best plan of the least number that fits, or of a larger one that is faster.
@@ -197,11 +202,11 @@ class CountSearch:
                 high = middle
             else:
                 low = middle
-        best_s = self.outcomes[counts[high]].evaluation.step_s
+        best_s = self._cost(counts[high])
         for count in counts[high + 1 :]:
-            if not self._plan(count) or self.outcomes[count].evaluation.step_s >= best_s:
+            if not self._plan(count) or self._cost(count) >= best_s:
                 break
-            best_s = self.outcomes[count].evaluation.step_s
+            best_s = self._cost(count)
         return self.best
 
     def _likely(self, counts: Sequence[int]) -> Iterator[int]:
@@ -265,7 +270,7 @@ class CountSearch:
             count: The number.
             parts: Its part is one of so many of what is left.
             sizes: Numbers of devices of a stage; None for those of the search.
-            known_s: Seconds of a step of a known plan: dearer ones are of no interest.
+            known_s: Cost of a known plan: dearer ones are of no interest.
         """
         known = {**self.outcomes, **self.refused, **self.impossible, **self.slower}
         if count not in known and known and self.budget.work.late:

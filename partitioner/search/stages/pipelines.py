@@ -32,10 +32,12 @@ from partitioner.search.stages.cut_search import (
     TWICE,
     Pipelines,
     PipelineSearch,
-    to_beat_s,
+    to_beat,
 )
 from partitioner.search.stages.figures import Sharding, StageFigures
+from partitioner.search.stages.lane_memory import step_cost
 from partitioner.search.stages.mesh_sharding import (
+    Known,
     first_sharding,
     limit_bytes,
     sharded_for,
@@ -82,16 +84,12 @@ def find_pipeline(
     """
     results: list[SpaceResult] = []
     errors: list[PartitionerError] = []
-    if request.constraints.plan is not None:
-        raise ConstraintError(
-            "constraints: a plan on one mesh is no constraint of stages: pin groups of nodes to "
-            "devices instead"
-        )
+    known: Known = {}
     request.constraints.check(graph, len(cluster))
-    groups = _pinned_groups(graph, request.constraints)
+    groups, stages = _pinned_groups(graph, request.constraints)
     if len({*map(len, groups)}) > 1:
         names = _schedules(request, len({*groups}), graph)
-        ways = Pipelines(micro_batches, names, groups, wanted=request.tune or 1)
+        ways = Pipelines.of(request, micro_batches, names, groups, stages)
         result = _of_pinned_sizes(graph, cluster, request, budget, ways)
         outcome = winner([result], request, cluster, stopped=budget.work.stopped)
         return replace(outcome, of=graph)
@@ -104,20 +102,20 @@ def find_pipeline(
         if index and budget.work.late:
             results.append(SpaceResult(failed=((family, OutOfTime(NOT_SEARCHED)),)))
             continue
-        share = _beating(results, budget.share(len(sizes) - index), request.tune or 1)
+        share = _beating(results, budget.share(len(sizes) - index), request)
         names = _schedules(request, len(cluster) // size, graph)
-        ways = Pipelines(micro_batches, names, groups, wanted=request.tune or 1)
+        ways = Pipelines.of(request, micro_batches, names, groups, stages)
         budget.say(f"cutting stages of {size} device{'s' if size > 1 else ''}")
         try:
-            results.append(_of_size(graph, cluster, request, share, size, ways))
+            results.append(_of_size(graph, cluster, request, share, size, ways, known))
         except (PipelineScheduleError, Infeasible) as error:
             errors.append(error)
             results.append(SpaceResult(failed=((family, error),)))
     if len(sizes) > 1 and _takes_several_sizes(graph, cluster, request) and not budget.work.over:
         budget.say("cutting stages of several sizes")
         with suppress(PipelineScheduleError, Infeasible, ConstraintError):
-            share = _beating(results, budget, request.tune or 1)
-            results.append(_of_several_sizes(graph, cluster, request, share, micro_batches))
+            share = _beating(results, budget, request)
+            results.append(_of_several_sizes(graph, cluster, request, share, micro_batches, known))
     searched = [result for result in results if result.searched]
     if errors and not searched:
         short = [error for error in errors if isinstance(error, Infeasible)]
@@ -135,14 +133,21 @@ def _even(sizes: tuple[int, ...], cluster: Cluster) -> tuple[int, ...]:
     return tuple(even) or sizes
 
 
-def _beating(results: Sequence[SpaceResult], budget: Budget, wanted: int) -> Budget:
+def _beating(results: Sequence[SpaceResult], budget: Budget, request: Request) -> Budget:
     """The budget with the cost that is to be beaten, if that is less than its own."""
-    steps = (plan.evaluation.step_s for result in results for plan in result.plans)
-    return replace(budget, best_s=min(budget.best_s, to_beat_s(steps, wanted)))
+    goal, plans = request.objective, (plan for result in results for plan in result.plans)
+    costs = (step_cost(plan.evaluation, goal) for plan in plans)
+    return replace(budget, best_s=min(budget.best_s, to_beat(costs, request.tune or 1)))
 
 
 def _of_size(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget, size: int, ways: Pipelines
+    graph: Graph,
+    cluster: Cluster,
+    request: Request,
+    budget: Budget,
+    size: int,
+    ways: Pipelines,
+    known: Known,
 ) -> SpaceResult:
     """The best plan of stages of so many devices.
 
@@ -158,7 +163,9 @@ def _of_size(
         limit = int(ROOM * min(device.memory_bytes for device in cluster.devices))
     else:
         limit = limit_bytes(graph, cluster, size)
-    sharded = partial(sharded_within, graph, cluster, request, budget, size, ways.micro_batches)
+    sharded = partial(
+        sharded_within, graph, cluster, request, budget, size, ways.micro_batches, known
+    )
     sharding = first_sharding(sharded, limit, is_guess=size < len(cluster))
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -209,7 +216,7 @@ def _of_pinned_sizes(
     if request.mesh is not None:
         shown = " and ".join(map(str, sizes))
         raise ConstraintError(f"stages are pinned to groups of {shown} devices: leave out the mesh")
-    shardings = sharded_for(sizes, graph, cluster, request, budget, ways.micro_batches)
+    shardings = sharded_for(sizes, graph, cluster, request, budget, ways.micro_batches, {})
     figures = StageFigures(shardings[sizes[0]], cluster, ways.micro_batches)
     return PipelineSearch(figures, ways, budget, shardings).search()
 
@@ -225,7 +232,12 @@ def _takes_several_sizes(graph: Graph, cluster: Cluster, request: Request) -> bo
 
 
 def _of_several_sizes(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget, micro_batches: int
+    graph: Graph,
+    cluster: Cluster,
+    request: Request,
+    budget: Budget,
+    micro_batches: int,
+    known: Known,
 ) -> SpaceResult:
     """The best plan of stages of several sizes, powers of two, on all devices.
 
@@ -234,7 +246,8 @@ def _of_several_sizes(
         PipelineScheduleError: No schedule serves the lanes.
     """
     sizes = [2**power for power in range(len(cluster).bit_length()) if 2**power < len(cluster)]
-    shardings = sharded_for(sizes, graph, cluster, request, budget.share(2), micro_batches)
+    share = budget.share(2)
+    shardings = sharded_for(sizes, graph, cluster, request, share, micro_batches, known)
     graph = shardings[sizes[0]].graph
     figures = {n: StageFigures(each, cluster, micro_batches) for n, each in shardings.items()}
 
@@ -246,7 +259,7 @@ def _of_several_sizes(
     for cut in sorted(uneven_cuts(figures, len(cluster)), key=estimate)[:RIVALS]:
         names = _schedules(request, len(cut.sizes), graph)
         once = tuple(name for name in names if name not in TWICE)
-        ways = Pipelines(micro_batches, once, cut.groups, wanted=request.tune or 1)
+        ways = Pipelines.of(request, micro_batches, once, cut.groups)
         try:
             results.append(PipelineSearch(figures[sizes[0]], ways, budget, shardings).search())
         except (PipelineScheduleError, Infeasible) as error:
@@ -261,17 +274,22 @@ def _of_several_sizes(
     )
 
 
-def _pinned_groups(graph: Graph, constraints: Constraints) -> tuple[tuple[int, ...], ...]:
-    """Devices of each node that is cut, in order, if any is pinned; others go with the one before.
+def _pinned_groups(
+    graph: Graph, constraints: Constraints
+) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """Devices and stage of each node that is cut, in order, if any is pinned or kept.
+
+    Others go with the one before; pins name no stages.
 
     Raises:
         ConstraintError: Groups overlap.
     """
-    groups = [constraints.group_of(node) for node in changing_nodes(graph)]
-    if not any(groups):
-        return ()
-    last = next(group for group in groups if group)
-    filled = [last := group or last for group in groups]
+    units, kept = changing_nodes(graph), constraints.plan
+    if kept is not None:
+        stages = _filled([constraints.stage_of(node) for node in units])
+        devices = kept.stage_devices
+        return tuple(devices[stage] for (stage,) in stages), tuple(stage for (stage,) in stages)
+    filled = _filled([constraints.group_of(node) for node in units])
     distinct = sorted(set(filled))
     for one, other in combinations(distinct, 2):
         if set(one) & set(other):
@@ -279,7 +297,13 @@ def _pinned_groups(graph: Graph, constraints: Constraints) -> tuple[tuple[int, .
                 f"stages are pinned to devices {numbers(one)} and {numbers(other)}: groups of "
                 "stages are the same or apart"
             )
-    return tuple(filled)
+    return filled, ()
+
+
+def _filled(groups: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """What each has or, if that is empty, what the one before has; empty if none has any."""
+    last = next((group for group in groups if group), ())
+    return tuple(last := group or last for group in groups) if last else ()
 
 
 def _schedules(request: Request, lanes: int, graph: Graph) -> tuple[Table, ...]:

@@ -192,13 +192,13 @@ class InStages:
             outcome = self._best(budget)
         model, through = self.parts.model, through_stages(outcome.plan)
         outcome = replace(outcome, whole=model.whole)
-        if self.bound is None:  # asked for
+        if self.bound is None or self.request.tune is not None:  # asked for, or one of several
             return outcome.noted(*self.parts.notes(outcome.plan))
         if budget.best_s == math.inf:
             return outcome.noted(*_where_nothing_else_fits(outcome, model))
         count = outcome.plan.micro_batches
         batches = f"{count} micro-batches" if count != 1 else "one micro-batch"
-        known = units.seconds(budget.best_s)
+        known = units.cost(self.request.objective, budget.best_s)
         note = f"at once, the best plan takes {known}: it runs in {batches}{through}"
         return outcome.noted(note, *self.parts.notes(outcome.plan))
 

@@ -150,11 +150,18 @@ class Table:
         offers = None
         if is_first and self.training and may_offer:
             offers = self._offered
-        whole = WholeBatch(graph, self.cluster, spaces, self.clock, offers)
+        at_once = self.model.uncut if self._keeps_blocks else graph
+        whole = WholeBatch(graph, self.cluster, spaces, self.clock, offers, at_once)
         name = "the whole batch" if is_first else "the whole batch in another form"
         is_first_way = (graph, spaces) == self._forms[0]
         would_fit = partial(self._whole_would_fit, graph) if is_first_way else nothing
         return Way(name, whole.search, would_fit=would_fit)
+
+    @property
+    def _keeps_blocks(self) -> bool:
+        """Whether a plan in blocks is kept, so that the graph of all blocks is the first."""
+        kept = self.request.constraints.plan
+        return kept is not None and bool(kept.blocks)
 
     def _offered(self) -> Graph | None:
         return self.model.offered
@@ -177,16 +184,17 @@ class Table:
         asked, devices = self.request.micro_batches == "auto", len(self.cluster)
         if not (self._leaves_stages_open and self._holds_weights and self._has_batch):
             return
-        if not asked and (not self.training or devices > EXPLICIT):
+        waits = self.training or self.request.objective == "latency"
+        if not asked and (not waits or devices > EXPLICIT):
             return
         sizes = None
-        if self.training and devices <= EXPLICIT:  # one mesh of all is no faster in parts
-            sizes = self.request.stage_sizes(devices)[:-1]
-        waits = self.training or self.request.objective == "latency"
+        if (self.training or not asked) and devices <= EXPLICIT:
+            sizes = self.request.stage_sizes(devices)[:-1]  # one mesh of all is no faster in parts
         most = devices  # of a stage; those of several sizes are of powers of two
         if sizes:
             most = max(*sizes, 2 ** ((devices - 1).bit_length() - 1))
         least = LeastStep(self.model.uncut, self.cluster, most, waits=waits)
+        bound = _nothing_known if self.request.objective == "memory" else least.seconds
         stages = InStages(
             self._parts,
             self.cluster,
@@ -194,9 +202,9 @@ class Table:
             self.clock,
             sizes,
             least=1 if self.training else 2,
-            bound=least.seconds,
+            bound=bound,
         )
-        bound_s = min(least.seconds(trial.count) for trial in stages.trials)
+        bound_s = min(bound(trial.count) for trial in stages.trials)
         yield Way("stages", stages.search, bound_s, is_rival=True)
 
     @property
@@ -205,7 +213,7 @@ class Table:
         request = self.request
         if not request.may_run_in_parts:
             return False
-        if not self.training:
+        if not self.training and request.micro_batches == "auto":
             return True
         kinds = request.parallel is None and request.mesh is None and request.strategy == "auto"
         nodes = len(self.cluster) <= EXPLICIT or (
@@ -257,3 +265,8 @@ class Table:
             would_fit=blocks.would_fit,
             closed=closed,
         )
+
+
+def _nothing_known(_count: int) -> float:
+    """The bound on the bytes of steps in so many micro-batches."""
+    return 0.0

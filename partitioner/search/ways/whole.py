@@ -36,6 +36,7 @@ class WholeBatch:
         clock: Times the stages.
         offers: Gives the graph that offers to compute values again, or None; called where no plan
             of `graph` fits or memory forbids a cheaper one. None if nothing may be offered.
+        at_once: The graph of the whole batch that one device would run; None for `graph`.
     """
 
     graph: Graph
@@ -43,6 +44,7 @@ class WholeBatch:
     request: Request
     clock: StageClock
     offers: Callable[[], Graph | None] | None = None
+    at_once: Graph | None = None
 
     def search(self, budget: Budget) -> Outcome:
         """The best plan, of the graph or of that with offers.
@@ -77,7 +79,7 @@ class WholeBatch:
             outcome = outcome.limited_to(KEEPS_ALL)
         return replace(
             outcome,
-            whole=self.graph,
+            whole=self.at_once or self.graph,
             request=outcome.request or request,
             more=None if more is None else go_on,
         )

@@ -22,6 +22,7 @@ constraints in a file of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -32,7 +33,7 @@ from partitioner.ir.errors import OptionError, did_you_mean
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.rewrites.keys import has_few_queries
-from partitioner.strategies.constraints import Constraints
+from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.kinds.data import DataParallel
 from partitioner.strategies.kinds.expert import DATA as EXPERT_DATA
 from partitioner.strategies.kinds.expert import (
@@ -252,6 +253,23 @@ def parallel_constraints(text: str, graph: Graph, mesh: Mapping[str, int]) -> Co
         assert kind.constraints is not None
         joined = joined.joined(kind.constraints(asked))
     return joined
+
+
+def check_even(text: str | None, graph: Graph, mesh: Mapping[str, int]) -> None:
+    """Refuse kinds that cut the batch in unequal parts, of devices that are to do equal work.
+
+    Raises:
+        ConstraintError: There is one.
+    """
+    if text is None or _axes(kinds(text), mesh) is None:
+        return
+    for kind, asked in _asked(text, graph, mesh):
+        size = math.prod(asked.axes.values())
+        if kind.cuts_batch and (samples := asked.batch.size(graph)) % size:
+            raise ConstraintError(
+                f"parallel {kind.word}: {size} devices cannot share a batch of {samples} equally, "
+                "as devices of a large cluster must"
+            )
 
 
 def depends_on_mesh(text: str | None) -> bool:

@@ -152,7 +152,7 @@ VALUES = (
     Value("dims", {}, decides=False),
     Value("shapes", {}, decides=False),
     Value("optimizer", "sgd", decides=False),
-    Value("progress", lambda _setting: print, label="progress", decides=False),
+    Value("progress", lambda _setting: str, label="progress", decides=False),
     Value("parallel", "dp", "parallel|dp"),
     Value("parallel", "pp", "parallel|pp|stage"),
     Value("cluster", "2xl4", "cluster", decides=False),

@@ -13,7 +13,8 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.classes import representatives
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.executors import executor_of
-from partitioner.cost_model.memory.lifetimes import MemoryPeak, Peaks, with_headroom
+from partitioner.cost_model.memory.lifetimes import with_headroom
+from partitioner.cost_model.memory.peaks import MemoryPeak, Peaks
 from partitioner.cost_model.memory.sessions import Held
 from partitioner.cost_model.memory.torch_kernels import scratch_curves
 from partitioner.cost_model.prices.compute import sharded_flops_share

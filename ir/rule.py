@@ -14,11 +14,26 @@ import math
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from enum import StrEnum
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from partitioner.ir.dispatch import Dispatch
 from partitioner.ir.errors import IRError
+from partitioner.ir.factors import (
+    CUTTABLE,
+    LOOPS,
+    PENDING,
+    PENDING_SIZE,
+    DimExpr,
+    Dims,
+    Factor,
+    FactorKind,
+    Term,
+    dim_text,
+    names_of,
+    parse_tensors,
+    single,
+    solve_sizes,
+)
 from partitioner.ir.layout import (
     DimLayout,
     Interval,
@@ -34,68 +49,8 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.parts import Parts
 from partitioner.ir.windows import Window
 
-Term = tuple[str, ...]  #: Product of factors, major first; () is 1.
-DimExpr = tuple[Term, ...]  #: Sum of terms, one after the other.
-Dims = tuple[DimExpr, ...]
 Layouts = Mapping[str, DimLayout]  #: Layout of every cut factor.
 Shardings = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]  #: Of operands, of results.
-
-
-class FactorKind(StrEnum):
-    """The effect of cutting a factor."""
-
-    #: In the results, which are cut with it; or dropped, as the elements that a Slice leaves out.
-    PASS = "pass"  # noqa: S105
-    REDUCE = "reduce"  #: Only in operands: cutting it leaves partial results.
-    WHOLE = "whole"  #: Not cut: each device needs the whole dim.
-    LINEAR = "linear"  #: No loop: cutting it passes pending sums of the operands to the results.
-
-
-_LOOPS = {FactorKind.PASS, FactorKind.REDUCE}  #: Loops that may be cut.
-_CUTTABLE = {*_LOOPS, FactorKind.LINEAR}
-
-#: Name and size of the factor of a linear op; any number of parts up to the size can be cut.
-PENDING, PENDING_SIZE = "+", 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Factor:
-    """A loop of an op."""
-
-    name: str
-    size: int
-    kind: FactorKind
-    #: Reduction that joins the parts of results that lack the factor: of a REDUCE factor, all.
-    reduce: str = ""
-
-
-@lru_cache(maxsize=4096)
-def parse_dim(text: str) -> DimExpr:
-    """``"(h d)" -> (("h","d"),)``, ``"a + b" -> (("a",),("b",))``, ``"1" -> ((),)``."""
-    terms = []
-    for term in text.strip().split("+"):
-        names = tuple(term.strip().strip("()").split())
-        terms.append(() if names == ("1",) else names)
-    return tuple(terms)
-
-
-def parse_tensor(text: str) -> Dims | None:
-    """Dims of one tensor: ``"b (h d) 1"``; ``"_"`` is an operand outside the loops (None)."""
-    if text.strip() == "_":
-        return None
-    return tuple(parse_dim(dim) for dim in re.findall(r"\([^)]*\)|\S+", text))
-
-
-def dim_text(expr: DimExpr) -> str:
-    """Inverse of `parse_dim`."""
-    terms = [f"({' '.join(term)})" if len(term) > 1 else "".join(term) or "1" for term in expr]
-    return " + ".join(terms)
-
-
-def _names(tensors: Iterable[Dims | None]) -> dict[str, None]:
-    """Factors of the tensors, in order."""
-    exprs = (expr for dims in tensors for expr in dims or ())
-    return dict.fromkeys(name for expr in exprs for term in expr for name in term)
 
 
 @dataclass(frozen=True)
@@ -168,15 +123,15 @@ class Rule:
             IRError: A size does not fit, a factor has no size, or a factor in no result has no
                 reduction and is neither `whole` nor `dropped`.
         """
-        ins, outs = _parse(operands), _parse(results)
+        ins, outs = parse_tensors(operands), parse_tensors(results)
         in_shapes = tuple(tuple(s) if s is not None else () for s in operand_shapes)
         out_shapes = tuple(tuple(s) if s is not None else () for s in result_shapes)
         slides = _checked_windows(windows or {}, (*ins, *outs), (*in_shapes, *out_shapes))
         loops = [
-            None if dims is None else tuple(() if (i, _single(e)) in slides else e for e in dims)
+            None if dims is None else tuple(() if (i, single(e)) in slides else e for e in dims)
             for i, dims in enumerate((*ins, *outs))
         ]
-        known = _solve_sizes(
+        known = solve_sizes(
             (*loops[len(ins) :], *loops[: len(ins)]),
             (*out_shapes, *in_shapes),
             dict(sizes or {}),
@@ -184,11 +139,11 @@ class Rule:
         sums = frozenset(summed)
         kinds = {
             **dict.fromkeys((*(reduce or {}), *sums), FactorKind.REDUCE),
-            **dict.fromkeys((*_names(outs), *dropped), FactorKind.PASS),
+            **dict.fromkeys((*names_of(outs), *dropped), FactorKind.PASS),
             **dict.fromkeys(whole, FactorKind.WHOLE),
         }
         factors = {}
-        for name in _names((*ins, *outs)):
+        for name in names_of((*ins, *outs)):
             if name not in kinds:
                 raise IRError(
                     f"factor {name!r} is in no result, has no reduction and is not whole or dropped"
@@ -265,23 +220,23 @@ class Rule:
         return tuple(
             tuple(members)
             for members in classes.values()
-            if all(self.factors[name].kind in _CUTTABLE for name in members)
+            if all(self.factors[name].kind in CUTTABLE for name in members)
         )
 
     @cached_property
     def read(self) -> frozenset[str]:
         """Factors of the operands' dims."""
-        return frozenset(_names(self.operands))
+        return frozenset(names_of(self.operands))
 
     @cached_property
     def is_pointwise(self) -> bool:
         """Tell whether each result element depends on one element of each operand."""
         kinds = {factor.kind for factor in self.factors.values()}
-        loops = _names(self.results[:1]).keys()
+        loops = names_of(self.results[:1]).keys()
         return (
             not self.windows
             and kinds <= {FactorKind.PASS, FactorKind.LINEAR}
-            and all(_names([dims]).keys() <= loops for dims in (*self.operands, *self.results))
+            and all(names_of([dims]).keys() <= loops for dims in (*self.operands, *self.results))
         )
 
     @cached_property
@@ -290,7 +245,7 @@ class Rule:
 
         Two operands share a factor that is summed over, and each has one that the other lacks.
         """
-        names = [_names([dims]).keys() for dims in self.operands if dims is not None]
+        names = [names_of([dims]).keys() for dims in self.operands if dims is not None]
         summed = {n for n, factor in self.factors.items() if factor.kind is FactorKind.REDUCE}
         return self.flops_per_point > 0 and any(
             a & b & summed and a - b and b - a for a, b in itertools.combinations(names, 2)
@@ -298,12 +253,12 @@ class Rule:
 
     def window(self, operand: int, expr: DimExpr) -> Window | Parts | None:
         """The window over a dim of an operand, or of a result behind them; None without one."""
-        return self.windows.get((operand, _single(expr))) if self.windows else None
+        return self.windows.get((operand, single(expr))) if self.windows else None
 
     def dim_of(self, operand: int, name: str) -> int:
         """The dim of an operand, or of a result behind them, with the window of a factor."""
         dims = (*self.operands, *self.results)[operand]
-        return [_single(expr) for expr in dims or ()].index(name)
+        return [single(expr) for expr in dims or ()].index(name)
 
     def slides(self, layouts: Layouts) -> bool:
         """Test whether a cut gives devices windows: parts of equal sizes, but not alike."""
@@ -400,7 +355,7 @@ class Rule:
             raise LayoutError(f"an axis cuts two factors: {dict(layouts)}")
         inside = self.inside(layouts, mesh)
         for name, layout in layouts.items():
-            if self.factors[name].kind not in _CUTTABLE:
+            if self.factors[name].kind not in CUTTABLE:
                 raise LayoutError(f"factor {name!r} is {self.factors[name].kind} and cannot be cut")
             if layout.windows and self.factors[name].reduce:
                 raise LayoutError(f"factor {name!r} is reduced: its parts cannot overlap")
@@ -453,10 +408,10 @@ class Rule:
         """
         if len(expr) == 1 and len(expr[0]) == 1:
             factor = self.factors[expr[0][0]]
-            if window is not None and factor.kind in _LOOPS:
+            if window is not None and factor.kind in LOOPS:
                 positions = window.positions(layout, factor.size)
                 return None if positions is None else {factor.name: positions}
-            fits = factor.kind in _LOOPS and factor.size == layout.size
+            fits = factor.kind in LOOPS and factor.size == layout.size
             return {factor.name: layout} if fits else None
         sizes = [math.prod(self.factors[name].size for name in term) for term in expr]
         if sum(sizes) != layout.size or any(not term for term in expr) or layout.windows:
@@ -475,7 +430,7 @@ class Rule:
         for index, name in enumerate(term):
             minor = math.prod(self.factors[other].size for other in term[index + 1 :])
             block = minor * self.factors[name].size
-            if self.factors[name].kind not in _LOOPS or not 0 < block <= layout.size:
+            if self.factors[name].kind not in LOOPS or not 0 < block <= layout.size:
                 continue
             head = split(layout, [block, layout.size - block])[0]
             if any(part % minor for cuts in head.segments for part in cuts):
@@ -502,8 +457,8 @@ class Rule:
         if dims is None:
             return tuple(DimLayout.whole(size) for size in shape)
         return tuple(
-            window.layout(layouts[_single(expr)])
-            if (window := self.window(operand, expr)) and _single(expr) in layouts
+            window.layout(layouts[single(expr)])
+            if (window := self.window(operand, expr)) and single(expr) in layouts
             else concat(self._term(term, layouts, mesh) for term in expr)
             if any(name in layouts for term in expr for name in term)
             else DimLayout.whole(size)
@@ -534,21 +489,10 @@ class Rule:
                     )
 
 
-def _parse(side: str | Sequence[Sequence[str] | None]) -> tuple[Dims | None, ...]:
-    if isinstance(side, str):
-        return tuple(parse_tensor(text) for text in side.split(",")) if side.strip() else ()
-    return tuple(None if dims is None else tuple(parse_dim(dim) for dim in dims) for dims in side)
-
-
 def _lacking(dims: Dims | None, pending: Mapping[str, Factor]) -> tuple[tuple[str, str], ...]:
     """The axes, and their reductions, whose factors a tensor lacks: it is partial there."""
-    names = _names([dims]) if any(f.kind is FactorKind.PASS for f in pending.values()) else {}
+    names = names_of([dims]) if any(f.kind is FactorKind.PASS for f in pending.values()) else {}
     return tuple((axis, f.reduce) for axis, f in pending.items() if f.name not in names)
-
-
-def _single(expr: DimExpr) -> str:
-    """The factor that a dim is; "" of a compound or a sum."""
-    return expr[0][0] if len(expr) == 1 and len(expr[0]) == 1 else ""
 
 
 def _checked_windows(
@@ -561,27 +505,11 @@ def _checked_windows(
     for (index, name), window in windows.items():
         if index >= len(operands) or (dims := operands[index]) is None:
             continue
-        sizes = [size for e, size in zip(dims, shapes[index], strict=True) if _single(e) == name]
+        sizes = [size for e, size in zip(dims, shapes[index], strict=True) if single(e) == name]
         if sizes != [window.size]:
             raise IRError(f"operand {index}: window of {name!r} over {window.size}, dims {sizes}")
         kept[index, name] = window
     return kept
-
-
-def _solve_sizes(
-    tensors: tuple[Dims | None, ...],
-    shapes: tuple[tuple[int, ...], ...],
-    known: dict[str, int],
-) -> dict[str, int]:
-    for dims, shape in zip(tensors, shapes, strict=True):
-        for expr, size in zip(dims or (), shape, strict=False):
-            if len(expr) == 1 and len(expr[0]) == 1:
-                name = expr[0][0]
-                if known.setdefault(name, size) != size:
-                    raise IRError(
-                        f"factor {name!r} is {known[name]} in one dim and {size} in another"
-                    )
-    return known
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.cost_model.memory.lifetimes import Lifetime, StepLives, usage_curves
+from partitioner.cost_model.memory.lifetimes import Lifetime, usage_curves
+from partitioner.cost_model.memory.step_lives import StepLives
 from partitioner.cost_model.schedule.task_list import Schedule
 
 Numbers = npt.NDArray[np.int64]

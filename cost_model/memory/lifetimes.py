@@ -16,19 +16,13 @@ is waited for. Of collectives that travel together (`cost_model.schedule.buckets
 tensors that join them: the operands from the start to the first result that is read, and the
 results until the last of them is free; gathered parts are copied out of them. Where there are none,
 exact never exceeds safe. Neither counts what a kernel or a collective allocates for itself.
-
-In a plan with stages, a tensor that a later phase reads is held, once for each micro-batch in
-flight, from the end of the phase that makes it to the end of the last one that reads it, in the
-order of the schedule. What is made once a step is held throughout, and so is one sum of what is
-reduced once a step.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -40,9 +34,7 @@ from partitioner.cost_model.schedule.buckets import Bucket
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Key, LocalKey, Task
 from partitioner.ir.graph import Graph
-from partitioner.ir.ops import row_of
-from partitioner.ir.phases import Part, StepOrder
-from partitioner.ir.pipeline import ActionKind
+from partitioner.ir.ops import is_stored, is_view, row_of
 from partitioner.ir.program import CommKind
 from partitioner.ir.types import dense_bytes
 
@@ -90,16 +82,6 @@ class Lifetime(NamedTuple):
         return self.device, self.key
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPeak:
-    """The most bytes that a device holds."""
-
-    bytes: int  #: Sum of the two below.
-    resident_bytes: int  #: Constants and zeros, of blocks those that are held at the peak.
-    activation_bytes: int  #: All other tensors at the peak.
-    at: str  #: Name of the first task at the peak, "" if there is none.
-
-
 def kept_bytes(graph: Graph) -> int:
     """Bytes of constants and stored values, which the devices of any plan keep together."""
     if graph.blocks and executor_of(graph).loads_blocks:  # one after the other
@@ -108,17 +90,11 @@ def kept_bytes(graph: Graph) -> int:
     read = {value for node in graph.nodes for value in node.reads}
     kept = [dense_bytes(types[v].numel, types[v].dtype) for v in graph.constants if v in read]
     for node in graph.nodes:
-        row = row_of(node)
-        if row is not None and row.stored and not node.inputs:
+        if is_stored(node) and not node.inputs:
             for value in node.writes:
                 nbytes = dense_bytes(types[value].numel, types[value].dtype)
                 kept.append(stored_bytes(node, types[value].dtype, nbytes))
     return sum(kept)
-
-
-def peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
-    """Safe peaks, with head-room, of all devices that hold a tensor."""
-    return peaks(schedule, _usage(schedule, tuple(safe_lifetimes(schedule))), with_headroom)
 
 
 def loaded_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
@@ -148,197 +124,7 @@ def loaded_among_activations(schedule: Schedule) -> Mapping[Lifetime, int]:
     }
 
 
-class Peaks(NamedTuple):
-    """Peaks of all devices that hold a tensor.
-
-    Attributes:
-        safe: Those of `peak_bytes`.
-        exact: Exact peaks, at the task where a device needs most room.
-        with_scratch: The exact ones with what kernels take for themselves, each at the task where
-            most is held with it.
-    """
-
-    safe: Mapping[int, MemoryPeak]
-    exact: Mapping[int, MemoryPeak]
-    with_scratch: Mapping[int, MemoryPeak]
-
-    @classmethod
-    def of(cls, schedule: Schedule, scratch: Curves) -> Peaks:
-        """Count the peaks of a schedule; `scratch` has kernels' bytes, of devices where any is."""
-        uses = _Uses.of(schedule)
-        safe, exact = tuple(safe_lifetimes(schedule)), tuple(exact_lifetimes(schedule, uses.roots))
-        curves = dict(_usage(schedule, exact, uses))
-        safe_peaks = peaks(schedule, _usage(schedule, safe, uses), with_headroom)
-        exact_peaks = peaks(schedule, curves, int)
-        if not scratch:
-            return cls(safe_peaks, exact_peaks, exact_peaks)
-        for device, taken in scratch.items():
-            curves[device] = curves.get(device, 0) + taken
-        return cls(safe_peaks, exact_peaks, peaks(schedule, curves, int, headroom=False))
-
-
-def _usage(schedule: Schedule, lifetimes: Sequence[Lifetime], uses: _Uses | None = None) -> Curves:
-    """Count the most activation bytes at each task position over all micro-batches, by device."""
-    if schedule.order is None:
-        return usage_curves(schedule, lifetimes)
-    return _step_curves(schedule, schedule.order, lifetimes, uses)
-
-
-@dataclass(frozen=True)
-class _Uses:
-    """The phases in which devices use local tensors.
-
-    Attributes:
-        roots: The tensor whose memory each view or alias names.
-        by_root: The phases in which a tensor or a view of it is read, written, sent or received.
-        arrived: The phases in which a tensor is received.
-    """
-
-    roots: Mapping[LocalKey, LocalKey]
-    by_root: Mapping[LocalKey, set[int]]
-    arrived: Mapping[LocalKey, set[int]]
-
-    @classmethod
-    def of(cls, schedule: Schedule) -> _Uses:
-        roots = _roots(schedule)
-        by_root: dict[LocalKey, set[int]] = defaultdict(set)
-        arrived: dict[LocalKey, set[int]] = defaultdict(set)
-        for task in schedule.tasks:
-            for local in task.reads:
-                by_root[roots.get(local, local)].add(task.phase)
-            for device, key, _ in task.writes:
-                local = device, key
-                by_root[roots.get(local, local)].add(task.target_phase)
-                if task.comm is not None:
-                    arrived[local].add(task.target_phase)
-        return cls(roots, by_root, arrived)
-
-    def of_life(
-        self,
-        life: Lifetime,
-        made: int,
-        read: int,
-        own: Container[int],
-        place: Mapping[int, float] | None = None,
-    ) -> tuple[int, int]:
-        """The phases in which a device makes or gets a tensor, and in which it uses it last.
-
-        Args:
-            life: The tensor.
-            made, read: The phases of its first and its last task, of any device.
-            own: The phases that the device runs.
-            place: The turns of these phases, if they run in another order than that of numbers.
-        """
-        if not life.buffer and made in own and read in own and place is None:
-            return made, read
-        local = life.local
-        used = self.by_root.get(self.roots.get(local, local)) or {made}
-        if place is not None:
-            read = max({read, *used} & place.keys(), key=place.__getitem__, default=read)
-            if not life.buffer and made in own and read in own:
-                return made, read
-        begun = made
-        if life.buffer:
-            arrived = self.arrived.get(local, used)
-            begun = min((phase for phase in arrived if phase >= made), default=min(used))
-        elif made not in own:
-            begun = min(used)
-        return begun, read if read in own else max(used)
-
-
-@dataclass(frozen=True)
-class StepLives:
-    """The lifetimes of a step of a plan with stages, by how long they are held.
-
-    Attributes:
-        passing: Tensors that are made and read within a phase, as positions in `Schedule.tasks`.
-        begun: Of the tensors below, from the task that writes each to the end of its phase.
-        kept: Tensors that a later phase reads, with the phases that make them and that read them
-            last: held once for each micro-batch in between.
-        always: Tensors that are made once a step, those of several micro-batches that are read
-            once, and gradients that are added up: held throughout. In inference also the
-            inputs of all micro-batches, one after the other as one tensor.
-    """
-
-    passing: Sequence[Lifetime]
-    begun: Sequence[Lifetime]
-    kept: Sequence[tuple[Lifetime, tuple[int, int]]]
-    always: Sequence[Lifetime]
-
-    @property
-    def inside(self) -> Sequence[Lifetime]:
-        """All that is held within a phase."""
-        return (*self.passing, *self.begun)
-
-    @classmethod
-    def of(
-        cls,
-        schedule: Schedule,
-        order: StepOrder,
-        lifetimes: Iterable[Lifetime],
-        uses: _Uses | None = None,
-    ) -> StepLives:
-        """Sort lifetimes along the tasks of one micro-batch by how long they are held.
-
-        A device runs the phases of its own stages alone: it holds a tensor from the phase in which
-        it makes or gets it to the last one of its own that uses it.
-        """
-        phase_at = [task.phase for task in schedule.tasks]
-        start_of: dict[int, int] = {}
-        for position, phase in enumerate(phase_at):
-            start_of.setdefault(phase, position)
-        end_of = {phase: position for position, phase in enumerate(phase_at)}
-        uses = uses or _Uses.of(schedule)
-        passing: list[Lifetime] = []
-        begun: list[Lifetime] = []
-        kept: list[tuple[Lifetime, tuple[int, int]]] = []
-        fed, given = _borders(schedule, order, uses)
-        end, count = order.phases.number(Part.REDUCE), order.table.micro_batches
-        summed = _summed(schedule, uses.roots) if count > 1 else frozenset()
-        lifetimes = tuple(lifetimes)
-        inputs = {x for x in lifetimes if x.local in fed and not x.buffer} if fed else set()
-        always = [
-            x._replace(nbytes=x.nbytes * count) for x in sorted(inputs, key=lambda x: x.value)
-        ]
-        once = {phase for phase in range(end + 1) if order.phases.is_once(phase)}
-        own_of = {device: order.own(device) for device in {x.device for x in lifetimes}}
-        for life in (x for x in lifetimes if x not in inputs) if inputs else lifetimes:
-            local, phases = life.local, (phase_at[life.first], phase_at[life.last])
-            device = life.device
-            made, read = uses.of_life(life, *phases, own_of[device], order.places(device))
-            begin, stop = max(life.first, start_of.get(made, 0)), end_of.get(made, 0)
-            span = life._replace(first=begin, last=max(life.first, stop))
-            is_given = bool(given) and local in given
-            if made not in once and local in summed:
-                always.append(life)
-                begun.append(span)
-                continue
-            if made == read and not is_given:
-                passing.append(span._replace(last=max(begin, min(life.last, span.last))))
-                continue
-            if made in once or (read in once and not is_given and count > 1):
-                always.append(life)
-            else:
-                kept.append((life, (made, end if is_given else read)))
-            if made not in once:
-                begun.append(span)
-        return cls(passing, begun, kept, always)
-
-
-def _borders(
-    schedule: Schedule, order: StepOrder, uses: _Uses
-) -> tuple[frozenset[LocalKey], frozenset[LocalKey]]:
-    """Parts of inputs and of outputs of all micro-batches of a step of inference.
-
-    Inputs are there when it begins, outputs until it ends. In training they are small, or summed.
-    """
-    if any(a.kind is not ActionKind.FORWARD for lane in order.table.lanes for a in lane):
-        return frozenset(), frozenset()
-    given = frozenset(uses.roots.get(local, local) for local in schedule.outputs)
-    return frozenset(schedule.feeds), given
-
-
-def _summed(schedule: Schedule, roots: Mapping[LocalKey, LocalKey]) -> frozenset[LocalKey]:
+def summed_tensors(schedule: Schedule, roots: Mapping[LocalKey, LocalKey]) -> frozenset[LocalKey]:
     """The tensors that the outputs of gradients are views of, or are themselves.
 
     Each device adds up those of all micro-batches. Of a gradient that a communication reduces for
@@ -353,52 +139,6 @@ def _summed(schedule: Schedule, roots: Mapping[LocalKey, LocalKey]) -> frozenset
     }
     outputs = (local for local in schedule.outputs if local[1][0] in gradients)
     return frozenset(roots.get(local, local) for local in outputs)
-
-
-def _step_curves(
-    schedule: Schedule, order: StepOrder, lifetimes: Sequence[Lifetime], uses: _Uses | None
-) -> Curves:
-    """Count the most activation bytes at each task position, of a plan with stages.
-
-    While a phase runs, all that earlier phases keep is held.
-    """
-    lives = StepLives.of(schedule, order, lifetimes, uses)
-    phase_at = np.fromiter((task.phase for task in schedule.tasks), np.int64, len(schedule.tasks))
-    phases_end = 1 + order.phases.number(Part.REDUCE)
-    kept: dict[int, dict[tuple[int, int], int]] = defaultdict(lambda: defaultdict(int))
-    always: dict[int, int] = defaultdict(int)
-    for life, phases in lives.kept:
-        kept[life.device][phases] += life.nbytes
-    for life in lives.always:
-        always[life.device] += life.nbytes
-    curves = dict(usage_curves(schedule, lives.inside))
-    for device in {*kept, *always}:
-        held = np.zeros(phases_end, np.int64)
-        for phase, nbytes in _most_held(kept[device], order.runs(device)).items():
-            held[phase] = nbytes
-        base = held[phase_at]
-        zeros = np.zeros(len(phase_at), np.int64)
-        curves[device] = curves.get(device, zeros) + base + always[device]
-    return curves
-
-
-def _most_held(
-    kept: Mapping[tuple[int, int], int], runs: Iterable[tuple[int, int]]
-) -> Mapping[int, int]:
-    """Count the most bytes that other phases keep while a phase runs, by phase.
-
-    `kept` has the bytes of a micro-batch by the phases that make them and that read them last.
-    """
-    held, most = 0, defaultdict[int, int](int)
-    made: dict[int, int] = defaultdict(int)
-    freed: dict[int, int] = defaultdict(int)
-    for (first, last), nbytes in kept.items():
-        made[first] += nbytes
-        freed[last] += nbytes
-    for phase, _ in runs:
-        most[phase] = max(most[phase], held)
-        held += made[phase] - freed[phase]
-    return most
 
 
 def usage_curves(schedule: Schedule, lifetimes: Iterable[Lifetime]) -> Curves:
@@ -462,7 +202,7 @@ def exact_lifetimes(
 
     `roots` are the tensors whose memory views and aliases name, if they are known.
     """
-    roots = _roots(schedule) if roots is None else roots
+    roots = roots_of(schedule) if roots is None else roots
     arrival: dict[LocalKey, int] = {}
     last: dict[LocalKey, int] = {}
     for position, task in enumerate(schedule.tasks):
@@ -476,7 +216,7 @@ def exact_lifetimes(
         last[key] = max(last[key], position)
     buckets = schedule.buckets
     is_summed = bool(buckets) and schedule.order is not None
-    summed = _summed(schedule, roots) if is_summed else frozenset[LocalKey]()
+    summed = summed_tensors(schedule, roots) if is_summed else frozenset[LocalKey]()
     members = {member.position: bucket for bucket in buckets for member in bucket.members}
     for position, bucket in members.items():
         for key in schedule.tasks[position].reads:  # copied into the bucket
@@ -596,7 +336,7 @@ def _last_uses(schedule: Schedule) -> Mapping[str, int]:
     return last
 
 
-def _roots(schedule: Schedule) -> Mapping[LocalKey, LocalKey]:
+def roots_of(schedule: Schedule) -> Mapping[LocalKey, LocalKey]:
     """The tensor whose memory each view or alias names."""
     roots: dict[LocalKey, LocalKey] = {}
     for task in schedule.tasks:
@@ -610,8 +350,7 @@ def _roots(schedule: Schedule) -> Mapping[LocalKey, LocalKey]:
 
 
 def _is_view(task: Task) -> bool:
-    row = row_of(task.placed.node) if task.placed is not None else None
-    return row is not None and row.view
+    return task.placed is not None and is_view(task.placed.node)
 
 
 def _is_named(task: Task) -> bool:
@@ -623,32 +362,3 @@ def _is_named(task: Task) -> bool:
 def _is_either(task: Task) -> bool:
     row = row_of(task.placed.node) if task.placed is not None else None
     return row is not None and row.either
-
-
-def peaks(
-    schedule: Schedule, curves: Curves, counted: Callable[[int], int], *, headroom: bool = True
-) -> Mapping[int, MemoryPeak]:
-    """Peaks of devices with these bytes of activations, beside what is resident.
-
-    Args:
-        schedule: The schedule.
-        curves: Bytes at each position of a task.
-        counted: What so many bytes count as.
-        headroom: Whether the peak is where most bytes are held with head-room.
-    """
-    resident: dict[int, int] = defaultdict(int)
-    for key, nbytes in schedule.residents.items():
-        resident[key[0]] += 0 if key in schedule.loads else nbytes
-    loaded = usage_curves(schedule, loaded_lifetimes(schedule))
-    zeros = np.zeros(len(schedule.tasks), np.int64)
-    most_of = {}
-    for device in sorted({*resident, *curves}):
-        constants, curve = resident[device], curves.get(device, zeros)
-        held = loaded.get(device, zeros)
-        most, name = 0, ""
-        if curve.size:
-            position = int(np.argmax(held + (with_headroom(curve) if headroom else curve)))
-            constants += int(held[position])
-            most, name = counted(int(curve[position])), schedule.tasks[position].name
-        most_of[device] = MemoryPeak(constants + most, constants, most, name)
-    return most_of

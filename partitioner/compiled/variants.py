@@ -18,12 +18,13 @@ from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.trace import TracedModule, trace_module
 from partitioner.ir.errors import IRError
+from partitioner.ir.factors import Dims
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, share_cut
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rule_of, rules_of
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, resolve, resolve_node
-from partitioner.ir.rule import Cut, Dims, Rule
+from partitioner.ir.rule import Cut, Rule
 from partitioner.search.find_plan import find_plan
 from partitioner.search.request import Budget, Request
 from partitioner.strategies.constraints import Constraints

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from partitioner import units
 from partitioner.cost_model.evaluate import Evaluation
-from partitioner.cost_model.memory.lifetimes import StepLives, safe_lifetimes, with_headroom
+from partitioner.cost_model.memory.lifetimes import safe_lifetimes, with_headroom
+from partitioner.cost_model.memory.step_lives import StepLives
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey
 from partitioner.cost_model.schedule.traffic import moves

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from partitioner.ir.factors import PENDING, DimExpr, FactorKind
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import (
     DimLayout,
@@ -29,7 +30,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.parts import Parts
 from partitioner.ir.plan import PlacedNode, place
-from partitioner.ir.rule import PENDING, DimExpr, FactorKind, Rule
+from partitioner.ir.rule import Rule
 from partitioner.ir.windows import Window
 from partitioner.strategies.overlaps import with_overlaps
 

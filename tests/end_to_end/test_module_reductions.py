@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import partitioner
+from partitioner.ir.factors import FactorKind
 from partitioner.ir.ops import rule_of
-from partitioner.ir.rule import FactorKind, Rule
+from partitioner.ir.rule import Rule
 from partitioner.strategies.constraints import Constraints, Pin
 
 ROWS, SIZE = 4, 13

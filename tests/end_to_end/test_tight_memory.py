@@ -11,7 +11,8 @@ import partitioner
 from helpers.modules.tight_models import ACTIVATIONS, Tight, tight
 from helpers.plans.staged import on_trace, staged, staged_plan, traced
 from partitioner.compiled.module import ModuleProgram
-from partitioner.cost_model.memory.lifetimes import StepLives, exact_lifetimes
+from partitioner.cost_model.memory.lifetimes import exact_lifetimes
+from partitioner.cost_model.memory.step_lives import StepLives
 from partitioner.cost_model.schedule.task_list import Schedule, schedule
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.trace import TracedModule

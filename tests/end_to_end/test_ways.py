@@ -9,6 +9,7 @@ from torch import nn
 
 import partitioner
 from helpers.modules.small_gpt import small_gpt
+from partitioner import examples
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.examples import zoo
@@ -88,6 +89,21 @@ def test_a_request_that_names_how_operators_lie_is_not_planned_in_stages() -> No
     for options in ({"strategy": "intra"}, {"parallel": "dp"}, {"mesh": {"tp": 2}}):
         program = trained(Mlp(2, 16), (torch.randn(4, 16),), devices=2, **options)
         assert program.plan.pipeline is None
+
+
+@pytest.mark.slow
+def test_one_request_of_inference_runs_in_stages_where_these_are_faster() -> None:
+    cluster = resolve_cluster("2xcpu")
+    (level,) = cluster.levels
+    slow = replace(cluster, levels=(replace(level, bandwidth_bytes_per_s=3e8),))
+    model = examples.build("mlp", layers=24, hidden=128, batch=256)
+    options = {"cluster": slow, "memory": 1_476_608, "objective": "latency", "time_limit_s": 60.0}
+    result = partitioner.compile(model, **options)
+    assert (result.plan.kind, result.plan.micro_batches) == ("pipeline", 2)
+    assert result.cost < partitioner.compile(model, **options, strategy="inter").cost
+    assert result.verify().equal
+    stream = partitioner.compile(model, **{**options, "objective": "throughput"})
+    assert stream.plan.micro_batches is None
 
 
 @pytest.mark.slow

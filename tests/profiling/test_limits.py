@@ -18,7 +18,8 @@ from partitioner.profiling import gloo
 from partitioner.profiling.gloo import LinkGroup, Wanted, link_groups, wanted_of
 from partitioner.profiling.links import unknown_links
 from partitioner.profiling.measure import timed_runs
-from partitioner.profiling.profile import Profiled, _in_turns, _profile_of, _Session
+from partitioner.profiling.profile import _in_turns, _profile_of, _Session
+from partitioner.profiling.profiled import Profiled
 from partitioner.profiling.rank import _prepared
 from partitioner.profiling.work import Work
 

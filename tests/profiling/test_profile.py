@@ -35,7 +35,8 @@ from partitioner.profiling.candidates import (
     local_graph,
 )
 from partitioner.profiling.measure import Timing, timed_runs
-from partitioner.profiling.profile import Profiled, profile
+from partitioner.profiling.profile import profile
+from partitioner.profiling.profiled import Profiled
 from partitioner.profiling.rank import _batches
 from partitioner.profiling.work import Item
 

@@ -13,7 +13,7 @@ from partitioner import examples, units
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model.evaluate import best_single
-from partitioner.cost_model.memory.lifetimes import MemoryPeak
+from partitioner.cost_model.memory.peaks import MemoryPeak
 from partitioner.report.card import card
 from partitioner.report.one_device import OneDevice
 from partitioner.report.page.data import headline

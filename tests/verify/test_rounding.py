@@ -17,9 +17,10 @@ from partitioner.cli.main import main
 from partitioner.compiled.base import Compiled, origin
 from partitioner.compiled.onnx_model import OnnxModel
 from partitioner.frontends.onnx.load import load_onnx
+from partitioner.ir.factors import FactorKind
 from partitioner.ir.graph import Constant
 from partitioner.ir.ops import rule_of
-from partitioner.ir.rule import FactorKind, Rule
+from partitioner.ir.rule import Rule
 from partitioner.verify.compare import Verification, VerificationError
 from partitioner.verify.onnx_model import verify
 

@@ -54,7 +54,8 @@ def _quantize(view: OpView) -> Rule:
     setting = replaced(dims, dim, "blocks")
     if shape[dim] % scale[dim]:  # The last block is short: its boundaries are not a factor's.
         whole = {dims[dim], "blocks"}
-        return view.rule([dims, setting, setting], [dims], whole=whole, flops=3)
+        points = [name for name in dims if name != "1"]
+        return view.rule([dims, setting, setting], [dims], whole=whole, points=points, flops=3)
     dims, sizes = replaced(dims, dim, "(blocks block)"), {"block": shape[dim] // scale[dim]}
     return view.rule([dims, setting, setting], [dims], sizes=sizes, whole=["block"], flops=3)
 

@@ -53,7 +53,7 @@ def _concat(view: OpView) -> Rule:
         part = f"p{index}"
         operands[index] = [*dims[:axis], part, *dims[axis + 1 :]]
         whole.add(part)
-    return view.rule(operands, [dims], whole=whole, flops=2)
+    return view.rule(operands, [dims], whole=whole, points=dims, flops=2)
 
 
 def _pool(view: OpView) -> Rule:
@@ -71,14 +71,15 @@ def _nhwc_pool(view: OpView) -> Rule:
 
 
 def _image(view: OpView, flops: float, *, last: bool | None = None) -> Rule:
-    """Batch and channels are cut, space is whole."""
+    """Batch and channels are cut, space is whole; `flops` are those of an element of the result."""
     last = bool(view.int_attr("channels_last", 0)) if last is None else last
     space = view.rank() - 2
     before, after = names("x", space), broadcast(_space(view, last, result=True), names("y", space))
     data = ["n", *before, "c"] if last else ["n", "c", *before]
     result = ["n", *after, "c"] if last else ["n", "c", *after]
     whole = {*before, *(name for name in after if name != "1")}
-    return _on_data(view, data, result, whole=whole, flops=flops)
+    points = [name for name in result if name != "1"]
+    return _on_data(view, data, result, whole=whole, points=points, flops=flops)
 
 
 def _space(view: OpView, last: bool | None = None, *, result: bool = False) -> tuple[int, ...]:

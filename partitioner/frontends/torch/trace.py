@@ -24,7 +24,8 @@ from partitioner.frontends.torch.patterns.composites import keep_composites
 from partitioner.frontends.torch.patterns.counted import replace_counted
 from partitioner.frontends.torch.patterns.decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch.patterns.dtypes import state_dtypes
-from partitioner.frontends.torch.patterns.experts import replace_experts, replace_lookups
+from partitioner.frontends.torch.patterns.experts import replace_experts
+from partitioner.frontends.torch.patterns.lookups import replace_lookups
 from partitioner.frontends.torch.patterns.losses import replace_losses
 from partitioner.frontends.torch.patterns.strides import make_contiguous
 from partitioner.frontends.torch.refusing.shared_memory import check_memory_apart

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from partitioner.ir.factors import DimExpr, FactorKind, Term
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import PlacedNode
-from partitioner.ir.rule import DimExpr, FactorKind, Rule, Term
+from partitioner.ir.rule import Rule
 
 #: Words for the parts of a dim, major first; () if nothing tells.
 Words = tuple[str, ...]

@@ -233,14 +233,14 @@ class CountSearch:
         return best.stopped() if self.budget.work.stopped else best
 
     def _share(self, parts: int, sizes: tuple[int, ...] | None) -> Budget:
-        """One of so many equal shares of the steps and, on few devices, of the clock.
+        """One of so many equal shares of the steps and, on few devices, half of the clock at most.
 
         On many devices the first numbers may take all of it: each takes long, and may be the last.
         """
         share = self.budget.share(parts)
         if sizes is not None and len(self.cluster) > EXPLICIT:
             return share
-        return replace(share, work=share.work.of_the_clock(parts))
+        return replace(share, work=share.work.of_the_clock(min(parts, 2)))
 
     def _open_graphs(self, count: int, sizes: tuple[int, ...] | None) -> Iterator[Graph]:
         """The graphs of a micro-batch, but for one that is sure not to fit where another follows.

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from partitioner.cost_model.memory.lifetimes import (
     HEADROOM_PERCENT,
-    StepLives,
     exact_lifetimes,
     usage_curves,
     with_headroom,
 )
+from partitioner.cost_model.memory.step_lives import StepLives
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.ir.graph import Graph
 from partitioner.ir.phases import Part

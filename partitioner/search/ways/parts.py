@@ -204,7 +204,8 @@ class InStages:
 
     def _best(self, budget: Budget) -> Outcome:
         asked, trials = self.request.micro_batch_count, self.trials
-        if self.bound is not None and budget.best_s == math.inf and self.request.tune is None:
+        is_weighed = self.bound is not None and self.request.tune is None
+        if is_weighed and budget.best_s == math.inf and trials[0].sizes is None:
             trials = trials[::-1]  # nothing else was found to fit: more micro-batches hold less
         try:
             return self._counts(budget).all(trials)

@@ -20,7 +20,7 @@ from partitioner.search.ways.blocks import InBlocks
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.parts import FewestParts, InStages, Parts
 from partitioner.search.ways.stage_clock import StageClock
-from partitioner.search.ways.way import Way, Weighing, nothing
+from partitioner.search.ways.way import FIRST_SHARE, LEAST_SHARE, Way, Weighing, nothing
 from partitioner.search.ways.whole import WholeBatch
 from partitioner.search.what_would_fit import Change, what_would_fit
 from partitioner.solver import Infeasible
@@ -55,7 +55,10 @@ class Table:
         """
         ways = tuple(self.ways())
         budget = Budget.of(self.request, self.clock.say)
-        return Weighing(ways, self.request, budget, is_short=self._is_short).best()
+        is_short, share = self._is_short, FIRST_SHARE
+        if is_short:  # less, the less memory there is for what one device holds
+            share = max(LEAST_SHARE, FIRST_SHARE * min(1.0, self._room / 2))
+        return Weighing(ways, self.request, budget, is_short=is_short, first_share=share).best()
 
     def ways(self) -> Iterator[Way]:
         """The ways that the request leaves open, and those that it closes, with the reason."""
@@ -125,9 +128,20 @@ class Table:
         """Whether the whole model does not surely fit each device alone."""
         if self.request.is_pipelined:
             return False
+        least = min(device.memory_bytes for device in self.cluster.devices)
+        return self._alone_bytes > AMPLE * least
+
+    @cached_property
+    def _alone_bytes(self) -> int:
+        """Bytes that one device needs for the whole model."""
         device, alone = best_single(self._first, self.cluster, "memory")
-        least = min(self.cluster.devices, key=lambda spec: spec.memory_bytes).memory_bytes
-        return alone.needed_bytes[device] > AMPLE * least
+        return alone.needed_bytes[device]
+
+    @property
+    def _room(self) -> float:
+        """Memory of all devices, as a multiple of what one needs for the whole model."""
+        together = sum(device.memory_bytes for device in self.cluster.devices)
+        return together / max(1, self._alone_bytes)
 
     def _whole(self, graph: Graph, spaces: Request) -> Way:
         is_first = graph is self._first
@@ -170,12 +184,12 @@ class Table:
         asked, devices = self.request.micro_batches == "auto", len(self.cluster)
         if not (self._leaves_stages_open and self._holds_weights and self._has_batch):
             return
-        if not asked and (not self.training or devices > EXPLICIT):
+        waits = self.training or self.request.objective == "latency"
+        if not asked and (not waits or devices > EXPLICIT):
             return
         sizes = None
-        if self.training and devices <= EXPLICIT:  # one mesh of all is no faster in parts
-            sizes = self.request.stage_sizes(devices)[:-1]
-        waits = self.training or self.request.objective == "latency"
+        if (self.training or not asked) and devices <= EXPLICIT:
+            sizes = self.request.stage_sizes(devices)[:-1]  # one mesh of all is no faster in parts
         most = devices  # of a stage; those of several sizes are of powers of two
         if sizes:
             most = max(*sizes, 2 ** ((devices - 1).bit_length() - 1))
@@ -199,7 +213,7 @@ class Table:
         request = self.request
         if not request.may_run_in_parts:
             return False
-        if not self.training:
+        if not self.training and request.micro_batches == "auto":
             return True
         kinds = request.parallel is None and request.mesh is None and request.strategy == "auto"
         nodes = len(self.cluster) <= EXPLICIT or (

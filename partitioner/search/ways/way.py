@@ -24,8 +24,9 @@ from partitioner.strategies.constraints import ConstraintError
 CHANGES_S, LATE_SHARE = 14.0, 0.1
 #: The share of the seconds of a way's search that it takes, at least, to look for a change.
 CHANGE_SHARE = 0.3
-#: Share of the clock for the whole batch, where memory may refuse it.
-FIRST_SHARE = 0.6
+#: Share of the clock for the whole batch, where memory may refuse it; the least, where it most
+#: likely does.
+FIRST_SHARE, LEAST_SHARE = 0.6, 0.2
 
 
 def nothing(_budget: Budget, _refusal: Infeasible) -> tuple[Change, ...]:
@@ -74,6 +75,7 @@ class Weighing:
         bounds: Of each way without a plan, and of those that were not searched, a bound.
         late: The ways that the time limit did not reach.
         is_short: Whether memory may refuse some: then the clock is shared with those that save it.
+        first_share: The share of the clock, then, of the first way.
     """
 
     ways: Sequence[Way]
@@ -85,6 +87,7 @@ class Weighing:
     bounds: dict[int, float] = field(default_factory=dict)
     late: list[int] = field(default_factory=list)
     is_short: bool = True
+    first_share: float = FIRST_SHARE
     _took_s: dict[int, float] = field(default_factory=dict)
     _seconds: dict[int, float] = field(default_factory=dict)
     _stopped: set[int] = field(default_factory=set)
@@ -141,7 +144,7 @@ class Weighing:
         rivals = [other for other in behind if other.rung == 0 or way.rung]
         parts = 1 + sum(other.bound < self._enough for other in rivals) / 2
         if self.is_short and not way.rung and any(other.rung for other in behind):
-            parts /= FIRST_SHARE
+            parts /= FIRST_SHARE if self.found or self.refused else self.first_share
         self._tried(number, way.search, parts)
 
     def _tried(self, number: int, search: Callable[[Budget], Outcome], parts: float) -> None:

@@ -6,14 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.plans.cost_cases import compute, flat, graph, key, placed, send, tasks
-from partitioner.cost_model.memory.lifetimes import (
-    MemoryPeak,
-    Peaks,
-    exact_lifetimes,
-    peak_bytes,
-    safe_lifetimes,
-    usage_curves,
-)
+from partitioner.cost_model.memory.lifetimes import exact_lifetimes, safe_lifetimes, usage_curves
+from partitioner.cost_model.memory.peaks import MemoryPeak, Peaks, peak_bytes
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.task_list import schedule as scheduled
 from partitioner.cost_model.schedule.tasks import Task

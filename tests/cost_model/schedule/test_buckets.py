@@ -20,7 +20,8 @@ from helpers.plans.staged import staged
 from partitioner.backends.torch.graphs.comms import COLLECTIVES
 from partitioner.backends.torch.graphs.notes import COMM
 from partitioner.compiled.module import ModuleProgram
-from partitioner.cost_model.memory.lifetimes import StepLives, exact_lifetimes
+from partitioner.cost_model.memory.lifetimes import exact_lifetimes
+from partitioner.cost_model.memory.step_lives import StepLives
 from partitioner.cost_model.prices.collectives import collective, comm_cost
 from partitioner.cost_model.prices.overlap import beside_compute, most_joined
 from partitioner.cost_model.prices.reshard import Resharder

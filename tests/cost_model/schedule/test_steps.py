@@ -10,7 +10,8 @@ from helpers.plans.staged import equal_stages, staged, staged_plan
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.evaluate import Evaluation, evaluate
-from partitioner.cost_model.memory.lifetimes import StepLives, safe_lifetimes
+from partitioner.cost_model.memory.lifetimes import safe_lifetimes
+from partitioner.cost_model.memory.step_lives import StepLives
 from partitioner.cost_model.prices.collectives import comm_cost
 from partitioner.cost_model.schedule.simulate import simulate, step_seconds
 from partitioner.cost_model.schedule.task_list import Schedule, schedule

@@ -9,10 +9,11 @@ import pytest
 import partitioner
 from partitioner import examples
 from partitioner.compiled.base import Compiled
+from partitioner.ir.factors import dim_text, parse_dim
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.ir.program import CommKind
-from partitioner.ir.rule import Rule, dim_text, parse_dim
+from partitioner.ir.rule import Rule
 from partitioner.report.text.show import show
 
 

@@ -1,8 +1,10 @@
 """Numbers of micro-batches that are tried, and plans that a known one makes needless."""
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +15,9 @@ from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.search.outcome import NoCheaper
 from partitioner.search.request import Budget, Request
-from partitioner.search.stages.micro_batch_counts import Trial, usual_trials
+from partitioner.search.stages.micro_batch_counts import CountSearch, Trial, usual_trials
 from partitioner.search.stages.pipelines import find_pipeline
+from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.spaces import SearchError
 
 
@@ -65,6 +68,32 @@ class Stack(nn.Module):
         for layer in self.layers:
             x = layer(x).relu()
         return x.square().mean()
+
+
+@pytest.mark.parametrize("fitting", [{4}, {4, 8}, {16}, {2, 4}, {8, 16, 32}, {32}, set()])
+@pytest.mark.parametrize("impossible", [set(), {32}, {16, 32}])
+def test_fewest_finds_a_number_that_fits_where_others_do_not(
+    fitting: set[int], impossible: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a batch of 32 on 4 devices: with one sample on each, one sample, or the last possible."""
+    planned: list[int] = []
+
+    def plan(search: CountSearch, count: int, *_: object) -> bool:
+        planned.append(count)
+        if count in impossible:
+            search.impossible[count] = ConstraintError("ranks outnumber rows")
+        return count in fitting - impossible
+
+    monkeypatch.setattr(CountSearch, "_plan", plan)
+    monkeypatch.setattr(CountSearch, "best", property(lambda _: planned))
+    best = SimpleNamespace(evaluation=SimpleNamespace(step_s=1.0))
+    request = Request()
+    search = CountSearch(lambda _: (), resolve_cluster("4xh100"), request, Budget.of(request))
+    search.outcomes = defaultdict(lambda: best)  # type: ignore[assignment]
+    found = search.fewest([2, 4, 8, 16, 32])
+    possible = fitting - impossible
+    held = {2, 4, 8} | {max({2, 4, 8, 16, 32} - impossible)}
+    assert (found is not None) == bool(possible & held)
 
 
 @pytest.mark.slow

@@ -263,6 +263,29 @@ def test_a_refusal_names_the_nearest_way_and_the_least_changes_of_all() -> None:
     assert refused.value.relaxations[0] == "on 4 devices"
 
 
+@pytest.mark.parametrize(("took_s", "left_s"), [(1.0, 14.0), (29.0, 0.0), (31.0, 0.0), (34.0, 0.0)])
+def test_changes_are_looked_for_as_long_as_the_limit_lasts(
+    took_s: float, left_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth of the limit is added; a search that took most of it has no quick changes."""
+    now = [100.0]
+    monkeypatch.setattr(work, "now_s", lambda: now[0])
+    monkeypatch.setattr("partitioner.search.request.now_s", lambda: now[0])
+    left: list[float] = []
+
+    def search(_budget: Budget) -> Outcome:
+        now[0] += took_s
+        raise short(1)
+
+    def would_fit(budget: Budget, _refusal: Infeasible) -> tuple[Change, ...]:
+        left.append(budget.work.left_s)
+        return (Change("with --memory 91", 91),)
+
+    with pytest.raises(Infeasible, match="1 short; it fits with --memory 91"):
+        weighed(Way("whole", search, would_fit=would_fit))
+    assert left == [left_s]
+
+
 def test_constraints_that_leave_the_first_way_no_plan_are_named() -> None:
     searches = Searches()
     whole = searches.way("whole", ConstraintError("pins leave nothing"))

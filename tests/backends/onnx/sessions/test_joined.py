@@ -21,7 +21,7 @@ from partitioner.backends.onnx.files.load import load_rank
 from partitioner.backends.onnx.files.steps import RankModel, Segment
 from partitioner.backends.onnx.running.executor import Executor
 from partitioner.backends.onnx.running.simulator import Simulator
-from partitioner.backends.onnx.sessions import segments
+from partitioner.backends.onnx.sessions import joined, segments
 from partitioner.backends.onnx.sessions.joined import Group, Optimized, Sums, groups_of
 from partitioner.backends.onnx.sessions.kernels import kernel_runs, nodes_of_kernels
 from partitioner.backends.onnx.sessions.segments import SessionConfig
@@ -182,6 +182,31 @@ def test_a_sum_takes_the_memory_of_the_image_that_it_is_added_to() -> None:
     assert second == [(borders[0], (), borders[1])]
     assert third == [(borders[1], (), borders[2])]
     assert (source, len(inner), target) == (borders[2], 1, None)
+
+
+@pytest.mark.parametrize(
+    ("inner", "expected"),
+    [
+        ([("Relu", "made", "before")], {"sum": "image"}),
+        ([("Relu", "made", "before"), ("Neg", "image", "late")], {}),  # on no way to the sum
+        ([("Add", "made image", "before")], {"sum": "image"}),
+        ([("Identity", "image", "before")], {}),  # nor is the first convolution
+    ],
+)
+def test_an_image_is_added_to_once_all_that_read_it_lies_behind(
+    inner: Sequence[tuple[str, str, str]], expected: Mapping[str, str]
+) -> None:
+    """What reads it on the way to the sum is done by then, however far back it is."""
+    nodes = [
+        helper.make_node("Conv", ["image", "w", "b"], ["first"]),
+        helper.make_node("Relu", ["first"], ["made"]),
+        *(helper.make_node(op, reads.split(), [result]) for op, reads, result in inner),
+        helper.make_node("Conv", ["before", "w", "b", "image"], ["sum"]),
+    ]
+    ends = [helper.make_tensor_value_info("sum", 1, (1, 8, 4, 4))]
+    assert dict(joined._summands(helper.make_graph(nodes, "residual", [], ends))) == expected
+    ends.append(helper.make_tensor_value_info("image", 1, (1, 8, 4, 4)))
+    assert not dict(joined._summands(helper.make_graph(nodes, "residual", [], ends)))
 
 
 @needs_blocked_layouts

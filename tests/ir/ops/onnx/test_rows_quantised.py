@@ -2,7 +2,19 @@
 
 import pytest
 
-from helpers.op_rows.rows import Case, Draw, case, check_opaque, check_row, f32, ints, scalar
+from helpers.op_rows.rows import (
+    Case,
+    Draw,
+    case,
+    check_opaque,
+    check_row,
+    f32,
+    ints,
+    make_trial,
+    scalar,
+)
+from partitioner.ir.ops import rule_of
+from partitioner.ir.rule import Rule
 
 MS = "com.microsoft::"
 STEP, FINE = scalar(0.05, "float32"), scalar(0.03, "float32")
@@ -88,3 +100,29 @@ def test_row(case: Case) -> None:
 
 def test_a_convolution_of_ours_with_channels_first_is_opaque() -> None:
     assert "channels_last is 0" in check_opaque(last((4, 5, 3, 3), 0, channels_last=0))
+
+
+IMAGE = 2 * 3 * 8 * 8
+WINDOW_OF_6 = {"kernel_shape": (3, 2)}
+SETTINGS = (STEP, zero(), u8(2, 3), FINE, zero(3), u8(2, 5), STEP, zero(9))
+
+
+@pytest.mark.parametrize(
+    ("case", "flops"),
+    [
+        (on_data("QLinearAveragePool", u8(2, 3, 8, 8), 2, **WINDOW_OF_6), 2 * 3 * 6 * 7 * 6),
+        (
+            case(f"{MS}NhwcMaxPool", u8(2, 8, 8, 3), attrs=WINDOW_OF_6, opset=1),
+            2 * 3 * 6 * 7 * 6,
+        ),
+        (on_data("QLinearGlobalAveragePool", u8(2, 3, 8, 8), 2, channels_last=0), IMAGE),
+        (case(f"{MS}QLinearConcat", *SETTINGS, attrs={"axis": 1}, opset=1), 2 * (2 * 8)),
+    ],
+    ids=str,
+)
+def test_flops_are_of_the_points_that_are_computed(case: Case, flops: float) -> None:
+    """Of a window those of each element of the result, whatever the sizes before it."""
+    trial = make_trial(case)
+    rule = rule_of(trial.graph, trial.node)
+    assert isinstance(rule, Rule)
+    assert rule.flops == flops

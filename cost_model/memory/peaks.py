@@ -1,0 +1,102 @@
+"""The most bytes that each device holds while a schedule runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from partitioner.cost_model.memory.lifetimes import (
+    Curves,
+    Lifetime,
+    exact_lifetimes,
+    loaded_lifetimes,
+    safe_lifetimes,
+    usage_curves,
+    with_headroom,
+)
+from partitioner.cost_model.memory.step_lives import Uses, step_curves
+from partitioner.cost_model.schedule.task_list import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPeak:
+    """The most bytes that a device holds."""
+
+    bytes: int  #: Sum of the two below.
+    resident_bytes: int  #: Constants and zeros, of blocks those that are held at the peak.
+    activation_bytes: int  #: All other tensors at the peak.
+    at: str  #: Name of the first task at the peak, "" if there is none.
+
+
+def peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
+    """Safe peaks, with head-room, of all devices that hold a tensor."""
+    return peaks(schedule, _usage(schedule, tuple(safe_lifetimes(schedule))), with_headroom)
+
+
+class Peaks(NamedTuple):
+    """Peaks of all devices that hold a tensor.
+
+    Attributes:
+        safe: Those of `peak_bytes`.
+        exact: Exact peaks, at the task where a device needs most room.
+        with_scratch: The exact ones with what kernels take for themselves, each at the task where
+            most is held with it.
+    """
+
+    safe: Mapping[int, MemoryPeak]
+    exact: Mapping[int, MemoryPeak]
+    with_scratch: Mapping[int, MemoryPeak]
+
+    @classmethod
+    def of(cls, schedule: Schedule, scratch: Curves) -> Peaks:
+        """Count the peaks of a schedule; `scratch` has kernels' bytes, of devices where any is."""
+        uses = Uses.of(schedule)
+        safe, exact = tuple(safe_lifetimes(schedule)), tuple(exact_lifetimes(schedule, uses.roots))
+        curves = dict(_usage(schedule, exact, uses))
+        safe_peaks = peaks(schedule, _usage(schedule, safe, uses), with_headroom)
+        exact_peaks = peaks(schedule, curves, int)
+        if not scratch:
+            return cls(safe_peaks, exact_peaks, exact_peaks)
+        for device, taken in scratch.items():
+            curves[device] = curves.get(device, 0) + taken
+        return cls(safe_peaks, exact_peaks, peaks(schedule, curves, int, headroom=False))
+
+
+def _usage(schedule: Schedule, lifetimes: Sequence[Lifetime], uses: Uses | None = None) -> Curves:
+    """Count the most activation bytes at each task position over all micro-batches, by device."""
+    if schedule.order is None:
+        return usage_curves(schedule, lifetimes)
+    return step_curves(schedule, schedule.order, lifetimes, uses)
+
+
+def peaks(
+    schedule: Schedule, curves: Curves, counted: Callable[[int], int], *, headroom: bool = True
+) -> Mapping[int, MemoryPeak]:
+    """Peaks of devices with these bytes of activations, beside what is resident.
+
+    Args:
+        schedule: The schedule.
+        curves: Bytes at each position of a task.
+        counted: What so many bytes count as.
+        headroom: Whether the peak is where most bytes are held with head-room.
+    """
+    resident: dict[int, int] = defaultdict(int)
+    for key, nbytes in schedule.residents.items():
+        resident[key[0]] += 0 if key in schedule.loads else nbytes
+    loaded = usage_curves(schedule, loaded_lifetimes(schedule))
+    zeros = np.zeros(len(schedule.tasks), np.int64)
+    most_of = {}
+    for device in sorted({*resident, *curves}):
+        constants, curve = resident[device], curves.get(device, zeros)
+        held = loaded.get(device, zeros)
+        most, name = 0, ""
+        if curve.size:
+            position = int(np.argmax(held + (with_headroom(curve) if headroom else curve)))
+            constants += int(held[position])
+            most, name = counted(int(curve[position])), schedule.tasks[position].name
+        most_of[device] = MemoryPeak(constants + most, constants, most, name)
+    return most_of

@@ -1,0 +1,109 @@
+"""Factors, which are the loops of an op, and dims of tensors in terms of them.
+
+A dim is a factor, a compound ``(h d)`` of factors, major first, a sum ``a + b`` of such terms one
+after the other, or ``1``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+from partitioner.ir.errors import IRError
+
+Term = tuple[str, ...]  #: Product of factors, major first; () is 1.
+DimExpr = tuple[Term, ...]  #: Sum of terms, one after the other.
+Dims = tuple[DimExpr, ...]
+
+
+class FactorKind(StrEnum):
+    """The effect of cutting a factor."""
+
+    #: In the results, which are cut with it; or dropped, as the elements that a Slice leaves out.
+    PASS = "pass"  # noqa: S105
+    REDUCE = "reduce"  #: Only in operands: cutting it leaves partial results.
+    WHOLE = "whole"  #: Not cut: each device needs the whole dim.
+    LINEAR = "linear"  #: No loop: cutting it passes pending sums of the operands to the results.
+
+
+LOOPS = {FactorKind.PASS, FactorKind.REDUCE}  #: Loops that may be cut.
+CUTTABLE = {*LOOPS, FactorKind.LINEAR}
+
+#: Name and size of the factor of a linear op; any number of parts up to the size can be cut.
+PENDING, PENDING_SIZE = "+", 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A loop of an op."""
+
+    name: str
+    size: int
+    kind: FactorKind
+    #: Reduction that joins the parts of results that lack the factor: of a REDUCE factor, all.
+    reduce: str = ""
+
+
+@lru_cache(maxsize=4096)
+def parse_dim(text: str) -> DimExpr:
+    """``"(h d)" -> (("h","d"),)``, ``"a + b" -> (("a",),("b",))``, ``"1" -> ((),)``."""
+    terms = []
+    for term in text.strip().split("+"):
+        names = tuple(term.strip().strip("()").split())
+        terms.append(() if names == ("1",) else names)
+    return tuple(terms)
+
+
+def parse_tensor(text: str) -> Dims | None:
+    """Dims of one tensor: ``"b (h d) 1"``; ``"_"`` is an operand outside the loops (None)."""
+    if text.strip() == "_":
+        return None
+    return tuple(parse_dim(dim) for dim in re.findall(r"\([^)]*\)|\S+", text))
+
+
+def dim_text(expr: DimExpr) -> str:
+    """Inverse of `parse_dim`."""
+    terms = [f"({' '.join(term)})" if len(term) > 1 else "".join(term) or "1" for term in expr]
+    return " + ".join(terms)
+
+
+def names_of(tensors: Iterable[Dims | None]) -> dict[str, None]:
+    """Factors of the tensors, in order."""
+    exprs = (expr for dims in tensors for expr in dims or ())
+    return dict.fromkeys(name for expr in exprs for term in expr for name in term)
+
+
+def single(expr: DimExpr) -> str:
+    """The factor that a dim is; "" of a compound or a sum."""
+    return expr[0][0] if len(expr) == 1 and len(expr[0]) == 1 else ""
+
+
+def parse_tensors(side: str | Sequence[Sequence[str] | None]) -> tuple[Dims | None, ...]:
+    """Dims of the tensors of a side: ``"b m k, k n"``, or lists of dims."""
+    if isinstance(side, str):
+        return tuple(parse_tensor(text) for text in side.split(",")) if side.strip() else ()
+    return tuple(None if dims is None else tuple(parse_dim(dim) for dim in dims) for dims in side)
+
+
+def solve_sizes(
+    tensors: tuple[Dims | None, ...],
+    shapes: tuple[tuple[int, ...], ...],
+    known: dict[str, int],
+) -> dict[str, int]:
+    """Return the known sizes of factors with those of all that are a dim by themselves.
+
+    Raises:
+        IRError: A factor has two sizes.
+    """
+    for dims, shape in zip(tensors, shapes, strict=True):
+        for expr, size in zip(dims or (), shape, strict=False):
+            if len(expr) == 1 and len(expr[0]) == 1:
+                name = expr[0][0]
+                if known.setdefault(name, size) != size:
+                    raise IRError(
+                        f"factor {name!r} is {known[name]} in one dim and {size} in another"
+                    )
+    return known

@@ -40,10 +40,7 @@ def kept_of(
 def blamed(
     node: Node, candidates: Sequence[PlacedNode], pins: Sequence[Pin], along: Sequence[Along]
 ) -> tuple[str, str]:
-    """The first constraint that leaves a node no strategy, and why if it does so alone.
-
-    One that does so beside another is named with that.
-    """
+    """The first constraint that leaves a node no strategy, and why: alone, or beside another."""
     kept: Sequence[PlacedNode] = candidates
     for number, pin in enumerate(pins):
         kept = [placed for placed in kept if honours(pin, node, placed)]
@@ -52,11 +49,11 @@ def blamed(
             if not own:
                 return pin.text, _why_not(pin, candidates)
             beside = (
-                f" beside {other.text}"
+                f"none honours {other.text} too"
                 for other in pins[:number]
                 if not any(honours(other, node, placed) for placed in own)
             )
-            return pin.text + next(beside, ""), ""
+            return pin.text, next(beside, "")
     for demand in along:
         kept = [placed for placed in kept if demand.honoured(node, placed)]
         if not kept:

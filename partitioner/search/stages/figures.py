@@ -219,15 +219,17 @@ class StageFigures:
         self, name: str, units: Mapping[str, int] | None = None
     ) -> tuple[Schedule, Mapping[int, int]]:
         """See `evaluate.observed_schedule`."""
-        groups, cluster = self.sharding.plan.groups, self._resharder.cluster
+        resharder, groups = self._resharder, self.sharding.plan.groups
+        pipeline = Pipeline(name, self.micro_batches, (0,) * len(groups))
+        graph, placed, first = self.sharding.graph, self._placed, self._representatives
         return observed_schedule(
-            self.sharding.graph,
-            self._placed,
-            cluster,
-            Pipeline(name, self.micro_batches, (0,) * len(groups)),
-            resharder=self._resharder,
+            graph,
+            placed,
+            resharder.cluster,
+            pipeline,
+            resharder=resharder,
             units=units,
-            first=self._representatives,
+            first=first,
         )
 
     @cached_property

@@ -221,15 +221,9 @@ class StageFigures:
         """See `evaluate.observed_schedule`."""
         resharder, groups = self._resharder, self.sharding.plan.groups
         pipeline = Pipeline(name, self.micro_batches, (0,) * len(groups))
-        graph, placed, first = self.sharding.graph, self._placed, self._representatives
+        graph, nodes, first = self.sharding.graph, self._placed, self._representatives
         return observed_schedule(
-            graph,
-            placed,
-            resharder.cluster,
-            pipeline,
-            resharder=resharder,
-            units=units,
-            first=first,
+            graph, nodes, resharder.cluster, pipeline, resharder=resharder, units=units, first=first
         )
 
     @cached_property

@@ -28,7 +28,9 @@ from partitioner.options import _NAMED
 #: What is planned: one ONNX model, one module.
 SETTINGS = ("onnx", "inference", "training")
 #: All refusals of a pair: what is impossible in principle, a sentence each.
-SENTENCES = (r"recompute is for training",)
+SENTENCES = (
+    r"recompute is for training",
+)
 
 
 class Pair(nn.Module):
@@ -166,9 +168,7 @@ VALUES = (
     Value("solver", "cbc", "solver", decides=False),
     Value("seed", 3, decides=False),
     Value("tune", 2, "tune", LOCAL, decides=True),
-    Value(
-        "schedule", lambda s: "1f1b" if s == "training" else "forward", "schedule", label="schedule"
-    ),
+    Value("schedule", lambda s: "1f1b" if s == "training" else "forward", "schedule", label="schedule"),
     Value("micro_batches", 2, "micro"),
     Value("micro_batches", "auto", "micro"),
     Value("recompute", True, "recompute"),

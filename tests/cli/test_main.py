@@ -18,6 +18,7 @@ from helpers.onnx_files import onnx_models
 from helpers.pages.command_line import one_line
 from partitioner import __version__, examples
 from partitioner.backends.onnx import local
+from partitioner.backends.onnx.sessions.segments import SessionConfig
 from partitioner.cli.main import main
 from partitioner.run.local import check_outputs, write_outputs
 
@@ -316,6 +317,25 @@ def test_json(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_verify(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(here / "m.partition"), "--seed", "3"]) == 0
     assert capsys.readouterr().out.startswith("equal: 2 ranks against the whole model, seed 3\n")
+
+
+def test_sessions_are_opened_at_the_level_that_is_asked_for(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(
+        SessionConfig, "__post_init__", lambda config: made.append(config.optimization)
+    )
+    assert main(["verify", str(here / "m.partition"), "--optimization", "basic"]) == 0
+    assert "basic" in made
+    assert "all" not in made
+    assert capsys.readouterr().out.startswith("equal: 2 ranks against the whole model")
+    given: dict[str, object] = {}
+    monkeypatch.setattr(
+        "partitioner.run.local.run_directory", lambda *_, **options: given.update(options) or ""
+    )
+    assert main(["run", str(here / "m.partition"), "--optimization", "basic"]) == 0
+    assert given["optimization"] == "basic"
 
 
 def test_show_says_what_is_cut_and_sent(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

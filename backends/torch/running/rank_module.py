@@ -50,10 +50,9 @@ from partitioner.backends.torch.running.filling import (
 )
 from partitioner.backends.torch.running.held import Held, StatePlaces, local_part, versions
 from partitioner.backends.torch.running.host_memory import keep_freed_memory
-from partitioner.backends.torch.running.phase_passes import PhasePasses
 from partitioner.backends.torch.running.rank_passes import RankPasses, local_regions
 from partitioner.backends.torch.running.saved_state import full_state, own_states, take_parts
-from partitioner.backends.torch.running.step import Call, Evaluation, Passes, Step
+from partitioner.backends.torch.running.step import Call, Evaluation, Step
 from partitioner.backends.torch.running.submodules import CONSTANTS, refuse_constant, refuse_sharing
 from partitioner.backends.torch.state.initialise import Initialiser
 from partitioner.backends.torch.state.own_state import KEY, OwnState, before_loading, check_saving
@@ -351,7 +350,7 @@ class RankModule(nn.Module):
         given = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor))
         return any(tensor.requires_grad for tensor in (*own, *given))
 
-    def _differentiable(self, passes: Passes, results: Sequence[Tensor]) -> list[bool]:
+    def _differentiable(self, passes: RankPasses, results: Sequence[Tensor]) -> list[bool]:
         """Tell of each result of a call without a backward pass if it would require a gradient.
 
         It is not traced: a result is taken to be as in training, if there are as many.
@@ -474,7 +473,7 @@ class RankModule(nn.Module):
 
     def _variant(
         self, training: bool, word: str, key: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Passes:
+    ) -> RankPasses:
         """The graphs of a call, made with the first call of its kind."""
         name = self._variant_name(word, key)
         if name not in self._passes:
@@ -492,9 +491,9 @@ class RankModule(nn.Module):
             self._passes[name] = passes
         return self._passes[name]
 
-    def _passes_of(self, whole: Whole) -> Passes:
-        kind = RankPasses if whole.programs.order is None else PhasePasses
-        return kind(whole, self.rank, self._device, self._places.by_name, self._agreement.roll)
+    def _passes_of(self, whole: Whole) -> RankPasses:
+        places, roll = self._places.by_name, self._agreement.roll
+        return RankPasses(whole, self.rank, self._device, places, roll)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the rank's graphs in place with `torch.compile`, with its arguments."""

@@ -14,13 +14,9 @@ from torch.distributed.tensor import DTensor
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.running.held import Held, versions, view_within
-from partitioner.backends.torch.running.phase_passes import PhasePasses
 from partitioner.backends.torch.running.rank_passes import RankPasses, Values
 from partitioner.backends.torch.state.buffers import apart
 from partitioner.backends.torch.state.shards import distributed_as, part_of, region_within
-
-#: The graphs of a program, of a batch as a whole or of its micro-batches.
-Passes = RankPasses | PhasePasses
 
 
 @dataclass(frozen=True)
@@ -36,8 +32,8 @@ class Call:
         step: Number of its training step, of its last micro-batch.
     """
 
-    passes: Passes
-    values: Any
+    passes: RankPasses
+    values: list[Values]
     held: Held
     shards: Mapping[str, Tensor]
     agreed: Callable[[], None]
@@ -148,7 +144,7 @@ class Evaluation(torch.autograd.Function):
 
 
 def _gradients(
-    passes: Passes, held: Held, kept: Values, tangent: Tensor, names: Sequence[str]
+    passes: RankPasses, held: Held, kept: Values, tangent: Tensor, names: Sequence[str]
 ) -> Iterator[Tensor | None]:
     """Gradients of parameters, in order; None for one that has none.
 
@@ -173,7 +169,7 @@ def _gradients(
         yield part
 
 
-def _own_part(passes: Passes, held: Held, name: str, gradient: Tensor) -> Tensor:
+def _own_part(passes: RankPasses, held: Held, name: str, gradient: Tensor) -> Tensor:
     """The part of a gradient that is of this rank's part of a parameter: a view, if it can be.
 
     Raises:

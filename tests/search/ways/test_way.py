@@ -172,6 +172,16 @@ def test_the_first_way_has_less_of_the_clock_the_less_memory_there_is() -> None:
     assert shares == pytest.approx([0.3 / 1.5, 0.6, 1.0], abs=0.05)
 
 
+def test_ways_that_are_not_searched_take_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_a_clock(monkeypatch)
+    for closed, seconds in (("", 20.0), ("it is not searched with pins", 30.0)):
+        searches = Searches()
+        first, second = (searches.way(name, outcome(1.0)) for name in ("whole", "form"))
+        request = Request(gap=0.1, time_limit_s=30.0)
+        weighed(first, replace(second, closed=closed), request=request)
+        assert searches.budgets[0].work.left_s == pytest.approx(seconds)
+
+
 def test_the_whole_batch_has_all_the_clock_where_nothing_is_short() -> None:
     searches = Searches()
     saver = searches.way("blocks", outcome(1.0), rung=2)

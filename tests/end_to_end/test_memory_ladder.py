@@ -32,13 +32,11 @@ def test_a_limit_of_all_devices_below_one_s_need_is_searched_with_offers_alone()
     "rung",
     [
         Rung("mlp", 4, True, 2, 3),
-        Rung("mlp", 3, True, 4, 2),
         Rung("convnet", 3, True, 2, 2),
         Rung("convnet", 4, True, 1, 8),
         Rung("mlp", 6, False, 1, 1),
         Rung("gpt", 2, False, 2, 3),
         Rung("gpt", 2, True, 4, 4),
-        Rung("t5", 2, False, 4, 12),
         Rung("mlp", 2, True, 1, STEPS),
     ],
     ids=str,

@@ -156,9 +156,8 @@ def _of_branches(node: ast.AST) -> Iterator[ast.AST | str]:
     match node:
         case ast.IfExp(body=body, orelse=other):
             yield from (body, other)
-        case ast.If(test=test):
-            yield _with(node, test=ast.UnaryOp(ast.Not(), test))
-            yield from [] if node.orelse else ["pass"]
+        case ast.If(orelse=[]):
+            yield "pass"
         case ast.Continue() | ast.Break():
             yield "pass"
         case ast.GeneratorExp() | ast.ListComp() | ast.SetComp() | ast.DictComp():
@@ -223,10 +222,13 @@ def functions(root: Path, area: str, only: str) -> list[tuple[Path, Functions]]:
 def mutants(path: Path, function: Functions) -> list[Mutant]:
     """All mutants of a function."""
     return [
-        Mutant(path, function.name, node, change)
+        Mutant(path, function.name, changed, change)
         for node in _nodes(function)
         if isinstance(node, ast.expr | ast.stmt)
-        for change in changes(node)
+        for changed, change in (
+            *([(node.test, ast.UnaryOp(ast.Not(), node.test))] if isinstance(node, ast.If) else ()),
+            *((node, change) for change in changes(node)),
+        )
     ]
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import partitioner
 from partitioner import examples
 from partitioner.compiled.base import Compiled
-from partitioner.compiled.module import ModuleRanks
+from partitioner.compiled.module_ranks import ModuleRanks
 from partitioner.compiled.onnx_model import OnnxRanks
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.errors import CostError

@@ -48,7 +48,7 @@ SENTENCES = (
     r"tune measures seconds: leave it out with the objective memory",
     r"tune runs the plans, which needs the weights: leave plan_only out",
     r"tune runs plans on this machine, and cluster '.*' is not known to be it",
-    r"profile .* is for cluster local",
+    r"a profile is of cluster 'local', the cluster is '.*': leave the profile out",
 )
 #: One pair of so many is tried by default.
 ONE_IN = 40

@@ -40,6 +40,7 @@ def packed_llama(operator: str = "com.microsoft::MatMulNBits") -> onnx.ModelProt
     return model
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("strategy", ["intra", "auto"])
 @pytest.mark.parametrize("devices", [2, 3])
 def test_it_is_cut_and_computes_the_same(strategy: str, devices: int) -> None:

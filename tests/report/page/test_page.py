@@ -264,6 +264,7 @@ class TestRender:
 
 @needs_chromium
 class TestPlan:
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("dark", [False, True])
     @pytest.mark.parametrize("name", ["plan", "overlapping", "hostile"])
     def test_every_view_draws(self, opened: Opener, name: str, dark: bool) -> None:

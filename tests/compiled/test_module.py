@@ -3,7 +3,7 @@
 import json
 import shutil
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,10 +16,12 @@ from torch.nn import functional
 import partitioner
 from helpers import factories
 from partitioner.backends.errors import BackendError
+from partitioner.backends.header import Origin
 from partitioner.backends.torch.files.rank_files import (
     read_rank_file,
     read_rank_files,
     with_written_phases,
+    write_phases,
 )
 from partitioner.backends.torch.graphs.emit import PassGraph
 from partitioner.backends.torch.graphs.phases import RankPhases, emit_phases
@@ -496,6 +498,38 @@ def test_passes_that_were_exchanged(saved_training: Path, tmp_path: Path) -> Non
     )
     with pytest.raises(BackendError, match=r"backward.pt2 is the forward pass of rank 1"):
         again.verify_written(folder)
+
+
+def test_a_file_has_its_own_order_of_values(training: ModuleProgram, tmp_path: Path) -> None:
+    """It may take stored values that its pass does not read, as files once did."""
+    all_ranks = training.ranks.all_ranks
+    for phases in all_ranks.ranks:
+        graphs = {
+            phase: replace(of, graph=turned(of.graph, phases.stored))
+            for phase, of in phases.graphs.items()
+        }
+        write_phases(tmp_path, training.programs, replace(phases, graphs=graphs), Origin())
+    read = [with_written_phases(tmp_path, phases) for phases in all_ranks.ranks]
+    for of, written in zip(all_ranks.ranks, read, strict=True):
+        for phase, graph in of.graphs.items():
+            assert written.graphs[phase].graph.results == graph.graph.results[::-1]
+            assert {*of.stored} <= {*written.graphs[phase].graph.arguments}
+    changed = all_ranks.with_phases([[phases] for phases in read])
+    assert verify_module(training.model.module, changed, 0)
+
+
+def turned(part: PassGraph, stored: Sequence[str]) -> PassGraph:
+    """A pass with its results in the opposite order, which takes all stored values."""
+    graph = fx.Graph()
+    results = graph.graph_copy(part.module.graph, {})
+    assert isinstance(results, tuple)
+    graph.output(results[::-1])
+    unread = tuple(name for name in stored if name not in part.arguments)
+    with graph.inserting_before(next(iter(graph.nodes))):
+        for place in range(len(unread)):
+            graph.placeholder(f"unread_{place}")
+    module = fx.GraphModule(part.module, graph)
+    return PassGraph(module, (*unread, *part.arguments), part.results[::-1])
 
 
 def test_pytorch_loads_the_files_too(saved: Path, inference: ModuleProgram) -> None:

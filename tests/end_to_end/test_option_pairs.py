@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import partitioner
 from partitioner import examples
 from partitioner.compiled.base import Compiled
-from partitioner.compiled.module import ModuleRanks
+from partitioner.compiled.module_ranks import ModuleRanks
 from partitioner.compiled.onnx_model import OnnxRanks
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.errors import CostError
@@ -42,7 +42,7 @@ SENTENCES = (
     r"a layout over dp cuts nothing in stages of one device",
     r"pin 1: '.*' cannot be cut in stages of one device",
     r"pin \d leaves no strategy for .* in (inter|intra) \(",
-    r"parallel dp: .* beside constraints pin \d leaves no strategy",
+    r"parallel dp: .* leaves no strategy .*: none honours constraints pin \d too",
     r"(micro_batches|schedule|mesh|parallel) .*: the plan in constraints runs ",
     r"recompute=True: the plan in constraints says what is recomputed",
     r"tune measures seconds: leave it out with the objective memory",
@@ -151,8 +151,8 @@ def local(_setting: str) -> Mapping[str, Any]:
 VALUES = (
     Value("dims", {}, decides=False),
     Value("shapes", {}, decides=False),
-    Value("optimizer", "sgd", decides=False),
-    Value("progress", lambda _setting: print, label="progress", decides=False),
+    Value("optimizer", "adamw", decides=False),
+    Value("progress", lambda _setting: str, label="progress", decides=False),
     Value("parallel", "dp", "parallel|dp"),
     Value("parallel", "pp", "parallel|pp|stage"),
     Value("cluster", "2xl4", "cluster", decides=False),

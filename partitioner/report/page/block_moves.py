@@ -14,7 +14,7 @@ from partitioner import units
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.ir.errors import IRError
 from partitioner.ir.plan import NodePlan
-from partitioner.report.page.blocks import Block
+from partitioner.report.blocks import Block
 from partitioner.report.planned import Planned
 
 #: Nodes of the graph times changed plans: more are not priced, for each makes a schedule.

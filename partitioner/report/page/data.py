@@ -20,6 +20,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import PhaseError
 from partitioner.ir.plan import Certificate, place
 from partitioner.report.alternatives import Alternative, Neighbourhood, best_other
+from partitioner.report.blocks import Block, blocks
 from partitioner.report.bottleneck import (
     Bottleneck,
     bottleneck,
@@ -33,7 +34,6 @@ from partitioner.report.edges import NODE, edges
 from partitioner.report.lanes import Lanes, lanes
 from partitioner.report.measured import Comparison
 from partitioner.report.page.block_moves import block_moves
-from partitioner.report.page.blocks import Block, blocks
 from partitioner.report.page.measured import measured_run
 from partitioner.report.page.memory import memory
 from partitioner.report.page.ribbon import ribbon

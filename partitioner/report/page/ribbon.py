@@ -19,8 +19,8 @@ from partitioner.cost_model.schedule.simulate import simulate
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
+from partitioner.report.blocks import Path, is_name, paths
 from partitioner.report.lanes import Lanes
-from partitioner.report.page.blocks import Block, blocks
 from partitioner.report.page.loop_words import LoopWords
 from partitioner.report.page.schema import BoxRow, CutRow, Ribbon, SwimLane
 from partitioner.report.planned import Planned
@@ -47,7 +47,6 @@ LONGEST_PATTERN = 8
 #: A longer text of operator types gives way to those of most seconds.
 MOST_LETTERS = 60
 
-Path = tuple[str, ...]
 Part = Literal["forward", "backward", "update"]
 PARTS: tuple[Part, ...] = ("forward", "backward", "update")
 UPDATE = PARTS.index("update")
@@ -68,18 +67,6 @@ class _Box:
 def ribbon(result: Planned, lanes: Lanes) -> Ribbon:
     """The lanes and boxes of a plan, by its simulated request or first micro-batch."""
     return _Ribbon(result, lanes).rows()
-
-
-def module_path(name: str) -> Path:
-    """The module of a node's name, without the operator; "blocks/0/q/addmm": (blocks.0, q)."""
-    parts = [part for part in re.split(r"[/.]", name) if part][:-1]
-    path: list[str] = []
-    for part in parts:
-        if path and part.isdigit():
-            path[-1] += f".{part}"
-        else:
-            path.append(part)
-    return tuple(path)
 
 
 def pattern(ops: Sequence[str], seconds: Sequence[float]) -> str:
@@ -212,28 +199,7 @@ class _Ribbon:
 
     @cached_property
     def paths(self) -> Sequence[Path]:
-        """Module path of each node; of a model whose names have none, the repeats around it."""
-        twins, modules = self.graph.twins, self.graph.modules
-        names = [twins.get(node.name, node.name) for node in self.graph.nodes]
-        told = [f"{modules[name]}/operator" if name in modules else name for name in names]
-        paths = list(map(module_path, told))
-        if sum(map(bool, paths)) * 2 >= len(paths):
-            return paths
-        return self._repeats()
-
-    def _repeats(self) -> Sequence[Path]:
-        paths: list[Path] = [()] * len(self.graph.nodes)
-
-        def name(level: Iterable[Block], around: Path) -> None:
-            for block in level:
-                # Without a name: what it holds is told by its operators.
-                path = (*around, f"\0{block.kind}.{block.first}")
-                for node in range(block.first, block.last + 1):
-                    paths[node] = path
-                name(block.inner, path)
-
-        name(blocks(self.graph, self.groups), ())
-        return paths
+        return paths(self.graph, self.groups)
 
     def rows(self) -> Ribbon:
         lanes, of = self._lanes()
@@ -349,8 +315,7 @@ class _Ribbon:
 
     def _structure(self, box: _Box) -> object:
         path = tuple(
-            part.split(".")[0] if part[0] == "\0" else re.sub(r"\d+", "#", part)
-            for part in box.path
+            re.sub(r"\d+", "#", part) if is_name(part) else part.split(".")[0] for part in box.path
         )
         return path, tuple(sorted(Counter(self.graph.nodes[n].op for n in box.nodes).items()))
 
@@ -461,7 +426,7 @@ def _joined(first: _Box, second: _Box) -> _Box:
 
 
 def _name(box: _Box) -> str:
-    return ".".join(part for part in box.path if part[0] != "\0")
+    return ".".join(part for part in box.path if is_name(part))
 
 
 def _ranged(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Folding of large graphs for pictures: runs of nodes with equal cuts become one box."""
+"""Folding of large graphs for pictures: neighbours of a module with equal cuts become one box."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode
+from partitioner.report.blocks import Path, paths
 from partitioner.report.edges import INPUT, NODE, OUTPUT, Edge, Terminal, edges, placed_nodes
 from partitioner.report.planned import Planned
 
@@ -63,8 +64,9 @@ class Diagram:
     terminals: Mapping[Terminal, tuple[str, ...]]
 
 
+_Key = Callable[[PlacedNode], Hashable]
 #: Neighbours with an equal key share a box; from the finest folding to the coarsest.
-_LEVELS: tuple[Callable[[PlacedNode], Hashable], ...] = (
+_LEVELS: tuple[_Key, ...] = (
     lambda placed: (placed.mesh, how_cut(placed)),
     lambda placed: (
         placed.mesh,
@@ -84,13 +86,17 @@ def how_cut(placed: PlacedNode) -> str:
 def fold(result: Planned, limit: int) -> Diagram:
     """The finest folding to at most `limit` boxes.
 
-    Short runs of consecutive nodes with equal cuts are joined first, then longer ones, then those
-    cut over the same axes, cut at all, and all of one group. If the plan changes between groups
+    Short runs of consecutive nodes of one module (`report.blocks.paths`) with equal cuts are joined
+    first, then longer ones, then those of outer modules and of any, then those cut over the same
+    axes, cut at all, and all of one group. If the plan changes between groups
     too often for that, a box holds all nodes of a group in a stretch of the plan; the stretches
     are as short as the limit allows. Nodes of different groups never share a box.
     """
     placed = placed_nodes(result.schedule)
-    small = next((runs for runs in _foldings(placed) if len(runs) <= limit), None)
+    groups = [result.plan.nodes[node.name].group for node in result.graph.nodes]
+    names = [node.name for node in result.graph.nodes]
+    around = dict(zip(names, paths(result.graph, groups), strict=True))
+    small = next((runs for runs in _foldings(placed, around) if len(runs) <= limit), None)
     boxes = tuple(map(_box, small or _stretches(placed, limit)))
     drawn = tuple(edges(result.graph, result.schedule))
     home: Home = {(NODE, p.node.name): i for i, box in enumerate(boxes) for p in box.nodes}
@@ -102,11 +108,22 @@ def fold(result: Planned, limit: int) -> Diagram:
     return Diagram(boxes, _arcs(drawn, home), terminals)
 
 
-def _foldings(placed: Sequence[PlacedNode]) -> Iterator[list[list[PlacedNode]]]:
+def _foldings(
+    placed: Sequence[PlacedNode], paths: Mapping[str, Path]
+) -> Iterator[list[list[PlacedNode]]]:
+    """The foldings, from the finest: boxes end where modules do, then where outer modules do."""
+    deepest = max(map(len, paths.values()), default=0)
     for level in _LEVELS:
-        runs = [list(run) for _, run in itertools.groupby(placed, key=level)]
-        for length in (*_LENGTHS, len(placed)):
-            yield [run[i : i + length] for run in runs for i in range(0, len(run), length)]
+        for depth in range(deepest, -1, -1):
+
+            def key(
+                node: PlacedNode, level: _Key = level, depth: int = depth
+            ) -> tuple[Path, Hashable]:
+                return paths[node.node.name][:depth], level(node)
+
+            runs = [list(run) for _, run in itertools.groupby(placed, key=key)]
+            for length in (*_LENGTHS, len(placed)):
+                yield [run[i : i + length] for run in runs for i in range(0, len(run), length)]
 
 
 def _stretches(placed: Sequence[PlacedNode], limit: int) -> list[list[PlacedNode]]:

@@ -8,9 +8,9 @@ import partitioner
 from partitioner import examples
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.ir.plan import NodePlan
+from partitioner.report.blocks import Block, blocks
 from partitioner.report.page import block_moves
 from partitioner.report.page.block_moves import BlockMove
-from partitioner.report.page.blocks import Block, blocks
 
 
 def _moves(result: partitioner.Compiled, outer: list[Block] | None = None) -> list[BlockMove]:

@@ -11,7 +11,7 @@ from helpers.modules import small_gpt
 from partitioner import examples
 from partitioner.compiled.base import Compiled
 from partitioner.report.lanes import lanes
-from partitioner.report.page.ribbon import module_path, pattern, ribbon
+from partitioner.report.page.ribbon import pattern, ribbon
 from partitioner.report.page.schema import BoxRow, Ribbon
 
 
@@ -23,12 +23,6 @@ def numbers(box: BoxRow) -> list[int]:
 def words(rows: Ribbon, axis: str) -> set[str]:
     return {word for box in rows["boxes"] for cut in box["cuts"] if cut["axis"] == axis
             for word in cut["words"]}  # fmt: skip
-
-
-def test_the_module_path_joins_numbers_to_what_they_count() -> None:
-    assert module_path("/blocks/0/q/addmm") == ("blocks.0", "q")
-    assert module_path("model.layers.12.mlp.up.MatMul") == ("model", "layers.12", "mlp", "up")
-    assert module_path("n3") == ()
 
 
 @pytest.mark.parametrize(

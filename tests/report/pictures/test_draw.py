@@ -1,5 +1,6 @@
 """Pictures of graph and timeline: equal bytes, plain names, folding, a bar for each event."""
 
+import re
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -15,6 +16,7 @@ from partitioner.compiled.base import Compiled
 from partitioner.cost_model.schedule.simulate import simulate
 from partitioner.files import FileError
 from partitioner.ir.plan import PlacedNode
+from partitioner.report.blocks import blocks
 from partitioner.report.edges import Terminal, edges, placed_nodes
 from partitioner.report.pictures.canvas import PictureError
 from partitioner.report.pictures.draw import draw_graph, draw_timeline
@@ -93,6 +95,25 @@ def test_a_large_graph_is_folded_by_group(tiny: Compiled, limit: int) -> None:
     for box in diagram.boxes:
         assert {placed.mesh for placed in box.nodes} == {box.mesh}
     assert [p for box in diagram.boxes for p in box.nodes] == list(placed_nodes(tiny.schedule))
+
+
+@pytest.mark.parametrize("limit", [12, 30, 50])
+def test_boxes_end_where_modules_do(limit: int) -> None:
+    result = drawn_plans.compiled(examples.build("llama", layers=4, hidden=64), 1, _=0)
+    layer = {node.name: re.findall(r"layers[./](\d+)", node.name) for node in result.graph.nodes}
+    diagram = fold(result, limit)
+    assert limit / 2 < len(diagram.boxes) <= limit
+    assert all(len({str(layer[p.node.name]) for p in box.nodes}) == 1 for box in diagram.boxes)
+
+
+def test_boxes_end_where_repeats_do_that_have_no_names() -> None:
+    result = drawn_plans.compiled(examples.build("resnet50"), 1, _=0)
+    groups = [0] * len(result.graph.nodes)
+    ends = {block.last for block in blocks(result.graph, groups) if block.count > 1}
+    assert len(ends) > 5
+    boxes = fold(result, 60).boxes
+    assert len(boxes) > 30
+    assert ends <= {result.graph.order[box.nodes[-1].node.name] for box in boxes}
 
 
 def test_nodes_that_are_cut_differently_are_folded_last() -> None:

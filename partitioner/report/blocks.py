@@ -1,13 +1,15 @@
-"""Ranges of nodes that the graph shows as one: repeated blocks, then chunks that keep it small.
+"""What nodes of a graph are shown as one: modules by name, repeated blocks, and chunks.
 
-A run of ranges that are equal node by node (`ir.repeats`) is a repeat: the layers of a transformer,
-the blocks of a ResNet stage. A range of the graph's order is convex, so folding it makes no cycle.
+Names tell modules (`paths`). Without names, a run of ranges that are equal node by node
+(`ir.repeats`) is a repeat: the layers of a transformer, the blocks of a ResNet stage. A range of
+the graph's order is convex, so folding it makes no cycle (`blocks`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from partitioner.ir.graph import Graph, Node
@@ -20,6 +22,9 @@ from partitioner.ir.repeats import (
     repetitions,
     signature,
 )
+
+#: What holds a node, from the outermost: a module's name, or a repeat, of which `is_name` is false.
+Path = tuple[str, ...]
 
 MIN_BLOCK = 3  #: Shorter blocks are not folded.
 MIN_HIDDEN = 8  #: Repeats that hide fewer nodes are not folded.
@@ -56,6 +61,51 @@ def blocks(graph: Graph, groups: Sequence[int]) -> list[Block]:
 
     kinds = numbered(kind(node) for node in graph.nodes)
     return _Folder(kinds, crossing(graph, lambda _: 1), groups).level(0, len(graph.nodes))
+
+
+def paths(graph: Graph, groups: Sequence[int]) -> Sequence[Path]:
+    """Module path of each node, backward ones as their twins; without names, repeats around it.
+
+    Args:
+        groups: As of `blocks`.
+    """
+    twins, modules = graph.twins, graph.modules
+    names = [twins.get(node.name, node.name) for node in graph.nodes]
+    told = [f"{modules[name]}/operator" if name in modules else name for name in names]
+    found = list(map(module_path, told))
+    if sum(map(bool, found)) * 2 >= len(found):
+        return found
+    return _paths_of_blocks(len(found), blocks(graph, groups))
+
+
+def module_path(name: str) -> Path:
+    """The module of a node's name, without the operator; "blocks/0/q/addmm": (blocks.0, q)."""
+    parts = [part for part in re.split(r"[/.]", name) if part][:-1]
+    path: list[str] = []
+    for part in parts:
+        if path and part.isdigit():
+            path[-1] += f".{part}"
+        else:
+            path.append(part)
+    return tuple(path)
+
+
+def is_name(part: str) -> bool:
+    """Tell a module's name in a path from a repeat, whose operators say what it is."""
+    return part[0] != "\0"
+
+
+def _paths_of_blocks(nodes: int, outer: Iterable[Block]) -> Sequence[Path]:
+    made: list[Path] = [()] * nodes
+
+    def enter(level: Iterable[Block], around: Path) -> None:
+        for block in level:
+            path = (*around, f"\0{block.kind}.{block.first}")
+            made[block.first : block.last + 1] = [path] * len(block)
+            enter(block.inner, path)
+
+    enter(outer, ())
+    return made
 
 
 def repeats(kinds: Ints, crossing: Floats) -> list[Stretch]:

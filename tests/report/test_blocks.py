@@ -10,7 +10,7 @@ from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.repeats import Floats
 from partitioner.ir.types import TensorType
-from partitioner.report.page.blocks import MAX_ENTRIES, MAX_INSIDE, Block, blocks, repeats
+from partitioner.report.blocks import MAX_ENTRIES, MAX_INSIDE, Block, blocks, module_path, repeats
 
 
 def _repeats(text: str, crossing: Floats | None = None) -> list[tuple[int, int, int]]:
@@ -98,3 +98,9 @@ def _chain(count: int) -> Graph:
     types = {name: TensorType.of("float32", (i + 1,)) for i, name in enumerate(names)}
     nodes = tuple(Node(f"n{i}", "custom::Op", (names[i],), (names[i + 1],)) for i in range(count))
     return Graph("chain", (names[0],), (names[-1],), nodes, types, {}, {"": 17, "custom": 1})
+
+
+def test_the_module_path_joins_numbers_to_what_they_count() -> None:
+    assert module_path("/blocks/0/q/addmm") == ("blocks.0", "q")
+    assert module_path("model.layers.12.mlp.up.MatMul") == ("model", "layers.12", "mlp", "up")
+    assert module_path("n3") == ()

@@ -123,6 +123,7 @@ def assert_equal(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndar
             np.testing.assert_allclose(found[name], array, 2e-5, 2e-6, err_msg=name)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("opset", "mesh"), [*zip((11, 12, 13, 18), MESHES, strict=True)], ids=str)
 def test_cut_along_classes(opset: int, mesh: Mapping[str, int]) -> None:
     proto, x = model(every(opset), opset), drawn()

@@ -40,8 +40,13 @@ def packed_llama(operator: str = "com.microsoft::MatMulNBits") -> onnx.ModelProt
     return model
 
 
-@pytest.mark.parametrize("strategy", ["intra", "auto"])
-@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize(
+    ("devices", "strategy"),
+    [
+        *((2, "intra"), (3, "auto")),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, "auto"), (3, "intra"))),
+    ],
+)
 def test_it_is_cut_and_computes_the_same(strategy: str, devices: int) -> None:
     compiled = partitioner.compile(
         packed_llama(),

@@ -55,6 +55,7 @@ def compiled(model: nn.Module, batch: tuple[Tensor, Tensor], mesh: dict[str, int
     return program
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mesh", [{"dp": 2}, {"dp": 4}])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_step_is_pytorchs(

@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.plans.cost_cases import compute, flat, graph, key, placed, send, tasks
-from partitioner.cost_model.memory.lifetimes import exact_lifetimes, safe_lifetimes, usage_curves
+from partitioner.cost_model.memory.lifetimes import (
+    exact_lifetimes,
+    loaded_lifetimes,
+    safe_lifetimes,
+    usage_curves,
+)
 from partitioner.cost_model.memory.peaks import MemoryPeak, Peaks, peak_bytes
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.task_list import schedule as scheduled
@@ -182,6 +187,19 @@ def test_a_view_of_a_resident_or_a_feed_costs_nothing(viewed: Graph) -> None:
     assert Peaks.of(resident, {}).exact == {0: MemoryPeak(300, 100, 200, "c")}
     fed = replace(schedule, tasks=schedule.tasks[1:], feeds=dict.fromkeys(parts, 100))
     assert exact_curve(fed) == safe_curve(fed) == [100, 200, 300]
+
+
+def test_a_device_loads_what_a_block_needs_while_the_one_before_it_runs() -> None:
+    steps = [compute(f"n{at}", 0, (), {f"v{at}": 1}) for at in range(6)]
+    schedule = replace(
+        tasks(*steps, residents={"a": 10, "b": 20}),
+        blocks={(0, 0): (0, 1), (0, 1): (2, 3), (0, 2): (4, 5), (1, 2): (4, 4)},
+        loads={(0, key("a")): frozenset((0, 1)), (0, key("b")): frozenset((2,))},
+    )
+    spans = [
+        (life.value, life.nbytes, life.first, life.last) for life in loaded_lifetimes(schedule)
+    ]
+    assert spans == [("a", 10, 0, 1), ("a", 10, 0, 3), ("b", 20, 2, 5)]
 
 
 def test_shards_are_held_where_they_lie() -> None:

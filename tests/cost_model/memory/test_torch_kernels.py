@@ -207,6 +207,7 @@ def step_bytes(program: ModuleProgram) -> dict[int, int]:
     return {device: int(curves[first[device]].max()) for device in devices}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("devices", [2, 3, 4])
 @pytest.mark.parametrize("parallel", ["dp", "zero1", "zero2", "zero3"])
 def test_a_step_takes_bytes_of_the_parts_that_it_updates(parallel: str, devices: int) -> None:

@@ -264,8 +264,16 @@ class TestRender:
 
 @needs_chromium
 class TestPlan:
-    @pytest.mark.parametrize("dark", [False, True])
-    @pytest.mark.parametrize("name", ["plan", "overlapping", "hostile"])
+    @pytest.mark.parametrize(
+        ("name", "dark"),
+        [
+            *(("plan", False), ("overlapping", True), ("hostile", False)),
+            *(
+                pytest.param(*case, marks=pytest.mark.slow)
+                for case in (("plan", True), ("overlapping", False), ("hostile", True))
+            ),
+        ],
+    )
     def test_every_view_draws(self, opened: Opener, name: str, dark: bool) -> None:
         driver = opened(name, dark=dark)
         assert driver.execute_script("return document.documentElement.dataset.theme") == (

@@ -334,3 +334,16 @@ def test_a_resize_that_crops_is_opaque() -> None:
 def test_a_resize_of_computed_sizes_is_opaque() -> None:
     node = case("Resize", f32(1, 2, 4, 4), None, None, vec(1, 2, 8, 8))
     assert "not a constant" in check_opaque(node)
+
+
+@pytest.mark.parametrize(("samples", "windows"), [(3, 9), (0, 4)])
+def test_a_region_takes_its_samples_for_each_element_of_the_result(
+    samples: int, windows: int
+) -> None:
+    """As many in each of two dims; of a number that sizes of regions decide four are taken."""
+    attrs = {"output_height": 3, "output_width": 2, "sampling_ratio": samples}
+    boxes, images = np.array([[0, 0, 3, 3], [1, 1, 4, 4]], np.float32), np.array([0, 1])
+    trial = make_trial(case("RoiAlign", f32(2, 5, 6, 6), boxes, images, attrs=attrs, opset=16))
+    rule = rule_of(trial.graph, trial.node)
+    assert isinstance(rule, Rule)
+    assert rule.flops == 8 * windows * 2 * 5 * 3 * 2

@@ -40,7 +40,7 @@ Segments = tuple[tuple[int, ...], ...]
 
 @contextmanager
 def followed() -> Iterator[None]:
-    """Allow layouts of many segments in a block: they are followed, and not offered.
+    """Allow layouts of many segments in a block: those of micro-batches, which no device cuts.
 
     Their axes must be none of a plan's, since layouts of equal axes are remembered.
     """

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from partitioner.ir.errors import IRError, did_you_mean
-from partitioner.ir.factors import DimExpr
+from partitioner.ir.factors import single
 from partitioner.ir.graph import LOADS, Graph, Node
 from partitioner.ir.ops import rules_of
 from partitioner.ir.rule import Rule
@@ -72,15 +72,10 @@ def origins(graph: Graph, value: str) -> Iterator[str]:
         if not isinstance(rule, Rule) or rule.flops_per_point or not rule.operands[0]:
             return
         (before, *_), result = rule.operands[0], rule.results[node.outputs.index(value)]
-        if not result or before != result[0] or not factor_of(before):
+        if not result or before != result[0] or not single(before):
             return
         value = node.reads[0]
         yield value
-
-
-def factor_of(expr: DimExpr) -> str:
-    """The factor that a dim is; "" of a compound or a sum."""
-    return expr[0][0] if len(expr) == 1 and len(expr[0]) == 1 else ""
 
 
 def _layers(graph: Graph) -> Mapping[str, frozenset[str]]:
@@ -109,7 +104,7 @@ def _weights(graph: Graph, node: Node, dispatch: Dispatch) -> Iterator[str]:
     rule = rules_of(graph)[node.name]
     assert isinstance(rule, Rule)
     for value, dims in zip(node.inputs, rule.operands, strict=True):
-        if value and dims and factor_of(dims[0]) == dispatch.owners:
+        if value and dims and single(dims[0]) == dispatch.owners:
             yield [*origins(graph, value)][-1]
 
 

@@ -5,14 +5,15 @@ set of devices, its lane. One micro-batch runs a stage forward as one phase and 
 as two: what other stages wait for (input gradients), and the rest (weight gradients). Once a step,
 before all micro-batches, runs what does not depend on them; once a step, behind them, what brings
 the results to all devices (for each micro-batch) and what reduces the gradients that the
-micro-batches added up.
+micro-batches added up. A plan without a schedule is one stage with one micro-batch, whose forward
+pass has all that comes before the gradient of the loss, and whose backward pass all the rest.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
 
@@ -105,10 +106,12 @@ class RunOrder:
     Attributes:
         table: The schedule of the stages.
         lanes: Devices of each lane of the schedule, ascending.
+        is_whole: Whether it is that of a plan without a schedule.
     """
 
     table: PipelineSchedule
     lanes: tuple[tuple[int, ...], ...]
+    is_whole: bool = False
 
     @cached_property
     def phases(self) -> Phases:
@@ -118,6 +121,19 @@ class RunOrder:
     def runs(self, device: int) -> tuple[tuple[int, int], ...]:
         """(phase, micro-batch) of all that a device runs in a step, in order."""
         return self._by_lane.get(self._lane_of.get(device), self._by_lane[None])
+
+    @property
+    def turns(self) -> bool:
+        """Tell whether the step stops before its backward passes.
+
+        The forward passes have delivered the results, and the caller gives the gradient of the
+        loss. Else all micro-batches run before.
+        """
+        return self.is_whole and self.table.trains
+
+    def is_late(self, phase: int) -> bool:
+        """Tell whether a phase runs behind the place where the step turns."""
+        return self.turns and self.phases.of(phase)[0] is Part.BACKWARD
 
     def own(self, device: int) -> frozenset[int]:
         """The phases that a device runs."""
@@ -161,6 +177,20 @@ class RunOrder:
         return runs
 
 
+@lru_cache(maxsize=64)
+def whole_batch_order(devices: int, *, trains: bool = False) -> RunOrder:
+    """The order of a plan without a schedule: all devices run one stage, for the whole batch.
+
+    Args:
+        devices: Number of devices.
+        trains: Whether there is a backward pass.
+    """
+    kinds = (ActionKind.FORWARD, *((ActionKind.FULL_BACKWARD,) if trains else ()))
+    actions = tuple(Action(0, kind, 0) for kind in kinds)
+    table = PipelineSchedule("whole batch", (0,), 1, (actions,))
+    return RunOrder(table, (tuple(range(devices)),), is_whole=True)
+
+
 @dataclass(frozen=True)
 class StepOrder(RunOrder):
     """The order of a step of a plan in stages.
@@ -171,8 +201,8 @@ class StepOrder(RunOrder):
             the data allow.
     """
 
-    numbers: Mapping[str, int]
-    before: Mapping[int, frozenset[int]]
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    before: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
     def is_before(self, phase: int, later: int, device: int) -> bool:
         """Tell whether a phase runs before another, of the same micro-batch, as a device sees it.
@@ -226,7 +256,7 @@ def step_order(
     before = _phases_before(phases, edges)
     phase_of = _phases_of(graph, placed, phases, parts, units)
     _check(graph, placed, phases, phase_of, before)
-    return StepOrder(table, lanes, phase_of, before)
+    return StepOrder(table, lanes, numbers=phase_of, before=before)
 
 
 def _stage_devices(placed: Sequence[PlacedNode]) -> tuple[tuple[int, ...], ...]:

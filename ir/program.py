@@ -18,7 +18,7 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Region, Transfer, sent_numel
 from partitioner.ir.graph import Node
 from partitioner.ir.layout import Placement
-from partitioner.ir.phases import StepOrder
+from partitioner.ir.phases import RunOrder, whole_batch_order
 from partitioner.ir.types import TensorType
 
 
@@ -41,6 +41,8 @@ class CommKind(StrEnum):
         return self.value.replace("_", "-")
 
 
+#: Kinds that reduce partial tensors.
+REDUCING = (CommKind.ALL_REDUCE, CommKind.REDUCE_SCATTER)
 #: Kinds of collectives that may travel together.
 JOINING = (CommKind.ALL_REDUCE, CommKind.ALL_GATHER, CommKind.REDUCE_SCATTER)
 #: Collectives of one pass over one group whose operands have fewer bytes travel together in
@@ -131,8 +133,9 @@ class Compute:
 
     node: Node  #: Reads and writes local values and local constants.
     origin: str  #: Name of the graph's node that it comes from.
-    #: Number of cross-group hops from the inputs. With several requests in flight, round t runs
-    #: phase p of request t - p. In a plan with stages, its phase of `ir.phases`.
+    #: Its phase of `ir.phases`. Of a request that ONNX Runtime runs as a whole, the number of
+    #: cross-group hops from the inputs: with several in flight, round t runs phase p of request
+    #: t - p.
     phase: int = 0
     #: (name inside the node's subgraphs, local name) of every captured value.
     renames: tuple[tuple[str, str], ...] = ()
@@ -176,8 +179,6 @@ class RankProgram:
     #: Parts of graph outputs. Over all ranks they tile each output exactly once; in programs of a
     #: module, every rank delivers the parts that it holds.
     outputs: tuple[Output, ...] = ()
-    #: Index of the first step of the backward pass; None for inference.
-    backward: int | None = None
     #: Values that a node makes where its first operand lies, a stored value (`ir.in_place`).
     in_place: frozenset[str] = frozenset()
 
@@ -199,6 +200,9 @@ class Home:
     placement: Placement
 
 
+_ONE_RUN = whole_batch_order(1)
+
+
 @dataclass(frozen=True)
 class Programs:
     """The programs of all ranks."""
@@ -208,9 +212,9 @@ class Programs:
     outputs: Mapping[str, TensorType]  #: Whole types of the model's outputs.
     #: Of each value that a node of the graph computes.
     homes: Mapping[str, Home] = field(default_factory=dict)
-    #: The order of phases and micro-batches, of a plan with stages: a rank runs the steps of a
-    #: phase together, for one micro-batch after the other. None if it runs all steps in turn.
-    order: StepOrder | None = None
+    #: The order of phases and micro-batches: a rank runs the steps of a phase together, for one
+    #: micro-batch after the other. A request that ONNX Runtime runs as a whole is one run.
+    order: RunOrder = _ONE_RUN
     #: Blocks of the graph, None for what is in none, in which ONNX Runtime keeps convolutions out
     #: of its blocked layouts.
     plain: frozenset[int | None] = frozenset()

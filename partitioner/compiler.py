@@ -177,10 +177,15 @@ def dump_problem(
     cluster = target_cluster(options, devices)
     request = request_of(options)
     families(strategy, len(cluster), request.mesh)  # refuses before anything is read
+    spaces, *others = request.over(len(cluster)).on_meshes(len(cluster))
+    if others:
+        raise SearchError(
+            f"a problem file holds one problem: parallel {request.parallel!r} may have several "
+            "meshes, give one"
+        )
     opened = open_with(model, options.get("example_inputs"), options)
     if opened.path is not None:
         refuse_to_replace(opened.path, target)
-    spaces = request.over(len(cluster))
     say("reading the model")
     graph = opened.graph
     say("building the problem")

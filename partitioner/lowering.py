@@ -14,6 +14,7 @@ from itertools import groupby, islice
 
 import numpy as np
 
+from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Key, LocalKey, Task
 from partitioner.ir.exchange import Region
@@ -21,7 +22,9 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.in_place import writes_in_place
 from partitioner.ir.layout import Placement
 from partitioner.ir.local_node import localized
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import is_stored, row_of
+from partitioner.ir.phases import Part as StepPart
+from partitioner.ir.phases import RunOrder, whole_batch_order
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import (
     Comm,
@@ -57,13 +60,14 @@ def lower(
         if task.placed is not None
         for value, at in task.placed.results()
     }
-    shared = _Shared(graph, plan_schedule, names, _deliveries(plan_schedule, deliver_all))
+    order = plan_schedule.order or whole_batch_order(ranks, trains=bool(graph.backward))
+    shared = _Shared(graph, plan_schedule, names, _deliveries(plan_schedule, deliver_all), order)
     programs = Programs(
         tuple(shared.program(rank) for rank in range(ranks)),
         {value: graph.types[value] for value in graph.inputs},
         {graph.output_names.get(value, value): graph.types[value] for value in graph.outputs},
         homes,
-        plan_schedule.order,
+        order,
         plain,
         frozenset(graph.output_names.get(value, value) for value in graph.bounded),
     )
@@ -136,6 +140,7 @@ class _Shared:
     schedule: Schedule
     names: _Names
     deliver: frozenset[tuple[int, str]]
+    order: RunOrder
     uniform: dict[int, _Local] = field(default_factory=dict)  # by task
     # Joined uniform tasks: first task -> (end, steps).
     stretches: dict[int, tuple[int, _Local]] = field(default_factory=dict)
@@ -170,13 +175,27 @@ class _Shared:
         ranks = map(_ranks, self.schedule.tasks)
         return [groups.setdefault(devices, frozenset(devices)) for devices in ranks]
 
+    def phases(self, index: int) -> tuple[int, int]:
+        """The phase in which a task runs or sends, and that in which it receives."""
+        task = self.schedule.tasks[index]
+        if not self._is_of_one_stage:
+            return task.phase, task.target_phase
+        is_forward = index < self._first_backward
+        phase = self.order.phases.number(StepPart.FORWARD if is_forward else StepPart.BACKWARD)
+        return phase, phase
+
     @cached_property
-    def first_backward(self) -> int:
-        """Index of the first task of the backward pass; -1 without one, or with stages."""
-        if self.schedule.order is not None:
-            return -1
-        nodes = (task.placed.node.name if task.placed else "" for task in self.schedule.tasks)
-        return next((i for i, name in enumerate(nodes) if name in self.graph.backward), -1)
+    def _is_of_one_stage(self) -> bool:
+        """Tell whether the schedule's phases are none of a step: a pass is a phase."""
+        return self.order is not self.schedule.order and not executor_of(self.graph).in_sessions
+
+    @cached_property
+    def _first_backward(self) -> int:
+        """Index of the first task of the backward pass; the number of tasks without one."""
+        tasks = self.schedule.tasks
+        nodes = (task.placed.node.name if task.placed else "" for task in tasks)
+        backward = (i for i, name in enumerate(nodes) if name in self.graph.backward)
+        return next(backward, len(tasks))
 
     def program(self, rank: int) -> RankProgram:
         known = len(self.uniform)
@@ -189,7 +208,7 @@ class _Shared:
 
         def stretch(entry: tuple[int, int]) -> tuple[object, ...]:
             place, index = entry
-            return index - place, self.members[index], index < self.first_backward
+            return index - place, self.members[index]
 
         for _, entries in groupby(enumerate(indices), key=stretch):
             first, *rest = (index for _, index in entries)
@@ -216,7 +235,10 @@ class _Shared:
         """A communication under local names; one object for all ranks with the same names."""
         key = index, source, target
         if key not in self._comms:
-            self._comms[key] = comm.renamed(source=source, target=target)
+            phase, target_phase = self.phases(index)
+            self._comms[key] = comm.renamed(
+                source=source, target=target, phase=phase, target_phase=target_phase
+            )
         return self._comms[key]
 
     def note_comm(self, index: int, step: Comm, before: Key, after: Key, rank: int) -> None:
@@ -227,7 +249,7 @@ class _Shared:
             self.uniform[index] = _Local((step,), {}, types, frozenset((step.source,)))
 
     def local(
-        self, index: int, task: Task, placed: PlacedNode, slots: Sequence[str] | None, rank: int
+        self, index: int, placed: PlacedNode, slots: Sequence[str] | None, rank: int
     ) -> _Local:
         """A node made local for a rank; one object for all ranks whose parts have equal sizes.
 
@@ -238,7 +260,7 @@ class _Shared:
         if key not in self._locals:
             point = placed.mesh.coord(rank)
             names = slots if slots is not None else _slots(placed, self.names.of)
-            self._locals[key] = self._localized(placed, point, names, task.phase)
+            self._locals[key] = self._localized(placed, point, names, self.phases(index)[0])
         local = self._locals[key]
         if is_shared and slots is None and all(map(_is_equal, placed.outs)):
             results = {self.names.of(key): self.type_of(key, rank) for key in placed.results()}
@@ -285,7 +307,7 @@ class _Rank:
         inputs = {}
         for key in shared.feeds.get(rank, ()):
             inputs[self._declare(key)] = Part(key[0], self._region(key))
-        backward = self._run_tasks()
+        self._run_tasks()
         outputs = tuple(
             Output(
                 self._local_name(key),
@@ -310,36 +332,30 @@ class _Rank:
             self.types,
             tuple(self.steps),
             outputs,
-            backward,
             frozenset(self._in_place()),
         )
 
     def _in_place(self) -> Iterator[str]:
         """Results of writes to stored values where these lie: not to a copy that was moved."""
         shared = self.shared
-        if not shared.in_place or shared.schedule.order is not None:
-            return
+        if not shared.in_place or shared.order is shared.schedule.order:
+            return  # a later micro-batch may read what was stored
         held: set[str] = set()
         for step in self.steps:
             if not isinstance(step, Compute):
                 continue
-            row = row_of(step.node)
-            if row is not None and row.stored:
+            if is_stored(step.node):
                 held.update(step.node.outputs)
             elif step.node.name in shared.in_place and step.node.inputs[0] in held:
                 held.update(step.node.outputs)
                 yield from step.node.outputs
 
-    def _run_tasks(self) -> int | None:
-        """Add the steps of all tasks; returns the index of the first step of the backward pass."""
-        backward: int | None = None
+    def _run_tasks(self) -> None:
+        """Add the steps of all tasks."""
         uniform, stretches = self.shared.uniform, self.shared.stretches
         tasks, members = self.shared.schedule.tasks, self.shared.members
-        first_backward = self.shared.first_backward
         index = 0
         while index < len(tasks):
-            if index == first_backward:
-                backward = len(self.steps)
             end = index + 1
             if self.rank in members[index]:
                 if index in stretches:
@@ -350,14 +366,13 @@ class _Rank:
                 else:
                     self._task(index, tasks[index])
             index = end
-        return backward
 
     def _task(self, index: int, task: Task) -> None:
         for (device, new), (_, old) in task.aliases:
             if device == self.rank:
                 self.alias[new] = self.alias.get(old, old)
         if task.placed is not None:
-            self._node(index, task, task.placed)
+            self._node(index, task.placed)
         elif task.comm is not None:
             self._comm(index, task, task.comm)
 
@@ -377,12 +392,12 @@ class _Rank:
         self.steps.append(step)
         self.shared.note_comm(index, step, before, after, self.rank)
 
-    def _node(self, index: int, task: Task, placed: PlacedNode) -> None:
+    def _node(self, index: int, placed: PlacedNode) -> None:
         for key in placed.results():
             self._declare(key)
         has_alias = not self.shared.renamed.isdisjoint(placed.operands())
         slots = _slots(placed, self._local_name) if has_alias else None
-        self._take(self.shared.local(index, task, placed, slots, self.rank))
+        self._take(self.shared.local(index, placed, slots, self.rank))
 
     def _take(self, local: _Local) -> None:
         if local.literals:
@@ -442,5 +457,5 @@ def _operands(placed: PlacedNode) -> tuple[str, ...]:
 
 def _slots(placed: PlacedNode, name: Callable[[Key], str]) -> tuple[str, ...]:
     """Local names of the operands; "" where absent."""
-    pairs = zip(_operands(placed), placed.ins, strict=True)
+    pairs = zip((*placed.node.inputs, *placed.node.captures), placed.ins, strict=True)
     return tuple(name((value, at)) if at else "" for value, at in pairs)

@@ -298,7 +298,8 @@ class LayoutOptions(TypedDict, total=False):
         Option(
             "Named dims, pins and loads of experts (TOML), or a plan (JSON).",
             SEARCH,
-            more="The decisions of a plan are kept. Python takes Constraints, a Plan, and a "
+            more="The decisions of a plan are kept, with its stages, micro-batches and blocks. "
+            "Python takes Constraints, a Plan, and a "
             "mapping with named dims, a layout, pins and loads of experts as in a file, too.",
             see="how-to/constraints.md",
             metavar="FILE",

@@ -31,7 +31,6 @@ from partitioner.backends.torch.agreeing.faults import Roll
 from partitioner.backends.torch.agreeing.groups import Link, register_links, register_named
 from partitioner.backends.torch.files.rank_files import (
     CPU,
-    PASSES,
     RankFile,
     file_name,
     read_pass,
@@ -39,11 +38,12 @@ from partitioner.backends.torch.files.rank_files import (
     read_rank_files,
 )
 from partitioner.backends.torch.graphs.eager import eager
-from partitioner.backends.torch.measuring.phase_recording import PhaseRecorder, read_phases
-from partitioner.backends.torch.measuring.recording import Pass, Recorder, Training, Update
+from partitioner.backends.torch.measuring.recorder import Recorder, read_phases, request_phases
+from partitioner.backends.torch.measuring.recording import Training, Update
 from partitioner.backends.torch.running.direct import direct
 from partitioner.backends.torch.running.host_memory import keep_freed_memory
-from partitioner.backends.torch.running.step_values import PhaseValues
+from partitioner.backends.torch.running.step_values import StepStart
+from partitioner.backends.torch.state.buffers import memory_of
 from partitioner.backends.waiting import STEPS
 
 _RESULTS, _SECONDS = "results.pt", "seconds.json"
@@ -109,72 +109,71 @@ class StepFiles:
 
     Attributes:
         directory: Folder of the files.
-        starts: The values that each rank begins with: parts of inputs and of stored values by local
-            name; in stages those of each micro-batch.
+        starts: The values that each rank begins with.
         shown: Local names of the module's results on rank 0, which has them whole, by name.
         optimizer: In training, one of `optimizers.OPTIMIZERS`.
         updates: In training, the parameters of each rank.
-        phases: In stages, the phases of each rank, see `phase_recording.described`.
+        phases: The phases of each rank, see `recorder.described`.
         last_phases: Those of the last micro-batch, if it is smaller than the others.
-        links: In stages, the pairs of phases and ranks between which messages pass.
-        groups: In stages, the ranks of each process group that a phase names.
+        links: The pairs of phases and ranks between which messages pass.
+        groups: The ranks of each process group that a phase names.
         device: Type of the device that each rank runs on, "cpu" or "cuda".
     """
 
     directory: Path
-    starts: Sequence[Mapping[str, Tensor]] | Sequence[PhaseValues]
+    starts: Sequence[StepStart]
     shown: Mapping[str, str]
+    phases: Sequence[Mapping[str, Any]]
+    last_phases: Sequence[Mapping[str, Any]]
+    links: Sequence[Link]
+    groups: Sequence[tuple[int, ...]]
     optimizer: str = ""
     updates: Sequence[Sequence[Update]] = ()
-    phases: Sequence[Mapping[str, Any]] = ()
-    last_phases: Sequence[Mapping[str, Any]] = ()
-    links: Sequence[Link] = ()
-    groups: Sequence[tuple[int, ...]] = ()
     device: str = "cpu"
 
     def values(self, rank: int) -> dict[str, Any]:
         """The values that a rank begins with as a file holds them."""
         start = self.starts[rank]
-        if isinstance(start, PhaseValues):
-            return {"stored": start.stored, "micro_batches": list(start.micro_batches)}
-        places = {name: value.untyped_storage() for name, value in start.items()}
-        readers = Counter(place.data_ptr() for place in places.values())
-        return {  # a file of a view has all that the view is of, such as the whole batch
-            name: value.clone()
-            if places[name].nbytes() > value.nbytes and readers[places[name].data_ptr()] == 1
-            else value
-            for name, value in start.items()
-        }
+        all_values = [start.stored, *start.micro_batches]
+        readers = Counter(memory_of(value) for of in all_values for value in of.values())
+
+        def dense(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            """The values; a file of a view has all that it is of, such as the whole batch."""
+            return {
+                name: value.clone()
+                if value.untyped_storage().nbytes() > value.nbytes
+                and readers[memory_of(value)] == 1
+                else value
+                for name, value in values.items()
+            }
+
+        micro_batches = [dense(values) for values in start.micro_batches]
+        return {"stored": dense(start.stored), "micro_batches": micro_batches}
 
     @property
     def job(self) -> dict[str, Any]:
         """Arguments of `run_files`."""
-        starts = (start for start in self.starts if isinstance(start, PhaseValues))
-        job = {
+        return {
             "runner": __name__,
             "directory": str(self.directory.resolve()),
             "shown": dict(self.shown),
             "optimizer": self.optimizer,
             "updates": self.updates,
             "device": self.device,
-        }
-        written = [dict(start.written) for start in starts]
-        in_stages = {
             "phases": self.phases,
             "last_phases": self.last_phases,
             "links": self.links,
             "groups": self.groups,
-            "written": written,
+            "written": [dict(start.written) for start in self.starts],
         }
-        return {**job, **in_stages} if self.phases else job
 
 
 class StepRun(NamedTuple):
     """A run of steps.
 
     Attributes:
-        results: The module's results in the last step, by name; in stages of each micro-batch, else
-            of one. Empty if only recorded steps were run.
+        results: The module's results of each micro-batch of the last step, by name. Empty if only
+            recorded steps were run.
         seconds: Of all steps together, on the slowest rank.
         logs: What each rank recorded; none if nothing was recorded.
     """
@@ -239,7 +238,7 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
         for (name, dtype), array in zip(dtypes.items(), arrays, strict=True)
     }
     if job["recorded"]:
-        _record(rank, folder, _recorder(rank, inputs, device, job), job)
+        _record(rank, folder, _request_recorder(rank, inputs, device, job), job)
     module = direct(eager(module))
     arguments = [inputs[name] for name in file.arguments]
     results, seconds = timed(lambda number: _serve(module, arguments, number), job["requests"])
@@ -259,7 +258,7 @@ def _run_steps(
     job: Mapping[str, Any],
 ) -> None:
     """Record and time the steps of a rank."""
-    recorder = (_phase_recorder if "phases" in job else _recorder)(rank, values, device, job)
+    recorder = _recorder(rank, values, device, job)
     if job["recorded"]:
         _record(rank, folder, recorder, job)
     if not job["timed"]:
@@ -273,51 +272,41 @@ def _run_steps(
         (folder / _SECONDS).write_text(json.dumps(seconds))
 
 
-def _recorder(
-    rank: int, values: Mapping[str, Tensor], device: torch.device, job: Mapping[str, Any]
+def _request_recorder(
+    rank: int, inputs: Mapping[str, Tensor], device: torch.device, job: Mapping[str, Any]
 ) -> Recorder:
-    """The steps of a rank, from the files of its passes."""
-    directory = Path(job["directory"])
-    paths = [directory / file_name(rank, which) for which in PASSES]
-    paths = paths if read_rank_file(paths[0]).training else paths[:1]
-    passes = [
-        Pass(read_pass(path, device), file.arguments, file.results)
-        for path in paths
-        for file in [read_rank_file(path)]
-    ]
-    return Recorder(passes, values, device, _training(rank, values, job))
+    """The requests of a rank, whose file holds all but inputs."""
+    phases = request_phases(Path(job["directory"]), rank, device)
+    runs = [(phase, 0) for phase in phases.graphs]
+    start = StepStart({}, [dict(inputs)], {})
+    return Recorder(phases, runs, start, device, Roll([""] * job["ranks"]))
 
 
-def _training(rank: int, values: Mapping[str, Tensor], job: Mapping[str, Any]) -> Training | None:
-    if not job.get("optimizer"):
-        return None
-    updates = [Update(*one) for one in job["updates"][rank]]
-    return Training(job["optimizer"], updates, values)
-
-
-def _phase_recorder(
+def _recorder(
     rank: int, values: Mapping[str, Any], device: torch.device, job: Mapping[str, Any]
-) -> PhaseRecorder:
-    """The steps of a rank in stages, from the files of its phases."""
+) -> Recorder:
+    """The steps of a rank, from the files of its phases."""
     own, directory = job["phases"][rank], Path(job["directory"])
     register_named(map(tuple, job["groups"]))
     register_links([(first, second, *pair) for first, second, *pair in job["links"]])
-    start = PhaseValues(values["stored"], values["micro_batches"], job["written"][rank])
+    start = StepStart(values["stored"], values["micro_batches"], job["written"][rank])
     last = job["last_phases"]
-    return PhaseRecorder(
+    training = None
+    if job["optimizer"]:
+        updates = [Update(*one) for one in job["updates"][rank]]
+        training = Training(job["optimizer"], updates, start.stored)
+    return Recorder(
         read_phases(own, directory, rank, device),
         [(phase, micro_batch) for phase, micro_batch in own["runs"]],
         start,
         device,
         Roll([""] * job["ranks"]),
-        _training(rank, start.stored, job),
+        training,
         read_phases(last[rank], directory, rank, device) if last else None,
     )
 
 
-def _record(
-    rank: int, folder: Path, recorder: Recorder | PhaseRecorder, job: Mapping[str, Any]
-) -> None:
+def _record(rank: int, folder: Path, recorder: Recorder, job: Mapping[str, Any]) -> None:
     """Leave the record of a rank's steps."""
     try:
         log = recorder.record(job["recorded"], job["threads"])

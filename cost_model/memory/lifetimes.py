@@ -34,7 +34,7 @@ from partitioner.cost_model.schedule.buckets import Bucket
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Key, LocalKey, Task
 from partitioner.ir.graph import Graph
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import is_stored, is_view, row_of
 from partitioner.ir.program import CommKind
 from partitioner.ir.types import dense_bytes
 
@@ -90,8 +90,7 @@ def kept_bytes(graph: Graph) -> int:
     read = {value for node in graph.nodes for value in node.reads}
     kept = [dense_bytes(types[v].numel, types[v].dtype) for v in graph.constants if v in read]
     for node in graph.nodes:
-        row = row_of(node)
-        if row is not None and row.stored and not node.inputs:
+        if is_stored(node) and not node.inputs:
             for value in node.writes:
                 nbytes = dense_bytes(types[value].numel, types[value].dtype)
                 kept.append(stored_bytes(node, types[value].dtype, nbytes))
@@ -351,8 +350,7 @@ def roots_of(schedule: Schedule) -> Mapping[LocalKey, LocalKey]:
 
 
 def _is_view(task: Task) -> bool:
-    row = row_of(task.placed.node) if task.placed is not None else None
-    return row is not None and row.view
+    return task.placed is not None and is_view(task.placed.node)
 
 
 def _is_named(task: Task) -> bool:

@@ -23,7 +23,7 @@ from partitioner.cost_model.memory.peaks import MemoryPeak, peaks
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Key, LocalKey, Task
 from partitioner.ir.graph import Graph
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import is_view
 from partitioner.ir.program import CommKind
 from partitioner.ir.types import dense_bytes
 
@@ -377,10 +377,14 @@ class _Device:
             results.append(None if at is None else (value, at))
             if at is not None:
                 tensors[value, at] = self._tensor((value, at))
-        row = row_of(node)
-        is_view = row is not None and row.view
         return LocalNode(
-            position, node.op, node.attrs, tuple(names), tuple(shapes), tuple(results), is_view
+            position,
+            node.op,
+            node.attrs,
+            tuple(names),
+            tuple(shapes),
+            tuple(results),
+            is_view(node),
         )
 
     def _tensor(self, key: Key) -> Tensor:

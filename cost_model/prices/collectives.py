@@ -34,14 +34,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel
-from partitioner.ir.program import BUCKET_BYTES, JOINING, SMALL_BYTES, Comm, CommKind
+from partitioner.ir.program import BUCKET_BYTES, JOINING, REDUCING, SMALL_BYTES, Comm, CommKind
 from partitioner.ir.types import item_bytes
 
 #: Share of a ring's bandwidth that trees reach:
 #: https://github.com/NVIDIA/nccl/blob/01afd20a77b5/src/graph/tuning.cc (NCCL_ALGO_TREE)
 TREE_SHARE = 0.9
 
-_REDUCING = (CommKind.ALL_REDUCE, CommKind.REDUCE_SCATTER)
 _Formula = Callable[[int, float, float, float], float]  #: (p, n bytes, alpha s, beta s/byte) -> s
 
 
@@ -248,7 +247,7 @@ def _tabled(
 
 def _flat(kind: CommKind, name: str, p: int, nbytes: float, level: LinkLevel) -> Algorithm:
     bandwidth = level.bandwidth_bytes_per_s
-    if kind in _REDUCING:
+    if kind in REDUCING:
         bandwidth = level.reduce_bytes_per_s or bandwidth
     if kind is CommKind.REDUCE_SCATTER:
         bandwidth = level.scatter_bytes_per_s or bandwidth

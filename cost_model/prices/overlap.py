@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Mapping
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import is_view, row_of, writes_in_place
 from partitioner.ir.program import BUCKET_BYTES, JOINING, SMALL_BYTES, CommKind
 
 
@@ -47,8 +47,7 @@ def most_joined(graph: Graph) -> Mapping[CommKind, int]:
 def _viewed(graph: Graph, value: str) -> str:
     """The value that a value is a view of; "" of others."""
     producer = graph.producers.get(value)
-    row = None if producer is None else row_of(producer)
-    return producer.inputs[0] if producer and row and row.view and producer.inputs else ""
+    return producer.inputs[0] if producer and is_view(producer) and producer.inputs else ""
 
 
 def _written(graph: Graph) -> set[str]:
@@ -64,7 +63,6 @@ def _written(graph: Graph) -> set[str]:
 
 def _only_writes(node: Node, value: str, written: Container[str]) -> bool:
     """Test whether a node stores an operand, or is a view of it that is only stored."""
-    row = row_of(node)
-    if row is None or not row.view or node.inputs.index(value) > 0:
+    if not is_view(node) or node.inputs.index(value) > 0:
         return False
-    return row.in_place is not None or all(result in written for result in node.writes)
+    return writes_in_place(node) or all(result in written for result in node.writes)

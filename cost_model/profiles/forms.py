@@ -16,7 +16,7 @@ from partitioner.cost_model.executors import executor_of
 from partitioner.ir.factors import FactorKind
 from partitioner.ir.graph import LOADS, Attr, Graph, Node, Opaque
 from partitioner.ir.layout import Placement
-from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.ops import row_of, rule_of, writes_in_place
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import Rule
 
@@ -172,8 +172,7 @@ def _permutation(graph: Graph, node: Node) -> Order | None:
 
 def trains(node: Node) -> bool:
     """Test whether a node writes to a trained parameter: the step of an optimizer."""
-    row = row_of(node)
-    return row is not None and row.in_place is not None and node.attrs.get("role") == TRAINED
+    return writes_in_place(node) and node.attrs.get("role") == TRAINED
 
 
 def stores_parts(placed: Iterable[PlacedNode]) -> bool:
@@ -208,9 +207,8 @@ def form_of(
     call = call_form(node)
     if call is not None:
         return call
-    row = row_of(node)
     attrs = {name: attr for name, attr in node.attrs.items() if name != LOADS}
-    if row is not None and row.in_place is not None:
+    if writes_in_place(node):
         stored = next(at for at in placed.outs if at is not None)
         attrs["in_parts"] = bool(stored.sharding.axes) or (in_parts and trains(node))
 

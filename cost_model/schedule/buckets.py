@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from partitioner.cost_model.schedule.tasks import Key, Task
 from partitioner.ir.graph import Node
 from partitioner.ir.layout import Placement
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import is_stored, is_view, row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import BUCKET_BYTES, JOINING, SMALL_BYTES, Comm, CommKind
 from partitioner.ir.types import item_bytes
@@ -216,17 +216,17 @@ class _Pass:
     def _node(self, placed: PlacedNode, position: int) -> None:
         operands, results = placed.operands(), placed.results()
         if not operands:
-            self.made.update(dict.fromkeys(results, -1 if _is_stored(placed.node) else position))
+            self.made.update(dict.fromkeys(results, -1 if is_stored(placed.node) else position))
             return
         source = operands[0]
-        is_late_view = _is_view(placed.node) and source in self.late
+        is_late_view = is_view(placed.node) and source in self.late
         if len(results) == 1 and (_is_name(placed.node) or is_late_view):
             self._rename(source, *results)
             return
         for key in operands:
             self._read(key, position)
         self.made.update(dict.fromkeys(results, position))
-        if _is_view(placed.node) and self._is_apart(source):
+        if is_view(placed.node) and self._is_apart(source):
             self.apart.update(results)
 
     def _communication(self, task: Task, comm: Comm, position: int) -> None:
@@ -275,20 +275,10 @@ def may_join(comm: Comm, nbytes: int) -> bool:
     return comm.kind is CommKind.ALL_REDUCE or comm.is_even
 
 
-def _is_stored(node: Node) -> bool:
-    row = row_of(node)
-    return row is not None and row.stored
-
-
 def _is_name(node: Node) -> bool:
     """Test whether a node's result is its first operand itself."""
     row = row_of(node)
     return row is not None and (row.again or row.either or row.in_place is not None)
-
-
-def _is_view(node: Node) -> bool:
-    row = row_of(node)
-    return row is not None and row.view
 
 
 def unlike_parts(tasks: Sequence[Task]) -> frozenset[int]:

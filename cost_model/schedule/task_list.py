@@ -24,7 +24,7 @@ from partitioner.cost_model.schedule.tasks import Key, LocalKey, Task
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import is_stored, row_of
 from partitioner.ir.phases import Part, StepOrder, step_order
 from partitioner.ir.plan import Pipeline, PlacedNode
 
@@ -273,8 +273,7 @@ class _Builder:
         if self.order is None:
             phase = max((self.origin[key][1] for key in keys if key in self.origin), default=0)
         writes = []
-        row = row_of(placed.node)
-        stored = row is not None and row.stored
+        stored = is_stored(placed.node)
         for value, at in placed.results():
             key = (value, at)
             self.home[value] = at

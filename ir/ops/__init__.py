@@ -22,9 +22,12 @@ __all__ = [
     "OpView",
     "OpaqueError",
     "inherit_rules",
+    "is_stored",
+    "is_view",
     "row_of",
     "rule_of",
     "rules_of",
+    "writes_in_place",
 ]
 
 
@@ -38,6 +41,18 @@ def is_stored(node: Node) -> bool:
     """Tell whether a node declares what is stored from step to step."""
     row = row_of(node)
     return row is not None and row.stored
+
+
+def is_view(node: Node) -> bool:
+    """Tell whether a node's result is its first operand's memory, under another shape or not."""
+    row = row_of(node)
+    return row is not None and row.view
+
+
+def writes_in_place(node: Node) -> bool:
+    """Tell whether a node writes to where a value is stored."""
+    row = row_of(node)
+    return row is not None and row.in_place is not None
 
 
 @dataclass(frozen=True)

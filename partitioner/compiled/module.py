@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from partitioner.backends.errors import BackendError
 from partitioner.backends.observed import STEPS
 from partitioner.backends.tensors import to_numpy
+from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH
 from partitioner.backends.torch.graphs.signature import Signature
 from partitioner.backends.torch.running.all_ranks import Step
 from partitioner.compiled.base import Compiled, Model, ProfiledRun
@@ -346,7 +347,7 @@ class ModuleProgram(Compiled):
             self.training,
             self.spare,
             submodules_of(self.model.module),
-            self.model.module.micro,
+            self.model.module.micro or WHOLE_BATCH,
             rest and replace(rest, graph=with_contents(rest.graph, traced, source)),
         )
 

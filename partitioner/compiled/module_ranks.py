@@ -17,9 +17,8 @@ from partitioner.backends.launch import LocalRun
 from partitioner.backends.observed import RankLog
 from partitioner.backends.optimization import Optimization
 from partitioner.backends.tensors import from_numpy, to_numpy
-from partitioner.backends.torch.graphs.emit import emit_rank
+from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH
 from partitioner.backends.torch.graphs.phases import Rest, emit_phases
-from partitioner.backends.torch.running.all_phases import AllPhases
 from partitioner.backends.torch.running.all_ranks import AllRanks, Step
 from partitioner.compiled.base import Ranks, origin
 from partitioner.compiled.rank_files import ModuleFiles
@@ -70,7 +69,7 @@ def rest_of(module: TracedModule, plan: Plan) -> Rest | None:
 
 @dataclass(frozen=True, eq=False)
 class ModuleRanks(Ranks):
-    """The ranks of a module: a forward and, in training, a backward graph each.
+    """The ranks of a module: a graph each for every phase.
 
     Attributes:
         module: The module and its trace.
@@ -85,10 +84,10 @@ class ModuleRanks(Ranks):
     plan: Plan | None = None
     read_from: Path | None = None
     rest: Rest | None = None
-    _made: dict[tuple[int, ...], AllRanks | AllPhases] = field(default_factory=dict, repr=False)
+    _made: dict[tuple[int, ...], AllRanks] = field(default_factory=dict, repr=False)
 
     @property
-    def all_ranks(self) -> AllRanks | AllPhases:
+    def all_ranks(self) -> AllRanks:
         """The ranks' graphs, which run in this process.
 
         They hold constant weights as they are: made again where one was written to.
@@ -99,25 +98,13 @@ class ModuleRanks(Ranks):
             self._made[versions] = self._all_ranks()
         return self._made[versions]
 
-    def _all_ranks(self) -> AllRanks | AllPhases:
-        from partitioner.backends.torch.files.rank_files import with_written
-
-        if self.programs.order is not None:
-            return self._all_phases()
-        emitted = AllRanks(self.programs, self.module.graph)
-        if self.read_from is None:
-            return emitted
-        written = with_written(self.read_from, emitted.ranks)
-        return AllRanks(self.programs, self.module.graph, written)
-
-    def _all_phases(self) -> AllPhases:
+    def _all_ranks(self) -> AllRanks:
         traced, signature = self.module.traced, self.module.signature
-        assert self.module.micro is not None
         written = {value: traced.stored[name] for name, value in traced.written.items()}
-        emitted = AllPhases(
+        emitted = AllRanks(
             self.programs,
             self.module.graph,
-            self.module.micro,
+            self.module.micro or WHOLE_BATCH,
             signature.tangent,
             signature.seed,
             written,
@@ -183,7 +170,7 @@ class ModuleRanks(Ranks):
 
     def write(self, folder: Path) -> None:
         """See `Ranks.write`; ranks are made one at a time, as each has its part of the weights."""
-        from partitioner.backends.torch.files.rank_files import write_phases, write_rank
+        from partitioner.backends.torch.files.rank_files import write_phases
         from partitioner.backends.torch.guards.originals import check_weights
 
         assert self.plan is not None
@@ -193,14 +180,9 @@ class ModuleRanks(Ranks):
         mark = origin(self.plan, graph)
         with only_new_objects_collected():
             for rank in range(len(self.programs.ranks)):
-                if self.programs.order is None:
-                    write_rank(
-                        folder, self.programs, emit_rank(self.programs, rank, graph, cpu), mark
-                    )
-                else:
-                    phases = emit_phases(self.programs, rank, graph, cpu)
-                    write_phases(folder, self.programs, phases, mark)
-                    del phases
+                phases = emit_phases(self.programs, rank, graph, cpu)
+                write_phases(folder, self.programs, phases, mark)
+                del phases
                 if self.rest is not None:
                     last = emit_phases(self.rest.programs, rank, self.rest.graph, cpu)
                     write_phases(folder, self.rest.programs, last, mark, last=True)
@@ -257,10 +239,7 @@ class ModuleRanks(Ranks):
             return run_module_files(folder, arrays, requests, steps=recorded, device=device)
         files = replace(self.step_files(folder, fed), device=device)
         run = run_steps(files, requests, recorded=recorded)
-        results = run.results[0]
-        if self.programs.order is not None:
-            assert self.module.micro is not None
-            results = self.module.micro.whole(run.results)
+        results = self.all_ranks.micro.whole(run.results)
         types = self.programs.outputs
         arrays = {name: to_numpy(value, types[name].dtype) for name, value in results.items()}
         return LocalRun(arrays, run.seconds, run.logs)
@@ -285,29 +264,23 @@ class ModuleRanks(Ranks):
         """The files in a folder with what they need for a step with these whole inputs."""
         from partitioner.backends.torch.agreeing.groups import group_ranks
         from partitioner.backends.torch.local import StepFiles
-        from partitioner.backends.torch.measuring.phase_recording import described
+        from partitioner.backends.torch.measuring.recorder import described
         from partitioner.backends.torch.running.phase_steps import links_of
 
-        options, order, all_ranks = self.module.options, self.programs.order, self.all_ranks
+        options, all_ranks = self.module.options, self.all_ranks
         stored = self.module.stored_values()
         shown = set(filter(None, self.module.signature.results))
         outputs = self.programs.ranks[0].outputs
-        files = StepFiles(
+        programs = [self.programs, *([] if self.rest is None else [self.rest.programs])]
+        return StepFiles(
             folder,
             all_ranks.start(inputs, stored),
             {output.whole: output.value for output in outputs if output.whole in shown},
+            [described(of, all_ranks.runs(of.rank)) for of in all_ranks.ranks],
+            [described(of, (), last=True) for of in all_ranks.last_ranks],
+            sorted({link for one in programs for link in links_of(one)}),
+            sorted({ranks for one in programs for ranks in group_ranks(one)}),
             *((options.optimizer, self.updates) if options.training else ()),
-        )
-        if order is None:
-            return files
-        assert isinstance(all_ranks, AllPhases)
-        programs = [self.programs, *([] if self.rest is None else [self.rest.programs])]
-        return replace(
-            files,
-            phases=[described(of, all_ranks.runs(of.rank)) for of in all_ranks.ranks],
-            last_phases=[described(of, (), last=True) for of in all_ranks.last_ranks],
-            links=sorted({link for one in programs for link in links_of(one)}),
-            groups=sorted({ranks for one in programs for ranks in group_ranks(one)}),
         )
 
     def check_even(self) -> None:

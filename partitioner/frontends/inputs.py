@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import is_view
 from partitioner.ir.types import DTYPE_BITS, TensorType, numpy_dtype
 
 #: Integers that meet no known limit are drawn from 1 .. 7: no zero to divide by.
@@ -351,7 +351,7 @@ def _results(graph: Graph, use: _Use) -> Iterator[tuple[str, int]]:
         return
     if (
         node.op in _MOVES_ALL
-        or (use.index == 0 and (node.op in _MOVES_FIRST or _is_view(node)))
+        or (use.index == 0 and (node.op in _MOVES_FIRST or is_view(node)))
         or (use.index > 0 and node.op in {"Where", "aten::where.self"})
     ):
         yield node.outputs[0], use.shift
@@ -363,9 +363,3 @@ def _results(graph: Graph, use: _Use) -> Iterator[tuple[str, int]]:
             sign = 1 if node.op == "Add" else -1
             for extreme in {int(other.min()), int(other.max())}:
                 yield node.outputs[0], use.shift + sign * extreme
-
-
-def _is_view(node: Node) -> bool:
-    """Test whether the result is the first operand under another shape."""
-    row = row_of(node)
-    return row is not None and row.view

@@ -130,7 +130,8 @@ class ModuleInput:
         """
         from partitioner.frontends.torch.micro_batches import trace_micro_batch
 
-        return trace_micro_batch(self.module, self.example, self.options, count)
+        whole = self.traced if count == 1 else None
+        return trace_micro_batch(self.module, self.example, self.options, count, whole=whole)
 
     def even_counts(self) -> tuple[int, ...]:
         """All numbers of equal micro-batches, ascending, from 2 on.

@@ -25,7 +25,7 @@ from partitioner.cost_model.profiles.forms import Form, call_form, chain, form_o
 from partitioner.cost_model.schedule.task_list import schedule
 from partitioner.ir.graph import SMALL_CONSTANT, Constant, Graph, Node
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import is_stored, is_view, writes_in_place
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.program import Compute, Part
 from partitioner.ir.types import TensorType, dense_bytes, numpy_dtype
@@ -161,9 +161,9 @@ def is_made_shortly_before(graph: Graph, node: Node, value: str) -> bool:
     long before: other tensors have driven them out of the caches.
     """
     producer = graph.producers.get(value)
-    while producer is not None and (row := row_of(producer)) is not None and row.view:
+    while producer is not None and is_view(producer):
         producer = graph.producers.get(producer.inputs[0])
-    if producer is None or ((row := row_of(producer)) is not None and row.stored):
+    if producer is None or is_stored(producer):
         return False
     return node.name not in graph.backward or producer.name in graph.backward
 
@@ -178,12 +178,11 @@ def is_read_long_after(graph: Graph, node: Node, value: str) -> bool:
     left = [value]
     while left:
         for reader in graph.consumers[left.pop()]:
-            row = row_of(reader)
             if reader.name in graph.backward and node.name not in graph.backward:
                 return True
-            if row is not None and row.in_place is not None:
+            if writes_in_place(reader):
                 return True
-            if row is not None and row.view:
+            if is_view(reader):
                 left += reader.writes
     return False
 
@@ -301,11 +300,8 @@ def _part(constant: Constant, part: Part) -> Constant:
 
 def _zeros(tensor_type: TensorType) -> Constant:
     """The part of a partial sum that a device holds if it is not the first one."""
-    return Constant(tensor_type, partial(_of_zeros, tensor_type))
-
-
-def _of_zeros(tensor_type: TensorType) -> np.ndarray:
-    return np.zeros(tensor_type.shape, numpy_dtype(tensor_type.dtype))
+    load = partial(np.zeros, tensor_type.shape, numpy_dtype(tensor_type.dtype))
+    return Constant(tensor_type, load)
 
 
 def _drawn(tensor_type: TensorType) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 from partitioner import units
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import is_stored, is_view
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.plan import Plan
 from partitioner.ir.rule import Rule
@@ -48,7 +48,7 @@ def kept_whole(graph: Graph, rules: Mapping[str, Rule | str]) -> dict[str, Any]:
         rule = rules.get(node.name)
         if isinstance(rule, Rule):
             known += rule.flops
-        elif (row := row_of(node)) is None or not (row.view or row.stored):
+        elif not (is_view(node) or is_stored(node)):
             counts[node.op] += 1
             flops[node.op] += int(estimated_flops(graph, node))
     whole = flops.total()

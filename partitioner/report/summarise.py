@@ -8,7 +8,7 @@ from typing import Any
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.prices.compute import Sources
 from partitioner.ir.graph import Graph
-from partitioner.ir.ops import row_of, rules_of
+from partitioner.ir.ops import is_view, rules_of
 from partitioner.ir.plan import resolve
 from partitioner.no_gc import no_collection
 from partitioner.report.one_device import OneDevice
@@ -95,7 +95,7 @@ def _recompute_notes(outcome: Outcome) -> tuple[str, ...]:
     repeated = [node for node in outcome.graph.nodes if node.name in optional]
     if not optional or (outcome.plan.micro_batches is not None and not repeated):
         return ()
-    count = sum(1 for node in repeated if (row := row_of(node)) is None or not row.view)
+    count = sum(not is_view(node) for node in repeated)
     return (f"{count} operators of the forward pass are computed again in the backward pass",)
 
 

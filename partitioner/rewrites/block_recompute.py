@@ -17,7 +17,7 @@ from functools import cached_property
 
 from partitioner.ir.blocks import Blocks, Chunk, Stretch
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import is_stored
 from partitioner.ir.ops.aten.state import ALIAS
 from partitioner.rewrites.graph_writer import GraphWriter, reading
 from partitioner.rewrites.passes.reads import stored_values
@@ -203,9 +203,9 @@ class _Copier:
             maker = self.graph.producers[value]
             if is_later is (maker.name in later):
                 continue
-            row, is_alias = row_of(maker), maker.op == ALIAS
-            is_stored = not maker.reads or (row is not None and row.stored)
-            if value in self.stored and not is_stored and not is_alias:
+            is_alias = maker.op == ALIAS
+            is_computed = bool(maker.reads) and not is_stored(maker) and not is_alias
+            if value in self.stored and is_computed:
                 self._copy(maker, names, copies, is_later=is_later)  # a view of a stored value
             else:
                 names[value] = self.writer.copied(value, "again")

@@ -24,7 +24,7 @@ from partitioner.ir.batch_parts import BatchParts
 from partitioner.ir.errors import OptionError
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.layout import DimLayout, LayoutError, Sharding
+from partitioner.ir.layout import DimLayout, LayoutError, Sharding, followed
 from partitioner.ir.local_node import local_op
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import LocalOp, row_of, rules_of
@@ -114,7 +114,8 @@ def micro_batch_graph(graph: Graph, count: int) -> MicroBatch:
     refusal: OptionError | None = None
     for split in _splits(graph):
         try:
-            return _Cutter(graph, count, GraphWriter(source=graph)).run(types, ends, split)
+            with followed():
+                return _Cutter(graph, count, GraphWriter(source=graph)).run(types, ends, split)
         except OptionError as error:
             refusal = refusal or error
     assert refusal is not None

@@ -353,12 +353,13 @@ def _searched(
 
     What they leave of the work is for those that are open: the gap of the certificate is that of
     the least bound, so the space with the least goes first. A kind of parallelism takes no share
-    from the spaces before it.
+    from the spaces before it; joined over axes, half of what is left.
     """
     results: list[SpaceResult] = []
     for index, space in enumerate(spaces):
         after = sum(not isinstance(other, KindSpace) for other in spaces[index + 1 :])
-        share = _share(1 + after, results, request, cluster, budget)
+        over_axes = isinstance(space, KindSpace) and space.mesh is not None
+        share = _share(1 + after + over_axes, results, request, cluster, budget)
         results.append(space.search(share, tuple(results)))
     return _gone_on(results, request, cluster, budget)
 

@@ -230,6 +230,11 @@ class Request:
         if text is None and PIPELINE in (self.mesh or {}):
             text = PIPELINE
         divisors = tuple(size for size in range(1, devices + 1) if devices % size == 0)
+        if text is not None and PIPELINE in (self.mesh or {}) and not wants_stages(text):
+            raise SearchError(
+                f"parallel {text!r} has no stages, and the mesh has an axis pp: give parallel "
+                f"'pp+{text}'"
+            )
         if text is None or not wants_stages(text):
             return divisors if self.parallel is None and self.mesh is None else (devices,)
         inside = inside_stages(text)

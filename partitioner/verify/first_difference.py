@@ -18,7 +18,7 @@ from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import is_stored, is_view
 from partitioner.ir.plan import NodePlan, Pipeline, Plan, resolve
 from partitioner.ir.program import Programs
 from partitioner.ir.types import numpy_dtype
@@ -106,8 +106,7 @@ def tolerances(graph: Graph, table: Mapping[str, float] = TOLERANCE) -> dict[str
     """Tolerance of each value: that of the coarsest element type in its computation."""
     by_value: dict[str, float] = {}
     for node in graph.nodes:
-        row = row_of(node)
-        computes = row is None or not (row.view or row.stored)
+        computes = not (is_view(node) or is_stored(node))
         read = [by_value.get(value, 0.0) for value in node.reads]
         for value in node.writes:
             real = np.zeros((), numpy_dtype(graph.types[value].dtype)).real.dtype

@@ -16,6 +16,7 @@ import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import one_line
 from partitioner.backends.tensors import from_numpy, to_numpy
-from partitioner.backends.torch.running.all_phases import AllPhases
 from partitioner.backends.torch.running.all_ranks import AllRanks, Step
 from partitioner.frontends.torch.element_types import dtype_name
 from partitioner.frontends.torch.trace import TracedModule
@@ -76,7 +76,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 def verify_module(
     module: TracedModule,
-    ranks: AllRanks | AllPhases,
+    ranks: AllRanks,
     seed: int,
     given: Arguments | None = None,
 ) -> Verification:
@@ -96,7 +96,7 @@ def verify_module(
 
 
 def _verified(
-    module: TracedModule, ranks: AllRanks | AllPhases, seed: int, given: Arguments | None
+    module: TracedModule, ranks: AllRanks, seed: int, given: Arguments | None
 ) -> Verification:
     args, kwargs = random_arguments(module, seed) if given is None else given
     inputs = module.signature.feed(args, kwargs, seed)
@@ -129,7 +129,7 @@ def _verified(
             )
         )
     first = None
-    if not all(output.equal for output in compared) and isinstance(ranks, AllRanks):
+    if not all(output.equal for output in compared) and ranks.micro.count == 1:
         first = first_difference(
             module.graph, ours.side, ours.alone(module.graph).side, floor, table
         )
@@ -256,7 +256,7 @@ def _other_order(flat: torch.Tensor, random: torch.Generator, *, row: bool) -> t
 class _FedRanks:
     """Ranks with the inputs and stored values of one step."""
 
-    ranks: AllRanks | AllPhases
+    ranks: AllRanks
     inputs: Mapping[str, torch.Tensor]
     stored: Mapping[str, torch.Tensor]
 
@@ -265,16 +265,13 @@ class _FedRanks:
 
     def alone(self, graph: Graph) -> _FedRanks:
         """A graph of the same inputs on one device."""
-        ranks = self.ranks
-        if isinstance(ranks, AllPhases):
-            programs = uncut_programs(graph, deliver_all=True, micro_batches=ranks.micro.count)
-            rest = ranks.rest
-            if rest is not None:
-                count = ranks.micro.count
-                alone = uncut_programs(rest.graph, deliver_all=True, micro_batches=count)
-                rest = replace(rest, programs=alone)
-            return replace(self, ranks=ranks.of(programs, rest))
-        return replace(self, ranks=AllRanks(uncut_programs(graph, deliver_all=True), graph))
+        ranks, rest = self.ranks, self.ranks.rest
+        order = ranks.programs.order
+        count = None if order.is_whole else order.table.micro_batches
+        alone = partial(uncut_programs, deliver_all=True, micro_batches=count)
+        if rest is not None:
+            rest = replace(rest, programs=alone(rest.graph))
+        return replace(self, ranks=ranks.of(alone(graph), graph, rest))
 
     @property
     def side(self) -> Side:

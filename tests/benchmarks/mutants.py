@@ -1,6 +1,6 @@
 """Small faults put into the source, one at a time, and which of their own folder's tests see them.
 
-    python tests/benchmarks/mutants.py [--seed 0] [--count 60] [--start 0] [--only WORD]
+    python tests/benchmarks/mutants.py [--seed 0] [--count 60] [--only WORD] [--numbers 3,7]
         [--limit 300]
 
 A mutant is one change of one function: a comparison, an operation, a number, a condition, a call,
@@ -108,13 +108,13 @@ class Mutant:
         text = ast.unparse(ast.fix_missing_locations(self.change))
         return f"({text})" if isinstance(self.change, ast.expr) else text
 
-    def text(self) -> str:
-        """The file with the change."""
-        lines = (ROOT / self.path).read_bytes().splitlines(keepends=True)
+    def of(self, text: bytes) -> bytes:
+        """The text of the file with the change."""
+        lines = text.splitlines(keepends=True)
         first, last = self.node.lineno - 1, (self.node.end_lineno or self.node.lineno) - 1
         before = b"".join(lines[:first]) + lines[first][: self.node.col_offset]
         after = lines[last][self.node.end_col_offset :] + b"".join(lines[last + 1 :])
-        return (before + self.changed.encode() + after).decode()
+        return before + self.changed.encode() + after
 
     def __str__(self) -> str:
         old = ast.unparse(self.node).splitlines()[0]
@@ -156,9 +156,8 @@ def _of_branches(node: ast.AST) -> Iterator[ast.AST | str]:
     match node:
         case ast.IfExp(body=body, orelse=other):
             yield from (body, other)
-        case ast.If(test=test):
-            yield _with(node, test=ast.UnaryOp(ast.Not(), test))
-            yield from [] if node.orelse else ["pass"]
+        case ast.If(orelse=[]):
+            yield "pass"
         case ast.Continue() | ast.Break():
             yield "pass"
         case ast.GeneratorExp() | ast.ListComp() | ast.SetComp() | ast.DictComp():
@@ -208,14 +207,14 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
                 yield from _nodes(below)
 
 
-def functions(area: str, only: str) -> list[tuple[Path, Functions]]:
+def functions(root: Path, area: str, only: str) -> list[tuple[Path, Functions]]:
     """The functions of an area, each with its file."""
-    files = sorted((ROOT / area).rglob("*.py")) or [ROOT / area]
+    files = sorted((root / area).rglob("*.py")) or [root / area]
     return [
         (path, node)
-        for path in (file.relative_to(ROOT) for file in files)
+        for path in (file.relative_to(root) for file in files)
         if only in str(path)
-        for node in ast.walk(ast.parse((ROOT / path).read_bytes()))
+        for node in ast.walk(ast.parse((root / path).read_bytes()))
         if isinstance(node, Functions)
     ]
 
@@ -223,21 +222,26 @@ def functions(area: str, only: str) -> list[tuple[Path, Functions]]:
 def mutants(path: Path, function: Functions) -> list[Mutant]:
     """All mutants of a function."""
     return [
-        Mutant(path, function.name, node, change)
+        Mutant(path, function.name, changed, change)
         for node in _nodes(function)
         if isinstance(node, ast.expr | ast.stmt)
-        for change in changes(node)
+        for changed, change in (
+            *([(node.test, ast.UnaryOp(ast.Not(), node.test))] if isinstance(node, ast.If) else ()),
+            *((node, change) for change in changes(node)),
+        )
     ]
 
 
-def sample(seed: int, count: int, only: str) -> list[Mutant]:
+def sample(root: Path, seed: int, count: int, only: str) -> list[Mutant]:
     """Draw one change each of functions of all areas in turn."""
 
     def draw(of: tuple[Path, Functions]) -> random.Random:
         """By the function's name, so that what others add and remove changes no draw."""
         return random.Random(f"{seed} {of[0]} {of[1].name}")
 
-    areas = [sorted(functions(area, only), key=lambda of: draw(of).random()) for area in AREAS]
+    areas = [
+        sorted(functions(root, area, only), key=lambda of: draw(of).random()) for area in AREAS
+    ]
     turns = (of for turn in itertools.zip_longest(*areas) for of in turn if of is not None)
     drawn = (draw(of).choice(found) for of in turns if (found := mutants(*of)))
     return list(itertools.islice(drawn, count))
@@ -336,28 +340,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=60)
-    parser.add_argument("--start", type=int, default=0, help="the first of them that runs")
+    parser.add_argument("--numbers", default="", help="those of them that run: 3,7; all if empty")
     parser.add_argument("--only", default="", help="a word of the paths of files")
     parser.add_argument("--limit", type=float, default=300, help="seconds of a mutant's tests")
     parser.add_argument("--list", action="store_true", help="print them and run nothing")
     options = parser.parse_args()
-    drawn = list(enumerate(sample(options.seed, options.count, options.only)))[options.start :]
     killers: list[str] = []
     survived = 0
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         copied(root)
+        drawn = list(enumerate(sample(root, options.seed, options.count, options.only)))
+        if options.numbers:
+            drawn = [drawn[int(number)] for number in options.numbers.split(",")]
         for number, mutant in drawn:
             print(f"{number:3} {mutant}", flush=True)
             tests = tests_of(mutant, root)
             if options.list:
                 print(f"      {' '.join(tests)}")
                 continue
-            (root / mutant.path).write_text(mutant.text())
+            text = (root / mutant.path).read_bytes()
+            (root / mutant.path).write_bytes(mutant.of(text))
             start = time.monotonic()
             words, killer = verdict(*run(root, tests, options.limit, "-x"))
             seconds = time.monotonic() - start
-            shutil.copy2(ROOT / mutant.path, root / mutant.path)
+            (root / mutant.path).write_bytes(text)
             print(f"      {words} ({seconds:.0f} s)", flush=True)
             survived += words.startswith("SURVIVED")
             killers += [killer] if killer else []

@@ -3,7 +3,7 @@
 import json
 import shutil
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,14 +16,17 @@ from torch.nn import functional
 import partitioner
 from helpers import factories
 from partitioner.backends.errors import BackendError
+from partitioner.backends.header import Origin
 from partitioner.backends.torch.files.rank_files import (
     read_rank_file,
     read_rank_files,
-    with_written,
+    with_written_phases,
+    write_phases,
 )
-from partitioner.backends.torch.graphs.emit import PassGraph, RankGraphs, emit_rank
+from partitioner.backends.torch.graphs.emit import PassGraph
+from partitioner.backends.torch.graphs.phases import RankPhases, emit_phases
 from partitioner.backends.torch.local import run_module_files
-from partitioner.backends.torch.running.all_ranks import AllRanks, run_lockstep
+from partitioner.backends.torch.running.all_ranks import run_lockstep
 from partitioner.compiled.module import ModuleProgram
 from partitioner.compiled.rank_files import rank_files
 from partitioner.files import DirectoryError, ResultError
@@ -100,6 +103,16 @@ def test_dropout_is_compared_with_the_program_on_one_device() -> None:
     assert any(output.name.startswith("grad:") for output in verification.outputs)
 
 
+def with_spoilt(
+    phases: RankPhases, which: str, operator: str, change: Callable[[fx.Node], None]
+) -> RankPhases:
+    """The phases of a rank, one of which has other nodes of an operator."""
+    (phase,) = (phase for phase in phases.graphs if phases.name(phase) == which)
+    of_phase = phases.graphs[phase]
+    graph = spoilt(of_phase.graph, operator, change)
+    return replace(phases, graphs={**phases.graphs, phase: replace(of_phase, graph=graph)})
+
+
 def spoilt(part: PassGraph, operator: str, change: Callable[[fx.Node], None]) -> PassGraph:
     """A pass whose only node of an operator was changed."""
     graph = fx.Graph()
@@ -150,11 +163,12 @@ def test_a_wrong_program_is_found_out(
     where: str,
 ) -> None:
     """Rank 1 computes something else, in the emitted graphs or in those of the files."""
-    ranks = list(training.ranks.all_ranks.ranks)
+    all_ranks = training.ranks.all_ranks
+    ranks = all_ranks.ranks
     if written:
-        ranks = list(with_written(saved_training, ranks))
-    ranks[1] = replace(ranks[1], **{which: spoilt(getattr(ranks[1], which), operator, change)})
-    changed = AllRanks(training.programs, training.graph, ranks)
+        ranks = [with_written_phases(saved_training, phases) for phases in ranks]
+    ranks[1] = with_spoilt(ranks[1], which, operator, change)
+    changed = all_ranks.with_phases([[phases] for phases in ranks])
     verification = verify_module(training.model.module, changed, 0)
     assert not verification
     differ = [output.name for output in verification.outputs if not output.equal]
@@ -181,11 +195,10 @@ def test_bfloat16_allows_what_rounding_does(factor: float, equal: bool) -> None:
             scaled = node.graph.call_function(torch.ops.aten.mul.Tensor, (node, factor))
         node.replace_all_uses_with(scaled, lambda user: user is not scaled)
 
-    ranks = tuple(
-        replace(rank, forward=spoilt(rank.forward, "aten.relu.default", scale))
-        for rank in program.ranks.all_ranks.ranks
+    all_ranks = program.ranks.all_ranks
+    changed = all_ranks.with_phases(
+        [[with_spoilt(phases, "forward", "aten.relu.default", scale)] for phases in all_ranks.ranks]
     )
-    changed = AllRanks(program.programs, program.graph, ranks)
     verification = verify_module(program.model.module, changed, 0)
     assert bool(verification) == equal, str(verification)
     assert verification.outputs[0].tolerance < 0.05
@@ -487,6 +500,38 @@ def test_passes_that_were_exchanged(saved_training: Path, tmp_path: Path) -> Non
         again.verify_written(folder)
 
 
+def test_a_file_has_its_own_order_of_values(training: ModuleProgram, tmp_path: Path) -> None:
+    """It may take stored values that its pass does not read, as files once did."""
+    all_ranks = training.ranks.all_ranks
+    for phases in all_ranks.ranks:
+        graphs = {
+            phase: replace(of, graph=turned(of.graph, phases.stored))
+            for phase, of in phases.graphs.items()
+        }
+        write_phases(tmp_path, training.programs, replace(phases, graphs=graphs), Origin())
+    read = [with_written_phases(tmp_path, phases) for phases in all_ranks.ranks]
+    for of, written in zip(all_ranks.ranks, read, strict=True):
+        for phase, graph in of.graphs.items():
+            assert written.graphs[phase].graph.results == graph.graph.results[::-1]
+            assert {*of.stored} <= {*written.graphs[phase].graph.arguments}
+    changed = all_ranks.with_phases([[phases] for phases in read])
+    assert verify_module(training.model.module, changed, 0)
+
+
+def turned(part: PassGraph, stored: Sequence[str]) -> PassGraph:
+    """A pass with its results in the opposite order, which takes all stored values."""
+    graph = fx.Graph()
+    results = graph.graph_copy(part.module.graph, {})
+    assert isinstance(results, tuple)
+    graph.output(results[::-1])
+    unread = tuple(name for name in stored if name not in part.arguments)
+    with graph.inserting_before(next(iter(graph.nodes))):
+        for place in range(len(unread)):
+            graph.placeholder(f"unread_{place}")
+    module = fx.GraphModule(part.module, graph)
+    return PassGraph(module, (*unread, *part.arguments), part.results[::-1])
+
+
 def test_pytorch_loads_the_files_too(saved: Path, inference: ModuleProgram) -> None:
     files = read_rank_files(saved)
     loaded = {
@@ -577,13 +622,13 @@ def test_ranks_are_written_one_at_a_time(
     """Each rank's graph has its part of the weights: together they are as large as the model."""
     alive: list[weakref.ref[fx.GraphModule]] = []
 
-    def emit_and_count(*args: object) -> RankGraphs:
+    def emit_and_count(*args: object) -> RankPhases:
         assert not [reference for reference in alive if reference() is not None]
-        graphs = emit_rank(*args)  # type: ignore[arg-type]
-        alive.append(weakref.ref(graphs.forward.module))
-        return graphs
+        phases = emit_phases(*args)  # type: ignore[arg-type]
+        alive.append(weakref.ref(phases.passes["forward"].module))
+        return phases
 
-    monkeypatch.setattr(partitioner.compiled.module, "emit_rank", emit_and_count)
+    monkeypatch.setattr(partitioner.compiled.module_ranks, "emit_phases", emit_and_count)
     fresh = inference.model.emit(inference.programs, inference.plan)
     fresh.write(tmp_path)
     assert len(alive) == 2

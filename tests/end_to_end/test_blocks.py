@@ -21,7 +21,6 @@ from partitioner.compiled.base import Compiled
 from partitioner.cost_model.schedule.task_list import LOAD_BYTES_PER_S
 from partitioner.files import ResultError
 from partitioner.frontends.inputs import random_inputs
-from partitioner.ir.errors import OptionError
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.report.lanes import lanes
 from partitioner.report.page.memory import memory
@@ -62,8 +61,11 @@ def test_a_unet_in_a_quarter_of_its_memory(tmp_path: Path) -> None:
     assert isinstance(again, Compiled)
     assert again.plan == compiled.plan
     assert not again.warnings
-    with pytest.raises(OptionError, match="constraints: a plan in blocks cannot be kept"):
-        partitioner.compile(model, devices=1, constraints=tmp_path / "out" / "plan.json")
+    limit = compiled.cluster.devices[0].memory_bytes
+    options: dict[str, Any] = {"devices": 1, "memory": limit}
+    kept = partitioner.compile(model, constraints=tmp_path / "out" / "plan.json", **options)
+    assert kept.plan.digest == compiled.plan.digest
+    assert kept.evaluation == compiled.evaluation
     parts = Holdings.of(compiled.graph, compiled.plan, compiled.cluster).at_peak(0)
     assert sum(parts.values()) == pytest.approx(compiled.evaluation.peak[0].bytes, rel=1e-3)
     (shown,) = memory(compiled, lanes(compiled))

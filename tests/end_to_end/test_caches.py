@@ -18,7 +18,7 @@ from helpers.onnx_files.decoders import (
     writes,
 )
 from partitioner.backends.torch.graphs.eager import eager
-from partitioner.backends.torch.graphs.emit import emit_rank
+from partitioner.backends.torch.graphs.phases import emit_phases
 from partitioner.backends.torch.operators.caches import write_part
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model.schedule.traffic import moves
@@ -247,8 +247,9 @@ def test_a_slice_that_is_assigned() -> None:
     assert program.verify()
     assert all(len(rank.in_place) == 3 for rank in program.programs.ranks)
     for rank in range(3):
-        graphs = emit_rank(program.programs, rank, program.graph, torch.device("cpu"))
-        targets = [node.target for node in eager(graphs.forward.module).graph.nodes]
+        phases = emit_phases(program.programs, rank, program.graph, torch.device("cpu"))
+        forward = phases.passes["forward"].module
+        targets = [node.target for node in eager(forward).graph.nodes]
         assert targets.count(write_part) == 3
 
 

@@ -283,11 +283,7 @@ def test_random_numbers_are_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"strategy": "inter", "mesh": None},
-            "strategy 'inter' is not for pipelines: leave it out",
-        ),
-        ({"objective": "memory"}, "pipelines are planned for throughput or latency: leave out"),
+        ({"strategy": "intra"}, "strategy 'intra' cuts operators over devices, and the mesh gives"),
         ({"schedule": "forwards"}, "schedule 'forwards' is not one of"),
     ],
 )

@@ -1,9 +1,11 @@
-"""Options compose: each pair gives a plan that verifies, or one sentence that names both options."""
+"""Options compose: each pair gives a plan that verifies, or one sentence that names both options.
+
+The pairs come from the table of options: a new one is in by its type, or the test asks for a value.
+"""
 
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -18,19 +20,38 @@ import torch
 from torch import Tensor, nn
 
 import partitioner
-from partitioner import examples, tuning
+from partitioner import examples
 from partitioner.compiled.base import Compiled
+from partitioner.compiled.module_ranks import ModuleRanks
+from partitioner.compiled.onnx_model import OnnxRanks
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.errors import CostError
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.plan import Plan
 from partitioner.option_table import CompileOptions, described
 from partitioner.options import _NAMED
 
-#: What is planned: one ONNX model, one module.
+#: What is planned: an ONNX model, and a module in inference and in training.
 SETTINGS = ("onnx", "inference", "training")
-#: All refusals of a pair: what is impossible in principle, a sentence each.
+#: Pairs that are impossible in principle: the only refusals.
 SENTENCES = (
-    r"recompute is for training",
+    r"shards? operators; leave it out with strategy 'inter'",
+    r"--mesh shapes intra plans; leave it out with --strategy inter",
+    r"strategy 'intra' cuts operators over devices, and .* gives each stage one device",
+    r"parallel '(dp|pp)' .*mesh",
+    r"a layout over dp cuts nothing in stages of one device",
+    r"pin 1: '.*' cannot be cut in stages of one device",
+    r"pin \d leaves no strategy for .* in (inter|intra) \(",
+    r"parallel dp: .* leaves no strategy .*: none honours constraints pin \d too",
+    r"(micro_batches|schedule|mesh|parallel) .*: the plan in constraints runs ",
+    r"recompute=True: the plan in constraints says what is recomputed",
+    r"tune measures seconds: leave it out with the objective memory",
+    r"tune runs the plans, which needs the weights: leave plan_only out",
+    r"tune runs plans on this machine, and cluster '.*' is not known to be it",
+    r"profile .* is for cluster local",
 )
+#: One pair of so many is tried by default.
+ONE_IN = 40
 
 
 class Pair(nn.Module):
@@ -42,14 +63,13 @@ class Pair(nn.Module):
         self.up, self.down, self.loss = nn.Linear(16, 32), nn.Linear(32, 16), loss
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of any batch."""
         y: Tensor = self.down(torch.relu(self.up(x)))
         return (y**2).mean() if self.loss else y
 
 
 @cache
 def onnx_model() -> onnx.ModelProto:
-    return examples.build("mlp", layers=2, hidden=16, batch=8)
+    return examples.build("mlp", layers=4, hidden=32, batch=8)
 
 
 @dataclass(frozen=True)
@@ -60,8 +80,8 @@ class Value:
         name: The option.
         value: Its value, or a function that gives it for a setting.
         words: A pattern by which sentences name it.
+        label: For people, where the value itself says too little.
         needs: Other options that it means nothing without.
-        label: For people, where values of an option differ.
         decides: Whether the plans that are searched depend on it: such values are paired in every
             setting, the others in one.
     """
@@ -69,26 +89,20 @@ class Value:
     name: str
     value: Any
     words: str = ""
-    needs: Mapping[str, Any] = field(default_factory=dict)
     label: str = ""
+    needs: Callable[[str], Mapping[str, Any]] = field(default=lambda _setting: {})
     decides: bool = True
 
-    def options(self, setting: str) -> dict[str, Any]:
-        value = self.value(setting) if callable(self.value) else self.value
-        needs = {k: v(setting) if callable(v) else v for k, v in self.needs.items()}
-        return {**needs, self.name: value}
+    def of(self, setting: str) -> Any:
+        return self.value(setting) if callable(self.value) else self.value
 
     def __str__(self) -> str:
         return self.label or f"{self.name}={self.value}"
 
 
-def names(setting: str) -> tuple[str, str]:
-    """The names of the input and of the last weight."""
-    return ("x", "layer1.weight") if setting == "onnx" else ("x", "down.weight")
-
-
 def tensor_pin(setting: str) -> Mapping[str, Any]:
-    return {"pin": [{"tensor": names(setting)[1], "dim": 0}]}
+    weight = "layer3.weight" if setting == "onnx" else "down.weight"
+    return {"pin": [{"tensor": weight, "dim": 0}]}
 
 
 def device_pins(setting: str) -> Mapping[str, Any]:
@@ -97,87 +111,93 @@ def device_pins(setting: str) -> Mapping[str, Any]:
 
 
 def group_pin(setting: str) -> Mapping[str, Any]:
-    last = "y" if setting == "onnx" else "/down/*"
-    return {"pin": [{"nodes": [last], "devices": [0, 1]}]}
+    return {"pin": [{"nodes": ["y" if setting == "onnx" else "/down/*"], "devices": [0, 1]}]}
 
 
-def named_dims(setting: str) -> Mapping[str, Any]:
-    return {"dims": {"batch": f"{names(setting)[0]}.0"}, "layout": {"batch": "dp"}}
-
-
-@cache
-def plan_of(setting: str, **options: Any) -> Plan:
-    return compiled(setting, **options).plan
-
-
-def whole_plan(setting: str) -> Plan:
-    return plan_of(setting, parallel="dp")
-
-
-def staged_plan(setting: str) -> Plan:
-    return plan_of(setting, parallel="pp", micro_batches=2)
-
-
-#: A limit of memory that one device does not fit, and one that only blocks fit.
-TIGHT = {"onnx": 2650, "inference": 5000, "training": 18_000}
-
-
-def tight(setting: str) -> int:
-    return TIGHT[setting]
-
-
-@cache
-def run_in_blocks() -> tuple[nn.Module, Tensor, int]:
-    """A module whose batch fits no device but in blocks, and the limit."""
-    raise NotImplementedError
-
-
-def compiled(setting: str, **options: Any) -> Compiled:
+def compiled(setting: str, options: Mapping[str, Any]) -> Compiled:
     """Compile one of the models for two devices."""
     fixed: dict[str, Any] = {"cluster": "2xcpu", "time_limit_s": 5.0, **options}
     if setting == "onnx":
         return partitioner.compile(onnx_model(), None, 2, **fixed)
     training = setting == "training"
-    fixed = {"training": training, **fixed}
-    return partitioner.compile(Pair(loss=training), torch.ones(8, 16), 2, **fixed)
+    return partitioner.compile(
+        Pair(loss=training), torch.ones(8, 16), 2, training=training, **fixed
+    )
 
 
-LOCAL = {"cluster": "local", "profile": Path("/nowhere/profile.sqlite")}
+@cache
+def plan_of(setting: str, kind: str) -> Plan:
+    options = {"dp": {"parallel": "dp"}, "pp": {"parallel": "pp", "micro_batches": 2}}
+    return compiled(setting, options.get(kind, blocks_limit(setting))).plan
 
-#: Values of the options whose types do not say which there are.
+
+@cache
+def tight(setting: str) -> int:
+    """Bytes of a device that hold its part of the batch, and not the whole of it."""
+    return max(compiled(setting, {"parallel": "dp"}).evaluation.needed_bytes.values())
+
+
+def blocks_limit(_setting: str) -> Mapping[str, Any]:
+    """Bytes of a device within which the ONNX model fits in blocks alone."""
+    return {"memory": 9400}
+
+
+def local(_setting: str) -> Mapping[str, Any]:
+    """This machine, of which nothing is measured."""
+    return {"cluster": "local", "profile": Path("none", "profile.sqlite")}
+
+
+#: Values of options whose types do not say which there are.
 VALUES = (
     Value("dims", {}, decides=False),
     Value("shapes", {}, decides=False),
-    Value("optimizer", "sgd", "optimizer", decides=False),
-    Value("progress", lambda _: lambda _line: None, decides=False),
+    Value("optimizer", "adamw", decides=False),
+    Value("progress", lambda _setting: str, label="progress", decides=False),
     Value("parallel", "dp", "parallel|dp"),
-    Value("parallel", "pp", "parallel|pp|stages|pipeline"),
+    Value("parallel", "pp", "parallel|pp|stage"),
     Value("cluster", "2xl4", "cluster", decides=False),
-    Value("memory", tight, "memory|fit", label="memory"),
-    Value("profile", LOCAL["profile"], "profile", LOCAL, decides=False),
-    Value("mesh", {"dp": 2}, "mesh"),
-    Value("mesh", {"pp": 2}, "mesh|stages|pipeline"),
-    Value("constraints", tensor_pin, "pin", label="tensor pin"),
-    Value("constraints", device_pins, "pin", label="device pins"),
-    Value("constraints", group_pin, "pin", label="group pin"),
-    Value("constraints", named_dims, "layout|dim", label="named dims"),
-    Value("constraints", whole_plan, "plan", label="whole plan"),
-    Value("constraints", staged_plan, "plan", label="staged plan"),
+    Value("memory", tight, label="memory"),
+    Value("profile", Path("none", "profile.sqlite"), "profile", "profile", local, decides=False),
+    Value("mesh", {"dp": 2}, "mesh|dp"),
+    Value("mesh", {"pp": 2}, "mesh|stage"),
+    Value("constraints", tensor_pin, "pin", "tensor pin"),
+    Value("constraints", device_pins, "pin", "device pins"),
+    Value("constraints", group_pin, "pin", "group pin"),
+    Value(
+        "constraints",
+        {"dims": {"batch": "x.0"}, "layout": {"batch": "dp"}},
+        "layout",
+        "named dims",
+    ),
+    Value("constraints", lambda s: plan_of(s, "dp"), "the plan in constraints", "whole plan"),
+    Value("constraints", lambda s: plan_of(s, "pp"), "the plan in constraints", "staged plan"),
+    Value(
+        "constraints",
+        lambda s: plan_of(s, "blocks"),
+        "the plan in constraints",
+        "block plan",
+        blocks_limit,
+    ),
     Value("time_limit_s", 3.0, decides=False),
     Value("gap", 0.1, decides=False),
-    Value("solver", "cbc", "solver", decides=False),
+    Value("solver", "cbc", decides=False),
     Value("seed", 3, decides=False),
-    Value("tune", 2, "tune", LOCAL, decides=True),
-    Value("schedule", lambda s: "1f1b" if s == "training" else "forward", "schedule", label="schedule"),
-    Value("micro_batches", 2, "micro"),
-    Value("micro_batches", "auto", "micro"),
+    Value("tune", 2, "tune", needs=local),
+    Value(
+        "schedule",
+        lambda s: "gpipe" if s == "training" else "forward",
+        "schedule|stage",
+        "schedule",
+    ),
+    Value("micro_batches", 2, "micro_batches"),
+    Value("micro_batches", "auto", "micro_batches"),
     Value("recompute", True, "recompute"),
     Value("recompute", False, "recompute"),
 )
 
 
 def values() -> Iterator[Value]:
-    """The values of all options of the table: a new one is in by its type, or asks for a line."""
+    """The values of all options of the table."""
     hints = get_type_hints(CompileOptions, localns=_NAMED)
     for name in described(CompileOptions):
         own = [value for value in VALUES if value.name == name]
@@ -188,22 +208,89 @@ def values() -> Iterator[Value]:
         elif get_origin(hints[name]) is Literal:
             yield from (Value(name, one, f"{name}|{one}") for one in get_args(hints[name])[1:])
         else:
-            raise AssertionError(f"give the option {name} a value in VALUES")
+            raise AssertionError(f"give the option {name!r} a value in VALUES")
+
+
+def applies(value: Value, setting: str) -> bool:
+    """Test whether a setting has an option; `training` is what the settings of modules are."""
+    if value.name in ("training", "plan_only") or str(value) == "block plan":
+        return value.name != "training" and setting == "onnx"
+    of = {"onnx": ("onnx",), "module": ("inference", "training"), "training": ("training",)}
+    return setting in of.get(described(CompileOptions)[value.name].only, SETTINGS)
 
 
 def pairs() -> Iterator[tuple[str, Value, Value]]:
     for one, other in itertools.combinations(values(), 2):
-        if one.name == other.name:
-            continue
-        own = [s for s in SETTINGS if applies(one, s) and applies(other, s)]
-        if not own:
+        own = [setting for setting in SETTINGS if applies(one, setting) and applies(other, setting)]
+        if one.name == other.name or not own:
             continue
         if not (one.decides and other.decides):
             own = [own[zlib.crc32(f"{one}{other}".encode()) % len(own)]]
         yield from ((setting, one, other) for setting in own)
 
 
-def applies(value: Value, setting: str) -> bool:
-    if value.name == "training":
-        return setting == "onnx"  # it is one of the settings of modules
-    return value.name not in ("dims", "shapes", "plan_only") or setting == "onnx"
+PAIRS = {f"{setting}-{one}-{other}": (setting, one, other) for setting, one, other in pairs()}
+SAMPLE = dict(itertools.islice(PAIRS.items(), 0, None, ONE_IN))
+
+
+@pytest.fixture
+def no_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces the runs of plans by `tune`, and skips where this machine has too few processors."""
+    try:
+        resolve_cluster("2xlocal", profile=Path("none", "profile.sqlite"))
+    except CostError as error:
+        pytest.skip(str(error))
+    for kind in (OnnxRanks, ModuleRanks):
+        monkeypatch.setattr(kind, "run_seconds", lambda _ranks, _folder, count: 1e-3 * count)
+
+
+def check(setting: str, one: Value, other: Value) -> None:
+    """A plan of the pair is found and verifies, or is impossible, which names both."""
+    options = {**one.needs(setting), **other.needs(setting)}
+    options |= {one.name: one.of(setting), other.name: other.of(setting)}
+    try:
+        program = compiled(setting, options)
+    except PartitionerError as error:
+        text = str(error)
+        assert any(re.search(sentence, text) for sentence in SENTENCES), text
+        for value in (one, other):
+            assert value.words, f"{value} is refused: {text}"
+            assert re.search(value.words, text), f"{value} is not named: {text}"
+        return
+    found = program.verify()
+    assert found, str(found)
+
+
+@pytest.mark.usefixtures("no_runs")
+@pytest.mark.parametrize("pair", SAMPLE.values(), ids=SAMPLE)
+def test_a_sample_of_pairs(pair: tuple[str, Value, Value]) -> None:
+    check(*pair)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_runs")
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_all_pairs(pair: tuple[str, Value, Value]) -> None:
+    check(*pair)
+
+
+def test_impossible_pairs_are_few() -> None:
+    assert len(SENTENCES) <= 15
+    assert len(PAIRS) > 150
+
+
+@pytest.mark.parametrize(
+    ("setting", "options", "text"),
+    [
+        ("inference", {"recompute": True}, "recompute is for training: inference keeps nothing"),
+        ("onnx", {"recompute": True}, "recompute is for"),
+        ("onnx", {"training": True}, "training is for PyTorch modules; the model is a ModelProto"),
+        ("inference", {"dims": {"n": 1}}, "dims"),
+        ("inference", {"shapes": {"x": (1,)}}, "shapes"),
+    ],
+)
+def test_options_of_other_models_are_refused(
+    setting: str, options: Mapping[str, Any], text: str
+) -> None:
+    with pytest.raises(PartitionerError, match=text):
+        compiled(setting, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from helpers.processes.torch_jobs import RunJob, job_parameters
 from jobs.stages.pipeline_model_jobs import JOBS
 from partitioner.backends.errors import BackendError
 from partitioner.ir.errors import OptionError
-from partitioner.strategies.constraints import ConstraintError
 
 
 @pytest.mark.one_in(2)
@@ -23,19 +23,56 @@ def test_ten_steps_are_those_of_one_process(run_job: RunJob, job: str) -> None:
     run_job("stages/pipeline_model_jobs.py", job)
 
 
-def test_a_plan_in_stages_is_no_constraint(tmp_path: Path) -> None:
-    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-    example = (torch.randn(4, 8),)
-    options: Any = {"devices": 2, "micro_batches": 2}
-    plan = partitioner.compile(module, example, **options).plan
+STAGES: tuple[dict[str, Any], ...] = (
+    {"parallel": "pp", "schedule": "1f1b"},
+    {"parallel": "pp", "schedule": "zbv"},
+    {"parallel": "pp", "schedule": "interleaved"},
+    {"parallel": "dp"},
+)
+
+
+@pytest.mark.parametrize("options", STAGES, ids=str)
+def test_a_plan_in_stages_is_kept(options: dict[str, Any], tmp_path: Path) -> None:
+    """The same stages, devices, micro-batches and order, also if a decision is left open."""
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    fixed: dict[str, Any] = {"devices": 2, "cluster": "2xcpu", "training": True}
+    module = nn.Sequential(module, nn.Flatten(0), Mean())
+    example = (torch.randn(8, 8),)
+    plan = partitioner.compile(module, example, micro_batches=4, **options, **fixed).plan
     assert plan.pipeline is not None
     (tmp_path / "plan.json").write_text(plan.to_json())
-    for more in ({}, {"micro_batches": 2}):
-        with pytest.raises(OptionError, match="a plan in stages cannot be kept: pin groups of"):
-            partitioner.compile(module, example, 2, constraints=tmp_path / "plan.json", **more)
-    (tmp_path / "mesh.json").write_text(partitioner.compile(module, example, 2).plan.to_json())
-    with pytest.raises(ConstraintError, match="a plan on one mesh is no constraint of stages"):
-        partitioner.compile(module, example, constraints=tmp_path / "mesh.json", **options)
+    kept = partitioner.compile(module, example, constraints=tmp_path / "plan.json", **fixed)
+    assert kept.plan.digest == plan.digest
+    assert kept.verify()
+    first, *rest = plan.nodes
+    part = replace(plan, nodes={name: plan.nodes[name] for name in rest})
+    again = partitioner.compile(module, example, constraints=part, **fixed).plan
+    assert {name: again.nodes[name] for name in rest} == part.nodes
+    assert first in again.nodes
+
+
+def test_a_plan_that_is_kept_says_how_the_batch_runs() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    example = (torch.randn(4, 8),)
+    staged = partitioner.compile(module, example, 2, parallel="pp", micro_batches=2).plan
+    whole = partitioner.compile(module, example, 2, parallel="dp").plan
+    once = "the plan in constraints runs the whole batch at once"
+    for plan, options, text in (
+        (staged, {"micro_batches": 4}, "micro_batches 4: the plan in constraints runs 2 micro-"),
+        (staged, {"schedule": "1f1b"}, "schedule '1f1b': the plan in constraints runs 2 micro-"),
+        (whole, {"micro_batches": 2}, f"micro_batches 2: {once}"),
+        (whole, {"mesh": {"pp": 2}}, rf"mesh {{'pp': 2}}: {once}"),
+        (whole, {"parallel": "pp"}, f"parallel 'pp': {once}"),
+    ):
+        with pytest.raises(OptionError, match=text):
+            partitioner.compile(module, example, 2, constraints=plan, **options)
+
+
+class Mean(nn.Module):
+    """The loss of a batch."""
+
+    def forward(self, scores: torch.Tensor) -> torch.Tensor:
+        return (scores**2).mean()
 
 
 class Whole(nn.Module):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import partitioner
 from helpers.modules import batch_losses
 from partitioner.compiled.module import ModuleProgram
+from partitioner.frontends.model import ModuleInput, open_model
 from partitioner.frontends.torch.building.graph import SEED
 from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
@@ -243,3 +244,13 @@ def test_no_plan_trains_another_loss_silently(part: int) -> None:
         silent += [] if asked and told else [(name, options)]
     assert silent == []
     assert planned_in_parts or part
+
+
+def test_one_micro_batch_is_the_trace_of_the_whole_batch() -> None:
+    opened = open_model(nn.Linear(4, 4), (torch.randn(6, 4),))
+    assert isinstance(opened, ModuleInput)
+    assert opened.in_micro_batches(1).traced is opened.traced.traced
+    two = opened.in_micro_batches(2)
+    assert two.micro is not None
+    assert two.micro.sizes == (3, 3)
+    assert two.graph.digest != opened.graph.digest

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from helpers.plans.cost_cases import flat
 from helpers.plans.whole_plans import build as graph_of
@@ -15,10 +17,15 @@ from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.frontends.onnx.load import load_onnx
+from partitioner.frontends.torch.building.graph import module_graph
+from partitioner.frontends.torch.patterns.decompositions import DECOMPOSITIONS
+from partitioner.frontends.torch.tracing.capture import capture, export_module
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import row_of
 from partitioner.problem.build import Built, build
 from partitioner.solver import evaluate_choices, validate
+from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.spaces import families
 
 PAIR = DeviceMesh.line(2)
@@ -127,3 +134,38 @@ def test_a_value_read_twice_by_a_node_has_an_edge_a_slot() -> None:
     graph = graph_of(nodes, dict.fromkeys("xhy", (4, 4)), ["x"], ["y"])
     built = problem(graph, (PAIR,), CLUSTERS["slow"])
     assert len(built.problem.edges) == 2
+
+
+class Layers(nn.Sequential):
+    """Layers and a loss, whose activations may be kept for the backward pass or made again."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = super().forward(x).square().mean()
+        return loss
+
+
+def test_what_is_kept_for_a_node_that_takes_either_is_held_between_the_uses() -> None:
+    """From behind the last other use to the node before: there the value itself is counted."""
+    module = Layers(*(layer for _ in range(3) for layer in (nn.Linear(4, 4), nn.GELU())))
+    args = (torch.zeros(2, 4),)
+    captured = capture(module, export_module(module, args, {}), DECOMPOSITIONS, training=True)
+    graph = module_graph(captured, "layers").offered
+    own = strategies(graph, Rules.of(graph), PAIR)
+    built = build(graph, [PAIR], own, DeviceColumns(graph, Resharder(CLUSTERS["slow"])))
+    rows = ((node, row_of(node)) for node in graph.nodes)
+    takers = [node for node, row in rows if row is not None and row.either]
+    compared = 0
+    for taker in takers:
+        at = graph.order[taker.name]
+        kept = {i for i, value in enumerate(built.values) if value == taker.outputs[0]}
+        for edge in built.problem.edges:
+            held = kept.intersection(i for items in edge.items.values() for i in items)
+            if edge.v != at or not held:
+                continue
+            (value, *_) = graph.nodes[edge.u].writes
+            others = [n for n in graph.consumers[value] if n not in takers]
+            last = max([edge.u, *(graph.order[n.name] for n in others)])
+            spans = {(built.problem.items[i].first, built.problem.items[i].last) for i in held}
+            assert spans == {(last + 1, at - 1)}
+            compared += 1
+    assert compared > 0

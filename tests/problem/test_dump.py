@@ -193,3 +193,12 @@ def test_the_model_is_not_replaced(here: Path) -> None:
         partitioner.dump_problem("m.onnx", here / "m.onnx", 2, strategy="intra")
     with pytest.raises(SearchError, match="strategy 'both' is not auto, intra or inter"):
         partitioner.dump_problem("m.onnx", here / "p.json", 2, strategy="both")
+
+
+def test_a_problem_of_joined_kinds_wants_a_mesh_where_there_are_several(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds = ["--strategy", "intra", "--parallel", "dp+tp"]
+    assert main(["m.onnx", "--devices", "6", *kinds, "--dump-problem", "p.json"]) == 2
+    assert "parallel 'dp+tp' may have several meshes, give one" in capsys.readouterr().err
+    assert not (here / "p.json").exists()

@@ -18,6 +18,7 @@ from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
+from partitioner.ir.layout import MAX_SEGMENTS
 from partitioner.rewrites.micro_batch_graph import (
     MicroBatch,
     batch_size,
@@ -98,23 +99,24 @@ def test_a_convolution_with_batch_norm_and_a_reshape_to_the_batch() -> None:
     check(graph, 1)
 
 
-def test_the_batch_may_become_another_dim_or_a_part_of_one() -> None:
+@pytest.mark.parametrize("places", [4, MAX_SEGMENTS + 16])
+def test_the_batch_may_become_another_dim_or_a_part_of_one(places: int) -> None:
     graph = built(
-        node("Transpose", "x", out="t", perm=[1, 0, 2]),  # (4, batch, 5)
-        node("Reshape", "t", "rows", out="f"),  # (4 * batch, 5): of each micro-batch 4 pieces
+        node("Transpose", "x", out="t", perm=[1, 0, 2]),  # (places, batch, 5)
+        node("Reshape", "t", "rows", out="f"),  # of each micro-batch as many pieces as places
         node("MatMul", "f", "w", out="y"),
         node("Transpose", "t", out="z", perm=[2, 0, 1]),
-        x=(BATCH, 4, 5),
-        y={"y": (4 * BATCH, 3), "z": (5, 4, BATCH)},
-        rows=ints(4 * BATCH, 5),
+        x=(BATCH, places, 5),
+        y={"y": (places * BATCH, 3), "z": (5, places, BATCH)},
+        rows=ints(places * BATCH, 5),
         w=weight(5, 3),
     )
     micro = check(graph)
     assert micro.parts.regions["y"][1] == (
-        tuple((BATCH * row + 2, 2) for row in range(4)),
+        tuple((BATCH * row + 2, 2) for row in range(places)),
         ((0, 3),),
     )
-    assert micro.parts.regions["z"][2] == (((0, 5),), ((0, 4),), ((4, 2),))
+    assert micro.parts.regions["z"][2] == (((0, 5),), ((0, places),), ((4, 2),))
 
 
 def test_a_constant_of_the_batch_is_cut_where_its_parts_are_the_same() -> None:

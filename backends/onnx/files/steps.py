@@ -14,10 +14,8 @@ from partitioner.backends.header import Header
 from partitioner.backends.onnx.files.header import DOMAIN
 from partitioner.backends.onnx.files.nodes import value_info
 from partitioner.backends.regions import is_whole
-from partitioner.ir.program import Comm, CommKind
+from partitioner.ir.program import REDUCING, Comm
 from partitioner.ir.types import TensorType
-
-_REDUCING = (CommKind.ALL_REDUCE, CommKind.REDUCE_SCATTER)
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class Cut:
     @property
     def reduces(self) -> bool:
         """Tell whether received parts are combined, not written side by side."""
-        return self.comm.kind in _REDUCING
+        return self.comm.kind in REDUCING
 
     @property
     def reads(self) -> tuple[str, ...]:

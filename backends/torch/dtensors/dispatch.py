@@ -31,7 +31,7 @@ from partitioner.backends.torch.dtensors.plain import (
     noted_names,
     taken_notes,
 )
-from partitioner.backends.torch.dtensors.rules import differs_from_whole
+from partitioner.backends.torch.dtensors.rules import allow_anomaly_detection, differs_from_whole
 from partitioner.backends.torch.dtensors.schemas import written_tensors
 from partitioner.backends.torch.dtensors.wholes import (
     MESHES,
@@ -61,6 +61,7 @@ def correct_operators(meshes: Iterable[DeviceMesh]) -> None:
 
 @cache
 def _correct_operators() -> None:
+    allow_anomaly_detection()
     dispatcher: Any = DTensor._op_dispatcher
     handlers = dispatcher._custom_op_handlers
     for table in (

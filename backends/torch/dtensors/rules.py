@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpInfo, OpSchema, OutputSharding
 from torch.distributed.tensor._ops._math_ops import _NormPartial
+from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import _MaskPartial
 from torch.utils import _pytree as pytree
 
@@ -135,3 +136,13 @@ def _has_unlike_parts(spec: DTensorSpec) -> bool:
         if isinstance(place, Shard):
             parts[place.dim] *= ranks
     return any(size % parts[dim] for dim, size in enumerate(spec.shape))
+
+
+def allow_anomaly_detection() -> None:
+    """Give DTensor a rule for the check that `torch.autograd.set_detect_anomaly` makes.
+
+    It asks of every gradient whether any element is NaN; with this rule each rank asks it of the
+    whole gradient, so that all of them raise.
+    """
+    whole = [([Replicate()], [Replicate()])]
+    register_sharding(torch.ops.aten._is_any_true.default)(lambda _: whole)

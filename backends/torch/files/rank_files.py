@@ -1,8 +1,7 @@
-"""A rank's passes as exported programs: ``rank0.pt2`` and, in training, ``rank0.backward.pt2``.
+"""A rank's phases as exported programs: ``rank0.pt2`` and, in training, ``rank0.backward.pt2``.
 
-Of a plan in stages they are its phases: ``rank0.pt2`` is the first that the rank runs, the others
-have their names, ``rank0.forward_2.pt2``; those of a smaller last micro-batch are
-``rank0.last_forward_2.pt2``.
+``rank0.pt2`` is the first that the rank runs, the others have their names, in stages
+``rank0.forward_2.pt2``; those of a smaller last micro-batch are ``rank0.last_forward_2.pt2``.
 
 A file holds the rank's graph with its shards of the weights (a program for inference) or takes
 parameters and buffers as arguments (training). Beside the graph it holds `EXTRA`: the file's
@@ -19,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from partitioner.backends.header import Header, Origin, count, header_data, pars
 from partitioner.backends.tensors import torch_dtype
 from partitioner.backends.torch.agreeing.groups import group_ranks
 from partitioner.backends.torch.files.archive import read_extra, read_program
-from partitioner.backends.torch.graphs.emit import PassGraph, RankGraphs
+from partitioner.backends.torch.graphs.emit import PassGraph
 from partitioner.backends.torch.graphs.phases import RankPhases
 from partitioner.ir.errors import IRError
 from partitioner.ir.program import Programs
@@ -44,9 +43,8 @@ from partitioner.ir.types import TensorType
 EXTRA = "partitioner.json"
 #: Version of the contents of rank files; files of another version are refused.
 FORMAT_VERSION = 1
-PASSES = ("forward", "backward")
 CPU = torch.device("cpu")  #: The device that files are written for.
-_PHASE = re.compile(r"(last )?(setup|deliver|reduce|(forward|backward|weight) \d+)")
+_PHASE = re.compile(r"(last )?(setup|deliver|reduce|(forward|backward|weight)( \d+)?)")
 
 
 @dataclass(frozen=True)
@@ -55,13 +53,13 @@ class RankFile:
 
     Attributes:
         header: The part that rank files of all backends have.
-        which: "forward" or "backward"; of a plan in stages the phase, as "forward 2".
+        which: The phase: "forward" or "backward" of a whole batch, else as "forward 2".
         arguments: Local values that the graph takes, in order.
         results: Local values that it returns, in order.
         groups: Ranks of each process group that any rank's graphs name.
-        stored: Local values that are parameters and buffers, among the arguments.
+        stored: Local values that are parameters and buffers, of which the arguments may be.
         training: Whether there is a backward pass.
-        staged: Whether the plan is in stages.
+        staged: Whether the plan has a schedule of micro-batches.
     """
 
     header: Header
@@ -80,23 +78,6 @@ def file_name(rank: int, which: str = "forward") -> str:
     return f"rank{rank}.pt2" if which == "forward" else f"rank{rank}.{name}.pt2"
 
 
-def write_rank(folder: Path, programs: Programs, graphs: RankGraphs, origin: Origin) -> None:
-    """Write the files of a rank.
-
-    Args:
-        origin: Digests of the plan and weights that they were made from.
-
-    Raises:
-        BackendError: PyTorch cannot export a graph.
-    """
-    common = _common(programs, graphs.rank, origin, graphs.stored)
-    common["training"] = graphs.backward is not None
-    for which, graph, examples in _passes(graphs):
-        data = {**common, "pass": which}
-        data |= {"arguments": graph.arguments, "results": graph.results}
-        _write(folder / file_name(graphs.rank, which), graph.module, examples, data)
-
-
 def _common(
     programs: Programs, rank: int, origin: Origin, stored: tuple[str, ...]
 ) -> dict[str, Any]:
@@ -110,7 +91,7 @@ def _common(
 def write_phases(
     folder: Path, programs: Programs, phases: RankPhases, origin: Origin, *, last: bool = False
 ) -> None:
-    """Write the files of a rank of a plan in stages, one for each phase.
+    """Write the files of a rank, one for each phase.
 
     Args:
         folder: The folder.
@@ -123,7 +104,8 @@ def write_phases(
         BackendError: PyTorch cannot export a graph.
     """
     common = _common(programs, phases.rank, origin, phases.stored)
-    common |= {"staged": True, "training": not all(map(phases.is_forward, phases.graphs))}
+    common["training"] = programs.order.table.trains
+    common |= {} if phases.order.is_whole else {"staged": True}
     for phase, name, examples in _phases(phases, last=last):
         graph = phases.graphs[phase].graph
         data = {**common, "pass": _phase_name(phases, phase, last=last)}
@@ -146,9 +128,10 @@ def _phases(phases: RankPhases, *, last: bool) -> Iterator[tuple[int, str, tuple
             else _empty(phases.types[name], fakes.get(name))
             for name in graph.arguments
         )
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
-            results = graph.module(*map(mode.from_tensor, examples))
-        fakes |= dict(zip(graph.results, results, strict=True))
+        if phase != max(phases.graphs):
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+                results = graph.module(*map(mode.from_tensor, examples))
+            fakes |= dict(zip(graph.results, results, strict=True))
         if not last or not phases.is_of_all(phase):
             yield phase, _phase_file(phases, phase, last=last), examples
 
@@ -179,25 +162,8 @@ def with_written_phases(folder: Path, phases: RankPhases, *, last: bool = False)
             continue
         path = folder / _phase_file(phases, phase, last=last)
         name = _phase_name(phases, phase, last=last)
-        graphs[phase] = replace(of_phase, graph=_read(path, phases.rank, name, of_phase.graph))
+        graphs[phase] = replace(of_phase, graph=_read(path, phases, name, of_phase.graph))
     return replace(phases, graphs=graphs)
-
-
-def _passes(graphs: RankGraphs) -> Iterator[tuple[str, PassGraph, tuple[Tensor, ...]]]:
-    """The passes, each with empty arguments of the sizes and strides of a run."""
-    forward, backward = graphs.forward, graphs.backward
-    arguments = tuple(_empty(graphs.types[name]) for name in forward.arguments)
-    yield "forward", forward, arguments
-    if backward is None:
-        return
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
-        fakes = forward.module(*map(mode.from_tensor, arguments))
-    results = dict(zip(forward.results, fakes, strict=True))
-    yield (
-        "backward",
-        backward,
-        tuple(_empty(graphs.types[name], results.get(name)) for name in backward.arguments),
-    )
 
 
 def _empty(tensor_type: TensorType, like: Tensor | None = None) -> Tensor:
@@ -235,7 +201,7 @@ def read_rank_file(path: Path) -> RankFile:
             )
         return RankFile(
             parse_header(data),
-            _pass_name(data["pass"]),
+            _phase_named(data["pass"]),
             tuple(map(text, data["arguments"])),
             tuple(map(text, data["results"])),
             tuple(tuple(map(count, ranks)) for ranks in data["groups"]),
@@ -247,8 +213,10 @@ def read_rank_file(path: Path) -> RankFile:
         raise BackendError(f"{path}: {EXTRA}: {one_line(error)}") from error
 
 
-def _pass_name(name: str) -> str:
-    return name if _PHASE.fullmatch(name) else PASSES[PASSES.index(name)]
+def _phase_named(name: str) -> str:
+    if not _PHASE.fullmatch(name):
+        raise ValueError(f"{name!r} is no pass")
+    return name
 
 
 def read_rank_files(folder: Path) -> tuple[RankFile, ...]:
@@ -286,31 +254,13 @@ def read_pass(path: Path, device: torch.device = CPU) -> fx.GraphModule:
     return module
 
 
-def with_written(folder: Path, ranks: Sequence[RankGraphs]) -> tuple[RankGraphs, ...]:
-    """The graphs of all ranks, replaced by those in a folder's files.
-
-    Raises:
-        BackendError: A file cannot be read, or takes or gives other values.
-    """
-    return tuple(
-        replace(
-            graphs,
-            forward=_with_file(folder, graphs.rank, "forward", graphs.forward),
-            backward=graphs.backward
-            and _with_file(folder, graphs.rank, "backward", graphs.backward),
-        )
-        for graphs in ranks
-    )
-
-
-def _with_file(folder: Path, rank: int, which: str, graph: PassGraph) -> PassGraph:
-    return _read(folder / file_name(rank, which), rank, which, graph)
-
-
-def _read(path: Path, rank: int, which: str, graph: PassGraph) -> PassGraph:
+def _read(path: Path, phases: RankPhases, which: str, graph: PassGraph) -> PassGraph:
+    """A phase's graph, whose file may take more stored values, and has an order of its own."""
     file = read_rank_file(path)
-    if (file.header.rank, file.which) != (rank, which):
+    if (file.header.rank, file.which) != (phases.rank, which):
         raise BackendError(f"{path} is the {file.which} pass of rank {file.header.rank}")
-    if (file.arguments, file.results) != (graph.arguments, graph.results):
+    more = {*file.arguments} - {*graph.arguments}
+    is_whole = len(file.arguments) == len(graph.arguments) + len(more)
+    if not (is_whole and more <= {*phases.stored}) or {*file.results} != {*graph.results}:
         raise BackendError(f"{path} takes or gives other values than the plan's program")
-    return replace(graph, module=read_pass(path))
+    return PassGraph(read_pass(path), file.arguments, file.results)

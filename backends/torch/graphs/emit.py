@@ -1,6 +1,6 @@
-"""A rank's program as graph modules: one for the forward pass and, in training, a backward one.
+"""The graph module of some steps of a rank.
 
-The graphs hold local tensors, ATen operators and functional collectives. Values that are stored
+Graphs hold local tensors, ATen operators and functional collectives. Values that are stored
 from step to step (parameters, written buffers) are arguments; weights that are not trained and
 small constants are buffers of the graph module.
 """
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ from partitioner.backends.torch.graphs.notes import COMM, Task, note_tasks, note
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
 from partitioner.ir.ops.aten.state import ALIAS, EITHER, KEEP, REST, STATE, UPDATE
-from partitioner.ir.program import Comm, CommKind, Compute, Output, Part, Programs, RankProgram
+from partitioner.ir.program import Comm, CommKind, Compute, Part, RankProgram
 from partitioner.ir.types import TensorType, numpy_dtype
 
 #: Nodes that take a value to where it is stored.
@@ -45,7 +44,7 @@ Steps = Sequence[Compute | Comm]
 
 @dataclass(frozen=True)
 class PassGraph:
-    """A pass of a rank.
+    """Steps of a rank that run together.
 
     Attributes:
         module: The graph; takes the arguments and returns the results, in order.
@@ -56,71 +55,6 @@ class PassGraph:
     module: fx.GraphModule
     arguments: tuple[str, ...]
     results: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class RankGraphs:
-    """The graphs of a rank.
-
-    Attributes:
-        forward: Takes stored values and inputs; returns the forward outputs, then saved values.
-        backward: Takes saved values, stored values and inputs; returns gradients. None for
-            inference.
-        stored: Local names of the stored values on the rank.
-        inputs: Part of an input by local value.
-        outputs: Parts of outputs that the forward pass returns, then those of the backward pass.
-    """
-
-    rank: int
-    forward: PassGraph
-    backward: PassGraph | None
-    stored: tuple[str, ...]
-    inputs: Mapping[str, Part]
-    outputs: tuple[Output, ...]
-    types: Mapping[str, TensorType]
-
-    @property
-    def passes(self) -> Mapping[str, PassGraph]:
-        """The graphs by name."""
-        backward = {} if self.backward is None else {"backward": self.backward}
-        return {"forward": self.forward, **backward}
-
-
-def emit_rank(
-    programs: Programs, rank: int, graph: Graph, device: torch.device, *, keeps: bool = False
-) -> RankGraphs:
-    """Graph modules of a rank.
-
-    Args:
-        graph: The whole model, which has the contents of constants.
-        keeps: Whether values at rest are arguments, which the forward pass brings up to date; else
-            it makes them anew.
-
-    Raises:
-        BackendError: PyTorch has no operator of a name in the program, or no type of a constant.
-    """
-    program = programs.ranks[rank]
-    steps = program.steps
-    turn = len(steps) if program.backward is None else program.backward
-    first, second = steps[:turn], steps[turn:]
-    writer = partial(PassWriter, program, device, keeps=keeps)
-    in_forward = writer().written(first) | _constant_results(program, graph)
-    early = [output for output in program.outputs if output.value in in_forward]
-    late = [output for output in program.outputs if output.value not in in_forward]
-    stored = stored_values(steps)
-    needed = writer().outside(second) | ({o.value for o in late} - writer().written(second))
-    saved = needed - {*program.inputs, *program.constants, *program.literals, *stored}
-    constant = cache(partial(constant_of, program, graph, device))
-    emit = partial(emit_pass, constant=constant)
-    return RankGraphs(
-        rank,
-        emit(writer(), first, (*(output.value for output in early), *sorted(saved))),
-        None if program.backward is None else emit(writer(), second, tuple(o.value for o in late)),
-        stored,
-        program.inputs,
-        (*early, *late),
-        program.types,
-    )
 
 
 def stored_values(steps: Steps) -> tuple[str, ...]:
@@ -135,13 +69,6 @@ def stored_values(steps: Steps) -> tuple[str, ...]:
 def rest_argument(name: str) -> str:
     """Name of the argument that holds the value of a `REST` node between steps."""
     return f"{name} at rest"
-
-
-def _constant_results(program: RankProgram, graph: Graph) -> set[str]:
-    """Constants that are results of the forward pass themselves, as are parts without elements."""
-    backward = {n for node in graph.nodes if node.name in graph.backward for n in node.writes}
-    constants = {*program.constants, *program.literals}
-    return {o.value for o in program.outputs if o.whole not in backward} & constants
 
 
 def constant_of(program: RankProgram, graph: Graph, device: torch.device, name: str) -> Tensor:
@@ -177,7 +104,7 @@ def emit_pass(
     """
     program, rank = writer.program, writer.program.rank
     outside = writer.outside(steps) | (set(results) - writer.written(steps))
-    outside |= {*stored_values(steps), *writer.at_rest(steps)}
+    outside |= {*writer.at_rest(steps)}
     constants = outside & {*program.constants, *program.literals}
     arguments = (*sorted(outside - constants), *writer.received(steps))
     for name in arguments:
@@ -215,7 +142,8 @@ class PassWriter:
         known: Node of each local value, or what adds it when it is read.
         pending: Task of each value that is added when it is read.
         sent: Names of what the pass returns for other ranks, beside its results.
-        keeps: As of `emit_rank`.
+        keeps: Whether values at rest are arguments, which the pass brings up to date; else it makes
+            them anew.
     """
 
     program: RankProgram
@@ -229,11 +157,14 @@ class PassWriter:
 
     def at_rest(self, steps: Steps) -> Iterator[str]:
         """Names of the arguments that hold values between steps, apart from stored ones."""
-        stored = {*stored_values(steps)}
-        for node in (step.node for step in steps if self.keeps and isinstance(step, Compute)):
+        if not self.keeps:
+            return
+        stored = {*stored_values(self.program.steps)}
+        for node in (step.node for step in self.program.steps if isinstance(step, Compute)):
             if node.op == ALIAS and node.inputs[0] in stored:
                 stored.update(node.outputs)
-            elif node.op == REST and node.inputs[0] not in stored:
+        for node in (step.node for step in steps if isinstance(step, Compute)):
+            if node.op == REST and node.inputs[0] not in stored:
                 yield rest_argument(node.outputs[0])
 
     def received(self, steps: Steps) -> tuple[str, ...]:

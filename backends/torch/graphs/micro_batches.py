@@ -123,6 +123,10 @@ class MicroBatches:
         )
 
 
+#: A call that runs as a whole.
+WHOLE_BATCH = MicroBatches((1,), frozenset(), frozenset())
+
+
 def micro_batch_sizes(arguments: Any, count: int) -> tuple[int, ...]:
     """Sizes of the micro-batches of a call: at most `count`, and fewer if some would be empty.
 

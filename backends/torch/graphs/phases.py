@@ -1,4 +1,4 @@
-"""A rank's program as a graph for each phase of a plan in stages (see `ir.phases`).
+"""A rank's program as a graph for each phase (see `ir.phases`).
 
 What passes from a phase of one rank to a phase of another is one message (see `messages`): the
 phase that sends returns it, and the phase that receives it is called with it. Communications inside
@@ -7,7 +7,6 @@ of a phase are collectives in its graph.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
@@ -29,7 +28,7 @@ from partitioner.backends.torch.graphs.emit import (
 from partitioner.backends.torch.graphs.messages import Message, message_name
 from partitioner.ir.graph import Graph
 from partitioner.ir.phases import Part as StepPart
-from partitioner.ir.phases import Phases, StepOrder
+from partitioner.ir.phases import Phases, RunOrder
 from partitioner.ir.program import Comm, Compute, Output, Part, Programs, RankProgram
 from partitioner.ir.types import TensorType
 
@@ -62,10 +61,8 @@ class RankPhases:
         inputs: Part of an input by local value.
         outputs: Parts of outputs that the rank delivers.
         types: Type of every local value.
-        reads: Number of phases of a micro-batch that read each local value.
-        once: Local values of phases that run once a step.
         summed: Local values that are added up over the micro-batches of a step.
-        numbers: The numbers of the phases.
+        order: The order of the phases.
     """
 
     rank: int
@@ -74,10 +71,8 @@ class RankPhases:
     inputs: Mapping[str, Part]
     outputs: tuple[Output, ...]
     types: Mapping[str, TensorType]
-    reads: Mapping[str, int]
-    once: frozenset[str]
     summed: frozenset[str]
-    numbers: Phases
+    order: RunOrder
 
     @property
     def passes(self) -> Mapping[str, PassGraph]:
@@ -89,11 +84,26 @@ class RankPhases:
                 named[str(part)] = named[of_part[0]]
         return named
 
+    @property
+    def delivered(self) -> frozenset[str]:
+        """Local names of outputs."""
+        return frozenset(output.value for output in self.outputs)
+
+    @property
+    def numbers(self) -> Phases:
+        """The numbers of the phases."""
+        return self.order.phases
+
     def name(self, phase: int) -> str:
-        """``setup``, ``forward 0``."""
+        """``setup``, ``forward 0``; ``forward`` of a whole batch."""
         part, stage = self.numbers.of(phase)
         stageless = part in (StepPart.SETUP, StepPart.DELIVER, StepPart.REDUCE)
-        return str(part) if stageless else f"{part} {stage}"
+        return str(part) if stageless or self.order.is_whole else f"{part} {stage}"
+
+    def words(self, phase: int) -> str:
+        """``forward (stage 0)``; ``forward`` of a whole batch."""
+        part, stage = self.numbers.of(phase)
+        return str(part) if self.order.is_whole else f"{part} (stage {stage})"
 
     def is_once(self, phase: int) -> bool:
         """Tell whether a phase runs once a step."""
@@ -102,7 +112,8 @@ class RankPhases:
     @cached_property
     def adds(self) -> Mapping[int, tuple[str, ...]]:
         """The results of each phase of which nothing but the sum over micro-batches is read."""
-        only_summed = self.summed - {name for name, readers in self.reads.items() if readers}
+        graphs = (of for phase, of in self.graphs.items() if not self.is_once(phase))
+        only_summed = self.summed.difference(*(of.graph.arguments for of in graphs))
         return {
             phase: tuple(name for name in of.graph.results if name in only_summed)
             for phase, of in self.graphs.items()
@@ -147,15 +158,17 @@ def emit_all_phases(
     device: torch.device,
     rest: Rest | None,
     micro_batches: int,
+    *,
+    keeps: bool = False,
 ) -> list[RankPhases]:
     """The graphs of a rank for each micro-batch, those of a smaller last one apart.
 
     Raises:
         BackendError: As `emit_phases`, or the last micro-batch is run in another way.
     """
-    phases = [emit_phases(programs, rank, graph, device)] * micro_batches
+    phases = [emit_phases(programs, rank, graph, device, keeps=keeps)] * micro_batches
     if rest is not None:
-        phases[-1] = emit_phases(rest.programs, rank, rest.graph, device)
+        phases[-1] = emit_phases(rest.programs, rank, rest.graph, device, keeps=keeps)
         first, last = (_in_common(one) for one in (phases[0], phases[-1]))
         if first != last:
             raise BackendError(
@@ -165,8 +178,8 @@ def emit_all_phases(
     return phases
 
 
-def step_runs(order: StepOrder, rank: int, rest: Rest | None) -> tuple[tuple[int, int], ...]:
-    """(phase, micro-batch) of all that a rank runs in a step, in order.
+def step_runs(order: RunOrder, rank: int, rest: Rest | None) -> tuple[tuple[int, int], ...]:
+    """(phase, micro-batch) of all that a rank may run in a step, in order.
 
     The last micro-batch, if it is smaller, may have a setup of its own, which comes first.
     """
@@ -179,46 +192,60 @@ def step_runs(order: StepOrder, rank: int, rest: Rest | None) -> tuple[tuple[int
 def _in_common(phases: RankPhases) -> Any:
     """The facts that the phases of all micro-batches of a step share."""
     outputs = {output.whole: output.value for output in phases.outputs}
-    return phases.stored, phases.once, phases.summed, outputs
+    once = {
+        name
+        for phase, graph in phases.graphs.items()
+        for name in graph.graph.results
+        if phases.is_once(phase)
+    }
+    return phases.stored, once, phases.summed, outputs
 
 
-def emit_phases(programs: Programs, rank: int, graph: Graph, device: torch.device) -> RankPhases:
+def emit_phases(
+    programs: Programs, rank: int, graph: Graph, device: torch.device, *, keeps: bool = False
+) -> RankPhases:
     """The graphs of a rank.
 
     Args:
-        programs: Programs of a plan in stages.
+        programs: Programs of all ranks.
         rank: The rank.
         graph: The model of one micro-batch, which has the contents of constants.
         device: The device that the rank computes on.
+        keeps: Whether values at rest are arguments; see `PassWriter`.
 
     Raises:
         BackendError: PyTorch has no operator of a name in the program, or no type of a constant.
     """
-    assert programs.order is not None
-    program, phases = programs.ranks[rank], programs.order.phases
-    pieces = _pieces(program)
-    writers = {phase: _PhaseWriter(program, device, phase=phase) for phase in pieces}
-    made_in = {
-        name: phase for phase, steps in pieces.items() for name in writers[phase].written(steps)
-    }
+    program, order = programs.ranks[rank], programs.order
+    phases, pieces = order.phases, _pieces(program, order.phases)
+    writers = {phase: _PhaseWriter(program, device, phase=phase, keeps=keeps) for phase in pieces}
+    made = {phase: writers[phase].written(steps) for phase, steps in pieces.items()}
+    backward = {value for n in graph.nodes if n.name in graph.backward for value in n.writes}
+    for output in program.outputs:
+        if output.value in program.constants or output.value in program.literals:
+            made[(max if output.whole in backward else min)(pieces)].add(output.value)
+    made_in = {name: phase for phase, names in made.items() for name in names}
     outside = {phase: writers[phase].outside(steps) for phase, steps in pieces.items()}
-    reads = Counter(n for phase, of in outside.items() if not phases.is_once(phase) for n in of)
-    kept = {output.value for output in program.outputs}.union(*outside.values())
+    outputs = dict.fromkeys(output.value for output in program.outputs)
+    kept = set().union(*outside.values())
     constant = cache(partial(constant_of, program, graph, device))
-    graphs = {}
+    graphs: dict[int, PhaseGraph] = {}
     for phase, steps in pieces.items():
-        writer = writers[phase]
-        results = tuple(sorted(writer.written(steps) & kept))
+        writer, of_phase = writers[phase], made[phase]
+        delivered = [name for name in outputs if name in of_phase]
+        results = (*delivered, *sorted(of_phase & kept - outputs.keys()))
         emitted = emit_pass(writer, steps, results, constant=constant)
         talks = any(isinstance(step, Comm) for step in steps)
-        if talks or emitted.results != (NO_VALUE,):
+        # a rank has a file, also if it does nothing
+        is_last = phase == max(pieces) and not graphs
+        if talks or is_last or emitted.results != (NO_VALUE,):
             received = tuple(writer.messages.values())
             graphs[phase] = PhaseGraph(emitted, received, tuple(writer.leaving))
-    once = frozenset(name for name, phase in made_in.items() if phases.is_once(phase))
-    reduced = pieces.get(phases.number(StepPart.REDUCE), ())
-    summed = _PhaseWriter(program, device).outside(reduced)
-    backward = {value for n in graph.nodes if n.name in graph.backward for value in n.writes}
-    summed |= {output.value for output in program.outputs if output.whole in backward}
+    summed = {output.value for output in program.outputs if output.whole in backward}
+    summed |= outside.get(phases.number(StepPart.REDUCE), set())
+    summed &= {name for name, phase in made_in.items() if not phases.is_once(phase)}
+    if order.table.micro_batches == 1:
+        summed = set()
     return RankPhases(
         rank,
         graphs,
@@ -226,14 +253,12 @@ def emit_phases(programs: Programs, rank: int, graph: Graph, device: torch.devic
         program.inputs,
         program.outputs,
         program.types,
-        reads,
-        once,
-        frozenset(summed & made_in.keys()) - once,
-        phases,
+        frozenset(summed),
+        order,
     )
 
 
-def _pieces(program: RankProgram) -> dict[int, Steps]:
+def _pieces(program: RankProgram, phases: Phases) -> Mapping[int, Steps]:
     """The steps of each phase; a message is a step of both its phases."""
     pieces: dict[int, list[Compute | Comm]] = {}
     for step in program.steps:
@@ -241,7 +266,7 @@ def _pieces(program: RankProgram) -> dict[int, Steps]:
             continue  # stored values are given
         for phase in _phases_on(step, program.rank):
             pieces.setdefault(phase, []).append(step)
-    return dict(sorted(pieces.items()))
+    return dict(sorted(pieces.items())) or {phases.number(StepPart.FORWARD): []}
 
 
 def _phases_on(step: Compute | Comm, rank: int) -> Iterator[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -20,17 +19,13 @@ from partitioner.backends.process_group import (
     Group,
     clock_offset,
     gpu_name,
-    timed,
     timed_steps,
 )
-from partitioner.backends.torch.graphs.eager import eager
 from partitioner.backends.torch.graphs.notes import OPERATOR, noted_tasks
-from partitioner.backends.torch.measuring.clocks import Clock, clock_of
+from partitioner.backends.torch.measuring.clocks import Clock
 from partitioner.backends.torch.measuring.optimizers import OPTIMIZERS
 from partitioner.backends.torch.measuring.timing import NAME, stored_part, watch_steps
-from partitioner.backends.torch.running.direct import direct
 from partitioner.backends.torch.state.shards import distributed_as, part_of
-from partitioner.backends.waiting import STEPS
 from partitioner.ir.exchange import Region
 
 c10d = torch.ops._c10d_functional
@@ -46,7 +41,7 @@ class Span:
         comms: The communications that they are of.
         label: The first operator of the task.
         role: The rank's part.
-        micro_batch: In stages, the micro-batch.
+        micro_batch: The micro-batch.
     """
 
     nodes: tuple[str, ...]
@@ -54,21 +49,6 @@ class Span:
     label: str
     role: Role
     micro_batch: int = 0
-
-
-@dataclass(frozen=True)
-class Pass:
-    """A pass of a rank.
-
-    Attributes:
-        module: Its graph, as emitted or read from a file.
-        arguments: Names of local values.
-        results: Names of local values.
-    """
-
-    module: fx.GraphModule
-    arguments: tuple[str, ...]
-    results: tuple[str, ...]
 
 
 def marked(module: fx.GraphModule, clock: Clock) -> tuple[fx.GraphModule, tuple[Span, ...]]:
@@ -194,105 +174,6 @@ def _local(tensor: Tensor) -> Tensor:
 def _like(parameter: Tensor, gradient: Tensor) -> Tensor:
     """The gradient as a parameter has it."""
     return distributed_as(parameter, gradient) if isinstance(parameter, DTensor) else gradient
-
-
-@dataclass
-class Recorder:
-    """Runs the passes of a rank and then its optimizer, as one step.
-
-    Attributes:
-        passes: In order: the forward pass and, in training, the backward pass.
-        values: Local values before a step: inputs and stored values.
-        device: Where they lie.
-        training: Its parameters and optimizer; None for inference.
-    """
-
-    passes: Sequence[Pass]
-    values: Mapping[str, Tensor]
-    device: torch.device
-    training: Training | None = None
-
-    def timed(self, steps: int, shown: Mapping[str, str]) -> tuple[list[Values], float]:
-        """Run so many steps, after one to warm up; all ranks must call it.
-
-        Args:
-            steps: Number of steps, at least 1.
-            shown: Local names of the results to return, by name.
-
-        Returns:
-            Results of the last step, as of one micro-batch, and the slowest rank's seconds.
-        """
-        plain = [direct(eager(one.module, boxed=True)) for one in self.passes]
-
-        def run(number: int) -> Values:
-            for _ in range(number):
-                results = self._run(plain, shown=shown)
-            return results
-
-        results, seconds = timed(run, steps)
-        return [results], seconds
-
-    def record(self, steps: int, threads: int, group: Group = None) -> RankLog:
-        """Record so many steps, after one to warm up; all ranks must call it."""
-        plain = [direct(eager(one.module, boxed=True)) for one in self.passes]
-        clock = clock_of(self.device)
-        marking = [marked(eager(one.module, boxed=True), clock) for one in self.passes]
-        modules = [direct(module) for module, _ in marking]
-        spans = [span for _, spans in marking for span in (*spans, None)]
-        if self.training is not None:
-            spans.append(self.training.span)
-
-        def marks() -> Sequence[Span | None]:
-            self._run(modules, clock.mark)
-            return spans
-
-        return recorded(
-            lambda: self._run(plain),
-            marks,
-            clock,
-            self._held,
-            self.device,
-            steps,
-            threads,
-            group,
-        )
-
-    def _run(
-        self,
-        modules: Iterable[Callable[[list[Tensor]], Sequence[Tensor]]],
-        before_update: Callable[[], None] = lambda: None,
-        shown: Mapping[str, str] = MappingProxyType({}),
-    ) -> Values:
-        """Run the passes and the optimizer; a value is dropped once nothing later takes it.
-
-        Returns:
-            What is `shown`.
-        """
-        values = dict(self.values)
-        updates = () if self.training is None else self.training.updates
-        if self.training is not None:
-            values |= self.training.values()
-        kept = {*shown.values(), *(update.gradient for update in updates)}
-        with torch.no_grad():
-            for index, (module, one) in enumerate(zip(modules, self.passes, strict=True)):
-                later = kept.union(*(other.arguments for other in self.passes[index + 1 :]))
-                taken = [values[n] if n in later else values.pop(n) for n in one.arguments]
-                results = dict(zip(one.results, module(taken), strict=True))
-                values.update((name, value) for name, value in results.items() if name in later)
-                del results
-        delivered = {name: values[local] for name, local in shown.items()}
-        if self.training is not None:
-            before_update()
-            self.training.step(values)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        STEPS.begin()
-        return delivered
-
-    def _held(self) -> int:
-        """Bytes that lie on the device before a step."""
-        modules = (one.module for one in self.passes)
-        return held_bytes(self.values, modules, self.training)
 
 
 def held_bytes(

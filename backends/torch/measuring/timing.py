@@ -20,7 +20,7 @@ from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.prepared import Prepared
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.graphs.eager import eager
-from partitioner.backends.torch.graphs.emit import emit_rank
+from partitioner.backends.torch.graphs.phases import emit_phases
 from partitioner.backends.torch.guards.changes import count_steps
 from partitioner.backends.torch.measuring.optimizers import OPTIMIZERS
 from partitioner.backends.torch.running.direct import direct
@@ -67,7 +67,7 @@ def prepared(
             local = from_numpy(inputs[gradient], graph.types[gradient].dtype).to(where)
             ready = replace(_step(node, local), operands=inputs)
         else:
-            forward = emit_rank(programs, 0, graph, where).forward
+            forward = emit_phases(programs, 0, graph, where).passes["forward"]
             types = programs.inputs
             names = forward.arguments
             arguments = {

@@ -1,25 +1,33 @@
 """All ranks of a module in one process, in lock-step: no torch.distributed, always the same order.
 
-Each rank interprets its graph up to a collective; when all ranks of the collective's group have
-reached it, it is carried out and they go on.
+The phases run in the order of their numbers, one micro-batch after the other: any order that the
+schedule allows gives the same values. In a phase each rank interprets its graph up to a collective;
+when all ranks of the collective's group have reached it, it is carried out and they go on.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.tensors import combine
-from partitioner.backends.torch.graphs.emit import PassGraph, RankGraphs, emit_rank
+from partitioner.backends.tensors import combine, torch_dtype
+from partitioner.backends.torch.files.rank_files import with_written_phases
+from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH, MicroBatches
 from partitioner.backends.torch.graphs.notes import noted_values
+from partitioner.backends.torch.graphs.phases import RankPhases, Rest, emit_all_phases, step_runs
 from partitioner.backends.torch.operators.sent import SENDING, Call
+from partitioner.backends.torch.running.step_values import Run, StepPlan, StepStart, StepValues
 from partitioner.backends.torch.state.shards import part_of, region_on, whole_of
 from partitioner.ir.graph import Graph
+from partitioner.ir.phases import Part
 from partitioner.ir.program import Output, Programs
 
 c10d = torch.ops._c10d_functional
@@ -29,7 +37,7 @@ Values = dict[str, Tensor]
 #: Shows a rank's node and its result.
 Observe = Callable[[int, fx.Node, object], None]
 #: A rank's pass: yields a collective, is sent its result, and returns the pass's results.
-Run = Generator[Call, Any, Sequence[Tensor]]
+Passing = Generator[Call, Any, Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -48,24 +56,79 @@ class Step:
 
 
 class AllRanks:
-    """The graphs of all ranks, run in lock-step.
+    """The phases of all ranks, run in lock-step.
 
     Args:
-        ranks: Their graphs; None makes them.
+        programs: Their programs.
+        graph: The model of one micro-batch.
+        micro: The micro-batches.
+        tangent: Graph input for the gradient of the loss; "" if it is given as other inputs are.
+        seed: Graph input that seeds random draws; "" if there are none.
+        written: The stored value that each output of the graph writes for the next micro-batch.
+        rest: The last micro-batch, if it is smaller.
 
     Raises:
         BackendError: A graph cannot be made.
     """
 
     def __init__(
-        self, programs: Programs, graph: Graph, ranks: Sequence[RankGraphs] | None = None
+        self,
+        programs: Programs,
+        graph: Graph,
+        micro: MicroBatches = WHOLE_BATCH,
+        tangent: str = "",
+        seed: str = "",
+        written: Mapping[str, str] | None = None,
+        rest: Rest | None = None,
     ) -> None:
         self.programs = programs
         self.graph = graph
-        if ranks is None:
-            cpu = torch.device("cpu")
-            ranks = [emit_rank(programs, rank, graph, cpu) for rank in range(len(programs.ranks))]
-        self.ranks = tuple(ranks)
+        self.micro = micro
+        self.rest = rest
+        self._tangent, self._seed, self._written = tangent, seed, written or {}
+        cpu = torch.device("cpu")
+        self._all = [
+            emit_all_phases(programs, rank, graph, cpu, rest, micro.count)
+            for rank in range(len(programs.ranks))
+        ]
+
+    @property
+    def ranks(self) -> list[RankPhases]:
+        """The phases of each rank, of the first micro-batch."""
+        return [phases[0] for phases in self._all]
+
+    @property
+    def last_ranks(self) -> list[RankPhases]:
+        """The phases of each rank, of a last micro-batch that is smaller; none without one."""
+        return [] if self.rest is None else [phases[-1] for phases in self._all]
+
+    def runs(self, rank: int) -> tuple[tuple[int, int], ...]:
+        """(phase, micro-batch) of all that a rank runs in a step, in order."""
+        return step_runs(self.programs.order, rank, self.rest)
+
+    def with_files(self, folder: Path) -> AllRanks:
+        """The same ranks with the graphs in a folder's files.
+
+        Raises:
+            BackendError: A file cannot be read, or takes or gives other values.
+        """
+        read = []
+        for phases in self._all:
+            read.append([with_written_phases(folder, phases[0])] * len(phases))
+            if self.rest is not None:
+                read[-1][-1] = with_written_phases(folder, phases[-1], last=True)
+        return self.with_phases(read)
+
+    def with_phases(self, phases: Sequence[Sequence[RankPhases]]) -> AllRanks:
+        """The same ranks with other graphs, of each rank and micro-batch."""
+        other = copy.copy(self)
+        other._all = [list(of_rank) for of_rank in phases]
+        return other
+
+    def of(self, programs: Programs, graph: Graph, rest: Rest | None) -> AllRanks:
+        """Other ranks of the same model."""
+        names = self._tangent, self._seed, self._written
+        return AllRanks(programs, graph, self.micro, *names, rest)
 
     def step(
         self,
@@ -73,10 +136,12 @@ class AllRanks:
         stored: Mapping[str, Tensor],
         keep: Mapping[int, Collection[str]] | None = None,
     ) -> Step:
-        """Run the forward pass and, in training, the backward pass.
+        """Run a step of all micro-batches.
 
         Args:
-            keep: Local values to return beside the outputs, by rank.
+            inputs: Whole inputs.
+            stored: Whole parameters and buffers by value of the graph.
+            keep: Local values to return beside the outputs, by rank; those of the last micro-batch.
 
         Raises:
             BackendError: The ranks deadlock.
@@ -87,55 +152,120 @@ class AllRanks:
             if keep:
                 kept.setdefault(rank, {}).update(noted_values(node, result, keep.get(rank, ())))
 
-        values = self.start(inputs, stored)
-        self._run(values, {r: graphs.forward for r, graphs in enumerate(self.ranks)}, observe)
-        backward = {r: g.backward for r, g in enumerate(self.ranks) if g.backward is not None}
-        if not backward:
-            return Step(dict(self._whole(values, late=False)), {}, kept)
-        self._run(values, backward, observe)
-        late = dict(self._whole(values, late=True))
-        return Step(dict(self._whole(values, late=False)), late, kept)
+        values = [
+            StepValues(
+                StepPlan(phases, self._turns, start.written, phases[0].delivered), start.values
+            )
+            for phases, start in zip(self._all, self.start(inputs, stored), strict=True)
+        ]
+        for turn in self._turns:
+            self._run(values, turn, observe)
+        results = [
+            dict(self._whole(values, self._shown, micro_batch))
+            for micro_batch in range(self.micro.count)
+        ]
+        buffers = dict(self._whole(values, self._written, self.micro.count - 1))
+        totals = dict(self._whole(values, self._gradients, None))
+        return Step(self.micro.whole(results) | buffers, totals, kept)
 
-    def start(self, inputs: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> list[Values]:
-        """The local values of each rank before a step, from whole ones."""
-        return [self._start(rank, inputs, stored) for rank in self.ranks]
+    def start(self, inputs: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> list[StepStart]:
+        """The local values that each rank begins a step with; args as of `step`."""
+        micro_batches = list(self._inputs(inputs))
+        return [self._start(rank, micro_batches, stored) for rank in self._all]
+
+    def _inputs(self, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """Whole inputs of each micro-batch, with a seed of its own and its share of the loss."""
+        for index, part in enumerate(self.micro.parts(inputs)):
+            if self._seed in part:
+                part[self._seed] = part[self._seed] + index
+            if self._tangent:
+                dtype = torch_dtype(self.graph.types[self._tangent].dtype)
+                part[self._tangent] = torch.full((), self.micro.shares[index], dtype=dtype)
+            yield part
 
     def _start(
-        self, rank: RankGraphs, inputs: Mapping[str, Tensor], stored: Mapping[str, Tensor]
-    ) -> Values:
-        """Local values before a step."""
-        values = {
-            name: part_of(inputs[part.whole], part.region) for name, part in rank.inputs.items()
-        }
-        local = {home.name: (value, home.placement) for value, home in self.programs.homes.items()}
+        self,
+        phases: Sequence[RankPhases],
+        micro_batches: Sequence[Mapping[str, Tensor]],
+        stored: Mapping[str, Tensor],
+    ) -> StepStart:
+        rank = phases[0]
+        homes = self.programs.homes
+        local = {home.name: (value, home.placement) for value, home in homes.items()}
+        parts: Values = {}
         for name in rank.stored:
             value, placement = local[name]
-            values[name] = part_of(stored[value], region_on(placement, rank.rank))
-        return values
+            parts[name] = part_of(stored[value], region_on(placement, rank.rank))
+        inputs = [
+            {name: part_of(one[part.whole], part.region) for name, part in of.inputs.items()}
+            for of, one in zip(phases, micro_batches, strict=True)
+        ]
+        written = {
+            output.value: homes[self._written[output.whole]].name
+            for output in rank.outputs
+            if output.whole in self._written
+        }
+        return StepStart(parts, inputs, written)
 
-    def _run(
-        self, values: Sequence[Values], passes: Mapping[int, PassGraph], observe: Observe
-    ) -> None:
-        """Run a pass, whose results are added to the values by rank."""
+    @cached_property
+    def _turns(self) -> tuple[tuple[int, int], ...]:
+        """(phase, micro-batch) of all runs of a step, in order."""
+        phases, count = self.programs.order.phases, self.micro.count
+        first, last = phases.number(Part.SETUP), phases.number(Part.REDUCE)
+        own = self.rest is not None and self.rest.has_own_setup
+        middle = ((phase, m) for m in range(count) for phase in range(first + 1, last))
+        return *([(first, count - 1)] if own else []), (first, 0), *middle, (last, 0)
+
+    def _run(self, values: Sequence[StepValues], turn: tuple[int, int], observe: Observe) -> None:
+        """Run a phase of a micro-batch on all ranks that do something in it."""
+        runs: dict[int, Run] = {}
+        for rank, of in enumerate(values):
+            runs.update((rank, run) for run in of.plan.runs if (run.phase, run.micro_batch) == turn)
+        phase, micro_batch = turn
+        modules = {r: self._all[r][micro_batch].graphs[phase].graph.module for r in runs}
+        arguments = {rank: values[rank].arguments(run) for rank, run in runs.items()}
         with torch.no_grad(), torch.autocast("cpu", enabled=False):  # the graphs have their casts
-            results = run_lockstep(
-                {rank: graph.module for rank, graph in passes.items()},
-                {r: [values[r][name] for name in graph.arguments] for r, graph in passes.items()},
-                observe,
-            )
-        for rank, tensors in results.items():
-            values[rank].update(zip(passes[rank].results, tensors, strict=True))
+            results = run_lockstep(modules, arguments, observe)
+        for rank, run in runs.items():
+            for message, tensor in values[rank].finish(run, results[rank]):
+                values[message.target].receive(message, micro_batch, tensor)
 
-    def _whole(self, values: Sequence[Values], *, late: bool) -> Iterator[tuple[str, Tensor]]:
-        """Outputs of the forward pass or, `late`, of the backward pass, joined of all ranks'."""
+    @cached_property
+    def _gradients(self) -> frozenset[str]:
+        made = {v for n in self.graph.nodes if n.name in self.graph.backward for v in n.writes}
+        return self._named(made.intersection(self.graph.outputs))
+
+    @cached_property
+    def _shown(self) -> frozenset[str]:
+        return self._named(self.graph.outputs) - self._gradients - self._written.keys()
+
+    def _named(self, values: Collection[str]) -> frozenset[str]:
+        """The names of outputs."""
+        return frozenset(self.graph.output_names.get(value, value) for value in values)
+
+    def _whole(
+        self, values: Sequence[StepValues], names: Collection[str], micro_batch: int | None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Outputs of a micro-batch, or of the whole step for None, joined of all ranks'."""
         by_output: dict[str, list[tuple[int, Output]]] = {}
-        for rank, graphs in enumerate(self.ranks):
-            for output in graphs.outputs:
-                if (output.value in graphs.forward.results) != late:
-                    by_output.setdefault(output.whole, []).append((rank, output))
+        for phases in self._all:
+            for output in phases[micro_batch or 0].outputs:
+                if output.whole in names:
+                    by_output.setdefault(output.whole, []).append((phases[0].rank, output))
+        programs = self.programs
+        if self.rest is not None and micro_batch == self.micro.count - 1:
+            programs = self.rest.programs
         for name, outputs in by_output.items():
-            parts = [(output.region, values[rank][output.value]) for rank, output in outputs]
-            yield name, whole_of(parts, self.programs.outputs[name].shape)
+            parts = [
+                (
+                    output.region,
+                    values[rank].total(output.value)
+                    if micro_batch is None
+                    else values[rank].result(output.value, micro_batch),
+                )
+                for rank, output in outputs
+            ]
+            yield name, whole_of(parts, programs.outputs[name].shape)
 
 
 # Lock-step ---------------------------------------------------------------------------------------
@@ -143,7 +273,7 @@ class AllRanks:
 
 def run_lockstep(
     modules: Mapping[int, fx.GraphModule],
-    arguments: Mapping[int, Sequence[Tensor]],
+    arguments: Mapping[int, Sequence[Tensor | None]],
     observe: Observe = lambda _rank, _node, _result: None,
 ) -> dict[int, Sequence[Tensor]]:
     """Results of a pass, by rank.
@@ -193,8 +323,8 @@ def _ready(waiting: Mapping[int, Call]) -> list[tuple[int, ...]]:
 
 
 def _interpret(
-    rank: int, module: fx.GraphModule, arguments: Sequence[Tensor], observe: Observe
-) -> Run:
+    rank: int, module: fx.GraphModule, arguments: Sequence[Tensor | None], observe: Observe
+) -> Passing:
     values: dict[fx.Node, Any] = {}
     left = iter(arguments)
     last_reads = _last_reads(module.graph)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from partitioner.backends.torch.agreeing.sums import Sums, code
 from partitioner.backends.torch.dtensors.dispatch import compared_notes
-from partitioner.backends.torch.running.held import StatePlaces
+from partitioner.backends.torch.running.held_state import StatePlaces
 
 
 @dataclass(frozen=True)

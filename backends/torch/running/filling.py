@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.agreeing.groups import torch_meshes
-from partitioner.backends.torch.running.held import StatePlaces, distributed, part_and_rest
+from partitioner.backends.torch.running.held_state import StatePlaces, distributed, part_and_rest
 from partitioner.backends.torch.running.submodules import ELSEWHERE, RankSubmodule, submodule_at
 from partitioner.backends.torch.state.initialise import Initialiser
 from partitioner.backends.torch.state.whole import Whole

@@ -1,4 +1,4 @@
-"""One step of a rank's phases: they run in the order of the schedule, and messages pass between.
+"""One step of a rank's phases: they run in their order, and messages pass between.
 
 Messages are received one phase ahead and sent beside what follows. Each pair of phases has a
 process group of its own for each pair of ranks, since NCCL carries what is sent between two ranks
@@ -7,7 +7,7 @@ of a group in one order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,12 +18,12 @@ from torch import Tensor
 from partitioner.backends.torch.agreeing.faults import Roll, telling
 from partitioner.backends.torch.agreeing.groups import Link, resolved_link
 from partitioner.backends.torch.graphs.messages import Message
-from partitioner.backends.torch.graphs.phases import PhaseGraph
-from partitioner.backends.torch.running.step_values import StepValues
+from partitioner.backends.torch.graphs.phases import RankPhases
+from partitioner.backends.torch.running.step_values import Run, StepValues
 from partitioner.ir.program import Programs
 
-#: Runs a phase of a micro-batch on its arguments and sums, which it may take out of their list.
-RunPhase = Callable[[int, int, list[Tensor | None]], Sequence[Tensor]]
+#: Runs a phase on its arguments and sums, which it may take out of their list.
+RunPhase = Callable[[Run, list[Tensor | None]], Sequence[Tensor]]
 #: What surrounds the waiting for a message of a micro-batch (True), or its sending.
 Around = Callable[[Message, int, bool], AbstractContextManager[object]]
 
@@ -33,38 +33,30 @@ def _plainly(_message: Message, _micro_batch: int, _receives: bool) -> AbstractC
 
 
 def run_phases(
-    runs: Sequence[tuple[int, int]],
-    values: StepValues,
-    posts: Posts,
-    run: RunPhase,
-    wanted: Callable[[int], bool],
+    values: StepValues, posts: Posts, run: RunPhase, wanted: Callable[[int], bool]
 ) -> None:
-    """Run phases of micro-batches.
+    """Run the phases of a step.
 
     Args:
-        runs: Phases with their micro-batches, in order.
-        values: The values of the step.
+        values: The values of the step, with its plan.
         posts: The messages of the rank.
         run: Runs a phase.
         wanted: Whether any rank runs a phase: nothing is sent to others.
     """
-    for position, (phase, micro_batch) in enumerate(runs):
+    runs = values.plan.runs
+    for position, one in enumerate(runs):
         for ahead in runs[position : position + 2]:
-            posts.post(*ahead)
-        for message, tensor in posts.arrived(phase, micro_batch):
-            values.receive(message, micro_batch, tensor)
-        results = run(
-            phase,
-            micro_batch,
-            [*values.arguments(phase, micro_batch), *values.sums(phase, micro_batch)],
-        )
-        for message, tensor in values.finish(phase, micro_batch, results):
+            posts.post(ahead.phase, ahead.micro_batch)
+        for message, tensor in posts.arrived(one.phase, one.micro_batch):
+            values.receive(message, one.micro_batch, tensor)
+        results = run(one, values.arguments(one))
+        for message, tensor in values.finish(one, results):
             if not wanted(message.phases[1]):
                 continue
             if message.target == posts.rank:
-                values.receive(message, micro_batch, tensor)
+                values.receive(message, one.micro_batch, tensor)
             else:
-                posts.send(message, micro_batch, tensor)
+                posts.send(message, one.micro_batch, tensor)
         del results
     posts.wait()
 
@@ -73,8 +65,7 @@ class Posts:
     """Messages that are on their way to and from a rank.
 
     Args:
-        graphs: Graphs of the phases, of each micro-batch.
-        rank: The rank.
+        phases: The rank's phases, of each micro-batch.
         device: The device that it computes on.
         roll: The processes of all ranks.
         around: Surrounds what it does.
@@ -82,14 +73,13 @@ class Posts:
 
     def __init__(
         self,
-        graphs: Sequence[Mapping[int, PhaseGraph]],
-        rank: int,
+        phases: Sequence[RankPhases],
         device: torch.device,
         roll: Roll,
         around: Around = _plainly,
     ) -> None:
-        self.rank = rank
-        self._graphs = graphs
+        self.rank = phases[0].rank
+        self._phases = phases
         self._device = device
         self._roll = roll
         self._around = around
@@ -101,7 +91,7 @@ class Posts:
         if (phase, micro_batch) in self._posted:
             return
         posted = self._posted[phase, micro_batch] = []
-        for message in self._graphs[micro_batch][phase].receives:
+        for message in self._phases[micro_batch].graphs[phase].receives:
             if message.source == self.rank:
                 continue
             buffer = torch.empty(message.numel, dtype=message.dtype, device=self._device)

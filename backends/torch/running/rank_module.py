@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from operator import sub
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.experimental import register_sharding
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError, CommunicationError
@@ -48,12 +46,16 @@ from partitioner.backends.torch.running.filling import (
     mark_parts_elsewhere,
     torch_meshes_of,
 )
-from partitioner.backends.torch.running.held import Held, StatePlaces, local_part, versions
+from partitioner.backends.torch.running.held_state import (
+    HeldState,
+    StatePlaces,
+    local_part,
+    versions,
+)
 from partitioner.backends.torch.running.host_memory import keep_freed_memory
-from partitioner.backends.torch.running.phase_passes import PhasePasses
 from partitioner.backends.torch.running.rank_passes import RankPasses, local_regions
 from partitioner.backends.torch.running.saved_state import full_state, own_states, take_parts
-from partitioner.backends.torch.running.step import Call, Evaluation, Passes, Step
+from partitioner.backends.torch.running.step import Evaluated, RankCall, TrainingStep
 from partitioner.backends.torch.running.submodules import CONSTANTS, refuse_constant, refuse_sharing
 from partitioner.backends.torch.state.initialise import Initialiser
 from partitioner.backends.torch.state.own_state import KEY, OwnState, before_loading, check_saving
@@ -136,7 +138,6 @@ class RankModule(nn.Module):
             self._passes = {"": self._passes_of(whole)}
         self._compiled: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._anchor = torch.zeros((), requires_grad=True)
-        _allow_anomaly_detection()
         meshes = torch_meshes_of(self._places, device)
         correct_operators(meshes.values())
         self._tensors: dict[str, Tensor] = {}
@@ -182,7 +183,7 @@ class RankModule(nn.Module):
         )
         shards = {name: local_part(tensor) for name, tensor in self._tensors.items()}
         shards |= {value: tensor.data for value, tensor in self._at_rest.items()}
-        self._held = Held(self.rank, self._places, self._tensors, self._elsewhere, shards)
+        self._held = HeldState(self.rank, self._places, self._tensors, self._elsewhere, shards)
         self._written = versions(self._held.trained.values())  # as the ranks compared them
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -333,7 +334,9 @@ class RankModule(nn.Module):
             if call.passes.differentiates and grads:
                 trained = {n: t for n, t in self._tensors.items() if t.requires_grad}
                 agreement, tensors = self._agreement, trained.values()
-                results = Step.apply(call, agreement, tuple(trained), self._anchor, *tensors)  # type: ignore[no-untyped-call]
+                results = TrainingStep.apply(
+                    call, agreement, tuple(trained), self._anchor, *tensors
+                )  # type: ignore[no-untyped-call]
             else:
                 own = set(map(id, call.shards.values()))
                 results = call.forward()[0]
@@ -342,7 +345,7 @@ class RankModule(nn.Module):
                     flags = self._differentiable(call.passes, results)
                     shown = [*zip(results, flags, strict=True)]
                     said = _NO_TRAINING_MODE if self._whole.training else _FOR_INFERENCE
-                    results = Evaluation.apply(self._agreement, said, shown, self._anchor)  # type: ignore[no-untyped-call]
+                    results = Evaluated.apply(self._agreement, said, shown, self._anchor)  # type: ignore[no-untyped-call]
             return call.passes.structured(results)
 
     def _would_differentiate(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -351,7 +354,7 @@ class RankModule(nn.Module):
         given = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor))
         return any(tensor.requires_grad for tensor in (*own, *given))
 
-    def _differentiable(self, passes: Passes, results: Sequence[Tensor]) -> list[bool]:
+    def _differentiable(self, passes: RankPasses, results: Sequence[Tensor]) -> list[bool]:
         """Tell of each result of a call without a backward pass if it would require a gradient.
 
         It is not traced: a result is taken to be as in training, if there are as many.
@@ -379,7 +382,7 @@ class RankModule(nn.Module):
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def _begin(self, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def _begin(self, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RankCall:
         """Begin a call: find its graphs, and their inputs.
 
         A rank computes while it waits, if it has nothing else to ask the other ranks.
@@ -430,7 +433,7 @@ class RankModule(nn.Module):
             raise
         agreed = partial(self._agree, agree, draws)
         step, shards = self.steps + draws - 1, self._held.shards_now()
-        return Call(passes, values, self._held, shards, agreed, step)
+        return RankCall(passes, values, self._held, shards, agreed, step)
 
     def _agree(self, agree: Callable[[], bool], draws: int = 0) -> None:
         """Wait until all ranks agree; a step of so many draws begins only if they do."""
@@ -474,7 +477,7 @@ class RankModule(nn.Module):
 
     def _variant(
         self, training: bool, word: str, key: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Passes:
+    ) -> RankPasses:
         """The graphs of a call, made with the first call of its kind."""
         name = self._variant_name(word, key)
         if name not in self._passes:
@@ -492,9 +495,9 @@ class RankModule(nn.Module):
             self._passes[name] = passes
         return self._passes[name]
 
-    def _passes_of(self, whole: Whole) -> Passes:
-        kind = RankPasses if whole.programs.order is None else PhasePasses
-        return kind(whole, self.rank, self._device, self._places.by_name, self._agreement.roll)
+    def _passes_of(self, whole: Whole) -> RankPasses:
+        places, roll = self._places.by_name, self._agreement.roll
+        return RankPasses(whole, self.rank, self._device, places, roll)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the rank's graphs in place with `torch.compile`, with its arguments."""
@@ -532,17 +535,6 @@ def _origin(source: Source) -> str:
 def _agreed() -> bool:
     """The end of an agreement that the rank has waited for; no rank asks."""
     return False
-
-
-@cache
-def _allow_anomaly_detection() -> None:
-    """Give DTensor a rule for the check that `torch.autograd.set_detect_anomaly` makes.
-
-    It asks of every gradient whether any element is NaN; with this rule each rank asks it of the
-    whole gradient, so that all of them raise.
-    """
-    whole = [([Replicate()], [Replicate()])]
-    register_sharding(torch.ops.aten._is_any_true.default)(lambda _: whole)
 
 
 def _compiling() -> Any:

@@ -1,9 +1,12 @@
-"""The graphs of one program on one rank, called with inputs and stored values."""
+"""A rank's part of calls of a module, over torch.distributed: its phases, in their order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,22 +17,30 @@ from partitioner.backends.regions import region_shape, whole_region
 from partitioner.backends.tensors import dtype_word, torch_dtype
 from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.agreeing.faults import Roll, explained
-from partitioner.backends.torch.agreeing.groups import group_ranks, register_named
-from partitioner.backends.torch.graphs.eager import eager
-from partitioner.backends.torch.graphs.emit import PassGraph, emit_rank
+from partitioner.backends.torch.agreeing.groups import group_ranks, register_links, register_named
+from partitioner.backends.torch.graphs.phases import RankPhases, emit_all_phases, step_runs
 from partitioner.backends.torch.running.direct import Gate, direct, gated
-from partitioner.backends.torch.state.buffers import memory_of, without_views, write_buffers
+from partitioner.backends.torch.running.phase_steps import Posts, links_of, run_phases
+from partitioner.backends.torch.running.step_values import Run, StepPlan, StepStart, StepValues
+from partitioner.backends.torch.state.buffers import apart
 from partitioner.backends.torch.state.shards import part_of, whole_of
 from partitioner.backends.torch.state.whole import Whole
 from partitioner.ir.exchange import Region
 from partitioner.ir.layout import Placement
 
-c10d = torch.ops._c10d_functional
 Values = dict[str, Tensor]
+#: Name, among a step's gradients, of the gradient of the loss that they are for.
+_SCALE = ""
+#: Runs a phase on its arguments, which it may take out of their list.
+Pass = Callable[[list[Tensor | None]], Sequence[Tensor]]
 
 
 class RankPasses:
-    """A program's graphs on this rank; every rank makes one at the same time.
+    """A program's phases on this rank; every rank makes one at the same time.
+
+    Where the order turns, `backward` runs the backward passes. Else the forward pass runs those of
+    all micro-batches too, before the gradient of the loss is known: for one of one, or, in float16,
+    for the one that a `GradScaler` had last; `backward` scales the gradients.
 
     Args:
         places: Placements of stored values by first name, which must be the program's.
@@ -51,173 +62,289 @@ class RankPasses:
         self.rank = rank
         self.device = device
         self._roll = roll
-        register_named(group_ranks(whole.programs))
-        self.graphs = emit_rank(whole.programs, rank, whole.graph, device, keeps=True)
-        self._modules = {
-            which: graph.module.to(device) for which, graph in self.graphs.passes.items()
+        self._order, self._micro = whole.programs.order, whole.micro
+        links = []
+        for programs in (whole.programs, *([] if whole.rest is None else [whole.rest.programs])):
+            register_named(group_ranks(programs))
+            links += links_of(programs)
+            register_links(links)
+        self._all = emit_all_phases(
+            whole.programs,
+            rank,
+            whole.graph,
+            device,
+            whole.rest,
+            self._micro.count,
+            keeps=True,
+        )
+        self.graphs = self._all[0]
+        runs = step_runs(self._order, rank, whole.rest)
+        early = [run for run in runs if not self._order.is_late(run[0])]
+        late = [run for run in runs if self._order.is_late(run[0])]
+        self._outputs = {output.whole: output.value for output in self.graphs.outputs}
+        self._shown = tuple(dict.fromkeys(filter(None, whole.signature.results)))
+        homes = whole.programs.homes
+        self._written = {
+            self._outputs[entry.written]: homes[entry.value].name
+            for entry in whole.stored
+            if entry.written in self._outputs and entry.value in homes
         }
-        passes = {which: eager(module, boxed=True) for which, module in self._modules.items()}
-        self._gate = Gate()
-        self._gated = gated(passes["forward"], self._gate)
-        self._runs: dict[str, Callable[[list[Tensor]], Sequence[Tensor]]] = {
-            which: direct(one) for which, one in passes.items()
-        }
-        self._outputs = {o.whole: o.value for o in self.graphs.outputs}
-        names = dict.fromkeys(whole.signature.results)
-        self._shown = tuple(value for value in names if value)
-        # stored values and local names: of next contents, and of gradients
-        self._next = self._local_outputs({e.names[0]: e.written for e in whole.stored})
-        self._gradients = self._local_outputs({e.names[0]: e.gradient for e in whole.stored})
-        tangent = whole.signature.tangent
-        inputs = self.graphs.inputs.items()
+        self._gradients = [  # stored values, and the local names of their gradients
+            (entry.names[0], self._outputs[entry.gradient])
+            for entry in whole.stored
+            if entry.gradient in self._outputs
+        ]
+        tangent, inputs = whole.signature.tangent, self.graphs.inputs.items()
         self._tangents = [local for local, part in inputs if part.whole == tangent]
+        plan = partial(StepPlan, self._all, written=self._written, adds=True)
+        outputs, gradients = self.graphs.delivered, {local for _, local in self._gradients}
+        self._late = plan(late, keep=gradients)
+        read = {name for run in self._late.runs for name in run.arguments} | gradients
+        made = {name for run in self._late.runs for _, name in run.kept}
+        self._read_late = sorted(read - made) if late else []
+        forward = [run for run in early if self.graphs.is_forward(run[0])]
+        self._early = {  # by whether the backward pass runs
+            True: plan(early, keep=outputs.union(self._read_late)),
+            False: plan(forward, keep=outputs),
+        }
+        self._gate = Gate()
+        # with messages to post, the rank waits before any pass
+        first = next((run.phase for run in self._early[True].runs if not links), None)
+        self._runs = self._last_runs = self._passes_of(self.graphs, first)
+        self._gated = None if first is None else self._runs[first]
+        if whole.rest is not None:
+            self._last_runs = self._passes_of(self._all[-1])
+        self._is_half = any(type_.dtype == "float16" for type_ in whole.graph.types.values())
+        self._scale = 1.0  # the gradient of the loss that steps run for, a power of two
 
-    def _local_outputs(self, values: Mapping[str, str]) -> list[tuple[str, str]]:
-        """Names of stored values with the local names of values of the graph, if it has them."""
-        outputs = self._outputs
-        return [(name, outputs[value]) for name, value in values.items() if value in outputs]
+    def _passes_of(self, phases: RankPhases, first: int | None = None) -> dict[int, Pass]:
+        """The pass of each phase; that of the first phase enters the gate."""
+        passes: dict[int, Pass] = {}
+        for phase, graph in phases.graphs.items():
+            graph.graph.module.to(self.device)
+            module = phases.eager(phase)
+            passes[phase] = direct(gated(module, self._gate) if phase == first else module)
+        return passes
 
     @property
     def differentiates(self) -> bool:
         """Tell whether there is a backward pass."""
-        return "backward" in self._runs
+        return self._order.table.trains
 
     @property
     def communicates_going_back(self) -> bool:
         """Tell whether ranks may send something in `backward`."""
-        return True
+        return self._order.turns
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the graphs with `torch.compile`, with its arguments."""
-        for which, module in self._modules.items():
-            self._runs[which] = _boxed(torch.compile(module, *args, **kwargs))
+
+        def compiled(phases: RankPhases) -> dict[int, Pass]:
+            modules = {phase: graph.graph.module for phase, graph in phases.graphs.items()}
+            return {
+                phase: partial(_unboxed, torch.compile(module, *args, **kwargs))
+                for phase, module in modules.items()
+            }
+
+        self._gated = None
+        self._early = {backward: plan.without_adding for backward, plan in self._early.items()}
+        self._runs = self._last_runs = compiled(self.graphs)
+        if self.whole.rest is not None:
+            self._last_runs = compiled(self._all[-1])
 
     # Inputs ----------------------------------------------------------------------------------
 
     @property
     def draws(self) -> int:
-        """Number of seeds that a step takes."""
-        return 1
+        """Number of seeds that a step takes: one a micro-batch."""
+        return self._micro.count
 
     def start(
         self, inputs: Mapping[str, Any], seed: Mapping[str, Tensor], *, local: bool
-    ) -> Values:
-        """Inputs by local name, from whole ones or, if `local`, from the rank's own parts."""
-        return self.local(inputs) | self.parts(seed) if local else self.parts({**inputs, **seed})
+    ) -> list[Values]:
+        """Inputs of each micro-batch by local name.
 
-    def parts(self, inputs: Mapping[str, Any]) -> Values:
-        """Take this rank's parts of whole inputs, by local name."""
-        return {
-            name: part_of(inputs[part.whole], part.region).to(self.device)
+        They are made from whole ones or, if `local`, from the rank's own parts.
+        """
+        started = self.local(inputs) if local else self._parts(self._micro.parts(inputs))
+        seeds = [
+            {name: one + m if m else one for name, one in seed.items()}
+            for m in range(self._micro.count)
+        ]
+        return [a | b for a, b in zip(started, self._parts(seeds), strict=True)]
+
+    def _parts(self, micro_batches: Iterable[Mapping[str, Any]]) -> list[Values]:
+        """Take this rank's parts of the whole inputs of each micro-batch, by local name."""
+        return [
+            {
+                name: part_of(micro_batch[part.whole], part.region).to(self.device)
+                for name, part in phases.inputs.items()
+                if part.whole in micro_batch
+            }
+            for phases, micro_batch in zip(self._all, micro_batches, strict=True)
+        ]
+
+    def local(self, inputs: Mapping[str, Any]) -> list[Values]:
+        """Micro-batches by local name, where the rank is called with its own parts of the batch."""
+        signature, count = self.whole.signature, self._micro.count
+        names = {
+            name: part.whole
             for name, part in self.graphs.inputs.items()
-            if part.whole in inputs
+            if part.whole not in (signature.tangent, signature.seed)
         }
-
-    def local(self, inputs: Mapping[str, Any]) -> Values:
-        """Inputs by local name, where the rank is called with its own parts of the batch."""
-        signature = self.whole.signature
-        values = {}
-        for name, part in self.graphs.inputs.items():
-            if part.whole in (signature.tangent, signature.seed):
-                continue
-            tensor, wanted = inputs[part.whole], self.graphs.types[name]
-            if not isinstance(tensor, Tensor):
-                raise BackendError(f"rank {self.rank}: input {part.whole!r} is {tensor!r}")
-            if tuple(tensor.shape) != wanted.shape or tensor.dtype != torch_dtype(wanted.dtype):
-                raise BackendError(
-                    f"rank {self.rank}: its part of input {part.whole!r} is "
-                    f"{dtype_word(tensor.dtype)}{list(tensor.shape)}, "
-                    f"the plan gives it {wanted}"
-                )
-            values[name] = tensor.to(self.device)
-        return values
+        for whole in names.values():
+            if not isinstance(inputs[whole], Tensor):
+                raise BackendError(f"rank {self.rank}: input {whole!r} is {inputs[whole]!r}")
+        micro_batches = self._micro.parts(inputs)
+        for phases, micro_batch in zip(self._all, micro_batches, strict=True):
+            for name, whole in names.items():
+                tensor, wanted = micro_batch[whole], phases.types[name]
+                shape, dtype = tuple(tensor.shape), torch_dtype(wanted.dtype)
+                if shape != wanted.shape or tensor.dtype != dtype:
+                    which = f"one of {count} micro-batches of " if count > 1 else ""
+                    raise BackendError(
+                        f"rank {self.rank}: {which}its part of input {whole!r} is "
+                        f"{dtype_word(tensor.dtype)}{list(shape)}, the plan gives it {wanted}"
+                    )
+        return [
+            {name: one[whole].to(self.device) for name, whole in names.items()}
+            for one in micro_batches
+        ]
 
     def joined(self, inputs: Mapping[str, Any], agreement: Agreement) -> dict[str, Tensor]:
         """Whole inputs from every rank's own parts of them; all ranks must call it."""
         self.local(inputs)
-        return joined_inputs(self.whole, inputs, agreement)
+        wholes = [self.whole] * self._micro.count
+        if self.whole.rest is not None:
+            wholes[-1] = replace(self.whole, programs=self.whole.rest.programs)
+        parts = zip(wholes, self._micro.parts(inputs), strict=True)
+        return self._micro.inputs([joined_inputs(*one, agreement) for one in parts])
 
     # Passes ----------------------------------------------------------------------------------
 
     def forward(
         self,
-        inputs: Values,
+        inputs: list[Values],
         shards: Mapping[str, Tensor],
         agreed: Callable[[], None],
         *,
         backward: bool = False,
     ) -> tuple[tuple[Tensor, ...], Values]:
-        """Run the forward graph; written buffers get their next contents.
+        """Run a step up to where it turns; written buffers get their next contents.
 
         Args:
-            inputs: By local name.
+            inputs: Of each micro-batch, by local name.
             shards: This rank's shards of stored values by first name.
             agreed: Returns once all ranks do the same; called once, before anything is sent or
                 written.
-            backward: Whether the backward pass follows.
+            backward: Whether the backward passes run, too, here or in `backward`.
 
         Returns:
-            The module's results, and the values that the backward graph takes.
+            The module's results, and what `backward` takes.
         """
-        del backward  # all that it reads is kept in any case
-        values = {**inputs, **self.whole.local_shards(shards)}
-        graph = self.graphs.forward
-        if self._runs["forward"] is self._gated:
+        plan, stored = self._early[backward], self.whole.local_shards(shards)
+        if plan.runs and self._pass(plan.runs[0]) is self._gated:
             self._gate.wait = agreed
         else:
             agreed()
+        if not self._order.turns:
+            self._differentiate(inputs)
+        values = StepValues(plan, StepStart(stored, inputs, self._written).values)
         try:
-            arguments = [values[name] for name in graph.arguments]
-            values.update(self._run("forward", graph, arguments))
+            self._run_all(values, backward=backward)
         except BaseException as error:
             self._gate.leave(error)
             raise
-        later = self.graphs.backward.arguments if self.graphs.backward is not None else ()
-        shown = [self._outputs[value] for value in self._shown]
-        next_contents = {
-            name: values[local] for name, local in self._next if local in values and name in shards
-        }
-        if next_contents:
-            written = {memory_of(shards[name]) for name in next_contents}
-            for name in {*later, *shown} & values.keys():
-                values[name] = without_views(values[name], written)
-            write_buffers(shards, next_contents)
-        results = tuple(values[name] for name in shown)
-        return results, {name: values[name] for name in later if name in values}
+        results = self._micro.whole(
+            [
+                {shown: values.result(self._outputs[shown], m) for shown in self._shown}
+                for m in range(self._micro.count)
+            ]
+        )
+        kept = self._kept(values) if backward else {}
+        values.store(stored, results, kept)
+        return tuple(results.values()), kept
+
+    def _differentiate(self, inputs: list[Values]) -> None:
+        """Give each micro-batch its share of the gradient of the loss that steps run for."""
+        for name in self._tangents:
+            dtype = torch_dtype(self.graphs.types[name].dtype)
+            for values, share in zip(inputs, self._micro.shares, strict=True):
+                gradient = share * self._scale
+                values[name] = torch.full((), gradient, dtype=dtype, device=self.device)
+
+    def _kept(self, values: StepValues) -> Values:
+        """What `backward` takes: what its passes read or, if they have run, the gradients."""
+        if self._order.turns:
+            return values.taken(self._read_late)
+        gradients = {name: values.total(local) for name, local in self._gradients}
+        return {**gradients, _SCALE: torch.tensor(self._scale, dtype=torch.float64)}
 
     def backward(self, values: Values, tangent: Tensor) -> Mapping[str, Tensor]:
-        """Run the backward graph.
+        """This rank's shards of gradients by first name, for a gradient of the loss.
 
         Args:
-            values: Values that the forward graph kept; taken out, so that each is freed after its
-                last reader.
-
-        Returns:
-            This rank's shards of gradients by first name.
+            values: What the forward pass kept; taken out, so that each is freed after its last
+                reader.
+            tangent: The gradient of the loss.
         """
-        graph = self.graphs.backward
-        assert graph is not None
+        if not self._order.turns:
+            return self._scaled(values, float(tangent))
         values.update(dict.fromkeys(self._tangents, tangent))
-        results = self._run("backward", graph, [values.pop(name) for name in graph.arguments])
-        return {name: results[local] for name, local in self._gradients if local in results}
+        held = StepValues(self._late, [values])
+        self._run_all(held, backward=True)
+        gradients = {name: held.total(local) for name, local in self._gradients}
+        values.clear()
+        return gradients
+
+    def _scaled(self, values: Values, wanted: float) -> Mapping[str, Tensor]:
+        """The gradients that the forward pass computed, for a gradient of the loss."""
+        factor = wanted / float(values.pop(_SCALE))
+        gradients = dict(values)
+        if factor != 1.0:
+            gradients = {name: g.mul_(factor) for name, g in apart(values).items()}
+        values.clear()
+        if self._is_half:
+            is_large = 2.0 <= wanted < math.inf
+            self._scale = 2.0 ** round(math.log2(wanted)) if is_large else 1.0
+        return gradients
 
     def structured(self, results: Sequence[Tensor]) -> Any:
         """The module's returned value."""
         return self.whole.signature.unflatten(dict(zip(self._shown, results, strict=True)))
 
-    def _run(self, which: str, graph: PassGraph, arguments: list[Tensor]) -> Values:
-        """Results by name; the list of arguments may be emptied."""
+    def _run_all(self, values: StepValues, *, backward: bool) -> None:
+        """Run the phases of a plan."""
+        posts = Posts(self._all, self.device, self._roll)
+
+        def wanted(phase: int) -> bool:
+            return backward or self.graphs.is_forward(phase)
+
+        with torch.no_grad(), without_autocast(self.device.type):
+            run_phases(values, posts, self._run, wanted)
+
+    def _pass(self, run: Run) -> Pass:
+        is_last = run.micro_batch == self._micro.count - 1
+        return (self._last_runs if is_last else self._runs)[run.phase]
+
+    def _run(self, run: Run, arguments: list[Tensor | None]) -> Sequence[Tensor]:
+        one = self._pass(run)
         try:
-            with torch.no_grad(), without_autocast(self.device.type):
-                results = self._runs[which](arguments)
+            return one(arguments)
         except BackendError:
             raise
         except RuntimeError as error:
-            failure = explained(error, self._runs[which], self.rank, self._roll, which)
+            which = self.graphs.words(run.phase)
+            failure = explained(error, one, self.rank, self._roll, which)
             if failure is None:
                 raise
             raise failure from error
-        return dict(zip(graph.results, results, strict=True))
+
+
+def _unboxed(
+    compiled: Callable[..., Sequence[Tensor]], arguments: list[Tensor | None]
+) -> Sequence[Tensor]:
+    return compiled(*arguments)
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[Any]:
@@ -225,11 +352,6 @@ def without_autocast(device_type: str) -> AbstractContextManager[Any]:
     if torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return nullcontext()
-
-
-def _boxed(compiled: Callable[..., Sequence[Tensor]]) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-    """A compiled pass as a function of a list of arguments."""
-    return lambda arguments: compiled(*arguments)
 
 
 def joined_inputs(

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.agreeing.faults import telling
-from partitioner.backends.torch.running.held import Held
+from partitioner.backends.torch.running.held_state import HeldState
 from partitioner.backends.torch.state.own_state import KEY, OwnState
 from partitioner.backends.torch.state.shards import (
     distributed_as,
@@ -29,7 +29,7 @@ def own_states(whole: Whole) -> Mapping[str, OwnState]:
 
 
 def full_state(
-    whole: Whole, held: Held, agreement: Agreement, device: torch.device
+    whole: Whole, held: HeldState, agreement: Agreement, device: torch.device
 ) -> dict[str, Any]:
     """Gather the whole model's state on every rank, under its names; all ranks must call it.
 
@@ -49,7 +49,7 @@ def full_state(
     return state
 
 
-def take_parts(held: Held, state: dict[str, Any], prefix: str) -> dict[str, Tensor]:
+def take_parts(held: HeldState, state: dict[str, Any], prefix: str) -> dict[str, Tensor]:
     """Put this rank's shards in the place of whole tensors in a state that is loaded.
 
     DTensors in the state become whole where the module has no shards: all ranks must load it.

@@ -13,18 +13,14 @@ from torch.distributed.tensor import DTensor
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.agreeing.agreement import Agreement
-from partitioner.backends.torch.running.held import Held, versions, view_within
-from partitioner.backends.torch.running.phase_passes import PhasePasses
+from partitioner.backends.torch.running.held_state import HeldState, versions, view_within
 from partitioner.backends.torch.running.rank_passes import RankPasses, Values
 from partitioner.backends.torch.state.buffers import apart
 from partitioner.backends.torch.state.shards import distributed_as, part_of, region_within
 
-#: The graphs of a program, of a batch as a whole or of its micro-batches.
-Passes = RankPasses | PhasePasses
-
 
 @dataclass(frozen=True)
-class Call:
+class RankCall:
     """A call of a rank's module.
 
     Attributes:
@@ -36,9 +32,9 @@ class Call:
         step: Number of its training step, of its last micro-batch.
     """
 
-    passes: Passes
-    values: Any
-    held: Held
+    passes: RankPasses
+    values: list[Values]
+    held: HeldState
     shards: Mapping[str, Tensor]
     agreed: Callable[[], None]
     step: int
@@ -51,12 +47,12 @@ class Call:
         return results
 
 
-class Step(torch.autograd.Function):
+class TrainingStep(torch.autograd.Function):
     """The forward graph, and in backward the backward graph."""
 
     @staticmethod
     def forward(
-        ctx: Any, call: Call, agreement: Agreement, names: Sequence[str], *_: Tensor
+        ctx: Any, call: RankCall, agreement: Agreement, names: Sequence[str], *_: Tensor
     ) -> tuple[Tensor, ...]:
         """Run the forward graph; results require gradients as the module's do."""
         computed, kept = call.forward(backward=True)
@@ -117,7 +113,7 @@ class Step(torch.autograd.Function):
         return *[None] * 4, *_gradients(ctx.passes, held, kept, tangent, ctx.names)
 
 
-class Evaluation(torch.autograd.Function):
+class Evaluated(torch.autograd.Function):
     """Results of a call without a backward pass: going back from them is refused.
 
     Else a sum of such a result and of something that has a gradient would train that alone.
@@ -148,7 +144,7 @@ class Evaluation(torch.autograd.Function):
 
 
 def _gradients(
-    passes: Passes, held: Held, kept: Values, tangent: Tensor, names: Sequence[str]
+    passes: RankPasses, held: HeldState, kept: Values, tangent: Tensor, names: Sequence[str]
 ) -> Iterator[Tensor | None]:
     """Gradients of parameters, in order; None for one that has none.
 
@@ -173,7 +169,7 @@ def _gradients(
         yield part
 
 
-def _own_part(passes: Passes, held: Held, name: str, gradient: Tensor) -> Tensor:
+def _own_part(passes: RankPasses, held: HeldState, name: str, gradient: Tensor) -> Tensor:
     """The part of a gradient that is of this rank's part of a parameter: a view, if it can be.
 
     Raises:

@@ -1,23 +1,27 @@
-"""The local values of one rank in a step of micro-batches."""
+"""The local values of one rank in a step.
+
+What each phase of each micro-batch reads, and what is read of its results, is known before the step
+runs (`StepPlan`): a step only moves values.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from partitioner.backends.torch.graphs.messages import Message
-from partitioner.backends.torch.graphs.phases import PhaseGraph, RankPhases
-from partitioner.backends.torch.state.buffers import memory_of, write_buffers
+from partitioner.backends.torch.graphs.phases import RankPhases
+from partitioner.backends.torch.state.buffers import memory_of, without_views, write_buffers
 
 Values = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class PhaseValues:
+class StepStart:
     """The local values that a rank begins a step with.
 
     Attributes:
@@ -30,143 +34,247 @@ class PhaseValues:
     micro_batches: Sequence[Values]
     written: Mapping[str, str]
 
+    @property
+    def values(self) -> list[Values]:
+        """All values of each micro-batch."""
+        return [{**self.stored, **inputs} for inputs in self.micro_batches]
 
-class StepValues:
-    """The values that a rank holds in a step: of the whole step, of each micro-batch, and sums.
+
+@dataclass(frozen=True)
+class Run:
+    """A phase of a micro-batch, and what becomes of the values around it.
+
+    Results stand by their places among the results of the phase.
+
+    Attributes:
+        phase: The phase.
+        micro_batch: The micro-batch; the first one for a phase of the whole step.
+        is_once: Whether it runs once a step.
+        arguments: Names of its arguments.
+        last: The arguments that nothing reads later.
+        sums: The sums that it adds to itself, behind its arguments.
+        kept: Results that are read later, with their names.
+        shared: Those that other micro-batches read, too, with them.
+        summed: Those that are added up over micro-batches.
+        sends: Messages among them.
+        writes: Those that write a buffer, with the later micro-batches that read it.
+    """
+
+    phase: int
+    micro_batch: int
+    is_once: bool
+    arguments: tuple[str, ...]
+    last: tuple[str, ...]
+    sums: tuple[str, ...]
+    kept: tuple[tuple[int, str], ...]
+    shared: tuple[tuple[int, str, tuple[int, ...]], ...]
+    summed: tuple[tuple[int, str], ...]
+    sends: tuple[tuple[int, Message], ...]
+    writes: tuple[tuple[int, str, tuple[int, ...]], ...]
+
+
+class StepPlan:
+    """The runs of a rank in a step, in order.
 
     Args:
         phases: The rank's phases, of each micro-batch; they agree on what they add up.
-        start: What it begins with, by local name; `store` writes buffers over.
-        backward: Whether the backward pass runs.
+        runs: (phase, micro-batch) in order; those in which the rank does nothing are left out.
+        written: The buffer that each result writes.
+        keep: Names of values that are read behind these runs.
         adds: Whether phases add to sums themselves (see `RankPhases.eager`).
     """
 
     def __init__(
-        self, phases: Sequence[RankPhases], start: PhaseValues, *, backward: bool, adds: bool
+        self,
+        phases: Sequence[RankPhases],
+        runs: Sequence[tuple[int, int]],
+        written: Mapping[str, str],
+        keep: Collection[str],
+        *,
+        adds: bool = False,
     ) -> None:
-        self._phases = phases
-        self._stored = start.stored
-        self._once: Values = dict(start.stored)
-        self._micro: list[Values] = [dict(inputs) for inputs in start.micro_batches]
-        self._sums: Values = {}
-        self._to_begin = set(phases[0].summed)  # names of sums that have no result yet
-        self._written = start.written
+        self.phases = phases
+        self._asked = runs
+        self._written = written
+        self._keep = frozenset(keep)
         self._adds = adds
-        self._messages: dict[tuple[str, int], Tensor] = {}
-        self._outputs = {output.value for output in phases[0].outputs}
-        self._left = [Counter(of.reads if backward else _forward_reads(of)) for of in phases]
+        runs = [run for run in runs if run[0] in phases[run[1]].graphs]
+        self._last: dict[tuple[int, str], int] = {}  # position of the last reader
+        for position, (phase, micro_batch) in enumerate(runs):
+            for name in phases[micro_batch].graphs[phase].graph.arguments:
+                self._last[micro_batch, name] = position
+        self.runs = tuple(self._run(position, *run) for position, run in enumerate(runs))
+
+    @property
+    def without_adding(self) -> StepPlan:
+        """The plan of phases that add to no sums."""
+        return StepPlan(self.phases, self._asked, self._written, self._keep)
+
+    def _run(self, position: int, phase: int, micro_batch: int) -> Run:
+        of = self.phases[micro_batch]
+        graph, is_once = of.graphs[phase], of.is_once(phase)
+        messages = {message.name: message for message in graph.sends}
+        results = [one for one in enumerate(graph.graph.results) if one[1] not in messages]
+        summed = [one for one in results if one[1] in of.summed]
+        later = range(micro_batch + 1, len(self.phases))
+        return Run(
+            phase,
+            micro_batch,
+            is_once,
+            graph.graph.arguments,
+            tuple(
+                name
+                for name in dict.fromkeys(graph.graph.arguments)
+                if self._last[micro_batch, name] == position and name not in self._keep
+            ),
+            of.adds[phase] if self._adds else (),
+            tuple(
+                (place, name)
+                for place, name in results
+                if self._is_read(name, micro_batch, position)
+                or (name in self._keep and name not in of.summed)
+            ),
+            tuple((place, name, self._sharers(name)) for place, name in results)
+            if is_once and not micro_batch
+            else (),
+            tuple(summed),
+            tuple(
+                (place, messages[name])
+                for place, name in enumerate(graph.graph.results)
+                if name in messages
+            ),
+            tuple(
+                (place, self._written[name], self._readers(self._written[name], later, position))
+                for place, name in results
+                if name in self._written
+            ),
+        )
+
+    def _is_read(self, name: str, micro_batch: int, position: int) -> bool:
+        """Tell whether a run behind a position reads a value of a micro-batch."""
+        return self._last.get((micro_batch, name), -1) > position
+
+    def _readers(self, name: str, micro_batches: Collection[int], position: int) -> tuple[int, ...]:
+        """List the micro-batches whose runs behind a position read a value."""
+        return tuple(
+            m for m in micro_batches if name in self._keep or self._is_read(name, m, position)
+        )
+
+    def _sharers(self, name: str) -> tuple[int, ...]:
+        """List the micro-batches that take a result of the whole step from the first one."""
+        others = range(1, len(self.phases))
+        return tuple(m for m in others if name in self._keep or (m, name) in self._last)
+
+
+class StepValues:
+    """The values that a rank holds in a step: of each micro-batch, and sums over them.
+
+    Args:
+        plan: The runs of the step.
+        values: What each micro-batch begins with, by local name; it is changed.
+    """
+
+    def __init__(self, plan: StepPlan, values: list[Values]) -> None:
+        self.plan = plan
+        self._values = values
+        self._sums: Values = {}
+        self._next: Values = {}  # contents of buffers
         self._argument_memory: set[int] = set()
 
-    def arguments(self, phase: int, micro_batch: int) -> list[Tensor]:
-        """The arguments of a phase; those that nothing reads later are held by the list alone."""
-        phase_graph = self._phases[micro_batch].graphs[phase]
-        received = {message.name for message in phase_graph.receives}
-        values, left = self._micro[micro_batch], self._left[micro_batch]
-        is_once = self._phases[0].is_once(phase)
-        arguments = []
-        for name in phase_graph.graph.arguments:
-            if name in received:
-                arguments.append(self._messages.pop((name, micro_batch)))
-            elif is_once:
-                arguments.append(self._once[name] if name in self._once else self._sums[name])
-            else:
-                arguments.append(values[name] if name in values else self._once[name])
-                left[name] -= 1
-                if not left[name] and name not in self._outputs:
-                    values.pop(name, None)
-        begins_sums = not self._to_begin.isdisjoint(phase_graph.graph.results)
-        self._argument_memory = set(map(memory_of, arguments)) if begins_sums else set()
-        return arguments
+    def arguments(self, run: Run) -> list[Tensor | None]:
+        """The arguments of a phase and its sums, None for those not begun.
 
-    def sums(self, phase: int, micro_batch: int) -> list[Tensor | None]:
-        """The sums that a phase adds to, behind its arguments; None for those not begun."""
-        names = self._phases[micro_batch].adds[phase] if self._adds else ()
-        return [self._sums.get(name) for name in names]
+        The list alone holds those that nothing reads later.
+        """
+        own = self._values[run.micro_batch]
+        values = {**own, **self._sums} if run.is_once else own
+        arguments: list[Tensor | None] = [values[name] for name in run.arguments]
+        for name in run.last:
+            own.pop(name, None)
+        if run.summed and any(name not in self._sums for _, name in run.summed):
+            self._argument_memory = {memory_of(x) for x in arguments if x is not None}
+        if run.sums:
+            arguments += map(self._sums.get, run.sums)
+        return arguments
 
     def receive(self, message: Message, micro_batch: int, tensor: Tensor) -> None:
         """Keep a message until the phase that it is for."""
-        self._messages[message.name, micro_batch] = tensor
+        self._values[micro_batch][message.name] = tensor
 
-    def finish(
-        self, phase: int, micro_batch: int, results: Sequence[Tensor]
-    ) -> list[tuple[Message, Tensor]]:
+    def finish(self, run: Run, results: Sequence[Tensor]) -> list[tuple[Message, Tensor]]:
         """Keep the results of a phase; returns the messages to send."""
-        phase_graph = self._phases[micro_batch].graphs[phase]
-        sends = {message.name: message for message in phase_graph.sends}
-        is_once = self._phases[0].is_once(phase)
-        addable = self._addable(phase_graph, micro_batch, results)
-        leaving = []
-        for name, result in zip(phase_graph.graph.results, results, strict=True):
-            if name in sends:
-                leaving.append((sends[name], result))
-            elif is_once and not micro_batch:
-                self._once[name] = result
-            else:
-                self._keep(name, micro_batch, result, is_addable=name in addable)
-        return leaving
+        own = self._values[run.micro_batch]
+        for place, name in run.kept:
+            own[name] = results[place]
+        for place, name, others in run.shared:
+            for micro_batch in others:
+                self._values[micro_batch].setdefault(name, results[place])
+        if run.summed:
+            self._sum(run, results)
+        for place, buffer, readers in run.writes:
+            self._next[buffer] = results[place]
+            for micro_batch in readers:
+                self._values[micro_batch][buffer] = results[place]
+        return [(message, results[place]) for place, message in run.sends]
 
-    def _addable(self, phase: PhaseGraph, micro_batch: int, results: Sequence[Tensor]) -> set[str]:
-        """Names of the first results of sums whose memory is theirs alone: it may be added to.
+    def _sum(self, run: Run, results: Sequence[Tensor]) -> None:
+        """Add results to their sums.
+
+        A sum begins in the memory of its first result if that may be added to.
+        """
+        addable = self._addable(run, results)
+        for place, name in run.summed:
+            result = results[place]
+            if name not in self._sums:
+                self._sums[name] = result if place in addable else result.clone()
+            elif result is not self._sums[name]:  # else the phase added to it
+                self._sums[name].add_(result)
+
+    def _addable(self, run: Run, results: Sequence[Tensor]) -> set[int]:
+        """Places of the first results of sums whose memory is theirs alone: it may be added to.
 
         Others are read later, expanded, or views of arguments, constants or other results.
         """
-        first = self._to_begin.intersection(phase.graph.results)
+        first = {place: name for place, name in run.summed if name not in self._sums}
         if not first:
-            return first
+            return set()
+        written = {place for place, *_ in run.writes}
+        read = {place for place, _ in run.kept}
         uses = Counter(map(memory_of, results))
-        taken = self._argument_memory.union(map(memory_of, phase.graph.module.buffers()))
+        module = self.plan.phases[run.micro_batch].graphs[run.phase].graph.module
+        taken = self._argument_memory.union(map(memory_of, module.buffers()))
         return {
-            name
-            for name, result in zip(phase.graph.results, results, strict=True)
-            if name in first
-            and name not in self._written
-            and not self._left[micro_batch][name]
-            and uses[memory_of(result)] == 1
-            and memory_of(result) not in taken
-            and not torch._debug_has_internal_overlap(result)
+            place
+            for place in first.keys() - written - read
+            if uses[memory_of(results[place])] == 1
+            and memory_of(results[place]) not in taken
+            and not torch._debug_has_internal_overlap(results[place])
         }
-
-    def _keep(self, name: str, micro_batch: int, result: Tensor, *, is_addable: bool) -> None:
-        """Keep a result of a micro-batch as far as it is read, added up or delivered.
-
-        A sum begins in the memory of its first result if that may be added to (`is_addable`).
-        """
-        if name in self._written:
-            self._write(self._written[name], micro_batch, result)
-        is_summed = name in self._phases[0].summed
-        if is_summed and name in self._sums:
-            if result is not self._sums[name]:  # else the phase added to it
-                self._sums[name].add_(result)
-        elif is_summed:
-            self._sums[name] = result if is_addable else result.clone()
-            self._to_begin.discard(name)
-        is_delivered = name in self._outputs and not is_summed
-        if self._left[micro_batch][name] > 0 or is_delivered:
-            self._micro[micro_batch][name] = result
-
-    def _write(self, buffer: str, micro_batch: int, result: Tensor) -> None:
-        """Give a buffer its contents for the next micro-batch; this one's are kept while read.
-
-        Not in place: messages on their way and values for the backward pass may be views of it.
-        """
-        if self._left[micro_batch][buffer] > 0 or buffer in self._outputs:
-            self._micro[micro_batch][buffer] = self._once[buffer]
-        self._once[buffer] = result
-
-    def store(self) -> None:
-        """Write the next contents of buffers over the stored ones."""
-        write_buffers(self._stored, {name: self._once[name] for name in self._written.values()})
 
     def result(self, name: str, micro_batch: int) -> Tensor:
         """A delivered result of a micro-batch, by local name."""
-        held = self._micro[micro_batch].get(name)
-        return self._once[name] if held is None else held
+        return self._values[micro_batch][name]
 
     def total(self, name: str) -> Tensor:
         """A gradient of the whole step, by local name."""
-        return self._once[name] if name in self._once else self._sums[name]
+        return self._sums[name] if name in self._sums else self._values[0][name]
 
+    def taken(self, names: Collection[str]) -> Values:
+        """Those of some values that the first micro-batch has; the others are dropped."""
+        own = self._values[0]
+        return {name: own[name] for name in names if name in own}
 
-def _forward_reads(phases: RankPhases) -> Counter[str]:
-    graphs = (graph for phase, graph in phases.graphs.items() if phases.is_forward(phase))
-    return Counter(name for graph in graphs for name in graph.graph.arguments)
+    def store(self, stored: Mapping[str, Tensor], *others: Values) -> None:
+        """Write the next contents of buffers over the stored ones, as far as there are any.
+
+        Args:
+            stored: Buffers by local name.
+            others: Values that are read later: those that are views of buffers become copies.
+        """
+        contents = {name: x for name, x in self._next.items() if name in stored}
+        if not contents:
+            return
+        written = {memory_of(stored[name]) for name in contents}
+        for values in others:
+            values.update({name: without_views(x, written) for name, x in values.items()})
+        write_buffers(stored, contents)

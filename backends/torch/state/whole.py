@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.graphs.emit import rest_argument
-from partitioner.backends.torch.graphs.micro_batches import MicroBatches
+from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH, MicroBatches
 from partitioner.backends.torch.graphs.phases import Rest
 from partitioner.backends.torch.graphs.signature import Signature
 from partitioner.backends.torch.state.own_state import OwnState
@@ -82,7 +82,7 @@ class Whole:
         training: Whether it has a backward pass.
         spare: Mesh of all ranks, each of which holds the stored values that nothing computes with.
         submodules: Those of the model by path, in its order; the model itself has the path "".
-        micro: The micro-batches of a call, of a plan in stages.
+        micro: The micro-batches of a call.
         rest: The last of them, if it is smaller.
     """
 
@@ -93,7 +93,7 @@ class Whole:
     training: bool
     spare: DeviceMesh
     submodules: Mapping[str, Submodule] = field(default_factory=dict)
-    micro: MicroBatches | None = None
+    micro: MicroBatches = WHOLE_BATCH
     rest: Rest | None = None
 
     @property

@@ -67,15 +67,11 @@ def flops_of_body(
     for node in body:
         operands = [*filter(None, node.inputs), *captured(node)]
         results = [value for value in node.outputs if value.name]
-        if not all(map(_is_typed, (*operands, *results))):
+        if not all(is_static(x) or x.const_value is not None for x in (*operands, *results)):
             continue
         with suppress(FrontendError), border("a body"):
             total += _flops(convert(node), operands, results, types, constants, opsets)
     return total
-
-
-def _is_typed(value: onnx_ir.Value) -> bool:
-    return is_static(value) or value.const_value is not None
 
 
 def _flops(

@@ -23,6 +23,7 @@ def trace_micro_batch(
     keep: frozenset[str] = frozenset(),
     *,
     fewer: bool = False,
+    whole: TracedModule | None = None,
 ) -> TracedModule:
     """Trace a module with the first of `count` micro-batches of its example inputs.
 
@@ -36,6 +37,7 @@ def trace_micro_batch(
         count: Number of micro-batches.
         keep: As of `trace_module`.
         fewer: Whether a batch too small for `count` micro-batches has fewer; else it is refused.
+        whole: The trace of the whole batch, if that is known: one micro-batch has no other.
 
     Raises:
         BackendError: The batch cannot be cut, or a result is of no micro-batch.
@@ -54,14 +56,14 @@ def trace_micro_batch(
         args, kwargs = part(arguments, batch, rows)
         return trace_module(module, Example(args, kwargs), options, keep)
 
-    traced = traced_part(slice(sizes[0]))
+    traced = traced_part(slice(sizes[0])) if whole is None or len(sizes) > 1 else whole
     flat, known = tuple(pytree.tree_leaves(arguments)), traced.signature
-    whole = {
+    of_batch = {
         name: TensorType.of(known.types[name].dtype, tuple(value.shape))
         for name, value in zip(known.inputs, flat, strict=True)
         if name in known.types
     }
-    signature = replace(known, example=flat, types={**known.types, **whole})
+    signature = replace(known, example=flat, types={**known.types, **of_batch})
     micro = MicroBatches.of(sizes, signature, traced.graph.types)
     rest = traced_part(slice(batch - micro.rest, batch)) if micro.rest else None
     return replace(traced, batch=signature, micro=micro, rest=rest)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import is_stored, row_of
+from partitioner.ir.ops import is_stored, is_view, row_of, writes_in_place
 from partitioner.ir.ops.aten.state import EITHER
 from partitioner.ir.repeats import Stretch, numbered, repetitions
 from partitioner.ir.types import TensorType
@@ -100,8 +100,7 @@ def _values_within_regions(
 
 
 def _is_view(node: Node) -> bool:
-    row = row_of(node)
-    return row is not None and row.view and row.in_place is None
+    return is_view(node) and not writes_in_place(node)
 
 
 def _repeated_blocks(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import is_view
 from partitioner.ir.ops.aten.state import ALIAS, KEEP, REST, STATE, UPDATE
 
 #: Uses of stored values between the point where one may be sent for and its own first use. Two,
@@ -86,8 +86,7 @@ def _first_reads(
     first: dict[str, int] = {}
     renaming = list(aliases)
     for index, node in enumerate(nodes):
-        row = row_of(node)
-        if through_views and row is not None and row.view:
+        if through_views and is_view(node):
             renaming.append(node)
             continue
         for value in node.reads:

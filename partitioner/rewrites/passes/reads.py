@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import is_stored, row_of
+from partitioner.ir.ops import is_stored, is_view
 from partitioner.ir.ops.aten.state import ALIAS, EITHER, KEEP, STATE, UPDATE
 from partitioner.rewrites.graph_writer import GraphWriter, reading
 from partitioner.rewrites.passes.ordering import passes_of, shared_states
@@ -26,10 +26,9 @@ def stored_values(nodes: Sequence[Node]) -> frozenset[str]:
     """Stored values, their aliases, and views and casts of them."""
     stored: set[str] = set()
     for node in nodes:
-        row = row_of(node)
-        is_view = row is not None and (row.view or node.op == "aten::_to_copy")
-        same = is_view and bool(node.reads) and stored.issuperset(node.reads)
-        if (row is not None and row.stored) or same:
+        gives_same = is_view(node) or node.op == "aten::_to_copy"
+        same = gives_same and bool(node.reads) and stored.issuperset(node.reads)
+        if is_stored(node) or same:
             stored.update(node.writes)
     return frozenset(stored)
 

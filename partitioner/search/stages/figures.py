@@ -19,7 +19,7 @@ from partitioner.cost_model.memory.lifetimes import HEADROOM_PERCENT, with_headr
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import is_stored
 from partitioner.ir.phases import fixed_nodes, weight_nodes
 from partitioner.ir.pipeline import (
     Action,
@@ -219,15 +219,11 @@ class StageFigures:
         self, name: str, units: Mapping[str, int] | None = None
     ) -> tuple[Schedule, Mapping[int, int]]:
         """See `evaluate.observed_schedule`."""
-        pipeline = Pipeline(name, self.micro_batches, (0,) * len(self.sharding.plan.groups))
+        resharder, groups = self._resharder, self.sharding.plan.groups
+        pipeline = Pipeline(name, self.micro_batches, (0,) * len(groups))
+        graph, nodes, first = self.sharding.graph, self._placed, self._representatives
         return observed_schedule(
-            self.sharding.graph,
-            self._placed,
-            self._resharder.cluster,
-            pipeline,
-            resharder=self._resharder,
-            units=units,
-            first=self._representatives,
+            graph, nodes, resharder.cluster, pipeline, resharder=resharder, units=units, first=first
         )
 
     @cached_property
@@ -328,8 +324,7 @@ class StageFigures:
         graph, count, made_bytes = self.sharding.graph, len(self.units), self.made_bytes
         changes = np.zeros(count + 2)
         for value, node in graph.producers.items():
-            row = row_of(node)
-            if node.name in graph.backward or (row is not None and row.stored):
+            if node.name in graph.backward or is_stored(node):
                 continue
             made = self.unit_of[node.name]
             readers = (r.name for r in graph.consumers[value] if r.name not in graph.backward)

@@ -16,6 +16,10 @@ from partitioner.search.request import Budget, Request
 from partitioner.search.stages.figures import Sharding
 from partitioner.solver import Infeasible
 
+#: Shardings that were found, by the digest of the graph that was searched, the number of its nodes
+#: that may be left out, the size of the mesh and the limit.
+Known = dict[tuple[str, int, int, int], Sharding]
+
 
 def sharded_within(
     graph: Graph,
@@ -24,12 +28,17 @@ def sharded_within(
     budget: Budget,
     size: int,
     micro_batches: int,
+    known: Known,
     limit: int,
 ) -> Sharding:
     """The best plan of the graph on one mesh of so many devices, of `limit` bytes each.
 
-    It takes half of what is left of the budget, of the clock as well: its cuts take the rest.
+    It takes half of what is left of the budget, of the clock as well: its cuts take the rest. One
+    that is `known` is not searched again, and a new one becomes known.
     """
+    key = graph.digest, len(graph.optional), size, limit
+    if key in known:
+        return known[key]
     first = cluster.first(size).with_memory(max(1, limit))
     spaces = request.inside_stages(size, micro_batches, len(cluster) // size).over(size).on(graph)
     work = budget.work.share(2)
@@ -39,7 +48,8 @@ def sharded_within(
     finally:
         if work.stopped:
             budget.work.cut_off()
-    return Sharding(outcome.graph, outcome.plan)
+    known[key] = Sharding(outcome.graph, outcome.plan)
+    return known[key]
 
 
 def first_sharding(sharded: Callable[[int], Sharding], limit: int, *, is_guess: bool) -> Sharding:
@@ -89,6 +99,7 @@ def sharded_for(
     request: Request,
     budget: Budget,
     micro_batches: int,
+    known: Known,
 ) -> dict[int, Sharding]:
     """A sharding of one graph for each of these numbers of devices of a stage, ascending.
 
@@ -98,7 +109,9 @@ def sharded_for(
     shardings: dict[int, Sharding] = {}
     for index, size in enumerate(sizes):
         share, limit = budget.share(len(sizes) - index), limit_bytes(graph, cluster, size)
-        sharded = partial(sharded_within, graph, cluster, request, share, size, micro_batches)
+        sharded = partial(
+            sharded_within, graph, cluster, request, share, size, micro_batches, known
+        )
         shardings[size] = first_sharding(sharded, limit, is_guess=True)
         graph = shardings[size].graph
     return shardings

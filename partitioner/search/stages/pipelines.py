@@ -37,6 +37,7 @@ from partitioner.search.stages.cut_search import (
 from partitioner.search.stages.figures import Sharding, StageFigures
 from partitioner.search.stages.lane_memory import step_cost
 from partitioner.search.stages.mesh_sharding import (
+    Known,
     first_sharding,
     limit_bytes,
     sharded_for,
@@ -83,6 +84,7 @@ def find_pipeline(
     """
     results: list[SpaceResult] = []
     errors: list[PartitionerError] = []
+    known: Known = {}
     request.constraints.check(graph, len(cluster))
     groups, stages = _pinned_groups(graph, request.constraints)
     if len({*map(len, groups)}) > 1:
@@ -105,7 +107,7 @@ def find_pipeline(
         ways = Pipelines.of(request, micro_batches, names, groups, stages)
         budget.say(f"cutting stages of {size} device{'s' if size > 1 else ''}")
         try:
-            results.append(_of_size(graph, cluster, request, share, size, ways))
+            results.append(_of_size(graph, cluster, request, share, size, ways, known))
         except (PipelineScheduleError, Infeasible) as error:
             errors.append(error)
             results.append(SpaceResult(failed=((family, error),)))
@@ -113,7 +115,7 @@ def find_pipeline(
         budget.say("cutting stages of several sizes")
         with suppress(PipelineScheduleError, Infeasible, ConstraintError):
             share = _beating(results, budget, request)
-            results.append(_of_several_sizes(graph, cluster, request, share, micro_batches))
+            results.append(_of_several_sizes(graph, cluster, request, share, micro_batches, known))
     searched = [result for result in results if result.searched]
     if errors and not searched:
         short = [error for error in errors if isinstance(error, Infeasible)]
@@ -139,7 +141,13 @@ def _beating(results: Sequence[SpaceResult], budget: Budget, request: Request) -
 
 
 def _of_size(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget, size: int, ways: Pipelines
+    graph: Graph,
+    cluster: Cluster,
+    request: Request,
+    budget: Budget,
+    size: int,
+    ways: Pipelines,
+    known: Known,
 ) -> SpaceResult:
     """The best plan of stages of so many devices.
 
@@ -155,7 +163,9 @@ def _of_size(
         limit = int(ROOM * min(device.memory_bytes for device in cluster.devices))
     else:
         limit = limit_bytes(graph, cluster, size)
-    sharded = partial(sharded_within, graph, cluster, request, budget, size, ways.micro_batches)
+    sharded = partial(
+        sharded_within, graph, cluster, request, budget, size, ways.micro_batches, known
+    )
     sharding = first_sharding(sharded, limit, is_guess=size < len(cluster))
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -206,7 +216,7 @@ def _of_pinned_sizes(
     if request.mesh is not None:
         shown = " and ".join(map(str, sizes))
         raise ConstraintError(f"stages are pinned to groups of {shown} devices: leave out the mesh")
-    shardings = sharded_for(sizes, graph, cluster, request, budget, ways.micro_batches)
+    shardings = sharded_for(sizes, graph, cluster, request, budget, ways.micro_batches, {})
     figures = StageFigures(shardings[sizes[0]], cluster, ways.micro_batches)
     return PipelineSearch(figures, ways, budget, shardings).search()
 
@@ -222,7 +232,12 @@ def _takes_several_sizes(graph: Graph, cluster: Cluster, request: Request) -> bo
 
 
 def _of_several_sizes(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget, micro_batches: int
+    graph: Graph,
+    cluster: Cluster,
+    request: Request,
+    budget: Budget,
+    micro_batches: int,
+    known: Known,
 ) -> SpaceResult:
     """The best plan of stages of several sizes, powers of two, on all devices.
 
@@ -231,7 +246,8 @@ def _of_several_sizes(
         PipelineScheduleError: No schedule serves the lanes.
     """
     sizes = [2**power for power in range(len(cluster).bit_length()) if 2**power < len(cluster)]
-    shardings = sharded_for(sizes, graph, cluster, request, budget.share(2), micro_batches)
+    share = budget.share(2)
+    shardings = sharded_for(sizes, graph, cluster, request, share, micro_batches, known)
     graph = shardings[sizes[0]].graph
     figures = {n: StageFigures(each, cluster, micro_batches) for n, each in shardings.items()}
 

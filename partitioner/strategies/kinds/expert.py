@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from partitioner.ir.factors import FactorKind
+from partitioner.ir.factors import FactorKind, single
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout
-from partitioner.ir.loads import factor_of, origins
+from partitioner.ir.loads import origins
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import is_stored, rules_of
 from partitioner.ir.rule import Rule
@@ -148,7 +148,7 @@ def expert_values(graph: Graph) -> Mapping[str, str]:
 def _chosen(graph: Graph, node: Node, rule: Rule, index: int, choices: frozenset[int]) -> bool:
     """Test whether tokens meet what was chosen for them of an operand's first dim."""
     dims = rule.operands[index]
-    if not dims or not (name := factor_of(dims[0])):
+    if not dims or not (name := single(dims[0])):
         return False
     factor = rule.factors[name]
     others = [

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator, Mapping
 
 from partitioner.ir.factors import Dims, FactorKind
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.ops import rule_of, writes_in_place
 from partitioner.ir.rule import Rule
 from partitioner.strategies.constraints import Constraints, Pin
 from partitioner.strategies.kinds.kind import Asked
@@ -43,7 +43,7 @@ def _is_cut(graph: Graph, value: str, whole: Container[str], size: int) -> bool:
     return all(
         any(_loops(rule, value, node, whole, size))
         for node in graph.consumers[value]
-        if isinstance(rule := rule_of(graph, node), Rule) and not _is_written(node)
+        if isinstance(rule := rule_of(graph, node), Rule) and not writes_in_place(node)
     )
 
 
@@ -59,12 +59,6 @@ def _loops(rule: Rule, value: str, node: Node, whole: Container[str], size: int)
 
 def _names(dims: Dims | None) -> Iterator[str]:
     return (name for expr in dims or () for term in expr for name in term)
-
-
-def _is_written(node: Node) -> bool:
-    """Tell whether a node writes to where a value is stored."""
-    row = row_of(node)
-    return row is not None and row.in_place is not None
 
 
 def _matrices(graph: Graph) -> Mapping[str, str]:

@@ -9,11 +9,11 @@ from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.memory.held import held
 from partitioner.cost_model.memory.lifetimes import (
     Lifetime,
-    StepLives,
     exact_lifetimes,
     safe_lifetimes,
     with_headroom,
 )
+from partitioner.cost_model.memory.step_lives import StepLives
 from partitioner.cost_model.schedule.task_list import Schedule, schedule
 from partitioner.ir.phases import Part
 from partitioner.ir.plan import resolve

@@ -17,7 +17,7 @@ import partitioner
 import partitioner.compiler
 from jobs.processes.torch_ranks import Job
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch.running.held import Held
+from partitioner.backends.torch.running.held_state import HeldState
 from partitioner.ir.errors import PartitionerError
 from partitioner.strategies.constraints import Constraints, Pin
 
@@ -234,12 +234,12 @@ def is_interrupted(rank: int) -> None:
     module = program().module()
     training_step(module, *batch(0))
 
-    def stop(_: Held) -> None:
+    def stop(_: HeldState) -> None:
         raise KeyboardInterrupt
 
     if rank == 0:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Held, "shards_now", stop)
+            patch.setattr(HeldState, "shards_now", stop)
             with pytest.raises(KeyboardInterrupt):
                 module(*batch(1))
     match = r"rank 0: training step 1 with .*; rank 1: full_state_dict\(\)"

@@ -34,6 +34,7 @@ from partitioner.backends.torch.operators.sent import group_name
 from partitioner.backends.torch.running.rank_module import RankModule
 from partitioner.backends.torch.state.initialise import Initialiser
 from partitioner.compiled.module import ModuleProgram
+from partitioner.ir.phases import Part, whole_batch_order
 from partitioner.strategies.constraints import Constraints, Pin
 
 Optimizer = Callable[[Any], torch.optim.Optimizer]
@@ -634,6 +635,8 @@ def a_rank_dies_between_steps(rank: int) -> None:
     assert time.monotonic() - start < SOON_S
 
 
+NUMBER = whole_batch_order(1).phases.number
+PHASES = {"forward": NUMBER(Part.FORWARD), "backward": NUMBER(Part.BACKWARD)}
 COME = {"forward": Semaphore(0), "backward": Semaphore(0)}  # once for each rank in the pass
 
 
@@ -648,9 +651,9 @@ def dies_in(last: str, rank: int) -> None:
         return ()
 
     if rank == 3:
-        passes._runs[last] = dies
+        passes._runs[PHASES[last]] = dies
     else:
-        passes._runs[last].register_forward_pre_hook(lambda *_: COME[last].release())
+        passes._runs[PHASES[last]].register_forward_pre_hook(lambda *_: COME[last].release())
     start = time.monotonic()
     message = (
         rf"^rank {rank}: [a-z-]+ of '.+' for '/.+'( and [0-9]+ more)? "
@@ -687,13 +690,13 @@ def a_rank_that_hangs(rank: int) -> None:
     module(*Mlp.batch(0))
     passes = module._passes[""]
     if rank == 1:
-        run = passes._runs["forward"]
+        run = passes._runs[PHASES["forward"]]
 
         def late(*arguments: torch.Tensor) -> Sequence[torch.Tensor]:
             assert WAITED.wait(40)
             return run(*arguments)
 
-        passes._runs["forward"] = late
+        passes._runs[PHASES["forward"]] = late
     match = r"^rank \d: .*(did not come in time, as it hangs, .*timeout=|(a rank|rank 0) has ended)"
     with pytest.raises(CommunicationError, match=match) as caught:
         module(*Mlp.batch(0))

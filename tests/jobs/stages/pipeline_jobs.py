@@ -1,4 +1,4 @@
-"""Modules on plans in stages, trained by ranks of a gloo group: jobs of test_phase_passes.py."""
+"""Modules on plans in stages, trained by ranks of a gloo group: jobs of test_rank_passes.py."""
 
 from __future__ import annotations
 

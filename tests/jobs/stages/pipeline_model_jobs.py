@@ -22,7 +22,7 @@ from helpers.modules.pipeline_models import MODELS, batch_of
 from helpers.modules.trained import Gpt
 from helpers.plans.staged import on_trace, staged_plan, traced
 from jobs.processes.torch_ranks import Job, main
-from partitioner.backends.torch.running import phase_passes
+from partitioner.backends.torch.running import rank_passes
 from partitioner.backends.torch.running.step_values import StepValues
 from partitioner.compiled.module import ModuleProgram
 from partitioner.frontends.torch.trace import TracedModule
@@ -152,7 +152,7 @@ def lanes_of(schedule: str, ranks: int) -> tuple[int, ...]:
     return textbook_lanes(schedule, ranks * (2 if schedule in TWICE else 1))
 
 
-#: That of the matrix which every run takes: test_phase_passes.py has all schedules.
+#: That of the matrix which every run takes: test_rank_passes.py has all schedules.
 FAST = {("gpt2", "1f1b", 2)}
 
 MATRIX = {
@@ -316,16 +316,18 @@ def most_kept(program: ModuleProgram) -> list[int]:
     class Counted(StepValues):
         def finish(self, *args: Any) -> Any:
             sent = super().finish(*args)
+            stored = self.plan.phases[0].stored
             storages = {
                 tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-                for values in self._micro
-                for tensor in values.values()
+                for values in self._values
+                for name, tensor in values.items()
+                if name not in stored
             }
             kept[0] = max(kept[0], sum(storages.values()))
             return sent
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(phase_passes, "StepValues", Counted)
+        patch.setattr(rank_passes, "StepValues", Counted)
         first(program.module()(**stack_batch(0))).backward()
     every = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(every, torch.tensor(kept))

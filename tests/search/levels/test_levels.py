@@ -19,10 +19,13 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Plan, resolve
-from partitioner.problem.folding import Folded
+from partitioner.problem.folding import Folded, fold
 from partitioner.search.levels import stretches
+from partitioner.search.levels.axis_sharder import AxisSharder
 from partitioner.search.levels.decode import decisions, groups
+from partitioner.search.levels.mesh_sharder import Sharder
 from partitioner.search.levels.meshes import DevicePool, device_pools, layouts, sizes
 from partitioner.search.levels.split_axes import SplitAxesSpace, axes_meshes
 from partitioner.search.levels.staged import cheapest_staged
@@ -30,6 +33,7 @@ from partitioner.search.levels.stages import Staged, search_levels
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible
 from partitioner.solver.stages import Pool, StageOption, StageProblem, evaluate_cut
+from partitioner.solver.work import Work
 from partitioner.strategies.derive import Rules
 
 
@@ -260,6 +264,14 @@ def test_upper_estimates_of_a_stage_are_no_less_than_its_peak(
             assert safe is not None
             most = max(exact.peak[device].bytes for device in mesh.devices)
             assert safe.resident_bytes[at] + safe.flying_bytes[at] >= most
+
+
+def test_a_stage_passes_on_no_more_than_its_own_blocks_hold() -> None:
+    """In inference other stages hold what the other blocks give."""
+    graph = load_onnx(chain(10, gives=True, again=False)).graph
+    sharder = Sharder(fold(graph, Rules.of(graph)), resolve_cluster("4x8xh100"))
+    sharded = AxisSharder(sharder, Work.within(60)).begin(DeviceMesh.of({"tp": 4}), 0.05)[0].best
+    assert 0 < sharded.passing_bytes < sharded.peak_bytes / 2
 
 
 def test_readers_of_a_constant_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -451,3 +451,111 @@ def test_a_split_mesh_begins_with_the_plan_of_the_whole_one(small: Folded) -> No
 def test_the_weight_side_ends_where_weights_are_used(small: Folded) -> None:
     ops = {small.graph.by_name[name].op for name in weight_side(small.graph)}
     assert ops == {"partitioner::state", "partitioner::alias", "partitioner::update", "aten::t"}
+
+
+class Layers(nn.Module):
+    """Equal blocks between two matrices, which return a loss."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(64, torch.relu) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return (x**2).mean()
+
+
+def planned_on_256(
+    layers: int = 6, samples: int = 512, **options: Any
+) -> partitioner.ModuleProgram:
+    with torch.device("meta"):
+        module, example = Layers(layers), torch.ones(samples, 64)
+    fixed: dict[str, Any] = {"training": True, "cluster": "32x8xa100-80g", "gap": 0.5, **options}
+    return partitioner.compile(module, example, **fixed)
+
+
+@pytest.mark.parametrize(
+    ("options", "weight", "batch"),
+    [
+        ({"parallel": "dp"}, set(), {"dp"}),
+        ({"parallel": "dp+tp", "mesh": {"dp": 64, "tp": 4}}, {"tp"}, {"dp"}),
+        (
+            {
+                "constraints": {
+                    "dims": {"batch": "x.0", "hidden": "blocks.*.up.weight.0"},
+                    "layout": {"batch": "rows", "hidden": "columns"},
+                },
+                "mesh": {"rows": 32, "columns": 8},
+            },
+            {"columns"},
+            {"rows"},
+        ),
+    ],
+    ids=["dp", "dp+tp", "named dims"],
+)
+def test_kinds_and_named_dims_hold_above_64_devices(
+    options: dict[str, Any], weight: set[str], batch: set[str]
+) -> None:
+    """Each weight is stored, and each product cut, as on few devices; blocks are folded."""
+    plan = planned_on_256(**options).plan
+    assert plan.certificate is not None
+    assert plan.certificate.folded
+    for block in range(6):
+        stored = plan.nodes[f"/blocks/{block}/up/weight"].cuts
+        assert {axis for cut in stored.values() for axis in cut.axes} == weight
+        product = plan.nodes[f"/blocks/{block}/up/mm"].cuts
+        assert set(product["m"].axes) == batch
+
+
+def test_a_pin_of_one_layer_is_honoured_above_64_devices() -> None:
+    """The pinned block differs from the others, which are no longer alike with it."""
+    pin = {"pin": [{"tensor": "blocks.2.up.weight", "dim": 1, "axis": "tp"}]}
+    plan = planned_on_256(mesh={"dp": 64, "tp": 4}, constraints=pin).plan
+    assert "tp" in plan.nodes["/blocks/2/up/weight"].cuts["d1"].axes
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"parallel": "dp", "cluster": "48x8xa100-80g"}, "384 devices cannot share a batch of 512"),
+        (
+            {"constraints": {"pin": [{"nodes": ["/blocks/1/*"], "device": 1}]}},
+            "pins to devices on 256 devices: this is planned for up to 64 devices",
+        ),
+        (
+            {"constraints": {"pin": [{"tensor": "blocks.2.up.weight", "dim": 0, "axis": "no"}]}},
+            "no axis 'no'; the axes are",
+        ),
+        (
+            {
+                "parallel": "dp",
+                "constraints": {"pin": [{"tensor": "blocks.2.up.weight", "dim": 0}]},
+            },
+            "leaves no strategy for '/blocks/2/up/weight' .* none honours constraints pin 1 too",
+        ),
+    ],
+    ids=str,
+)
+def test_what_constraints_cannot_be_above_64_devices_is_named(
+    options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(partitioner.PartitionerError, match=text):
+        planned_on_256(**options)
+
+
+@pytest.mark.slow
+def test_a_kind_computes_again_where_memory_is_short_on_many_devices() -> None:
+    samples = 2**18
+    whole = planned_on_256(12, samples, parallel="dp")
+    limit = max(whole.evaluation.needed_bytes.values())
+    kept = sum(parameter.numel() * 16 for parameter in Layers(12).parameters())
+    short = planned_on_256(12, samples, parallel="dp", memory=(kept + limit) // 2)
+    assert len(short.graph.nodes) > len(whole.graph.nodes)
+    assert short.evaluation.fits_exactly
+
+
+def test_a_plan_is_kept_above_64_devices() -> None:
+    plan = planned_on_256(parallel="dp").plan
+    kept = planned_on_256(constraints=plan).plan
+    assert kept.digest == plan.digest

@@ -15,13 +15,17 @@ from torch import nn
 import partitioner
 from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.ir.errors import PartitionerError
+from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.pipeline import SCHEDULES, pipeline_schedule, textbook_lanes, to_csv
 from partitioner.ir.plan import NodePlan, Pipeline, Plan
 from partitioner.rewrites.staging import stages_of_all
+from partitioner.search.outcome import Outcome
 from partitioner.search.request import Budget, Request
+from partitioner.search.stages import mesh_sharding
 from partitioner.search.stages.cut_search import Pipelines, PipelineSearch
 from partitioner.search.stages.figures import Sharding, StageFigures, StepEstimate
 from partitioner.search.stages.staged_plan import staged_plan
@@ -305,6 +309,21 @@ def test_stages_of_several_sizes_are_searched_and_beat_equal_ones() -> None:
     assert "stages of 1 and 2 devices" in program.plan.certificate.space
 
 
+def test_a_sharding_is_searched_once_for_stages_of_one_size_and_of_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched: list[int] = []
+    find_plan = mesh_sharding.find_plan
+
+    def noted(graph: Graph, cluster: Cluster, *rest: Any) -> Outcome:
+        searched.append(len(cluster))
+        return find_plan(graph, cluster, *rest)
+
+    monkeypatch.setattr(mesh_sharding, "find_plan", noted)
+    planned(Chain(16, 8), devices=4, micro_batches=2, schedule="1f1b", recompute=False)
+    assert sorted(searched) == [1, 2, 4]
+
+
 def test_a_buffer_that_every_micro_batch_writes_keeps_its_readers_in_one_stage() -> None:
     program = planned(Counting(), width=8, devices=2, parallel="pp", micro_batches=3)
     stages = {
@@ -393,8 +412,12 @@ def test_values_are_computed_again_where_memory_is_short() -> None:
         ({"schedule": "nope"}, "schedule 'nope' is not one of gpipe, 1f1b"),
         ({"schedule": "none.csv"}, "schedule none.csv: No such file"),
         ({"micro_batches": 0}, "micro_batches is 0, not 'auto' or a whole number"),
-        ({"micro_batches": 3, "objective": "memory"}, "leave out objective memory"),
-        ({"micro_batches": 3, "strategy": "inter"}, "strategy 'inter' is not for pipelines"),
+        ({"parallel": "pp", "strategy": "intra"}, "and parallel 'pp' gives each stage one device"),
+        ({"parallel": "dp", "strategy": "inter", "micro_batches": 2}, "parallel shards operators"),
+        (
+            {"mesh": {"pp": 1}, "strategy": "inter", "micro_batches": 2},
+            "strategy 'inter' places whole operators, and mesh {'pp': 1} has stages of 2 devices",
+        ),
         ({"micro_batches": 3, "tune": 2, "cluster": "h100"}, "is not known to be it"),
         ({"parallel": "pp+dp"}, "wants a mesh of axes pp and dp, of at least two devices each"),
         ({"parallel": "pp", "mesh": {"dp": 2}}, "wants a mesh with an axis pp"),
@@ -410,7 +433,8 @@ def test_options_that_have_no_meaning(options: dict[str, Any], text: str) -> Non
 def test_stages_of_joined_kinds_without_a_mesh_have_all_that_leave_each_kind_two_devices() -> None:
     assert Request(parallel="pp+tp").stage_sizes(8) == (2, 4)
     assert Request(parallel="pp+dp+tp").stage_sizes(8) == (4,)
-    program = planned(Chain(*WIDTHS), devices=4, parallel="pp+dp", micro_batches=2)
+    options = {"parallel": "pp+dp", "micro_batches": 2, "schedule": "1f1b", "recompute": False}
+    program = planned(Chain(16, 8), devices=4, **options)
     assert {tuple(group.axes) for group in program.plan.groups} == {(("dp", 2),)}
 
 

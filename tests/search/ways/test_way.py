@@ -161,6 +161,27 @@ def test_each_way_has_its_share_of_one_clock(monkeypatch: pytest.MonkeyPatch) ->
     assert left == pytest.approx([18.0, 9.0, 4.0], rel=1e-6)
 
 
+def test_the_first_way_has_less_of_the_clock_the_less_memory_there_is() -> None:
+    searches = Searches()
+    ways = [searches.way(name, short(1)) for name in ("whole", "stages")]
+    ways.append(searches.way("blocks", short(1), rung=2))
+    budget = Budget.of(REQUEST)
+    with pytest.raises(Infeasible):
+        Weighing(ways, REQUEST, budget, first_share=0.3).best()
+    shares = [each.work.left_s / budget.work.left_s for each in searches.budgets]
+    assert shares == pytest.approx([0.3 / 1.5, 0.6, 1.0], abs=0.05)
+
+
+def test_ways_that_are_not_searched_take_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_a_clock(monkeypatch)
+    for closed, seconds in (("", 20.0), ("it is not searched with pins", 30.0)):
+        searches = Searches()
+        first, second = (searches.way(name, outcome(1.0)) for name in ("whole", "form"))
+        request = Request(gap=0.1, time_limit_s=30.0)
+        weighed(first, replace(second, closed=closed), request=request)
+        assert searches.budgets[0].work.left_s == pytest.approx(seconds)
+
+
 def test_the_whole_batch_has_all_the_clock_where_nothing_is_short() -> None:
     searches = Searches()
     saver = searches.way("blocks", outcome(1.0), rung=2)

@@ -10,11 +10,15 @@ from torch import Tensor, nn
 
 import partitioner
 from helpers.onnx_files import onnx_models as om
-from partitioner.ir.graph import Graph
+from helpers.plans.cost_cases import graph as graph_with
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.types import TensorType
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.kinds.kind import Asked
 from partitioner.strategies.kinds.spatial import image_factors, spatial_constraints
 from partitioner.strategies.spaces import SearchError
+
+POOL = {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}
 
 
 class Net(nn.Module):
@@ -122,3 +126,11 @@ def test_joined_with_data_parallelism() -> None:
     axes = {axis for cut in result.plan.nodes[conv].cuts.values() for axis in cut.axes}
     assert axes == {"dp", "w"}
     assert result.verify(seed=0).equal
+
+
+def test_nodes_without_a_rule_have_no_dim_of_an_image() -> None:
+    types = {name: TensorType.of("float32", (1, 2, 6, 6)) for name in "xyz"}
+    nodes = [Node("a", "Unknown", ("x",), ("y",)), Node("b", "MaxPool", ("y",), ("z",), POOL)]
+    factors = image_factors(graph_with(nodes, types, ("x",), ("z",)))
+    assert set(factors["b"]) == {-2, -1}
+    assert not factors.get("a")

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
 
 from partitioner.backends.tensors import to_numpy
+from partitioner.backends.torch.state.initialise import without_contents
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.building.nodes import encode_call
 from partitioner.frontends.torch.element_types import dtype_name
@@ -249,16 +249,11 @@ def _path(node: fx.Node) -> str:
     return "/" + path.replace(".", "/") if path else ""
 
 
-def is_fake(tensor: torch.Tensor) -> bool:
-    """Test whether a tensor has no contents."""
-    return isinstance(tensor, FakeTensor) or tensor.device.type == "meta"
-
-
 def constant_loader(tensor: torch.Tensor, name: str) -> Callable[[], np.ndarray]:
     """A function that reads a tensor's contents, and raises a `FrontendError` if it is fake."""
 
     def load() -> np.ndarray:
-        if is_fake(tensor):
+        if without_contents(tensor):
             raise FrontendError(f"{name} has no contents: the module's weights are fake")
         return to_numpy(tensor, dtype_name(tensor.dtype))
 

@@ -21,13 +21,13 @@ from functools import cached_property
 import torch
 from torch import fx
 
+from partitioner.backends.torch.state.initialise import without_contents
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.building.calls import (
     Calls,
     OpCall,
     constant_loader,
     flat_outputs,
-    is_fake,
 )
 from partitioner.frontends.torch.element_types import dtype_name
 from partitioner.frontends.torch.options import OPTIMIZERS
@@ -245,7 +245,7 @@ class _ModuleCalls(Calls):
                 rest = self.values[node.name] = self.rests[first] = self.copied(value, "rest")
                 self.add(f"{_path(first)}/rest", REST, (parts,), made=(rest,))
         else:
-            steers = not (parameter or tensor.is_floating_point() or is_fake(tensor))
+            steers = not (parameter or tensor.is_floating_point() or without_contents(tensor))
             load = constant_loader(tensor, first)
             self.constants[value] = Constant(self.types[value], load, weight=not steers)
             self.fixed[first] = value

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 
 from partitioner.backends.torch.state.buffers import extent
+from partitioner.backends.torch.state.initialise import without_contents
 from partitioner.frontends.errors import FrontendError
 
 
@@ -79,8 +79,7 @@ def _place_of(tensor: Tensor) -> tuple[int, range]:
     It is that of the process, 0, as NumPy's arrays may have several storages; a tensor without an
     address, as on the meta device, has its storage.
     """
-    is_fake = tensor.device.type == "meta" or isinstance(tensor, FakeTensor)
-    address = 0 if is_fake else tensor.data_ptr()
+    address = 0 if without_contents(tensor) else tensor.data_ptr()
     start = address or tensor.storage_offset() * tensor.element_size()
     memory = 0 if address else tensor.untyped_storage()._cdata
     return memory, range(start, start + extent(tensor))

@@ -184,6 +184,16 @@ def test_a_sum_takes_the_memory_of_the_image_that_it_is_added_to() -> None:
     assert (source, len(inner), target) == (borders[2], 1, None)
 
 
+def test_segments_of_blocks_plain_ones_and_those_with_bodies_stay_apart() -> None:
+    body = helper.make_graph([helper.make_node("Neg", ["image"], ["y"])], "body", [], [])
+    node = helper.make_node("Relu", ["image"], ["y"])
+    branches = helper.make_node("If", ["flag"], ["y"], then_branch=body, else_branch=body)
+    assert joined._may_join(Segment(0, (node,)))
+    assert not joined._may_join(Segment(0, (node,), block=0))
+    assert not joined._may_join(Segment(0, (node,), plain=True))
+    assert not joined._may_join(Segment(0, (node, branches)))
+
+
 @pytest.mark.parametrize(
     ("inner", "expected"),
     [

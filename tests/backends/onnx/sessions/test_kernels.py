@@ -141,3 +141,17 @@ def test_a_profile_without_bytes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text(text)
     with pytest.raises(BackendError, match="does not report bytes"):
         kernel_runs(tmp_path / "profile.json")
+
+
+def test_weights_in_files_of_their_own_are_not_read(tmp_path: Path) -> None:
+    """They lie beside the model, not beside the graph that ONNX Runtime wrote of it."""
+    whole = model()
+    weights = whole.graph.initializer[0]
+    weights.ClearField("raw_data")
+    weights.data_location = TensorProto.EXTERNAL
+    entry = weights.external_data.add()
+    entry.key, entry.value = "location", "elsewhere.weights"
+    (tmp_path / "optimized.onnx").write_bytes(whole.SerializeToString())
+    by_kernel = nodes_of_kernels(whole.graph.node, tmp_path / "optimized.onnx")
+    names = {kernel: [node.name for node in nodes] for kernel, nodes in by_kernel.items()}
+    assert names == {node.name: [node.name] for node in whole.graph.node}

@@ -18,7 +18,8 @@ from torch.optim.optimizer import (
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from partitioner.backends.torch.dtensors import local_steps
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.dtensors import copies, local_steps
 from partitioner.backends.torch.guards.changes import count_steps
 
 o = torch.optim
@@ -262,3 +263,27 @@ def test_a_step_that_fails_leaves_the_optimizer(
     del owner
     assert steps == [True, True, False, True]
     assert {int(state["step"]) for state in update.state.values()} == {2}
+
+
+@pytest.mark.parametrize(
+    ("other", "written", "refused"),
+    [
+        (slice(2, 5), {1}, True),
+        (slice(2, 5), {2}, True),
+        (slice(2, 5), set(), False),
+        (slice(4, 6), {1}, False),  # beside it
+        (slice(3, 3), {1}, False),  # within it, but nothing
+        (slice(0, 4), {1}, False),  # the same
+    ],
+)
+def test_no_other_view_of_what_is_written_is_read(
+    other: slice, written: set[int], refused: bool
+) -> None:
+    memory = torch.arange(6)
+    bases = {1: memory[:4], 2: memory[other]}
+    places = {1: (0, 4), 2: (other.start, other.stop)}
+    if not refused:
+        copies._check_apart(bases, places, written)
+        return
+    with pytest.raises(BackendError, match=r"has the same tensor by another view: clone\(\)"):
+        copies._check_apart(bases, places, written)

@@ -8,7 +8,7 @@ from torch import fx
 from partitioner.backends.observed import Role
 from partitioner.backends.torch.graphs.notes import note_tasks
 from partitioner.backends.torch.measuring.clocks import HostClock, StreamClock
-from partitioner.backends.torch.measuring.recording import marked
+from partitioner.backends.torch.measuring.recording import Training, Update, marked
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -90,3 +90,31 @@ def test_events_of_a_stream_are_read_once_all_are_reached() -> None:
     assert [round(at - 100.0, 6) for at in seconds] == [0.002, 0.003, 0.007, 0.0075, 0.008]
     assert len(seconds) == len(spans) + 1
     assert stream.calls == ["synchronize", *["record"] * 6, "synchronize"]
+
+
+def test_a_recorded_step_of_an_optimizer_writes_to_the_values_that_it_was_given() -> None:
+    """Of plain parameters, and of a part of a gradient that has more."""
+    values = {"w": torch.ones(4), "b": torch.zeros(2)}
+    updates = [
+        Update("w step", "w", "dw", cut=False),
+        Update("b step", "b", "db", False, (((1, 2),),)),
+    ]
+    training = Training("sgd", updates, values)
+    assert training.optimizer is not None
+    for group in training.optimizer.param_groups:
+        group["lr"] = 0.5  # for measurements it is 0
+    assert (training.span.nodes, training.span.label) == (("w step", "b step"), "optimizer")
+    gradients = {"dw": torch.full((4,), 10.0), "db": torch.tensor([5.0, 20.0, 30.0, 5.0])}
+    training.step(gradients)
+    taken = {name: tensor.tolist() for name, tensor in training.values().items()}
+    assert taken == {name: tensor.tolist() for name, tensor in values.items()}
+    assert taken == {"w": [-4.0] * 4, "b": [-10.0, -15.0]}
+    assert [tensor.numel() for tensor in training.tensors] == [4, 2]
+    assert all(parameter.grad is None for parameter in training.parameters)
+
+
+def test_a_plan_without_parameters_has_no_step() -> None:
+    training = Training("adamw", (), {})
+    training.step({})
+    assert training.values() == {}
+    assert not list(training.tensors)

@@ -12,9 +12,12 @@ from helpers.op_rows.rows import (
     f32,
     flags,
     ints,
+    make_trial,
     scalar,
     vec,
 )
+from partitioner.ir.ops import rule_of
+from partitioner.ir.rule import Rule
 
 #: Domain of definition of the unary ops that are not defined on [-2, 2].
 POSITIVE = {"low": 0.1, "high": 3.0}
@@ -185,6 +188,16 @@ CASES = (
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_row(case: Case) -> None:
     check_row(case)
+
+
+@pytest.mark.parametrize("rows", [7, 8])
+def test_an_element_is_quantised_once_however_many_blocks_there_are(rows: int) -> None:
+    attrs = {"axis": 0, "block_size": 2}
+    node = case("DequantizeLinear", i8(rows, 5), scales(4, 5), attrs=attrs, opset=21)
+    trial = make_trial(node)
+    rule = rule_of(trial.graph, trial.node)
+    assert isinstance(rule, Rule)
+    assert rule.flops == 3 * rows * 5
 
 
 def test_dropout_in_training_is_opaque() -> None:

@@ -1,4 +1,4 @@
-"""The record of a rank's steps in stages: its phases with marks, and its messages.
+"""The record of a rank's steps: its phases with marks, and its messages.
 
 A rank in a process of its own has the files of its phases, and a description of the order in which
 they run and of what passes between them.
@@ -20,7 +20,12 @@ from torch import Tensor, fx
 from partitioner.backends.observed import RankLog, Role
 from partitioner.backends.process_group import Group, timed
 from partitioner.backends.torch.agreeing.faults import Roll
-from partitioner.backends.torch.files.rank_files import phase_file, read_pass, read_rank_file
+from partitioner.backends.torch.files.rank_files import (
+    file_name,
+    phase_file,
+    read_pass,
+    read_rank_file,
+)
 from partitioner.backends.torch.graphs.emit import PassGraph
 from partitioner.backends.torch.graphs.messages import Message, MessagePart
 from partitioner.backends.torch.graphs.phases import PhaseGraph, RankPhases
@@ -34,9 +39,16 @@ from partitioner.backends.torch.measuring.recording import (
 )
 from partitioner.backends.torch.running.direct import direct
 from partitioner.backends.torch.running.phase_steps import Posts, run_phases
-from partitioner.backends.torch.running.step_values import PhaseValues, StepValues, Values
+from partitioner.backends.torch.running.step_values import (
+    Run,
+    StepPlan,
+    StepStart,
+    StepValues,
+    Values,
+)
 from partitioner.backends.waiting import STEPS
-from partitioner.ir.phases import Phases
+from partitioner.ir.phases import Part, RunOrder, whole_batch_order
+from partitioner.ir.pipeline import from_csv, to_csv
 from partitioner.ir.program import Output
 
 #: Label of the events of a message.
@@ -44,13 +56,13 @@ MESSAGE = "message"
 
 
 @dataclass(frozen=True)
-class PhaseRecorder:
+class Recorder:
     """Runs the phases of a rank and then its optimizer, as one step.
 
     Attributes:
         phases: The phases.
         runs: Those that it runs, with their micro-batches, in order.
-        values: The values that a step begins with.
+        start: The values that a step begins with.
         device: Where they lie.
         roll: The processes of all ranks.
         training: Its parameters and optimizer; None for inference.
@@ -59,18 +71,27 @@ class PhaseRecorder:
 
     phases: RankPhases
     runs: Sequence[tuple[int, int]]
-    values: PhaseValues
+    start: StepStart
     device: torch.device
     roll: Roll
     training: Training | None = None
     last: RankPhases | None = None
 
     def timed(self, steps: int, shown: Mapping[str, str]) -> tuple[list[Values], float]:
-        """Run so many steps; see `Recorder.timed`. Results are those of each micro-batch."""
+        """Run so many steps, after one to warm up; all ranks must call it.
+
+        Args:
+            steps: Number of steps, at least 1.
+            shown: Local names of the results to return, by name.
+
+        Returns:
+            Results of each micro-batch of the last step, and the slowest rank's seconds.
+        """
+        plan = self._plan(shown)
 
         def run(number: int) -> list[Values]:
             for _ in range(number):
-                results = self._run(self._plain, self._plain_last, shown=shown)
+                results = self._run(plan, self._plain, self._plain_last, shown=shown)
             return results
 
         return timed(run, steps)
@@ -85,12 +106,13 @@ class PhaseRecorder:
         marking = {phase: marked(self.phases.eager(phase), clock) for phase in self.phases.graphs}
         spans = {phase: self._of_messages(phase, of) for phase, (_, of) in marking.items()}
         modules = {phase: direct(module) for phase, (module, _) in marking.items()}
+        plan = self._plan({})
 
         def marks() -> list[Span | None]:
-            return self._marks(modules, spans, clock)
+            return self._marks(plan, modules, spans, clock)
 
         def plain() -> None:
-            self._run(self._plain, self._plain)
+            self._run(plan, self._plain, self._plain)
 
         held = self._held
         return recorded(plain, marks, clock, held, self.device, steps, threads, group)
@@ -102,6 +124,20 @@ class PhaseRecorder:
     @cached_property
     def _plain_last(self) -> Mapping[int, fx.GraphModule]:
         return self._plain if self.last is None else _plain(self.last)
+
+    def _plan(self, shown: Mapping[str, str]) -> StepPlan:
+        """The runs of a step, behind which gradients are read, and what is shown.
+
+        Results are held to the end where the caller gets them no earlier.
+        """
+        count = len(self.start.micro_batches)
+        phases = [*[self.phases] * (count - 1), self.last or self.phases]
+        keep = {*shown.values()}
+        if self.training is not None:
+            keep.update(one.gradient for one in self.training.updates)
+        if not self.phases.order.turns:
+            keep |= self.phases.delivered
+        return StepPlan(phases, self.runs, self.start.written, keep, adds=True)
 
     def _of_messages(self, phase: int, spans: Sequence[Span]) -> tuple[Span, ...]:
         """The spans of a phase; what packs and unpacks a message is of the message."""
@@ -119,6 +155,7 @@ class PhaseRecorder:
 
     def _marks(
         self,
+        plan: StepPlan,
         modules: Mapping[int, fx.GraphModule],
         spans: Mapping[int, Sequence[Span]],
         clock: Clock,
@@ -141,19 +178,20 @@ class PhaseRecorder:
             assert self.training is not None
             note(self.training.span)
 
-        def ran(phase: int, micro_batch: int) -> None:  # its module has marked
-            begun.extend(replace(span, micro_batch=micro_batch) for span in spans[phase])
+        def ran(run: Run) -> None:  # its module has marked
+            begun.extend(replace(span, micro_batch=run.micro_batch) for span in spans[run.phase])
             begun.append(None)
 
-        self._run(modules, modules, around, ran, before_update)
+        self._run(plan, modules, modules, around, ran, before_update)
         return begun
 
     def _run(
         self,
+        plan: StepPlan,
         modules: Mapping[int, fx.GraphModule],
         last_modules: Mapping[int, fx.GraphModule],
         around: Callable[..., Any] | None = None,
-        ran: Callable[[int, int], None] = lambda *_: None,
+        ran: Callable[[Run], None] = lambda _: None,
         before_update: Callable[[], None] = lambda: None,
         shown: Mapping[str, str] = MappingProxyType({}),
     ) -> list[Values]:
@@ -162,27 +200,25 @@ class PhaseRecorder:
         Returns:
             What is `shown` of each micro-batch.
         """
-        stored = dict(self.values.stored)
+        stored = dict(self.start.stored)
         if self.training is not None:
             stored |= self.training.values()
-        count = len(self.values.micro_batches)
-        all_phases = [*[self.phases] * (count - 1), self.last or self.phases]
-        start = replace(self.values, stored=stored)
-        held = StepValues(all_phases, start, backward=self.training is not None, adds=True)
-        where = [of.graphs for of in all_phases], self.phases.rank, self.device, self.roll
+        held = StepValues(plan, replace(self.start, stored=stored).values)
+        where = plan.phases, self.device, self.roll
         posts = Posts(*where) if around is None else Posts(*where, around)
+        last = len(plan.phases) - 1
 
-        def run(phase: int, micro_batch: int, arguments: list[Tensor | None]) -> Sequence[Tensor]:
-            run_phase = (last_modules if micro_batch == count - 1 else modules)[phase]
-            results: Sequence[Tensor] = run_phase(arguments)
-            ran(phase, micro_batch)
+        def run_phase(run: Run, arguments: list[Tensor | None]) -> Sequence[Tensor]:
+            module = (last_modules if run.micro_batch == last else modules)[run.phase]
+            results: Sequence[Tensor] = module(arguments)
+            ran(run)
             return results
 
         with torch.no_grad():
-            run_phases(self.runs, held, posts, run, lambda _: True)
+            run_phases(held, posts, run_phase, lambda _: True)
         results = [
             {name: held.result(local, micro_batch) for name, local in shown.items()}
-            for micro_batch in range(count)
+            for micro_batch in range(len(plan.phases))
         ]
         if self.training is not None:
             gradients = {one.gradient: held.total(one.gradient) for one in self.training.updates}
@@ -196,7 +232,7 @@ class PhaseRecorder:
 
     def _held(self) -> int:
         """Bytes that lie on the device before a step."""
-        own = self.values
+        own = self.start
         inputs = {
             f"{i} {name}": t for i, of in enumerate(own.micro_batches) for name, t in of.items()
         }
@@ -224,18 +260,16 @@ def described(
     """
     graphs = {p: graph for p, graph in phases.graphs.items() if not (last and phases.is_of_all(p))}
     return {
-        "stages": phases.numbers.stages,
-        "splits": phases.numbers.splits,
+        "schedule": to_csv(phases.order.table).splitlines(),
+        "lanes": phases.order.lanes,
+        "is_whole": phases.order.is_whole,
         "runs": [run for run in runs if run[0] in phases.graphs],
         "last": last,
         "messages": {
             phase: [list(map(_data, graph.receives)), list(map(_data, graph.sends))]
             for phase, graph in graphs.items()
         },
-        "stored": phases.stored,
         "outputs": [output.value for output in phases.outputs],
-        "reads": dict(phases.reads),
-        "once": sorted(phases.once),
         "summed": sorted(phases.summed),
     }
 
@@ -249,30 +283,52 @@ def read_phases(
         BackendError: A file cannot be read.
     """
     messages = {int(phase): of for phase, of in data["messages"].items()}
-    numbers = Phases(data["stages"], data["splits"])
+    table = from_csv("\n".join(data["schedule"]) + "\n")
+    lanes = tuple(map(tuple, data["lanes"]))
     outputs = tuple(Output(value, value, None) for value in data["outputs"])
     empty = RankPhases(
         rank=rank,
         graphs={},
-        stored=tuple(data["stored"]),
+        stored=(),
         inputs={},
         outputs=outputs,
         types={},
-        reads=data["reads"],
-        once=frozenset(data["once"]),
         summed=frozenset(data["summed"]),
-        numbers=numbers,
+        order=RunOrder(table, lanes, is_whole=data["is_whole"]),
     )
     graphs = {}
     for phase, (received, sent) in messages.items():
         is_first = phase == min(messages) and not data["last"]
         path = directory / phase_file(empty, phase, is_first=is_first, last=data["last"])
-        file = read_rank_file(path)
-        graph = PassGraph(read_pass(path, device), file.arguments, file.results)
-        graphs[phase] = PhaseGraph(
-            graph, tuple(map(_message, received)), tuple(map(_message, sent))
-        )
+        received, sent = tuple(map(_message, received)), tuple(map(_message, sent))
+        graphs[phase] = PhaseGraph(_graph(path, device), received, sent)
     return replace(empty, graphs=graphs)
+
+
+def request_phases(directory: Path, rank: int, device: torch.device) -> RankPhases:
+    """The one phase of a rank that serves whole requests, with the graph in its file.
+
+    Raises:
+        BackendError: The file cannot be read.
+    """
+    path = directory / file_name(rank)
+    header = read_rank_file(path).header
+    order = whole_batch_order(header.ranks)
+    return RankPhases(
+        rank=rank,
+        graphs={order.phases.number(Part.FORWARD): PhaseGraph(_graph(path, device), (), ())},
+        stored=(),
+        inputs=header.inputs,
+        outputs=header.outputs,
+        types={},
+        summed=frozenset(),
+        order=order,
+    )
+
+
+def _graph(path: Path, device: torch.device) -> PassGraph:
+    file = read_rank_file(path)
+    return PassGraph(read_pass(path, device), file.arguments, file.results)
 
 
 def _data(message: Message) -> list[Any]:

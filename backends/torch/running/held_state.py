@@ -84,7 +84,7 @@ class StatePlaces:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldState:
     """Parts of parameters and buffers that a rank holds.
 
     Attributes:

@@ -1,0 +1,306 @@
+"""The constraints of a search: a user's pins, named dims and plan, and those of kinds."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from partitioner.files import read_text
+from partitioner.ir.errors import did_you_mean, hints_keywords
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.loads import Loads
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import rule_of
+from partitioner.ir.plan import PlacedNode, Plan, PlanError, check_graph, resolve_node
+from partitioner.strategies.constraints.honouring import (
+    Busy,
+    blamed,
+    concerns,
+    demands,
+    kept_of,
+    names,
+)
+from partitioner.strategies.constraints.reading import placements, tables
+from partitioner.strategies.constraints.values import Along, ConstraintError, NamedDims, Pin
+
+
+@hints_keywords
+@dataclass(frozen=True)
+class Constraints:
+    """Pins, the plan whose decisions (of all nodes or some) are kept, and nodes to be cut.
+
+    `named` has named dims and the axes that they lie over; on a graph, `along` has the demands that
+    `strategies.named_dims` makes of them.
+    `loads` has, by pattern of weights, nodes or modules, a number for each expert of such layers;
+    they are no constraint, and a trace gives them to its graph (`ir.loads`).
+    `busy` has, by mesh axis, nodes that are cut over the axis if any of their strategies is: along
+    the factors named or, if none of their strategies is or none are named, along any.
+    `places` has, by node, an axis and a place along it: of a mesh with the axis, the node runs on
+    the devices at that place alone.
+    """
+
+    pins: tuple[Pin, ...] = ()
+    plan: Plan | None = None
+    busy: Busy = field(default_factory=dict)
+    named: NamedDims | None = None
+    along: tuple[Along, ...] = ()
+    loads: Loads = ()
+    places: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+
+    @property
+    def bound(self) -> bool:
+        """Tell whether there is any constraint."""
+        return bool(self.pins or self.busy or self.named or self.places) or self.plan is not None
+
+    def joined(self, other: Constraints) -> Constraints:
+        """Join these with others that keep no plan and no nodes busy over the same axes."""
+        pins, busy = (*self.pins, *other.pins), {**self.busy, **other.busy}
+        return replace(self, pins=pins, busy=busy, places={**self.places, **other.places})
+
+    @classmethod
+    def read(cls, path: Path) -> Constraints:
+        """Read a .toml file of pins or a .json plan.
+
+        Raises:
+            ConstraintError: Not readable, not TOML, or a pin with unknown or missing keys.
+            PlanError: A malformed plan.
+        """
+        is_plan = path.suffix == ".json"
+        try:
+            text = read_text(path)
+            data = {} if is_plan else tomllib.loads(text)
+        except OSError as error:
+            raise ConstraintError(f"constraints {path}: {error.strerror or error}") from None
+        except UnicodeDecodeError:
+            raise ConstraintError(
+                f"constraints {path}: no text; give named dims, pins and loads (TOML) or a plan "
+                "(JSON)"
+            ) from None
+        except (ValueError, RecursionError) as error:  # no TOML, or nested too deep
+            raise ConstraintError(f"constraints {path}: {error}") from None
+        if is_plan:
+            try:
+                return cls(plan=Plan.from_json(text))
+            except PlanError as error:
+                raise PlanError(f"constraints {path}: {error}") from None
+        return cls._of(data, f"constraints {path}", path.name)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Constraints:
+        """The constraints that a mapping says, as a file does: "dims" and "layout", "pin", "loads".
+
+        >>> Constraints.of({"dims": {"batch": "x.0"}, "layout": {"batch": "dp"}}).named.layout
+        {'batch': ('dp',)}
+
+        Raises:
+            ConstraintError: A key is unknown, or a value is malformed.
+        """
+        return cls._of(data, "constraints", "constraints")
+
+    @classmethod
+    def _of(cls, data: Mapping[str, Any], where: str, short: str) -> Constraints:
+        pins, named, loads = tables(data, where, short)
+        return cls(pins, named=named, loads=loads)
+
+    @classmethod
+    def placed(cls, placement: Mapping[str, int | Sequence[int]]) -> Constraints:
+        """Pin submodules of a PyTorch model to devices, or groups of them, as in a split by hand.
+
+        >>> Constraints.placed({"embed": 0, "layers.0.attn": 1}).pins[1].nodes
+        ('/layers/0/attn/*',)
+
+        Paths are as in `named_modules()`. All operators of the submodule, forward and backward, run
+        on its device; the rest is solved.
+
+        Raises:
+            ConstraintError: A path or a device is malformed, or a submodule is part of another one.
+        """
+        return cls(placements(placement))
+
+    def check(self, graph: Graph, devices: int) -> None:
+        """Refuse pins on parts that the model or the cluster does not have.
+
+        Raises:
+            ConstraintError: A node pattern matches nothing, a tensor or device does not exist.
+            PlanError: The plan does not fit the graph or the devices.
+        """
+        for pin in self.pins:
+            if pin.tensor and pin.tensor not in graph.types:
+                near = did_you_mean(pin.tensor, graph.types)
+                raise ConstraintError(f"{pin.text}: the model has no tensor {pin.tensor!r}{near}")
+            if not pin.tensor and not any(names(pin, node) for node in graph.nodes):
+                near = did_you_mean(pin.op, (node.op for node in graph.nodes))
+                near = did_you_mean(pin.nodes[0], graph.by_name) if pin.nodes else near
+                raise ConstraintError(
+                    f"{pin.text}: no node matches {list(pin.nodes) or pin.op!r}{near}"
+                )
+            for device in pin.devices:
+                if not 0 <= device < devices:
+                    raise ConstraintError(
+                        f"{pin.text}: device {device} is not one of 0..{devices - 1}"
+                    )
+            rank = graph.types[pin.tensor].rank if pin.tensor else 0
+            if pin.dim is not None and not -rank <= pin.dim < rank:
+                raise ConstraintError(
+                    f"{pin.text}: dim {pin.dim} of {pin.tensor!r}, which has {rank} dims"
+                )
+        if self.plan is not None:
+            _check_plan(self.plan, graph, devices)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Say what each named dim binds, as notes for the summary."""
+        return tuple(demand.note for demand in self.along)
+
+    @property
+    def names_devices(self) -> bool:
+        """Tell whether anything is pinned to devices."""
+        return any(pin.devices for pin in self.pins)
+
+    def over(self, axes: Collection[str], *, every: bool) -> Constraints:
+        """The constraints as far as they are on some axes of a mesh.
+
+        Args:
+            axes: The axes.
+            every: Whether these are all that the mesh has. A cut over any axis waits for the last.
+        """
+        pins = (
+            pin
+            for pin in self.pins
+            if (pin.axis in axes if pin.axis else every or pin.replicate) and not pin.devices
+        )
+        named = (
+            (demand, tuple(axis for axis in demand.axes if axis in axes)) for demand in self.along
+        )
+        along = (replace(one, axes=own) for one, own in named if own or not one.axes)
+        busy = {axis: nodes for axis, nodes in self.busy.items() if axis in axes}
+        return replace(self, pins=tuple(pins), along=tuple(along), busy=busy)
+
+    def demands(self, graph: Graph) -> Mapping[str, Hashable]:
+        """What is demanded of each node that constraints bind, equal where the demands are."""
+        return demands(graph, self.pins, self.along, self.busy)
+
+    @property
+    def cutting_pin(self) -> Pin | None:
+        """The first pin by which a tensor is cut."""
+        return next((pin for pin in self.pins if pin.cut or pin.dim is not None), None)
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The groups of devices that nodes are pinned to, each once, ascending."""
+        return tuple(sorted({tuple(sorted(pin.devices)) for pin in self.pins if pin.devices}))
+
+    def inside_stages(self, size: int) -> Constraints:
+        """The constraints on a stage of so many devices, which are then numbered from 0 on.
+
+        There are no pins to devices, which the stages have honoured. Of a plan that is kept, the
+        decisions of all nodes in stages of this size remain.
+        """
+        pins = tuple(pin for pin in self.pins if not pin.devices)
+        return replace(self, pins=pins, plan=self.plan and _of_size(self.plan, size))
+
+    def group_of(self, node: Node) -> tuple[int, ...]:
+        """The devices that a node is pinned to, ascending; () if it is not."""
+        groups = (pin.devices for pin in self.pins if pin.devices and names(pin, node))
+        return tuple(sorted(next(groups, ())))
+
+    def stage_of(self, node: Node) -> tuple[int, ...]:
+        """The stage that a plan in stages has a node in, as its number; () if it says none."""
+        kept = self.plan
+        if kept is None or kept.pipeline is None or node.name not in kept.nodes:
+            return ()
+        return (kept.pipeline.stages[kept.nodes[node.name].group],)
+
+    def bound_nodes(self, graph: Graph) -> Mapping[str, Sequence[int]]:
+        """Positions of the nodes that each constraint binds, by its text for people.
+
+        The constraints of a kind of parallelism are one.
+        """
+        by_tensor: dict[str, list[Pin]] = defaultdict(list)
+        for pin in self.pins:
+            if pin.tensor:
+                by_tensor[pin.tensor].append(pin)
+        of_nodes = [pin for pin in self.pins if not pin.tensor]
+        bound: dict[str, list[int]] = defaultdict(list)
+        for position, node in enumerate(graph.nodes):
+            values = dict.fromkeys((*node.inputs, *node.outputs))
+            texts = [pin.text for pin in of_nodes if names(pin, node)]
+            texts += [
+                pin.text for v in values for pin in by_tensor.get(v, ()) if concerns(pin, node)
+            ]
+            texts += [demand.text for demand in self.along if node.name in demand.factors]
+            texts += [f"parallel {axis}" for axis in self.busy if node.name in self.busy[axis]]
+            if node.name in self.places:
+                texts.append(f"parallel {self.places[node.name][0]}")
+            if self.plan is not None and node.name in self.plan.nodes:
+                texts.append("the plan that is kept")
+            for text in dict.fromkeys(map(_without_detail, texts)):
+                bound[text].append(position)
+        return bound
+
+    def check_axes(self, axes: Sequence[str]) -> None:
+        """Refuse pins on axes other than these, which the searched meshes have.
+
+        Raises:
+            ConstraintError: A pin names another axis.
+        """
+        for pin in self.pins:
+            if pin.axis and pin.axis not in axes:
+                known = f"the axes are {', '.join(axes)}" if axes else "no mesh has axes here"
+                raise ConstraintError(f"{pin.text}: no axis {pin.axis!r}; {known}")
+
+    def keep(self, node: Node, candidates: Sequence[PlacedNode]) -> tuple[PlacedNode, ...]:
+        """The strategies of a node that honour every pin."""
+        return kept_of(node, candidates, self.pins, self.along, self.busy)
+
+    def blame(self, node: Node, candidates: Sequence[PlacedNode]) -> tuple[str, str]:
+        """See `honouring.blamed`."""
+        return blamed(node, candidates, self.pins, self.along)
+
+
+def _of_size(plan: Plan, size: int) -> Plan:
+    """The decisions of a plan in its stages of so many devices, each as if on the first devices."""
+    devices = plan.stage_devices
+    number = {
+        stage: {device: n for n, device in enumerate(own)}
+        for stage, own in devices.items()
+        if len(own) == size
+    }
+    assert plan.pipeline is not None
+    stages = plan.pipeline.stages
+    kept = [group for group, stage in enumerate(stages) if stage in number]
+    groups = tuple(
+        DeviceMesh(
+            plan.groups[group].axes,
+            tuple(number[stages[group]][device] for device in plan.groups[group].devices),
+        )
+        for group in kept
+    )
+    nodes = {
+        name: replace(node, group=kept.index(node.group))
+        for name, node in plan.nodes.items()
+        if node.group in kept
+    }
+    return replace(plan, groups=groups, nodes=nodes, pipeline=None, certificate=None)
+
+
+def _check_plan(plan: Plan, graph: Graph, devices: int) -> None:
+    check_graph(graph, plan)
+    for name in plan.nodes:
+        if name not in graph.by_name:
+            raise PlanError(f"plan has an unknown node {name!r}")
+        node = graph.by_name[name]
+        mesh = resolve_node(graph, plan, node, rule_of(graph, node)).mesh
+        if max(mesh.devices) >= devices:
+            raise PlanError(
+                f"plan has {name!r} on device {max(mesh.devices)}, not one of 0..{devices - 1}"
+            )
+
+
+def _without_detail(text: str) -> str:
+    """A text of a constraint; of one of a kind of parallelism the kind: "parallel tp"."""
+    return text.partition(":")[0] if text.startswith("parallel ") else text

@@ -1,0 +1,100 @@
+"""Constraints as data: pins, named dims, and what these demand of the operators of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from partitioner.ir.errors import PartitionerError
+from partitioner.ir.graph import Node
+from partitioner.ir.plan import PlacedNode
+
+
+class ConstraintError(PartitionerError, ValueError):
+    """A constraint file that is malformed, or that names a part that the model does not have.
+
+    `position` is that of the node that is left without a strategy; -1 in other errors.
+    """
+
+    def __init__(self, message: str, position: int = -1) -> None:
+        super().__init__(message)
+        self.position = position
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A constraint: its nodes or its tensor, and the demand on them; unset fields demand nothing.
+
+    `side` is "made" if it binds only the producer of the tensor, "read" if only its readers (not
+    as in-place operands), "" for both.
+    """
+
+    text: str  #: For errors.
+    nodes: tuple[str, ...] = ()  #: Patterns of node names.
+    op: str = ""  #: Op of nodes.
+    devices: tuple[int, ...] = ()  #: Devices that the nodes run on; () for any.
+    tensor: str = ""
+    dim: int | None = None  #: Dim that the tensor is cut on.
+    axis: str = ""  #: Mesh axis of `dim`, `replicate` or `cut`; "" for any.
+    replicate: bool = False  #: The tensor is not cut.
+    cut: bool = False  #: The tensor is cut on some dim.
+    side: str = ""
+
+
+@dataclass(frozen=True)
+class NamedDims:
+    """Dims by name, and the mesh axes that they lie over.
+
+    Attributes:
+        dims: By name, its dims as "PATTERN.DIM"; the pattern is of tensors, nodes, modules or
+            operators, and the dim may be negative.
+        layout: By name, the mesh axes that the dim is cut over; none if it is not cut.
+        source: The file, for errors.
+    """
+
+    dims: Mapping[str, tuple[str, ...]]
+    layout: Mapping[str, tuple[str, ...]]
+    source: str = ""
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The mesh axes of the layout."""
+        return tuple(dict.fromkeys(axis for axes in self.layout.values() for axis in axes))
+
+
+@dataclass(frozen=True)
+class Along:
+    """A demand on operators: those with a loop that is a named dim are cut along it.
+
+    Attributes:
+        text: For errors.
+        name: The name of the dim.
+        axes: The mesh axes; without any, the loop is not cut.
+        factors: By node, the factors that stand for the dim.
+        ends: Operators, for people, that read values with the dim and cannot be cut along it.
+    """
+
+    text: str
+    name: str
+    axes: tuple[str, ...]
+    factors: Mapping[str, frozenset[str]]
+    ends: tuple[str, ...] = ()
+
+    @property
+    def note(self) -> str:
+        """Say how many operators it binds, and the first of those at which the dim ends."""
+        count = len(self.factors)
+        bound = f"{count} operator{' is' if count == 1 else 's are'}"
+        if not self.axes:
+            return f"{self.text}: {bound} not cut along it"
+        more = f" and {len(self.ends) - 3} more" if len(self.ends) > 3 else ""
+        end = f"; it ends at {', '.join(self.ends[:3])}{more}" if self.ends else ""
+        return f"{self.text}: {bound} cut along it{end}"
+
+    def honoured(self, node: Node, placed: PlacedNode) -> bool:
+        """Test whether a strategy of a node is as demanded."""
+        layouts = (placed.layouts.get(name) for name in self.factors.get(node.name, ()))
+        return all(
+            set(self.axes) <= set(at.axes if at else ()) if self.axes else not (at and at.axes)
+            for at in layouts
+        )

@@ -127,7 +127,6 @@ def _of(parts: BatchParts, names: Iterable[str]) -> Mapping[str, TensorType]:
 
 
 def _batch_data(parts: BatchParts, programs: Programs) -> dict[str, Any]:
-    assert programs.order is not None
     return {
         "regions": parts.regions,
         "lanes": programs.order.lanes,

@@ -75,7 +75,7 @@ class DeviceColumns:
 
         The optimizer runs once a step; each micro-batch adds its gradient to the sum of the others.
         """
-        seconds = node_seconds(self.graph, placed, self.resharder.cluster)
+        seconds = self._run_seconds(placed)
         if self.micro_batches == 1 or placed.node.attrs.get("role") != "gradient":
             return seconds
         (gradient, at), *_ = placed.operands()
@@ -86,6 +86,10 @@ class DeviceColumns:
             + adding_seconds(self.graph, gradient, sizes[column], devices[column], count)
             for column, s in seconds.items()
         }
+
+    def _run_seconds(self, placed: PlacedNode) -> Mapping[int, float]:
+        """Seconds of one run of a node by column."""
+        return node_seconds(self.graph, placed, self.resharder.cluster)
 
     def local_bytes(self, at: Placement, dtype: str) -> Mapping[int, int]:
         """Bytes of a value's local parts by device."""

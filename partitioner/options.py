@@ -145,7 +145,8 @@ def _as_kept(plan: Plan, values: Mapping[str, Any]) -> dict[str, Any]:
         if asked.get(name) not in (None, "auto", own):
             raise OptionError(f"{name} {asked[name]!r}: the plan in constraints runs {runs}")
         asked[name] = own
-    mesh, parallel = asked.get("mesh"), asked.get("parallel")
+    mesh: Any = asked.get("mesh")
+    parallel: Any = asked.get("parallel")
     if pipeline is None and is_a(mesh, Mapping) and PIPELINE in mesh:
         raise OptionError(f"mesh {dict(mesh)}: the plan in constraints runs {runs}")
     if pipeline is None and is_a(parallel, str) and PIPELINE in parallel.split("+"):

@@ -26,7 +26,7 @@ from partitioner.cli.main import main
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.onnx_model import OnnxModel
 from partitioner.files import ResultError
-from partitioner.ir.errors import OptionError, PartitionerError
+from partitioner.ir.errors import OptionError
 from partitioner.ir.pipeline import from_csv, pipeline_schedule, to_csv
 from partitioner.ir.plan import Pipeline
 from partitioner.search.request import Request
@@ -464,7 +464,6 @@ def test_the_plan_keeps_the_model_and_its_part() -> None:
     assert Request(micro_batches=3).is_pipelined
 
 
-def test_constraints_that_keep_a_plan_are_refused() -> None:
+def test_a_plan_in_micro_batches_is_kept() -> None:
     result = compiled(mlp(), 2, 3)
-    with pytest.raises(PartitionerError):
-        compiled(mlp(), 2, 3, constraints=result.plan)
+    assert compiled(mlp(), 2, 3, constraints=result.plan).plan.digest == result.plan.digest

@@ -466,4 +466,4 @@ def test_the_plan_keeps_the_model_and_its_part() -> None:
 
 def test_a_plan_in_micro_batches_is_kept() -> None:
     result = compiled(mlp(), 2, 3)
-    assert compiled(mlp(), 2, 3, constraints=result.plan).plan.nodes == result.plan.nodes
+    assert compiled(mlp(), 2, 3, constraints=result.plan).plan.digest == result.plan.digest

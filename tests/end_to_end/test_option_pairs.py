@@ -119,15 +119,18 @@ def compiled(setting: str, options: Mapping[str, Any]) -> Compiled:
     fixed: dict[str, Any] = {"cluster": "2xcpu", "time_limit_s": 5.0, **options}
     if setting == "onnx":
         return partitioner.compile(onnx_model(), None, 2, **fixed)
-    training = setting == "training"
-    return partitioner.compile(
-        Pair(loss=training), torch.ones(8, 16), 2, training=training, **fixed
-    )
+    fixed["training"] = setting == "training"
+    module = Pair(loss=fixed["training"])
+    program: Compiled = partitioner.compile(module, torch.ones(8, 16), 2, **fixed)
+    return program
 
 
 @cache
 def plan_of(setting: str, kind: str) -> Plan:
-    options = {"dp": {"parallel": "dp"}, "pp": {"parallel": "pp", "micro_batches": 2}}
+    options: dict[str, Mapping[str, Any]] = {
+        "dp": {"parallel": "dp"},
+        "pp": {"parallel": "pp", "micro_batches": 2},
+    }
     return compiled(setting, options.get(kind, blocks_limit(setting))).plan
 
 

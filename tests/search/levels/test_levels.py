@@ -307,7 +307,7 @@ def test_readers_of_a_constant_are_looked_up_once(monkeypatch: pytest.MonkeyPatc
     assert count <= looked_at <= 10 * count * len(staged.searched)
 
 
-def unfolded(graph: Graph, _: Rules, _demands: object) -> Folded:
+def unfolded(graph: Graph, _rules: Rules, _demands: Mapping[str, object]) -> Folded:
     """The graph as it is, as if nothing were repeated."""
     return Folded(graph, graph, (), (), tuple(range(len(graph.nodes))))
 

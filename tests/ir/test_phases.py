@@ -1,5 +1,8 @@
 """Phases of plans in stages: numbers, orders, and what cannot run."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from helpers.modules.staged_models import Plain, Tied, Towers, seeded
@@ -7,7 +10,8 @@ from helpers.plans.staged import equal_stages, staged_plan
 from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
-from partitioner.ir.graph import Graph
+from partitioner.ir import phases as module
+from partitioner.ir.graph import Graph, Node
 from partitioner.ir.phases import Part, PhaseError, Phases, fixed_nodes, stage_edges, step_order
 from partitioner.ir.pipeline import PipelineScheduleError, to_csv
 from partitioner.ir.plan import resolve
@@ -137,3 +141,22 @@ def test_a_table_of_other_micro_batches_is_refused() -> None:
     assert other.pipeline is not None
     with pytest.raises(PipelineScheduleError, match="unknown schedule 'none'"):
         step_order(graph, resolve(graph, other), other.pipeline)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"op": "Neg"},
+        {"inputs": ("z",)},
+        {"attrs": {"axis": 2}},
+        {"attrs": {"axis": 1.0}},
+        {"attrs": {"other": 1}},
+        {"attrs": {}},
+        {"attrs": {"axis": 1, "more": 0}},
+    ],
+    ids=str,
+)
+def test_nodes_are_equal_in_all_that_they_compute(changes: dict[str, Any]) -> None:
+    node = Node("a", "Relu", ("x",), ("y",), {"axis": 1})
+    assert module._is_equal_node(node, replace(node))
+    assert not module._is_equal_node(node, replace(node, **changes))

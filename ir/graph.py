@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 SMALL_CONSTANT = 4096
 #: Constants of at most this many elements count by content in the digest, larger ones by type.
 DIGEST_CONSTANT = 64
-#: Attribute with the share of the choices that each expert of a layer gets (`ir.loads`): plans
-#: are priced by it, nothing computes with it, and it is no part of the digest.
+#: Attribute with the share of the choices that each expert of a layer gets (`ir.nodes.loads`):
+#: plans are priced by it, nothing computes with it, and it is no part of the digest.
 LOADS = "loads"
 
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from partitioner.ir.blocks import Blocks
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rules_of
+from partitioner.ir.pieces.blocks import Blocks
 from partitioner.ir.rule import Cut, Rule
 
 PLAN_VERSION = 1
@@ -328,7 +328,7 @@ class PlacedNode:
     def loads(self) -> tuple[float, ...]:
         """Share of the choices that each part of the owners is known to get, in the parts' order.
 
-        () if that is not known, or they are not cut (see `ir.dispatch`).
+        () if that is not known, or they are not cut (see `ir.loops.dispatch`).
         """
         dispatch = None if self.rule is None else self.rule.dispatch
         owners = self.layouts.get(dispatch.owners) if dispatch is not None else None

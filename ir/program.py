@@ -179,7 +179,7 @@ class RankProgram:
     #: Parts of graph outputs. Over all ranks they tile each output exactly once; in programs of a
     #: module, every rank delivers the parts that it holds.
     outputs: tuple[Output, ...] = ()
-    #: Values that a node makes where its first operand lies, a stored value (`ir.in_place`).
+    #: Values that a node makes where its first operand lies, a stored value (`ir.nodes.in_place`).
     in_place: frozenset[str] = frozenset()
 
     @property

@@ -16,9 +16,20 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 
-from partitioner.ir.dispatch import Dispatch
 from partitioner.ir.errors import IRError
-from partitioner.ir.factors import (
+from partitioner.ir.layout import (
+    DimLayout,
+    Interval,
+    LayoutError,
+    Segments,
+    Sharding,
+    concat,
+    cut_text,
+    product,
+    split,
+)
+from partitioner.ir.loops.dispatch import Dispatch
+from partitioner.ir.loops.factors import (
     CUTTABLE,
     LOOPS,
     PENDING,
@@ -34,20 +45,9 @@ from partitioner.ir.factors import (
     single,
     solve_sizes,
 )
-from partitioner.ir.layout import (
-    DimLayout,
-    Interval,
-    LayoutError,
-    Segments,
-    Sharding,
-    concat,
-    cut_text,
-    product,
-    split,
-)
+from partitioner.ir.loops.parts import Parts
+from partitioner.ir.loops.windows import Window
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.parts import Parts
-from partitioner.ir.windows import Window
 
 Layouts = Mapping[str, DimLayout]  #: Layout of every cut factor.
 Shardings = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]  #: Of operands, of results.

@@ -16,20 +16,20 @@ from importlib import import_module
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from partitioner.api.compiled.base import Compiled
+    from partitioner.api.compiled.module import ModuleProgram
+    from partitioner.api.compiled.reload import load
+    from partitioner.api.compiler import compile, dump_problem
+    from partitioner.api.profiling.calibrate import calibrate
+    from partitioner.api.profiling.profile import profile
+    from partitioner.api.sweeping import sweep
+    from partitioner.api.verify.compare import Verification
     from partitioner.backends.torch.by_hand.chain import Chain
-    from partitioner.compiled.base import Compiled
-    from partitioner.compiled.module import ModuleProgram
-    from partitioner.compiled.reload import load
-    from partitioner.compiler import compile, dump_problem
     from partitioner.cost_model.cluster.topology import Cluster
     from partitioner.ir.errors import OptionError, PartitionerError
     from partitioner.ir.plan import Plan
-    from partitioner.profiling.calibrate import calibrate
-    from partitioner.profiling.profile import profile
     from partitioner.solver import Infeasible
     from partitioner.strategies.constraints import Constraints
-    from partitioner.sweeping import sweep
-    from partitioner.verify.compare import Verification
 
 __all__ = [
     "Chain",
@@ -56,20 +56,20 @@ __version__ = "0.1.0.dev0"
 _HOME = {
     "Chain": "partitioner.backends.torch.by_hand.chain",
     "Cluster": "partitioner.cost_model.cluster.topology",
-    "Compiled": "partitioner.compiled.base",
+    "Compiled": "partitioner.api.compiled.base",
     "Constraints": "partitioner.strategies.constraints",
     "Infeasible": "partitioner.solver",
-    "ModuleProgram": "partitioner.compiled.module",
+    "ModuleProgram": "partitioner.api.compiled.module",
     "OptionError": "partitioner.ir.errors",
     "PartitionerError": "partitioner.ir.errors",
     "Plan": "partitioner.ir.plan",
-    "Verification": "partitioner.verify.compare",
-    "calibrate": "partitioner.profiling.calibrate",
-    "compile": "partitioner.compiler",
-    "dump_problem": "partitioner.compiler",
-    "load": "partitioner.compiled.reload",
-    "profile": "partitioner.profiling.profile",
-    "sweep": "partitioner.sweeping",
+    "Verification": "partitioner.api.verify.compare",
+    "calibrate": "partitioner.api.profiling.calibrate",
+    "compile": "partitioner.api.compiler",
+    "dump_problem": "partitioner.api.compiler",
+    "load": "partitioner.api.compiled.reload",
+    "profile": "partitioner.api.profiling.profile",
+    "sweep": "partitioner.api.sweeping",
 }
 
 

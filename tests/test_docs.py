@@ -22,9 +22,9 @@ from helpers.pages import shown_outputs
 from helpers.processes.torch_jobs import RunJob, job_parameters
 from jobs.kinds.digits_jobs import JOBS
 from partitioner import examples
+from partitioner.api.option_table import described
 from partitioner.cli.app import COMMANDS
 from partitioner.cli.main import main
-from partitioner.option_table import described
 from partitioner.strategies.constraints import Constraints
 
 ROOT = Path(partitioner.__file__).resolve().parents[1]

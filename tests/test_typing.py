@@ -11,10 +11,10 @@ from typing import get_args, get_type_hints
 
 import pytest
 
+from partitioner.api.option_table import GoalOptions
 from partitioner.frontends.torch.options import OPTIMIZERS, Optimizer
 from partitioner.ir.pipeline import SCHEDULES, ScheduleName, pipeline_schedule
 from partitioner.ir.plan import OBJECTIVES
-from partitioner.option_table import GoalOptions
 from partitioner.solver import Objective
 from partitioner.solver.milp.engines import _PULP, HIGHS, SolverName
 from partitioner.strategies.spaces import Strategy

@@ -19,7 +19,7 @@ from partitioner.cost_model.cluster import presets
 from partitioner.cost_model.cluster.topology import MAX_DEVICES, Cluster, DeviceSpec
 from partitioner.cost_model.errors import ClusterOptionError, CostError
 from partitioner.cost_model.profiles.database import Profile, default_profile
-from partitioner.files import read_text
+from partitioner.foundations.files import read_text
 from partitioner.ir.checks import is_a, is_whole
 from partitioner.ir.errors import did_you_mean
 

@@ -33,10 +33,10 @@ from partitioner.cost_model.prices.compute import (
 )
 from partitioner.cost_model.prices.dispatched_rows import COUNT_BYTES, dispatch_s
 from partitioner.cost_model.prices.reshard import Hop, PricedComm, Reshard, Resharder, overlap_share
-from partitioner.ir.dispatch import Dispatch
 from partitioner.ir.exchange import intersect
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import DimLayout, Interval, Placement
+from partitioner.ir.loops.dispatch import Dispatch
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.plan import PlacedNode

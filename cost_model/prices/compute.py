@@ -30,9 +30,9 @@ from partitioner.cost_model.profiles.forms import (
     turns_back,
 )
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.in_place import writes_in_place
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.nodes.in_place import writes_in_place
 from partitioner.ir.ops import row_of
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.plan import PlacedNode

@@ -1,4 +1,4 @@
-"""Messages inside of nodes whose devices send each other iterations (`ir.dispatch`).
+"""Messages inside of nodes whose devices send each other iterations (`ir.loops.dispatch`).
 
 How many go to a device is known at run time: counted are those that are expected by the loads of
 what rows choose or, if they are not known, if all choices are equally likely. Three all-to-alls:

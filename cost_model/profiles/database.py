@@ -24,7 +24,7 @@ from partitioner.cost_model.profiles.entries import Entry, Estimate, LinkEntry
 from partitioner.cost_model.profiles.fit import Fit
 from partitioner.cost_model.profiles.forms import Form
 from partitioner.cost_model.profiles.link_table import LinkTable
-from partitioner.files import cache_folder
+from partitioner.foundations.files import cache_folder
 
 #: Marks a file as a profile in SQLite's header ("pprf").
 _APPLICATION_ID = 0x70707266

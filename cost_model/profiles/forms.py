@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from partitioner.cost_model.executors import executor_of
-from partitioner.ir.factors import FactorKind
 from partitioner.ir.graph import LOADS, Attr, Graph, Node, Opaque
 from partitioner.ir.layout import Placement
+from partitioner.ir.loops.factors import FactorKind
 from partitioner.ir.ops import row_of, rule_of, writes_in_place
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import Rule

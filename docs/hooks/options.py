@@ -1,4 +1,4 @@
-"""Tables of options, made from `partitioner.option_table` and the commands when the site is built.
+"""Tables of options, made from `api.option_table` and the commands when the site is built.
 
 ``{{ options of COMMAND }}`` on a page becomes the usage of a command and a table of its options,
 ``{{ keywords of FUNCTION }}`` a table of the keyword arguments of a public function.
@@ -16,8 +16,7 @@ from typing import Any
 from mkdocs.structure.pages import Page
 
 import partitioner
-from partitioner.cli.app import command_line
-from partitioner.option_table import (
+from partitioner.api.option_table import (
     CompileOptions,
     DumpOptions,
     Option,
@@ -25,6 +24,7 @@ from partitioner.option_table import (
     SweepOptions,
     described,
 )
+from partitioner.cli.app import command_line
 
 #: The table of each public function and command that has one.
 TABLES: dict[str, type] = {

@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypedDict, Unpack
 
-from partitioner.ir.dispatch import Dispatch
 from partitioner.ir.errors import IRError
-from partitioner.ir.parts import Parts
+from partitioner.ir.loops.dispatch import Dispatch
+from partitioner.ir.loops.parts import Parts
+from partitioner.ir.loops.windows import Window
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import DTYPE_BITS, TensorType
-from partitioner.ir.windows import Window
 
 Shape = tuple[int, ...]
 Dims = str | Sequence[str] | None  #: Of one tensor: "b m k" or ["b", "m", "k"].

@@ -23,7 +23,7 @@ from partitioner.annotations.check import IR_VERSION, annotation_problems
 from partitioner.annotations.specs import NotInStandardError, sharding_spec
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.schedule.task_list import Schedule
-from partitioner.files import FileError, refuse_to_replace, write_files
+from partitioner.foundations.files import FileError, refuse_to_replace, write_files
 from partitioner.frontends.onnx.load import Traced
 from partitioner.frontends.onnx.reading.checks import all_tensors
 from partitioner.ir.errors import PartitionerError

@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: list[str]) -> int:
-    from partitioner.streams import print_plainly
+    from partitioner.foundations.streams import print_plainly
 
     print_plainly()
     if args[:1] == ["--version"]:

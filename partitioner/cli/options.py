@@ -19,9 +19,7 @@ from typing import (
 
 import typer
 
-from partitioner.frontends.model_names import module_name, unusable
-from partitioner.ir.errors import PartitionerError
-from partitioner.option_table import (
+from partitioner.api.option_table import (
     DEVICES,
     MODEL,
     OUTPUT,
@@ -31,6 +29,8 @@ from partitioner.option_table import (
     described,
     flag_of,
 )
+from partitioner.frontends.model_names import module_name, unusable
+from partitioner.ir.errors import PartitionerError
 
 if TYPE_CHECKING:
     from partitioner.search.request import MicroBatchCount

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from partitioner.api.option_table import PICTURES
 from partitioner.cli.options import Written, option, output_file, positive, wrong
 from partitioner.cli.terminal import aside, progress, warn
 from partitioner.ir.errors import PartitionerError
-from partitioner.option_table import PICTURES
 from partitioner.report.text.tables import safe
 
 if TYPE_CHECKING:
-    from partitioner.compiled.base import Compiled
-    from partitioner.compiled.onnx_model import OnnxModel
+    from partitioner.api.compiled.base import Compiled
+    from partitioner.api.compiled.onnx_model import OnnxModel
 
 Say = Callable[[str], None]
 
@@ -56,7 +56,7 @@ def check_pictures(args: SimpleNamespace, model: Path | None) -> None:
         PartitionerError: A file cannot be written, or matplotlib is not installed.
         typer.BadParameter: Two pictures have one file.
     """
-    from partitioner.files import check_file, refuse_to_replace
+    from partitioner.foundations.files import check_file, refuse_to_replace
 
     targets = list(_targets(args))
     for _, path in targets:
@@ -103,7 +103,7 @@ def _targets(args: SimpleNamespace) -> Iterator[tuple[str, Path]]:
 
 
 def _write_dot(result: "Compiled", path: Path, _args: SimpleNamespace) -> Sequence[str]:
-    from partitioner.files import write_file
+    from partitioner.foundations.files import write_file
     from partitioner.report.pictures.dot import dot
 
     write_file(path, dot(result).encode())
@@ -123,7 +123,7 @@ def _write_timeline(result: "Compiled", path: Path, args: SimpleNamespace) -> Se
         from partitioner.cost_model.schedule.passes import passes
         from partitioner.cost_model.schedule.simulate import simulate
         from partitioner.cost_model.schedule.trace_events import timeline_json
-        from partitioner.files import write_file
+        from partitioner.foundations.files import write_file
 
         timeline = simulate(result.schedule, requests)
         text = timeline_json(timeline, passes(result.schedule, timeline))
@@ -151,7 +151,7 @@ def _onnx(result: "Compiled") -> "OnnxModel":
     Raises:
         PartitionerError: The plan is of a module.
     """
-    from partitioner.compiled.onnx_model import OnnxModel
+    from partitioner.api.compiled.onnx_model import OnnxModel
 
     if not isinstance(result.model, OnnxModel):
         raise PartitionerError("--annotate writes an ONNX model, and the plan is of a module")
@@ -190,8 +190,8 @@ def draw(
     if not list(_targets(args)):
         wrong(f"nothing to draw: give {', '.join(f'--{name}' for name in _SUFFIXES)}")
     check_pictures(args, None)
-    from partitioner.compiled.folder import OnnxRequest, load_request
-    from partitioner.compiled.reload import load, look
+    from partitioner.api.compiled.folder import OnnxRequest, load_request
+    from partitioner.api.compiled.reload import load, look
 
     needs_model = annotate is not None and isinstance(load_request(folder), OnnxRequest)
     result = load(folder) if needs_model else look(folder)

@@ -5,11 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
+from partitioner.api.option_table import OUTPUT, CompileOptions, DumpOptions, described, flag_of
 from partitioner.cli import options, pictures
 from partitioner.cli.options import flag, option, wrong
 from partitioner.cli.terminal import aside, progress
 from partitioner.frontends.model_names import module_name
-from partitioner.option_table import OUTPUT, CompileOptions, DumpOptions, described, flag_of
 from partitioner.report.text.tables import safe
 
 #: Options of the command that need a plan.
@@ -64,15 +64,15 @@ def plan(
 
 
 def _plan(args: SimpleNamespace, chosen: CompileOptions) -> int:
-    from partitioner.files import check_target
+    from partitioner.foundations.files import check_target
 
     name = module_name(args.model) or Path(args.model).stem
     target = Path(args.output) if args.output else Path(f"{name}.partition")
     pictures.check_pictures(args, options.check_model(args.model))
     with progress(args.quiet) as say:
         say("loading the compiler")
-        from partitioner.compiler import check_options
-        from partitioner.compiler import compile as compile_model
+        from partitioner.api.compiler import check_options
+        from partitioner.api.compiler import compile as compile_model
 
         planned_for, _ = check_options(args.devices, chosen)
         is_given = args.devices is not None or "cluster" in chosen
@@ -105,7 +105,7 @@ def _dump(args: SimpleNamespace, chosen: CompileOptions) -> int:
     options.check_model(args.model)
     with progress(args.quiet) as say:
         say("loading the compiler")
-        from partitioner.compiler import dump_problem
+        from partitioner.api.compiler import dump_problem
 
         problem: dict[str, Any] = {"strategy": "auto", "progress": say, **chosen}
         dumped = dump_problem(args.model, args.dump_problem, args.devices, **problem)

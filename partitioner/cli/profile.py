@@ -5,10 +5,10 @@ import json
 import os
 from typing import Annotated, Any
 
+from partitioner.api.option_table import DEVICES, ProfileOptions
 from partitioner.cli import options
 from partitioner.cli.options import option, positive
 from partitioner.cli.terminal import progress
-from partitioner.option_table import DEVICES, ProfileOptions
 from partitioner.report.text.tables import safe
 
 
@@ -16,7 +16,7 @@ def calibrate(
     folder: options.Written, profile: options.Profile = None, as_json: options.Json = False
 ) -> int:
     """Add the record of `partition run --profile` to the measurements of this machine."""
-    from partitioner.profiling.calibrate import calibrate as add_measurements
+    from partitioner.api.profiling.calibrate import calibrate as add_measurements
 
     calibrated = add_measurements(folder, profile=profile)
     if as_json:
@@ -50,7 +50,7 @@ def profile(
     options.check_model(model)
     with progress(quiet) as say:
         say("loading the compiler")
-        from partitioner.profiling.profile import profile as measure
+        from partitioner.api.profiling.profile import profile as measure
 
         chosen = {**chosen, "progress": say}
         profiled = measure(model, devices=devices, **chosen)

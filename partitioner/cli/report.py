@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from partitioner.api.option_table import DEVICES, OUTPUT, SweepOptions
 from partitioner.cli import options
 from partitioner.cli.options import flag, option, several, wrong
 from partitioner.cli.terminal import progress, warn
-from partitioner.files import read_text
-from partitioner.option_table import DEVICES, OUTPUT, SweepOptions
+from partitioner.foundations.files import read_text
 from partitioner.report.text.tables import safe
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def show(
     ] = False,
 ) -> int:
     """Print a plan: its devices, operators and communications."""
-    from partitioner.compiled.reload import look
+    from partitioner.api.compiled.reload import look
 
     result = look(folder)
     warn(result.warnings)
@@ -66,7 +66,7 @@ def explain(
     ] = None,
 ) -> int:
     """Say what limits a plan or, for a node, what its other strategies would cost."""
-    from partitioner.compiled.reload import look
+    from partitioner.api.compiled.reload import look
 
     result = look(folder)
     warn(result.warnings)
@@ -82,8 +82,8 @@ def report(
 ) -> int:
     """Write a plan's report, one HTML file that needs no network."""
     _check(output, ())
-    from partitioner.compiled.reload import look
-    from partitioner.files import check_no_link
+    from partitioner.api.compiled.reload import look
+    from partitioner.foundations.files import check_no_link
 
     target = output or folder / "report.html"
     if output is None:
@@ -103,7 +103,7 @@ def diff(
 ) -> int:
     """Show the differences between two plans, and their effects."""
     _check(output, ())
-    from partitioner.compiled.reload import look
+    from partitioner.api.compiled.reload import look
     from partitioner.report.text.diff import diff as compare
     from partitioner.report.text.diff import diff_text
 
@@ -142,7 +142,7 @@ def sweep(
     _check(output, (options.check_model(model),))
     with progress(quiet) as say:
         say("loading the compiler")
-        from partitioner.sweeping import sweep as search_all
+        from partitioner.api.sweeping import sweep as search_all
 
         chosen = {**chosen, "progress": say}
         swept = search_all(model, devices=devices or (), **chosen)
@@ -155,7 +155,7 @@ def _check(path: Path | None, models: Iterable[Path | None]) -> None:
     """Refuse, before any work, a page that could not be written or would replace a model."""
     if path is None:
         return
-    from partitioner.files import check_file, refuse_to_replace
+    from partitioner.foundations.files import check_file, refuse_to_replace
 
     check_file(path)
     for model in models:
@@ -166,7 +166,7 @@ def _check(path: Path | None, models: Iterable[Path | None]) -> None:
 def _write(path: Path | None, data: "Diff | Sweep") -> None:
     if path is None:
         return
-    from partitioner.files import write_file
+    from partitioner.foundations.files import write_file
     from partitioner.report.page.page import render
 
     write_file(path, render(data).encode())

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
+from partitioner.api.option_table import MODEL, OUTPUT
 from partitioner.cli.options import InputSeed, Written, flag, option, positive, wrong
-from partitioner.option_table import MODEL, OUTPUT
 from partitioner.report.text.tables import safe
 
 _MEASURED = "Measurements"
@@ -107,7 +107,7 @@ def run(
     )
     print(safe(report))
     if calibrate:
-        from partitioner.profiling.calibrate import calibrate as add_measurements
+        from partitioner.api.profiling.calibrate import calibrate as add_measurements
 
         print(safe(str(add_measurements(folder))))
     return 0
@@ -122,9 +122,9 @@ def verify(
     seed: InputSeed = 0,
 ) -> int:
     """Compare the outputs of all ranks with those of the whole model."""
-    from partitioner.compiled.folder import load_plan
-    from partitioner.compiled.rank_files import rank_files
-    from partitioner.compiled.reload import load_named
+    from partitioner.api.compiled.folder import load_plan
+    from partitioner.api.compiled.rank_files import rank_files
+    from partitioner.api.compiled.reload import load_named
     from partitioner.run.local import read_inputs
 
     rank_files(folder).check(load_plan(folder))  # before the model, which takes longer

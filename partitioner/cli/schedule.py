@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from partitioner.api.option_table import OUTPUT
 from partitioner.cli.options import count, option, positive, wrong
-from partitioner.files import read_text
+from partitioner.foundations.files import read_text
 from partitioner.ir.pipeline import (
     SCHEDULES,
     PipelineSchedule,
@@ -19,7 +20,6 @@ from partitioner.ir.pipeline import (
     textbook_lanes,
     to_csv,
 )
-from partitioner.option_table import OUTPUT
 from partitioner.report.text.tables import safe
 
 _MOST_CHARACTERS = 2**26  #: Of a file; a table of 1,000 lanes and micro-batches has some 2**24.

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from partitioner import units
+from partitioner.api.option_table import OUTPUT, SEARCH
 from partitioner.cli.options import Json, Seed, Solver, fraction, option, seconds
 from partitioner.cli.terminal import aside
-from partitioner.files import check_file
-from partitioner.option_table import OUTPUT, SEARCH
+from partitioner.foundations import units
+from partitioner.foundations.files import check_file
 from partitioner.report.text.tables import safe
 
 if TYPE_CHECKING:

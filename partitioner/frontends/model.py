@@ -21,7 +21,7 @@ from partitioner.frontends.torch.source import Example, ModuleSource
 from partitioner.ir.checks import is_a, is_whole
 from partitioner.ir.errors import OptionError, typed
 from partitioner.ir.graph import Graph
-from partitioner.ir.loads import Loads
+from partitioner.ir.nodes.loads import Loads
 
 if TYPE_CHECKING:
     import onnx

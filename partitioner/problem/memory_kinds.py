@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from partitioner import units
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import observed_schedule
 from partitioner.cost_model.memory.held import held
@@ -19,6 +18,7 @@ from partitioner.cost_model.memory.lifetimes import (
     with_headroom,
 )
 from partitioner.cost_model.schedule.task_list import Schedule
+from partitioner.foundations import units
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import Plan, resolve

@@ -14,7 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from partitioner.ir.graph import Graph
-from partitioner.ir.repeats import MIN_BLOCKS, Ints, flagged, numbered, repetitions, signature
+from partitioner.ir.pieces.repeats import (
+    MIN_BLOCKS,
+    Ints,
+    flagged,
+    numbered,
+    repetitions,
+    signature,
+)
 from partitioner.strategies.derive import Rules
 
 #: Shorter blocks are folded only if they are coupled to those of another run.

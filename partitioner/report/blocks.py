@@ -1,7 +1,7 @@
 """What nodes of a graph are shown as one: modules by name, repeated blocks, and chunks.
 
 Names tell modules (`paths`). Without names, a run of ranges that are equal node by node
-(`ir.repeats`) is a repeat: the layers of a transformer, the blocks of a ResNet stage. A range of
+is a repeat: the layers of a transformer, the blocks of a ResNet stage. A range of
 the graph's order is convex, so folding it makes no cycle (`blocks`).
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.repeats import (
+from partitioner.ir.pieces.repeats import (
     Floats,
     Ints,
     Stretch,

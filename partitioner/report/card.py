@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-from partitioner import units
+from partitioner.foundations import units
 from partitioner.report.measured import Comparison
 from partitioner.report.page.data import headline
 from partitioner.report.page.schema import Head

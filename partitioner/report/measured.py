@@ -26,7 +26,7 @@ from partitioner.cost_model.cluster.resolve import cpu_fingerprint, gpu_fingerpr
 from partitioner.cost_model.schedule.simulate import Timeline, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Task
-from partitioner.files import ResultError
+from partitioner.foundations.files import ResultError
 from partitioner.report.planned import Planned
 
 #: Name of the record in a plan's folder.

@@ -10,13 +10,13 @@ from typing import Any
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.schedule.task_list import Schedule, schedule
-from partitioner.files import ResultError
+from partitioner.foundations.files import ResultError
+from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import PartitionerError, did_you_mean, hints_keywords
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import PlacedNode, Plan, resolve
-from partitioner.no_gc import no_collection
-from partitioner.report.one_device import OneDevice
+from partitioner.report.findings.one_device import OneDevice
 from partitioner.report.summary import certificate_line, text
 from partitioner.search.limits import MOST_EXPLICIT
 

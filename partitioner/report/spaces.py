@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.ir.plan import Plan
-from partitioner.report.one_device import OneDevice
+from partitioner.report.findings.one_device import OneDevice
 from partitioner.report.page.schema import Changes, Moved
 from partitioner.report.planned import Planned
 from partitioner.report.text.diff import diff

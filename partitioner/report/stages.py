@@ -6,13 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from partitioner import units
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.memory.lifetimes import safe_lifetimes, with_headroom
 from partitioner.cost_model.memory.step_lives import StepLives
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey
 from partitioner.cost_model.schedule.traffic import moves
+from partitioner.foundations import units
 from partitioner.ir.phases import Part, StepOrder
 from partitioner.ir.pipeline import in_flight
 from partitioner.ir.plan import Pipeline, Plan

@@ -7,14 +7,14 @@ from typing import Any
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.prices.compute import Sources
+from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import is_view, rules_of
 from partitioner.ir.plan import resolve
-from partitioner.no_gc import no_collection
-from partitioner.report.one_device import OneDevice
+from partitioner.report.findings.one_device import OneDevice
+from partitioner.report.findings.whole_machine import whole_machine_notes
 from partitioner.report.spaces import space_facts
 from partitioner.report.summary import facts
-from partitioner.report.whole_machine import whole_machine_notes
 from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Request

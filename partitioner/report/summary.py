@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from partitioner import units
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.prices.compute import Sources
+from partitioner.foundations import units
 from partitioner.ir.plan import Certificate, Plan, Trial, trial_of
 from partitioner.ir.rule import Rule
-from partitioner.report import split
-from partitioner.report.one_device import OneDevice
+from partitioner.report.findings import split
+from partitioner.report.findings.one_device import OneDevice
 from partitioner.report.ranges import ranges
 from partitioner.report.stages import bubble_share, schedule_name, step_sentence
 

@@ -14,11 +14,11 @@ from functools import partial
 
 import numpy as np
 
-from partitioner.ir.blocks import Blocks
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Constant, Graph
 from partitioner.ir.layout import Interval, Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.pieces.blocks import Blocks
 from partitioner.ir.types import TensorType, numpy_dtype
 from partitioner.rewrites.block_recompute import computing_again
 from partitioner.rewrites.graph_writer import GraphWriter

@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from partitioner.ir.blocks import Blocks, Chunk, Stretch
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import is_stored
 from partitioner.ir.ops.aten.state import ALIAS
+from partitioner.ir.pieces.blocks import Blocks, Chunk, Stretch
 from partitioner.rewrites.graph_writer import GraphWriter, reading
 from partitioner.rewrites.passes.reads import stored_values
 from partitioner.rewrites.stretch_layout import BlockError, Round, rounds_of, span_of

@@ -15,7 +15,7 @@ import numpy as np
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Attr, Constant, Graph, Node, needed
 from partitioner.ir.layout import Interval
-from partitioner.ir.local_node import localized
+from partitioner.ir.nodes.local_node import localized
 from partitioner.ir.ops import LocalOp
 from partitioner.ir.ops.pieces import added, joined, part_of
 from partitioner.ir.plan import PlacedNode

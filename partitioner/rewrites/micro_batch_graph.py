@@ -20,14 +20,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partitioner.ir.batch_parts import BatchParts
 from partitioner.ir.errors import OptionError
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError, Sharding, followed
-from partitioner.ir.local_node import local_op
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.nodes.local_node import local_op
 from partitioner.ir.ops import LocalOp, row_of, rules_of
+from partitioner.ir.pieces.batch_parts import BatchParts
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import TensorType

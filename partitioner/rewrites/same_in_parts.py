@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from partitioner.ir.factors import PENDING, PENDING_SIZE, FactorKind
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError, Sharding, followed
-from partitioner.ir.local_node import local_op
+from partitioner.ir.loops.factors import PENDING, PENDING_SIZE, FactorKind
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.nodes.local_node import local_op
 from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.plan import place
 from partitioner.ir.rule import Rule

@@ -16,13 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from partitioner.ir.blocks import Chunk, Stretch
 from partitioner.ir.errors import IRError, OptionError
-from partitioner.ir.factors import Dims, Factor, FactorKind
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, Interval, Sharding
+from partitioner.ir.loops.factors import Dims, Factor, FactorKind
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import is_stored, row_of, rules_of, writes_in_place
+from partitioner.ir.pieces.blocks import Chunk, Stretch
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
 

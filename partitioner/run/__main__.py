@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from partitioner.backends.errors import CommunicationError, one_line
 from partitioner.backends.process_group import TIMEOUT, Start
-from partitioner.streams import print_plainly
+from partitioner.foundations.streams import print_plainly
 
 #: Seconds that an error waits to be printed if another rank prints it, or its cause: torchrun ends
 #: all ranks within a second of the first that fails.

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partitioner import units
+from partitioner.api.compiled.folder import EXAMPLES, load_plan, load_summary
+from partitioner.api.compiled.rank_files import OnnxFiles, RankFiles, rank_files
 from partitioner.backends.arrays import save_named_arrays
 from partitioner.backends.errors import one_line
 from partitioner.backends.optimization import Optimization, level_line
-from partitioner.compiled.folder import EXAMPLES, load_plan, load_summary
-from partitioner.compiled.rank_files import OnnxFiles, RankFiles, rank_files
 from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.drafts import draft_file
-from partitioner.files import ResultError, check_no_link, open_file, umask, write_file
+from partitioner.foundations import units
+from partitioner.foundations.drafts import draft_file
+from partitioner.foundations.files import ResultError, check_no_link, open_file, umask, write_file
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.types import TensorType, numpy_dtype
 from partitioner.report.measured import FILE
 
 if TYPE_CHECKING:
+    from partitioner.api.compiled.base import Compiled
     from partitioner.backends.launch import LocalRun
-    from partitioner.compiled.base import Compiled
 
 
 class RunError(PartitionerError, ValueError):
@@ -121,7 +121,7 @@ def _run_with_model(
     program: Compiled, files: RankFiles, inputs: Path | None, requests: int, seed: int, steps: int
 ) -> tuple[LocalRun, str]:
     """Run the files of a module with values that the module has, and the word for a request."""
-    from partitioner.compiled.module import ModuleProgram
+    from partitioner.api.compiled.module import ModuleProgram
 
     assert isinstance(program, ModuleProgram), "files of ONNX hold all that they need"
     signature = program.signature
@@ -137,7 +137,7 @@ def _program(
     directory: Path, module: str | None, model: Path | None, needs_model: bool
 ) -> Compiled:
     """The saved compilation, with its model if that is needed: the prediction needs the graph."""
-    from partitioner.compiled.reload import load_named, look
+    from partitioner.api.compiled.reload import load_named, look
 
     return load_named(directory, module, model) if needs_model else look(directory)
 
@@ -271,11 +271,11 @@ def draw_inputs(
         RunError: What tells the valid inputs is malformed or, of an earlier version, the model,
             which tells them, is gone or has changed.
     """
-    from partitioner.compiled import reload
+    from partitioner.api.compiled import reload
 
     examples = directory / EXAMPLES
     if os.path.lexists(examples):
-        from partitioner.verify.module import arrays_like
+        from partitioner.api.verify.module import arrays_like
 
         return arrays_like(read_inputs(examples, types), types, seed)
     try:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
+from partitioner.api.compiled.folder import load_plan
+from partitioner.api.compiled.rank_files import check_plan, has_module_file
 from partitioner.backends.arrays import assemble, check_inputs, local_inputs
 from partitioner.backends.errors import BackendError
 from partitioner.backends.header import Header
@@ -20,8 +22,6 @@ from partitioner.backends.onnx.files.steps import RankModel
 from partitioner.backends.onnx.rank import RankProcess, rank_device
 from partitioner.backends.onnx.sessions.segments import SessionConfig
 from partitioner.backends.process_group import Start
-from partitioner.compiled.folder import load_plan
-from partitioner.compiled.rank_files import check_plan, has_module_file
 from partitioner.run.local import (
     check_outputs,
     draw_inputs,

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from partitioner import units
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.prices.overlap import most_joined
 from partitioner.cost_model.prices.reshard import Resharder
+from partitioner.foundations import units
+from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.graph import Graph
-from partitioner.no_gc import no_collection
 from partitioner.search.levels.meshes import device_pools
 from partitioner.search.levels.split_axes import SplitAxesSpace, axes_meshes
 from partitioner.search.levels.staged import StagesSpace

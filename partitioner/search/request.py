@@ -56,7 +56,7 @@ def _without_mesh(text: str, devices: int) -> str:
 class Request:
     """The options of a search, as `partitioner.compile` describes them.
 
-    Attributes that are options of that name are described in `partitioner.option_table`.
+    Attributes that are options of that name are described in `partitioner.api.option_table`.
 
     Attributes:
         constraints: Pins, or a plan whose decisions are kept, as they were read.

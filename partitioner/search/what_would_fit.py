@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from partitioner import units
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.memory.lifetimes import kept_bytes
+from partitioner.foundations import units
 from partitioner.ir.graph import Graph
 from partitioner.search.find_plan import find_plan
 from partitioner.search.request import Budget, Request

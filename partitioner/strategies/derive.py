@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from partitioner.ir.factors import PENDING, DimExpr, FactorKind
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import (
     DimLayout,
@@ -26,12 +25,13 @@ from partitioner.ir.layout import (
     loaded_cut,
     share_cut,
 )
+from partitioner.ir.loops.factors import PENDING, DimExpr, FactorKind
+from partitioner.ir.loops.parts import Parts
+from partitioner.ir.loops.windows import Window
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
-from partitioner.ir.parts import Parts
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
-from partitioner.ir.windows import Window
 from partitioner.strategies.overlaps import with_overlaps
 
 #: Cuts of one class over one set of axes that are kept, by the mesh's number of axes: the first

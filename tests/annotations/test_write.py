@@ -23,8 +23,8 @@ from partitioner.annotations.write import (
     annotate,
     annotated_model,
 )
-from partitioner.compiled.base import Compiled
-from partitioner.files import FileError
+from partitioner.api.compiled.base import Compiled
+from partitioner.foundations.files import FileError
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.layout import DimLayout, Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh

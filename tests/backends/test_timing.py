@@ -12,6 +12,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from helpers import factories
 from partitioner import examples
+from partitioner.api.profiling.candidates import Candidate, candidates, local_graph
+from partitioner.api.profiling.programs import on_one_device
 from partitioner.backends.onnx.measuring import timing as onnx_timing
 from partitioner.backends.prepared import Prepared
 from partitioner.backends.torch.measuring import timing as torch_timing
@@ -19,8 +21,6 @@ from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.model import open_model
 from partitioner.frontends.torch.options import OPTIMIZERS
-from partitioner.profiling.candidates import Candidate, candidates, local_graph
-from partitioner.profiling.programs import on_one_device
 
 
 def prepared(model: object, op: str, batch: object = None, **options: object) -> list[Prepared]:

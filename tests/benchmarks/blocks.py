@@ -24,11 +24,11 @@ import partitioner
 from helpers.modules.unets import exported, unet
 from helpers.plans.measured import measured_bytes
 from partitioner import examples
+from partitioner.api.compiled.base import Compiled
 from partitioner.backends.onnx.files.load import load_rank
 from partitioner.backends.onnx.files.steps import Segment
 from partitioner.backends.onnx.running.simulator import Simulator
 from partitioner.backends.onnx.sessions.segments import SessionConfig, open_session
-from partitioner.compiled.base import Compiled
 from partitioner.frontends.inputs import random_inputs
 
 MIB = 2**20

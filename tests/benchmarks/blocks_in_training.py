@@ -23,7 +23,7 @@ from torch import nn
 
 import partitioner
 from helpers.modules.trained_images import Loss, apart, normed_unet, plain_unet, vgg
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 
 MIB = 2**20
 NETS: dict[str, Callable[[], nn.Module]] = {

@@ -28,7 +28,7 @@ from torch.nn import functional as F  # noqa: N812 - the usual name
 from torch.nn.parallel import DistributedDataParallel
 
 import partitioner
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.strategies.constraints import Constraints, Pin
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import GPT2LMHeadModel
 
 import partitioner
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 
 
 class Loss(nn.Module):

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import partitioner
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import resolve
 from partitioner.report.stages import bubble_share, schedule_name, step_sentence

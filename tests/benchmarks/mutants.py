@@ -54,7 +54,7 @@ AREAS = (
     "partitioner/problem",
     "partitioner/search",
     "partitioner/strategies",
-    "partitioner/lowering.py",
+    "partitioner/api/lowering.py",
     "backends/onnx",
     "backends/torch",
     "partitioner/frontends",

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import plan_digests
 
-from partitioner.no_gc import no_collection
+from partitioner.foundations.no_gc import no_collection
 from partitioner.solver.milp import engines, formulation, highs
 from partitioner.solver.milp.program import MilpResult
 

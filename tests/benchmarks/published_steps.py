@@ -25,7 +25,7 @@ import torch
 from llama import Loss, described
 
 import partitioner
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 
 #: Bandwidth is derated as the preset's is: 2.4e12 x 2.90 / 3.35.
 CLUSTER = """

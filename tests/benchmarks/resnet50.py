@@ -23,6 +23,8 @@ import onnx
 
 import partitioner
 from partitioner import examples
+from partitioner.api.profiling.programs import in_phases
+from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.onnx.files.emit import emit_models
 from partitioner.backends.onnx.running.simulator import Simulator
 from partitioner.backends.onnx.sessions.segments import SessionConfig
@@ -32,8 +34,6 @@ from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import Traced, load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import Compute, Programs
-from partitioner.profiling.programs import in_phases
-from partitioner.verify.first_difference import uncut_programs
 
 
 def cut_in(programs: Programs, parts: int, ends: Sequence[int]) -> Programs:

@@ -29,7 +29,7 @@ from selenium.webdriver.common.keys import Keys
 import partitioner
 from helpers.pages import browser as headless
 from partitioner import examples
-from partitioner.compiled.base import Compiled
+from partitioner.api.compiled.base import Compiled
 
 TOKENS = 128
 #: Seconds of each search.

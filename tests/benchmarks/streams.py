@@ -24,11 +24,11 @@ import onnx
 
 import partitioner
 from partitioner import examples
+from partitioner.api.compiled.base import Compiled
 from partitioner.backends.onnx.files.load import load_rank
 from partitioner.backends.onnx.files.steps import Segment
 from partitioner.backends.onnx.local import run_local
 from partitioner.backends.onnx.sessions.whole import open_whole
-from partitioner.compiled.base import Compiled
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import Traced, load_onnx
 

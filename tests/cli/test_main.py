@@ -396,7 +396,7 @@ def test_an_interrupt_is_said(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("partitioner.compiled.reload.look", interrupted)
+    monkeypatch.setattr("partitioner.api.compiled.reload.look", interrupted)
     assert main(["show", "m.partition"]) == 130
     assert capsys.readouterr().err == "partition: interrupted\n"
 

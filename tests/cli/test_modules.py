@@ -15,8 +15,8 @@ import partitioner
 from helpers import factories
 from helpers.pages.command_line import one_line
 from helpers.processes.torch_jobs import free_port, rank_environment
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cli.main import main
-from partitioner.compiled.module import ModuleProgram
 from partitioner.ir.errors import OptionError, PartitionerError
 
 QUIET = ["--cluster", "2xideal", "-q"]

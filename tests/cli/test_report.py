@@ -12,7 +12,7 @@ import pytest
 from partitioner import examples, load
 from partitioner.cli import report as cli_report
 from partitioner.cli.main import main
-from partitioner.files import FileError
+from partitioner.foundations.files import FileError
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_a_target_is_looked_at_before_any_work(
     def work(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("partitioner.compiled.reload.load", work)
+    monkeypatch.setattr("partitioner.api.compiled.reload.load", work)
     monkeypatch.setattr("partitioner.frontends.onnx.load.load_onnx", work)
     for name in ("none/page.html", f"{'x' * 300}.html"):
         assert main([*command, "-o", name]) == 1

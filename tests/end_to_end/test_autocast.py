@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name
 
 import partitioner
+from partitioner.api.compiled.module import ModuleProgram
+from partitioner.api.compiled.variants import variant
 from partitioner.backends.errors import BackendError
-from partitioner.compiled.module import ModuleProgram
-from partitioner.compiled.variants import variant
 from partitioner.frontends.errors import FrontendError
 
 #: Relative to the largest value of a gradient; terms in bfloat16 are added in another order.

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name
 
 import partitioner
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cost_model.schedule.traffic import sent_bytes
 from partitioner.ir.plan import resolve
 from partitioner.strategies.constraints import Constraints, Pin

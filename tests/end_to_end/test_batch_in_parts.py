@@ -9,8 +9,8 @@ from torch import nn
 
 import partitioner
 from helpers.pages.command_line import one_line
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cli.main import main
-from partitioner.compiled.module import ModuleProgram
 from partitioner.ir.errors import PartitionerError
 from partitioner.solver import Infeasible
 

@@ -16,10 +16,10 @@ import partitioner
 from helpers.modules.unets import exported, unet
 from helpers.plans.measured import measured_bytes
 from partitioner import examples
+from partitioner.api.compiled.base import Compiled
 from partitioner.cli.main import main
-from partitioner.compiled.base import Compiled
 from partitioner.cost_model.schedule.task_list import LOAD_BYTES_PER_S
-from partitioner.files import ResultError
+from partitioner.foundations.files import ResultError
 from partitioner.frontends.inputs import random_inputs
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.report.lanes import lanes

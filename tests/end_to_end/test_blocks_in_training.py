@@ -21,10 +21,10 @@ from helpers.modules.trained_images import Loss, apart, normed_unet, plain_unet,
 from helpers.modules.unets import UNet
 from helpers.processes.torch_jobs import RunJob, job_parameters
 from jobs.kinds.block_jobs import JOBS
-from partitioner.compiled.module import ModuleModel, ModuleProgram
+from partitioner.api.compiled.module import ModuleModel, ModuleProgram
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.ir.blocks import Blocks
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.pieces.blocks import Blocks
 from partitioner.ir.plan import NodePlan
 from partitioner.problem.decode import planned_on
 from partitioner.rewrites.block_graph import block_graph

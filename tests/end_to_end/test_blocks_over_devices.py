@@ -12,9 +12,9 @@ import partitioner
 from helpers.modules.unets import exported, unet
 from helpers.plans.measured import measured_bytes
 from partitioner import examples
+from partitioner.api.compiled.base import Compiled
 from partitioner.backends.onnx.local import run_local
 from partitioner.cli.main import main
-from partitioner.compiled.base import Compiled
 from partitioner.frontends.inputs import random_inputs
 
 

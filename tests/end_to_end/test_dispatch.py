@@ -13,13 +13,13 @@ from torch import Tensor, nn
 import partitioner
 from helpers.modules.expert_models import Experts, Loss
 from partitioner import examples
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.torch.running import all_ranks
-from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model.equal_devices.even_mesh import EvenMesh, stand_in
 from partitioner.cost_model.prices.compute import node_seconds
 from partitioner.cost_model.schedule.traffic import sent_bytes
-from partitioner.ir.dispatch import Dispatch
 from partitioner.ir.errors import OptionError
+from partitioner.ir.loops.dispatch import Dispatch
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rules_of
 from partitioner.ir.plan import place, resolve

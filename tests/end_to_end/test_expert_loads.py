@@ -15,9 +15,9 @@ from torch import nn
 import partitioner
 from helpers.modules.expert_models import Experts, Loss
 from partitioner import examples
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.ir.errors import OptionError
-from partitioner.ir.loads import LoadsError
+from partitioner.ir.nodes.loads import LoadsError
 from partitioner.ir.plan import PlacedNode, resolve
 from partitioner.strategies.constraints import ConstraintError, Constraints
 

@@ -13,7 +13,7 @@ from helpers.modules.expert_models import BUILDERS, Experts, Loss, expert_model
 from helpers.modules.torch_models import gradients
 from helpers.processes.torch_jobs import RunJob, job_parameters
 from jobs.kinds.expert_jobs import JOBS
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cost_model.schedule.traffic import sent_bytes
 from partitioner.frontends.torch.patterns.experts import replace_experts
 from partitioner.ir.plan import resolve

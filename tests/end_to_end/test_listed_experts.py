@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import partitioner
 from helpers.modules.expert_models import Listed, ListedNet, Loss, Mlp, NormedMlp, SwiGlu
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cost_model.schedule.simulate import simulate
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.kinds.listed_experts import expert_lists

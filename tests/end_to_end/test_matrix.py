@@ -7,8 +7,8 @@ import pytest
 
 import partitioner
 from helpers.onnx_files.rank_files import assert_rank_files_run
-from partitioner.compiled.base import Compiled
-from partitioner.compiled.onnx_model import OnnxRanks
+from partitioner.api.compiled.base import Compiled
+from partitioner.api.compiled.onnx_model import OnnxRanks
 
 Models = Callable[[str], Path]
 QUICK = ("mlp", "tiny", "llama")

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import partitioner
-from partitioner.compiled.base import Compiled
+from partitioner.api.compiled.base import Compiled
 from partitioner.examples import builder, llama
 from partitioner.ir.plan import resolve
 from partitioner.ir.program import CommKind

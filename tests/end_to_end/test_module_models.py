@@ -14,7 +14,7 @@ import partitioner
 from helpers.modules.torch_models import BUILDERS, build, gradients
 from helpers.processes.torch_jobs import RunJob, job_parameters
 from jobs.kinds.model_jobs import JOBS
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 
 #: Differences relative to the largest value of a result, and of all gradients.
 OUTPUTS, GRADIENTS = 1e-5, 1e-5

@@ -13,7 +13,7 @@ from helpers.modules.small_gpt import small_gpt
 from helpers.plans.cost_cases import SLOW
 from helpers.processes.torch_jobs import RunJob, job_parameters
 from jobs.kinds.parallel_jobs import JOBS
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cost_model.cluster.topology import Cluster, LinkLevel
 from partitioner.cost_model.schedule import buckets
 from partitioner.ir.errors import OptionError

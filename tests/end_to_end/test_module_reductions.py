@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import partitioner
-from partitioner.ir.factors import FactorKind
+from partitioner.ir.loops.factors import FactorKind
 from partitioner.ir.ops import rule_of
 from partitioner.ir.rule import Rule
 from partitioner.strategies.constraints import Constraints, Pin

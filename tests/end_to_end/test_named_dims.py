@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import partitioner
 from helpers.modules.small_gpt import small_gpt
 from partitioner import examples
-from partitioner.compiled.base import Compiled
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.base import Compiled
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.ir.errors import OptionError
 from partitioner.ir.plan import PlacedNode, resolve
 from partitioner.strategies.constraints import ConstraintError, Constraints

@@ -13,8 +13,8 @@ from onnx import helper
 import partitioner
 from helpers.onnx_files import onnx_models
 from helpers.onnx_files.decoders import are_cut_along_keys, writes
+from partitioner.api.compiled.base import Compiled
 from partitioner.backends.errors import BackendError
-from partitioner.compiled.base import Compiled
 from partitioner.ir.plan import resolve
 from partitioner.strategies.constraints import Constraints, Pin
 

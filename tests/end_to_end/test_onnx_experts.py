@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import partitioner
-from partitioner.compiled.base import Compiled
+from partitioner.api.compiled.base import Compiled
 from partitioner.ir.plan import resolve
 
 TOKENS, WIDTH, INNER, EXPERTS, ROWS = 6, 8, 4, 5, 11

@@ -18,14 +18,14 @@ import partitioner
 from helpers.onnx_files.onnx_models import model
 from helpers.onnx_files.rank_files import save_edited
 from partitioner import examples
+from partitioner.api.compiled.base import Compiled
+from partitioner.api.compiled.onnx_model import OnnxModel
 from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.files.load import load_rank, read_directory
 from partitioner.backends.onnx.files.steps import Cut
 from partitioner.backends.onnx.local import run_local
 from partitioner.cli.main import main
-from partitioner.compiled.base import Compiled
-from partitioner.compiled.onnx_model import OnnxModel
-from partitioner.files import ResultError
+from partitioner.foundations.files import ResultError
 from partitioner.ir.errors import OptionError
 from partitioner.ir.pipeline import from_csv, pipeline_schedule, to_csv
 from partitioner.ir.plan import Pipeline

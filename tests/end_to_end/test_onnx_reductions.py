@@ -12,7 +12,7 @@ from onnx import helper
 import partitioner
 from helpers.onnx_files import onnx_models
 from helpers.plans.cost_cases import SLOW, flat
-from partitioner.compiled.base import Compiled
+from partitioner.api.compiled.base import Compiled
 from partitioner.cost_model.cluster.topology import Cluster, LinkLevel
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph

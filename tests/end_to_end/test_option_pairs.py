@@ -21,15 +21,15 @@ from torch import Tensor, nn
 
 import partitioner
 from partitioner import examples
-from partitioner.compiled.base import Compiled
-from partitioner.compiled.module_ranks import ModuleRanks
-from partitioner.compiled.onnx_model import OnnxRanks
+from partitioner.api.compiled.base import Compiled
+from partitioner.api.compiled.module_ranks import ModuleRanks
+from partitioner.api.compiled.onnx_model import OnnxRanks
+from partitioner.api.option_table import CompileOptions, described
+from partitioner.api.options import _NAMED
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.errors import CostError
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.plan import Plan
-from partitioner.option_table import CompileOptions, described
-from partitioner.options import _NAMED
 
 #: What is planned: an ONNX model, and a module in inference and in training.
 SETTINGS = ("onnx", "inference", "training")

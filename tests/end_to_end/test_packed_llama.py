@@ -8,8 +8,8 @@ from onnx import helper, numpy_helper
 import partitioner
 from helpers.onnx_files.rank_files import assert_rank_files_run
 from partitioner import examples
-from partitioner.compiled.onnx_model import OnnxRanks
-from partitioner.report import split
+from partitioner.api.compiled.onnx_model import OnnxRanks
+from partitioner.report.findings import split
 from partitioner.report.summary import text
 
 BLOCK = 16

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 import partitioner
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.torch.graphs.comms import COLLECTIVES
-from partitioner.compiled.module import ModuleProgram
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 SPLIT = {"first": 0, "second": 1, "last": 0}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import partitioner
 from helpers.modules import batch_losses
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.frontends.model import ModuleInput, open_model
 from partitioner.frontends.torch.building.graph import SEED
 from partitioner.frontends.torch.micro_batches import trace_micro_batch

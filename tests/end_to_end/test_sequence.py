@@ -20,7 +20,7 @@ from helpers.plans.sequences import (
     is_of_form,
     trains_alike,
 )
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.kinds.batch import sequence_of

@@ -9,10 +9,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import partitioner
+from partitioner.api.verify.compare import compare
 from partitioner.backends.errors import BackendError
 from partitioner.cli.main import main
 from partitioner.frontends.inputs import random_inputs
-from partitioner.verify.compare import compare
 
 RNG = np.random.default_rng(5)
 W = RNG.standard_normal((8, 16)).astype(np.float32)

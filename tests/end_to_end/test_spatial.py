@@ -18,7 +18,7 @@ from helpers.onnx_files import onnx_models
 from helpers.processes.torch_jobs import RunJob, job_parameters
 from jobs.kinds.spatial_jobs import JOBS
 from jobs.kinds.spatial_jobs import Loss as Weighted
-from partitioner.compiled.base import Compiled
+from partitioner.api.compiled.base import Compiled
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import rules_of
 from partitioner.ir.plan import NodePlan

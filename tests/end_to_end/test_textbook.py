@@ -9,7 +9,7 @@ from torch import nn
 
 import partitioner
 from helpers.plans.searching import search
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.ir.graph import Constant, Graph, Node

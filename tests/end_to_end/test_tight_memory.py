@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import partitioner
 from helpers.modules.tight_models import ACTIVATIONS, Tight, tight
 from helpers.plans.staged import on_trace, staged, staged_plan, traced
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cost_model.memory.lifetimes import exact_lifetimes
 from partitioner.cost_model.memory.step_lives import StepLives
 from partitioner.cost_model.schedule.task_list import Schedule, schedule

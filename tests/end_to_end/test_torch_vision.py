@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import partitioner
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 
 #: The scale of gradients that are zero but for rounding (a bias before a batch norm); others are
 #: larger.

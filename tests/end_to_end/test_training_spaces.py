@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import partitioner
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.errors import BackendError
-from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.ir.errors import PartitionerError
 

@@ -15,11 +15,11 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import partitioner
+from partitioner.api.compiled.variants import variant
+from partitioner.api.verify.module import allowance
 from partitioner.backends.errors import BackendError
-from partitioner.compiled.variants import variant
-from partitioner.files import ResultError
+from partitioner.foundations.files import ResultError
 from partitioner.frontends.errors import FrontendError
-from partitioner.verify.module import allowance
 
 Forward = Callable[..., Tensor]
 

@@ -10,7 +10,7 @@ from torch import nn
 import partitioner
 from helpers.modules.small_gpt import small_gpt
 from partitioner import examples
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.examples import zoo
 from partitioner.solver.work import now_s

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partitioner.ir.errors import IRError
-from partitioner.ir.factors import FactorKind, parse_dim, parse_tensor
 from partitioner.ir.layout import DimLayout, LayoutError, Sharding
+from partitioner.ir.loops.factors import FactorKind, parse_dim, parse_tensor
+from partitioner.ir.loops.windows import Window
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.rule import Cut, Rule
-from partitioner.ir.windows import Window
 
 LINE = DeviceMesh.line(2)
 GRID = DeviceMesh.of({"dp": 2, "tp": 2})

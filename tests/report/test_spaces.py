@@ -9,9 +9,9 @@ import pytest
 import partitioner
 from helpers.pages import schema_check
 from partitioner import examples
+from partitioner.api.compiled.folder import load_summary
 from partitioner.cli.main import main
-from partitioner.compiled.folder import load_summary
-from partitioner.files import ResultError
+from partitioner.foundations.files import ResultError
 from partitioner.report import spaces
 from partitioner.report.page.data import space_rows
 from partitioner.report.page.schema import Changes

@@ -7,12 +7,13 @@ import onnx
 import pytest
 
 import partitioner
-from partitioner import examples, units
-from partitioner.compiled.base import Compiled
+from partitioner import examples
+from partitioner.api.compiled.base import Compiled
+from partitioner.foundations import units
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.ir.rule import Cut
-from partitioner.report import split
+from partitioner.report.findings import split
 from partitioner.report.summary import solved_by, text
 from partitioner.solver.milp.engines import HIGHS, Engine
 

@@ -10,8 +10,8 @@ from onnx import NodeProto, helper
 from helpers.onnx_files.onnx_models import model, run, to_proto
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import load_onnx
-from partitioner.ir.blocks import Blocks, Chunk, Stretch
 from partitioner.ir.graph import Graph
+from partitioner.ir.pieces.blocks import Blocks, Chunk, Stretch
 from partitioner.rewrites.block_graph import block_graph
 from partitioner.rewrites.stretch_layout import BlockError
 

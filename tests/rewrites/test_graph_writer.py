@@ -8,9 +8,9 @@ from torch import nn
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.trace import trace_module
-from partitioner.ir.blocks import Blocks, Stretch
 from partitioner.ir.graph import Constant, Graph, Node
 from partitioner.ir.ops.aten.state import UPDATE
+from partitioner.ir.pieces.blocks import Blocks, Stretch
 from partitioner.ir.types import TensorType
 from partitioner.rewrites.block_graph import block_graph
 from partitioner.rewrites.graph_writer import GraphWriter, elements, reading, replaced

@@ -9,10 +9,10 @@ from onnx import helper
 
 import partitioner
 from helpers.onnx_files import onnx_models
-from partitioner.compiled.base import Compiled
+from partitioner.api.compiled.base import Compiled
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.ir.factors import FactorKind
+from partitioner.ir.loops.factors import FactorKind
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.search.spaces import explicit
 from partitioner.strategies.derive import Rules, strategies

@@ -28,9 +28,9 @@ from partitioner.backends.onnx.files.slices import slice_nodes
 from partitioner.backends.onnx.files.stubs import comm_node, stub
 from partitioner.backends.onnx.files.weights import Store, WeightFile, inline_tensor
 from partitioner.backends.regions import cut
-from partitioner.ir.batch_parts import BatchParts
 from partitioner.ir.errors import naming
 from partitioner.ir.graph import Graph
+from partitioner.ir.pieces.batch_parts import BatchParts
 from partitioner.ir.program import Comm, CommKind, Compute, Programs, RankProgram
 
 #: The newest that ONNX Runtime 1.31 reads without multi-device annotations.

@@ -16,9 +16,9 @@ from partitioner.backends.header import (
     parse_header,
     parse_region,
 )
-from partitioner.ir.batch_parts import BatchParts
 from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Transfer
+from partitioner.ir.pieces.batch_parts import BatchParts
 from partitioner.ir.program import Programs, RankProgram
 
 #: Domain of the communication operators and of the keys in metadata.

@@ -26,7 +26,7 @@ from partitioner.backends.onnx.files.nodes import attribute_graphs
 from partitioner.backends.onnx.files.steps import Cut, RankModel, Segment
 from partitioner.backends.onnx.files.weights import check_digest
 from partitioner.backends.regions import region_shape
-from partitioner.files import read_file
+from partitioner.foundations.files import read_file
 from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.onnx_types import from_onnx_dtype

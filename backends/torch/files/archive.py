@@ -37,7 +37,7 @@ from torch.export import ExportedProgram
 import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
 from partitioner.backends.errors import BackendError, one_line, why_unreadable
 from partitioner.backends.torch.files.allowed import may_call
-from partitioner.files import open_file
+from partitioner.foundations.files import open_file
 
 Contents = TypeVar("Contents")
 

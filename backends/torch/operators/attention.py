@@ -545,7 +545,7 @@ def attention_join(
 def turn(
     x: Tensor, intervals: Sequence[int], held: Sequence[int], made: Sequence[int], parts: int
 ) -> Tensor:
-    """Intervals of dim 2 one after the other; where they lie on devices is of `ir.parts`."""
+    """Intervals of dim 2 one after the other; where they lie on devices is of `ir.loops.parts`."""
     del held, made, parts
     return torch.cat([x[:, :, start : start + size] for start, size in _pairs(intervals)], 2)
 

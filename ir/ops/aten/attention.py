@@ -14,11 +14,11 @@ from functools import partial
 
 from partitioner.ir.graph import Attr
 from partitioner.ir.layout import Interval, Segments
+from partitioner.ir.loops.parts import Parts, owned
 from partitioner.ir.ops.rules.attention import SCORE, Attention, group_of
 from partitioner.ir.ops.rules.dims import broadcast, compound
 from partitioner.ir.ops.signature import Dims, pattern
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
-from partitioner.ir.parts import Parts, owned
 from partitioner.ir.rule import Rule
 
 

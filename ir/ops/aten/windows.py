@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from partitioner.ir.graph import Attr
+from partitioner.ir.loops.windows import Window
 from partitioner.ir.ops.aten.convolution import cropped
 from partitioner.ir.ops.local import local_groups
 from partitioner.ir.ops.rules import sliding
@@ -19,7 +20,6 @@ from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.rules.sliding import Zoom
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
-from partitioner.ir.windows import Window
 
 #: Elements that one of an upsampled result is made of along a dim, by mode.
 TAPS: Mapping[str, int] = {"nearest": 1, "linear": 2, "cubic": 4}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from partitioner.ir.dispatch import Dispatch
+from partitioner.ir.loops.dispatch import Dispatch
 from partitioner.ir.ops.signature import Signature
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import item_bytes

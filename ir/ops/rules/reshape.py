@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partitioner.ir.errors import IRError
+from partitioner.ir.loops.windows import Window
 from partitioner.ir.ops.rules.dims import broadcast, names
 from partitioner.ir.ops.signature import Shape, Signature
 from partitioner.ir.rule import Rule
-from partitioner.ir.windows import Window
 
 Sized = tuple[tuple[int, int], ...]  #: (dim, what is left of its size), major first.
 

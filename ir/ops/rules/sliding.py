@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from partitioner.ir.layout import Interval
+from partitioner.ir.loops.windows import Window
 from partitioner.ir.ops.signature import OpaqueError, Shape
-from partitioner.ir.windows import Window
 
 
 @dataclass(frozen=True, slots=True)

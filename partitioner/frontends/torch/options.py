@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from partitioner.ir.errors import OptionError
-from partitioner.ir.loads import Loads
+from partitioner.ir.nodes.loads import Loads
 
 #: Kinds of parallelism that change what a trace stores; "" for none of them.
 AtRest = Literal["", "zero1", "zero2", "zero3"]
@@ -36,7 +36,7 @@ class ModuleOptions:
         at_rest: "zero3" in inference: parameters are stored apart from their uses, though nothing
             writes them. "zero1" and "zero2" in training: they lie otherwise than the optimizer's
             state between steps, and with "zero1" so do gradients. "" for none of these.
-        loads: Known loads of experts, see `ir.loads`.
+        loads: Known loads of experts, see `ir.nodes.loads`.
 
     Raises:
         OptionError: The optimizer is none of `OPTIMIZERS`.

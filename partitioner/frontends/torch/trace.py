@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from partitioner.backends.torch.graphs.micro_batches import MicroBatches
 from partitioner.backends.torch.graphs.signature import Signature
 from partitioner.backends.torch.guards.originals import tracing
+from partitioner.foundations.no_gc import no_collection
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.building.graph import ModuleGraph, module_graph
 from partitioner.frontends.torch.options import ModuleOptions
@@ -39,7 +40,6 @@ from partitioner.frontends.torch.tracing.capture import (
     materialised,
 )
 from partitioner.ir.graph import Graph
-from partitioner.no_gc import no_collection
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from partitioner import units
 from partitioner.cost_model.evaluate import Evaluation, evaluate
+from partitioner.foundations import units
 from partitioner.ir.errors import IRError
 from partitioner.ir.plan import NodePlan
 from partitioner.report.blocks import Block

@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from partitioner import units
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.prices.compute import local_flops, local_moved_bytes
 from partitioner.cost_model.schedule.tasks import Task
+from partitioner.foundations import units
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import PhaseError
 from partitioner.ir.plan import Certificate, place
-from partitioner.report.alternatives import Alternative, Neighbourhood, best_other
 from partitioner.report.blocks import Block, blocks
-from partitioner.report.bottleneck import (
+from partitioner.report.edges import NODE, edges
+from partitioner.report.findings.alternatives import Alternative, Neighbourhood, best_other
+from partitioner.report.findings.bottleneck import (
     Bottleneck,
     bottleneck,
     limit_sentence,
@@ -30,7 +31,6 @@ from partitioner.report.bottleneck import (
     verdict,
     worth_sentence,
 )
-from partitioner.report.edges import NODE, edges
 from partitioner.report.lanes import Lanes, lanes
 from partitioner.report.measured import Comparison
 from partitioner.report.page.block_moves import block_moves

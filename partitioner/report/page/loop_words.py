@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from partitioner.ir.factors import DimExpr, FactorKind, Term
 from partitioner.ir.graph import Graph
+from partitioner.ir.loops.factors import DimExpr, FactorKind, Term
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import Rule
 

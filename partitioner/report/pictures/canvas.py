@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partitioner.files import check_file, write_file
+from partitioner.foundations.files import check_file, write_file
 from partitioner.ir.errors import PartitionerError
 from partitioner.report.pictures.text import shown
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from partitioner import units
 from partitioner.cost_model.schedule.tasks import Task
+from partitioner.foundations import units
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.report.pictures.canvas import drawable
 from partitioner.report.pictures.fold import Box

@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from partitioner import units
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.schedule.tasks import Task
-from partitioner.report.bottleneck import balance, tightest
+from partitioner.foundations import units
+from partitioner.report.findings.bottleneck import balance, tightest
 from partitioner.report.lanes import joined, lanes
 from partitioner.report.page.data import device_rows
 from partitioner.report.page.schema import VERSION, DeviceRow, Diff, DiffTraffic, Figure, Moved

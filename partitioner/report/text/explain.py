@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from partitioner import units
 from partitioner.cost_model.prices.compute import node_estimates, node_limit
 from partitioner.cost_model.profiles.forms import stores_parts
+from partitioner.foundations import units
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import numbers
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.phases import PhaseError
 from partitioner.ir.plan import PlacedNode
 from partitioner.problem.memory_kinds import Holdings
-from partitioner.report.alternatives import Neighbourhood
-from partitioner.report.bottleneck import COMPUTING, Bottleneck
+from partitioner.report.findings.alternatives import Neighbourhood
+from partitioner.report.findings.bottleneck import COMPUTING, Bottleneck
 from partitioner.report.lanes import lanes
 from partitioner.report.page.data import headline, result_bottleneck
 from partitioner.report.page.memory import memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from partitioner import units
+from partitioner.foundations import units
 from partitioner.report.measured import Comparison, RankTotals, Row
 from partitioner.report.planned import Planned
 from partitioner.report.text.show import clean

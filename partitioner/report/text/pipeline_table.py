@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from partitioner.foundations.units import share
 from partitioner.ir.pipeline import (
     UNIT_DURATIONS,
     PipelineSchedule,
@@ -13,7 +14,6 @@ from partitioner.ir.pipeline import (
     makespan,
     start_times,
 )
-from partitioner.units import share
 
 
 def pipeline_table(

@@ -5,16 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from partitioner import units
 from partitioner.cost_model.schedule.tasks import Task
+from partitioner.foundations import units
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import numbers
 from partitioner.ir.phases import StepOrder
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import Comm, CommKind
-from partitioner.report.bottleneck import turn_of
+from partitioner.report.findings.bottleneck import turn_of
+from partitioner.report.findings.moved_each_step import moved_notes
 from partitioner.report.lanes import lanes
-from partitioner.report.moved_each_step import moved_notes
 from partitioner.report.planned import Planned
 from partitioner.report.stages import plan_sentence, stages
 from partitioner.report.steps import comm_bytes, pass_name

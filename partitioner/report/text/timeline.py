@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partitioner import units
 from partitioner.cost_model.schedule.passes import LETTERS, Pass, passes
 from partitioner.cost_model.schedule.simulate import Event, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
+from partitioner.foundations import units
 from partitioner.ir.mesh import numbers
 
 WIDTH = 120  #: Columns of a step.

@@ -18,7 +18,7 @@ from dataclasses import replace
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import is_stored, is_view, row_of, writes_in_place
 from partitioner.ir.ops.aten.state import EITHER
-from partitioner.ir.repeats import Stretch, numbered, repetitions
+from partitioner.ir.pieces.repeats import Stretch, numbered, repetitions
 from partitioner.ir.types import TensorType
 from partitioner.rewrites.graph_writer import GraphWriter
 from partitioner.rewrites.passes.ordering import passes_of

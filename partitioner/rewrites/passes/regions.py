@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.ir.repeats import Stretch
+from partitioner.ir.pieces.repeats import Stretch
 
 #: The limits on a region's saved bytes, as fractions 1/n of all saved bytes.
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)

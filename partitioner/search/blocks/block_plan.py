@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.ir.blocks import Blocks
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.pieces.blocks import Blocks
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.problem.decode import planned_on
 from partitioner.rewrites.block_graph import BlockGraph

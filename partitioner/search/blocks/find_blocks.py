@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec
 from partitioner.cost_model.evaluate import evaluate, one_device
-from partitioner.ir.blocks import Blocks
 from partitioner.ir.graph import Graph
+from partitioner.ir.pieces.blocks import Blocks
 from partitioner.rewrites.block_graph import BlockGraph, traced_blocks
 from partitioner.search.blocks.block_plan import BlockPlan
 from partitioner.search.blocks.chains import staged

@@ -27,11 +27,11 @@ from partitioner.cost_model.memory.lifetimes import (
 from partitioner.cost_model.memory.torch_kernels import scratch_bytes
 from partitioner.cost_model.prices.compute import kernel_seconds, node_seconds
 from partitioner.cost_model.schedule.task_list import LOAD_BYTES_PER_S, Schedule, schedule
-from partitioner.ir.blocks import Chunk, Stretch
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
+from partitioner.ir.pieces.blocks import Chunk, Stretch
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import dense_bytes

@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.memory.lifetimes import Curve, with_headroom, without_headroom
-from partitioner.ir.blocks import Blocks, Chunk, Stretch
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
+from partitioner.ir.pieces.blocks import Blocks, Chunk, Stretch
 from partitioner.rewrites.block_recompute import computing_again
 from partitioner.rewrites.stretch_layout import BlockError, lay_out, span_of
 from partitioner.search.blocks.runs import Option, Runs

@@ -28,7 +28,7 @@ from partitioner.cost_model.equal_devices.even_mesh import EvenMesh, EvenReshard
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.offers import alternatives, everything, originals
+from partitioner.ir.nodes.offers import alternatives, everything, originals
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.problem.build import Built, build
@@ -46,7 +46,7 @@ from partitioner.strategies.kinds.parallel import KINDS as PARALLEL
 
 Layouts = Mapping[str, DimLayout]  #: A cut over the axis of a line.
 Pick = tuple[int, ...]  #: Index of the cut over each axis of a mesh.
-Taken = tuple[Pick, int]  #: Cuts of a node, and which of its `ir.offers.alternatives`.
+Taken = tuple[Pick, int]  #: Cuts of a node, and which of its `ir.nodes.offers.alternatives`.
 
 #: Kinds of parallelism of the first plan on the two innermost axes; the first that fits is taken.
 #: A mesh of one axis has the first of the two, axes further out repeat it all: "dp".

@@ -11,9 +11,9 @@ from partitioner.problem.build import Built
 from partitioner.problem.memory_kinds import parts_text, planned_parts
 from partitioner.solver import Infeasible, Solution, evaluate_choices
 from partitioner.solver.joint.shortage import shortage_message
-from partitioner.solver.merge_equal import merge_equal
 from partitioner.solver.milp.engines import Engine
 from partitioner.solver.outcome import relative_gap
+from partitioner.solver.presolve.merge_equal import merge_equal
 from partitioner.solver.problem import Problem
 from partitioner.solver.work import Work
 

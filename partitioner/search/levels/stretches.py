@@ -16,7 +16,7 @@ from partitioner.cost_model.prices.reshard import Hop
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.repeats import crossing
+from partitioner.ir.pieces.repeats import crossing
 from partitioner.search.levels.mesh_sharder import Sharded
 from partitioner.solver.placement.intervals import Charges, Floats, Ints, Rectangle, summed
 from partitioner.solver.stages import StageOption

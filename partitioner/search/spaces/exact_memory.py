@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from partitioner import units
 from partitioner.cost_model.executors import executor_of
+from partitioner.foundations import units
 from partitioner.problem.build import Built
 from partitioner.search.outcome import Candidate, Refused, in_executor
 from partitioner.search.request import Budget

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from partitioner import units
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.prices.compute import node_seconds
 from partitioner.cost_model.prices.overlap import most_joined
 from partitioner.cost_model.prices.reshard import Resharder
+from partitioner.foundations import units
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.offers import alternatives
+from partitioner.ir.nodes.offers import alternatives
 from partitioner.ir.plan import PlacedNode, Plan, place
 from partitioner.ir.rule import Rule
 from partitioner.problem.build import Built, build, nothing

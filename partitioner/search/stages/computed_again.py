@@ -1,6 +1,6 @@
 """Recomputation chosen for each stage of a pipeline, so that it fits its device's memory.
 
-A sharding of a graph with offers (`ir.offers`) says how every node is cut, computed or not. The
+A sharding of a graph with offers says how every node is cut, computed or not. The
 stages of one cut hold different numbers of micro-batches, so each takes its own of the offers: the
 fastest within its memory, a multiple-choice knapsack over the regions (`offered_ways`) of the
 stages of a device. Cuts are compared by its linear relaxation.
@@ -19,7 +19,7 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.offers import originals
+from partitioner.ir.nodes.offers import originals
 from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.phases import weight_nodes
 from partitioner.ir.pipeline import Span

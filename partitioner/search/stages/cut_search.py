@@ -17,9 +17,9 @@ from typing import TypeGuard
 
 import numpy as np
 
-from partitioner import units
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.prices.reshard import Resharder
+from partitioner.foundations import units
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from partitioner import units
 from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.foundations import units
 from partitioner.ir.graph import Graph
 from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import NoCheaper, Outcome

@@ -1,6 +1,6 @@
 """The ways to recompute values in parts of a graph that do not depend on one another.
 
-Offers (`ir.offers`) that read from one another, or that give copies of the same value, make up a
+Offers that read from one another, or that give copies of the same value, make up a
 *region*: about half a layer of a transformer. A way of a region is a set of its optional nodes that
 are computed; it takes their seconds, and keeps the bytes of the values that are then still read as
 the forward pass made them. The ways that no other beats come from small MILPs: the least seconds

@@ -15,11 +15,11 @@ from itertools import combinations
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import evaluate
+from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh, numbers
 from partitioner.ir.pipeline import SCHEDULES, PipelineScheduleError
-from partitioner.no_gc import no_collection
 from partitioner.rewrites.staging import changing_nodes
 from partitioner.search.find_plan import goes_by_levels
 from partitioner.search.limits import EXPLICIT

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from partitioner import units
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import best_single
+from partitioner.foundations import units
 from partitioner.ir.graph import Graph
 from partitioner.search.blocks.find_blocks import Prices, Unfit, least_limit, plan_in_blocks
 from partitioner.search.outcome import Outcome

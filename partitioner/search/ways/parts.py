@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from partitioner import units
 from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.foundations import units
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan

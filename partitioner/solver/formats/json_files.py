@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from partitioner.files import open_file, write_file
+from partitioner.foundations.files import open_file, write_file
 from partitioner.ir.errors import typed
 from partitioner.solver.problem import SolverError
 

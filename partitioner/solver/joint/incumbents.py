@@ -12,7 +12,7 @@ from partitioner.solver.joint.search import Search
 from partitioner.solver.placement.contiguous import Split, contiguous_plans
 from partitioner.solver.placement.intervals import Picks
 from partitioner.solver.placement.orders import narrow_orders
-from partitioner.solver.presolve import keep_choices
+from partitioner.solver.presolve.simplify import keep_choices
 from partitioner.solver.problem import Problem
 from partitioner.solver.progress import ROUNDING, device_most_over
 from partitioner.solver.referee import evaluate_choices

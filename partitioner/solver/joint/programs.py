@@ -13,7 +13,7 @@ from partitioner.solver.joint.search import Search
 from partitioner.solver.milp.engines import node_steps_of, solve_milp
 from partitioner.solver.milp.formulation import Formulation, Goal, formulate
 from partitioner.solver.milp.program import MilpResult
-from partitioner.solver.presolve import keep_choices
+from partitioner.solver.presolve.simplify import keep_choices
 from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.symmetry import canonical
 from partitioner.solver.work import Work

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from partitioner import units
+from partitioner.foundations import units
 from partitioner.solver.joint.local_search import EFFORT, local_search, peaks
 from partitioner.solver.joint.programs import ROW_TOLERANCE
 from partitioner.solver.milp.engines import HIGHS, Engine, solve_milp
 from partitioner.solver.milp.formulation import formulate
 from partitioner.solver.outcome import Infeasible, Solution
-from partitioner.solver.presolve import Reduced, presolve
+from partitioner.solver.presolve.simplify import Reduced, presolve
 from partitioner.solver.problem import Problem
 from partitioner.solver.progress import Progress, device_most_over
 from partitioner.solver.referee import Objective, evaluate_choices

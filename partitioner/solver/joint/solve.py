@@ -22,7 +22,7 @@ from partitioner.solver.outcome import Solution
 from partitioner.solver.placement.configuration import configure
 from partitioner.solver.placement.exchange import exchange
 from partitioner.solver.placement.neighbourhoods import share_anew
-from partitioner.solver.presolve import presolve
+from partitioner.solver.presolve.simplify import presolve
 from partitioner.solver.problem import Problem, SolverError, validate
 from partitioner.solver.referee import OBJECTIVES, PEAK_TOLERANCE, Objective, evaluate_choices
 from partitioner.solver.work import Work

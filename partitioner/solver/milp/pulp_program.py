@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from partitioner.files import write_file
+from partitioner.foundations.files import write_file
 from partitioner.solver.milp.program import Milp
 
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from partitioner.solver.pairwise.problem import FORBIDDEN, Ints, Pairwise
 from partitioner.solver.pairwise.triggers import Offer, Span, span_of, triggers
-from partitioner.solver.presolve import simplify_edges
+from partitioner.solver.presolve.simplify import simplify_edges
 from partitioner.solver.problem import Edge, Pair, Problem, SolverError
 from partitioner.solver.referee import triggered
 

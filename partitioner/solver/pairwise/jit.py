@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from numba.core import caching, config, event
 
-from partitioner.files import cache_folder
+from partitioner.foundations.files import cache_folder
 from partitioner.solver.compiling import COMPILATION
 
 F = TypeVar("F", bound=Callable[..., object])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from partitioner.solver.presolve import presolve, restrict
+from partitioner.solver.presolve.simplify import presolve, restrict
 from partitioner.solver.problem import Choice, Edge, Hold, Problem
 
 Free = Mapping[int, Sequence[int]]  #: The choices that each free node may take.

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from partitioner import units
+from partitioner.foundations import units
 from partitioner.solver.outcome import Infeasible
 from partitioner.solver.stages.entries import lay_out, settle
 from partitioner.solver.stages.labels import fit

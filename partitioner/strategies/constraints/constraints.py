@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from partitioner.files import read_text
+from partitioner.foundations.files import read_text
 from partitioner.ir.errors import did_you_mean, hints_keywords
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.loads import Loads
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.nodes.loads import Loads
 from partitioner.ir.ops import rule_of
 from partitioner.ir.plan import PlacedNode, Plan, PlanError, check_graph, resolve_node
 from partitioner.strategies.constraints.honouring import (
@@ -36,7 +36,7 @@ class Constraints:
     `named` has named dims and the axes that they lie over; on a graph, `along` has the demands that
     `strategies.named_dims` makes of them.
     `loads` has, by pattern of weights, nodes or modules, a number for each expert of such layers;
-    they are no constraint, and a trace gives them to its graph (`ir.loads`).
+    they are no constraint, and a trace gives them to its graph (`ir.nodes.loads`).
     `busy` has, by mesh axis, nodes that are cut over the axis if any of their strategies is: along
     the factors named or, if none of their strategies is or none are named, along any.
     `places` has, by node, an axis and a place along it: of a mesh with the axis, the node runs on

@@ -10,7 +10,7 @@ from numbers import Real
 from typing import Any
 
 from partitioner.ir.errors import did_you_mean
-from partitioner.ir.loads import Loads
+from partitioner.ir.nodes.loads import Loads
 from partitioner.strategies.constraints.values import ConstraintError, NamedDims, Pin
 
 #: Forms of the values of a pin; all others are texts.

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from partitioner.ir.factors import FactorKind, single
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout
-from partitioner.ir.loads import origins
+from partitioner.ir.loops.factors import FactorKind, single
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.nodes.loads import origins
 from partitioner.ir.ops import is_stored, rules_of
 from partitioner.ir.rule import Rule
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 
-from partitioner.ir.factors import Dims, FactorKind
 from partitioner.ir.graph import Graph, Node
+from partitioner.ir.loops.factors import Dims, FactorKind
 from partitioner.ir.ops import rule_of, writes_in_place
 from partitioner.ir.rule import Rule
 from partitioner.strategies.constraints import Constraints, Pin

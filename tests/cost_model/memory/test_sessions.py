@@ -13,7 +13,7 @@ import partitioner
 from helpers.onnx_files import detectors
 from helpers.plans import cost_cases
 from helpers.plans.measured import measured_bytes
-from partitioner.compiled.base import Compiled
+from partitioner.api.compiled.base import Compiled
 from partitioner.cost_model.memory.cpu_kernels import CHANNEL_BLOCK
 from partitioner.cost_model.memory.sessions import Held, sessions_of
 from partitioner.cost_model.schedule.task_list import schedule

@@ -10,12 +10,12 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.even_mesh import EvenMesh, stand_in
 from partitioner.cost_model.prices.compute import node_seconds
 from partitioner.cost_model.prices.dispatched_rows import dispatch_comms
-from partitioner.ir.dispatch import Dispatch
 from partitioner.ir.exchange import sent_numel
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout
-from partitioner.ir.loads import LoadsError, with_loads
+from partitioner.ir.loops.dispatch import Dispatch
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.nodes.loads import LoadsError, with_loads
 from partitioner.ir.ops import rule_of
 from partitioner.ir.plan import PlacedNode, Plan, PlanError, place, resolve
 from partitioner.ir.rule import Rule

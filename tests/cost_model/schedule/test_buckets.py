@@ -17,9 +17,9 @@ from helpers.modules.small_gpt import small_gpt
 from helpers.modules.staged_models import Plain, seeded
 from helpers.op_rows.placements import placement
 from helpers.plans.staged import staged
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.torch.graphs.comms import COLLECTIVES
 from partitioner.backends.torch.graphs.notes import COMM
-from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model.memory.lifetimes import exact_lifetimes
 from partitioner.cost_model.memory.step_lives import StepLives
 from partitioner.cost_model.prices.collectives import collective, comm_cost

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name
 
 import partitioner
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cli.main import main
-from partitioner.compiled.module import ModuleProgram
 from partitioner.frontends.errors import FrontendError
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops.aten.branches import BRANCHES, COND

@@ -23,16 +23,16 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 import partitioner
 from helpers.onnx_files import onnx_models
 from helpers.plans.whole_plans import candidates, random_plan
+from partitioner.api.compiled.base import Compiled
+from partitioner.api.lowering import lower
 from partitioner.backends.onnx.files.emit import emit_models
 from partitioner.backends.onnx.running.simulator import run_lockstep
-from partitioner.compiled.base import Compiled
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.schedule.task_list import schedule
 from partitioner.frontends.onnx.load import Traced, load_onnx
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Plan, resolve
-from partitioner.lowering import lower
 
 Array = onnx_models.Array
 Draw = Callable[["Graph"], None]

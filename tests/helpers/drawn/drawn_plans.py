@@ -9,8 +9,8 @@ import onnx
 
 from helpers.plans.whole_plans import Decision, hand_plan
 from partitioner import examples
-from partitioner.compiled.base import Compiled
-from partitioner.compiled.onnx_model import OnnxModel
+from partitioner.api.compiled.base import Compiled
+from partitioner.api.compiled.onnx_model import OnnxModel
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.frontends.onnx.load import load_onnx

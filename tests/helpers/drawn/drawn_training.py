@@ -22,7 +22,7 @@ from torch.nn.utils import parametrizations
 from torch.utils import _pytree as pytree
 
 import partitioner
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.ir.errors import PartitionerError
 
 Run = Callable[..., Any]

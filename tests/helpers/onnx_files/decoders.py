@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partitioner.compiled.base import Compiled
+from partitioner.api.compiled.base import Compiled
 from partitioner.ir.plan import PlacedNode, resolve
 
 VOCABULARY = 31

@@ -22,9 +22,9 @@ from onnx.reference import ReferenceEvaluator
 
 from partitioner.backends.onnx.files.nodes import node_proto, tensor_proto
 from partitioner.ir.exchange import Region
-from partitioner.ir.factors import PENDING
 from partitioner.ir.graph import Attr, Constant, Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError, Sharding, even_cut
+from partitioner.ir.loops.factors import PENDING
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.onnx_types import onnx_dtype
 from partitioner.ir.ops import LocalOp, LocalView, OpView, row_of, rule_of

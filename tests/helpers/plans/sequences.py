@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import partitioner
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.ir.rule import Cut
 from partitioner.strategies.constraints import Constraints, Pin
 

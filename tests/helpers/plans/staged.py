@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import partitioner
-from partitioner.compiled.module import ModuleModel, ModuleProgram
+from partitioner.api.compiled.module import ModuleModel, ModuleProgram
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import evaluate

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 
 from helpers.modules import trained
-from partitioner.compiled.module import ModuleModel, ModuleProgram
+from partitioner.api.compiled.module import ModuleModel, ModuleProgram
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.frontends.torch.micro_batches import trace_micro_batch

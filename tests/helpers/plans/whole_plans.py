@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from helpers.onnx_files import onnx_models
+from partitioner.api.lowering import lower
 from partitioner.backends.onnx.files.emit import emit_models
 from partitioner.backends.onnx.running.simulator import run_lockstep
 from partitioner.cost_model.cluster.resolve import resolve_cluster
@@ -19,7 +20,6 @@ from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place, resolve
 from partitioner.ir.program import Programs
 from partitioner.ir.rule import Cut, Rule
 from partitioner.ir.types import TensorType
-from partitioner.lowering import lower
 from partitioner.strategies.derive import Rules, strategies
 
 Where = DeviceMesh | int  #: A group, or one device.

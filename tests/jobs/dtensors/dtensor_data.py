@@ -18,10 +18,10 @@ from torch.distributed.tensor.experimental import implicit_replication
 
 import partitioner
 from jobs.processes.torch_ranks import Job
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.dtensors.dispatch import compared_notes, correct_operators
 from partitioner.backends.torch.dtensors.wholes import by_pytorch
-from partitioner.compiled.module import ModuleProgram
 
 
 class Net(nn.Module):

@@ -17,9 +17,9 @@ from torch.nn import init
 import partitioner
 from jobs.dtensors.dtensor_reads import PLAIN, reads
 from jobs.processes.torch_ranks import Job
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.dtensors.dispatch import correct_operators
-from partitioner.compiled.module import ModuleProgram
 
 
 def _fills(w: Tensor) -> None:

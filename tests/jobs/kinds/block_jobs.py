@@ -7,7 +7,7 @@ import torch
 import partitioner
 from helpers.modules.trained_images import Loss, apart, vgg
 from jobs.processes.torch_ranks import Job, main
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 
 Example = tuple[torch.Tensor, torch.Tensor]
 

@@ -13,7 +13,7 @@ import partitioner
 from helpers.drawn.drawn_training import Case, drawn, loss_of, optimizer, refused, way_of
 from helpers.modules.odd_modules import made
 from jobs.processes.torch_ranks import Job, main
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.frontends.torch.exporting import replaced
 from partitioner.ir.errors import PartitionerError
 

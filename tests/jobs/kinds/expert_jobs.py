@@ -12,7 +12,7 @@ import partitioner
 from helpers.modules.expert_models import Experts, Listed, Loss, SwiGlu, expert_model
 from helpers.modules.torch_models import Model
 from jobs.processes.torch_ranks import Job, main
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.ir.plan import resolve
 
 STEPS, TOKENS = 10, 6

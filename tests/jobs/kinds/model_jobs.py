@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import partitioner
 from helpers.modules.torch_models import Model, build
 from jobs.processes.torch_ranks import Job, main
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 
 STEPS, SEED, DROPOUT = 10, 7, 0.2
 #: Least share of the FLOPs that must be split.

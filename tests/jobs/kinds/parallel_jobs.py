@@ -9,7 +9,7 @@ import torch
 import partitioner
 from helpers.modules.small_gpt import small_gpt
 from jobs.processes.torch_ranks import Job, main
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 
 
 @cache

@@ -12,7 +12,7 @@ from transformers import ResNetConfig, ResNetForImageClassification
 import partitioner
 from helpers.modules.image_nets import Classifier, UNet, Volumes
 from jobs.processes.torch_ranks import Job, main
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 
 STEPS = 10
 

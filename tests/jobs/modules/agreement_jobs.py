@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DistributedSampler
 
 import partitioner
-import partitioner.compiler
+import partitioner.api.compiler
 from jobs.processes.torch_ranks import Job
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.running.held_state import HeldState
@@ -333,7 +333,7 @@ def compiles_together(rank: int) -> None:
     options: dict[str, Any] = {"training": True, "cluster": "ideal", "parallel": "dp"}
     with pytest.MonkeyPatch.context() as patch:
         if rank:
-            patch.setattr(partitioner.compiler, "summarise", pytest.fail)
+            patch.setattr(partitioner.api.compiler, "summarise", pytest.fail)
         compiled = partitioner.compile(Net(), batch(0), **options)
         assert isinstance(compiled, partitioner.ModuleProgram)
         assert len(compiled.cluster) == 2

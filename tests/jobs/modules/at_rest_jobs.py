@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import partitioner
 from jobs.processes.torch_ranks import Job, main
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 
 
 class Small(nn.Module):

@@ -8,7 +8,7 @@ from torch import nn
 
 import partitioner
 from helpers.modules.trained import Branching
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 
 STEPS = 10
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import partitioner
 from helpers.onnx_files.decoders import Keeping
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 
 WIDTH, LENGTH = 8, 4096
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import partitioner
 from helpers.plans.staged import staged_plan
-from partitioner.compiled.module import ModuleModel, ModuleProgram
+from partitioner.api.compiled.module import ModuleModel, ModuleProgram
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.frontends.torch.micro_batches import trace_micro_batch

@@ -2,8 +2,8 @@
 
 import sys
 
+from partitioner.api.profiling import gloo
 from partitioner.cli.main import main
-from partitioner.profiling import gloo
 
 gloo.SIZES = (1024, 2**18)
 gloo._TURNS = 3

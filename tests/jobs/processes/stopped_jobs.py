@@ -13,9 +13,9 @@ from torch import nn
 
 import partitioner
 from jobs.processes.torch_ranks import Job, main
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends import waiting
 from partitioner.backends.torch.agreeing import whereabouts
-from partitioner.compiled.module import ModuleProgram
 
 #: Calls of the module before a rank is stopped.
 STEPS = 2

@@ -28,8 +28,8 @@ import torch.distributed as dist
 #: time: it is imported once, before they are forked.
 LATE = (
     "partitioner.backends.torch.running.rank_module",
-    "partitioner.compiled.ranks",
-    "partitioner.compiled.variants",
+    "partitioner.api.compiled.ranks",
+    "partitioner.api.compiled.variants",
     "torch.distributed.checkpoint._fsspec_filesystem",
     "torch.profiler",
     "highspy",
@@ -101,7 +101,7 @@ def _problem(job: Job, folder: Path) -> str:
         torch._C._ensureCUDADeviceGuardSet = lambda: None  # type: ignore[attr-defined]
     for prepare in job.prepare:
         prepare()
-    if "partitioner.compiled.module" in sys.modules:
+    if "partitioner.api.compiled.module" in sys.modules:
         for name in LATE:
             importlib.import_module(name)
     gc.freeze()  # the ranks neither go through what was there before them nor copy its pages

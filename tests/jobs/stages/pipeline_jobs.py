@@ -32,9 +32,9 @@ from helpers.modules.staged_models import (
 from helpers.plans.staged import Stages, accumulated, loss_apart, staged, tensors
 from jobs.modules import checkpoints
 from jobs.processes.torch_ranks import Job, main
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.torch.running.rank_module import RankModule
-from partitioner.compiled.module import ModuleProgram
 
 STEPS = 10
 SOON_S = 10

@@ -22,9 +22,9 @@ from helpers.modules.pipeline_models import MODELS, batch_of
 from helpers.modules.trained import Gpt
 from helpers.plans.staged import on_trace, staged_plan, traced
 from jobs.processes.torch_ranks import Job, main
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.torch.running import rank_passes
 from partitioner.backends.torch.running.step_values import StepValues
-from partitioner.compiled.module import ModuleProgram
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.pipeline import textbook_lanes
 

@@ -8,7 +8,7 @@ import pytest
 import partitioner
 from helpers.pages import schema_check
 from partitioner import examples
-from partitioner.compiled.base import Compiled
+from partitioner.api.compiled.base import Compiled
 from partitioner.report.page.data import report_data, result_bottleneck, space_rows
 from partitioner.report.page.schema import Report
 

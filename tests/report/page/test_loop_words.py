@@ -8,7 +8,7 @@ from torch import nn
 
 import partitioner
 from partitioner import examples
-from partitioner.compiled.base import Compiled
+from partitioner.api.compiled.base import Compiled
 from partitioner.report.page.loop_words import LoopWords, Words
 
 HEADS, COLUMNS, POSITIONS = ("heads",), ("columns",), ("positions",)

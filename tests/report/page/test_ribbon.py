@@ -9,7 +9,7 @@ import pytest
 import partitioner
 from helpers.modules import small_gpt
 from partitioner import examples
-from partitioner.compiled.base import Compiled
+from partitioner.api.compiled.base import Compiled
 from partitioner.report.lanes import lanes
 from partitioner.report.page.ribbon import pattern, ribbon
 from partitioner.report.page.schema import BoxRow, Ribbon

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from helpers.pages import browser as headless
-from partitioner import units
+from partitioner.foundations import units
 
 FORMS = ("seconds", "size", "flops", "share")
 NUMBERS = [

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.drawn import drawn_plans
 from helpers.pages.dot_grammar import read
-from partitioner.compiled.base import Compiled
+from partitioner.api.compiled.base import Compiled
 from partitioner.report.pictures.dot import dot
 from partitioner.report.pictures.palette import COMM
 from partitioner.report.pictures.text import shown

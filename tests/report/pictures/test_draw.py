@@ -12,9 +12,9 @@ from onnx import helper
 
 from helpers.drawn import drawn_plans
 from partitioner import examples
-from partitioner.compiled.base import Compiled
+from partitioner.api.compiled.base import Compiled
 from partitioner.cost_model.schedule.simulate import simulate
-from partitioner.files import FileError
+from partitioner.foundations.files import FileError
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.blocks import blocks
 from partitioner.report.edges import Terminal, edges, placed_nodes

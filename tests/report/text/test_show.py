@@ -8,8 +8,8 @@ import pytest
 
 import partitioner
 from partitioner import examples
-from partitioner.compiled.base import Compiled
-from partitioner.ir.factors import dim_text, parse_dim
+from partitioner.api.compiled.base import Compiled
+from partitioner.ir.loops.factors import dim_text, parse_dim
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.ir.program import CommKind

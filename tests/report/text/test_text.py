@@ -8,7 +8,8 @@ import onnx
 import pytest
 
 from helpers.pages import schema_check
-from partitioner import examples, sweeping
+from partitioner import examples
+from partitioner.api import sweeping
 from partitioner.cli.main import main
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.report.page.schema import Diff, Point, Sweep

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from partitioner.ir.repeats import Stretch
+from partitioner.ir.pieces.repeats import Stretch
 from partitioner.rewrites.passes.regions import Life, regions
 
 

@@ -24,7 +24,7 @@ from partitioner.frontends.torch.patterns.decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch.tracing.capture import capture, export_module
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.offers import alternatives, originals
+from partitioner.ir.nodes.offers import alternatives, originals
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import Plan
 from partitioner.problem.build import Built, build

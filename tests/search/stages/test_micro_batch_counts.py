@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import partitioner
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.search.outcome import NoCheaper
 from partitioner.search.request import Budget, Request

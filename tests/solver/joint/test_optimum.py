@@ -17,7 +17,7 @@ from partitioner.solver import (
     evaluate_choices,
     solve,
 )
-from partitioner.solver.presolve import keep_choices
+from partitioner.solver.presolve.simplify import keep_choices
 from partitioner.solver.work import Work
 
 TOLERANCE = 1e-4

@@ -17,7 +17,7 @@ from partitioner.solver.joint.programs import round_relaxation, run_milp
 from partitioner.solver.joint.search import Search
 from partitioner.solver.milp.engines import HIGHS, node_steps_of
 from partitioner.solver.milp.formulation import formulate
-from partitioner.solver.presolve import presolve
+from partitioner.solver.presolve.simplify import presolve
 from partitioner.solver.work import Work
 
 

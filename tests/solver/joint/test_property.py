@@ -20,7 +20,7 @@ from partitioner.solver import (
 )
 from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem
-from partitioner.solver.presolve import Reduced
+from partitioner.solver.presolve.simplify import Reduced
 
 KINDS: tuple[Callable[[int], Problem], ...] = (
     lambda seed: spmd(seed, 4, 3, forbid=0.2),

@@ -11,7 +11,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import GraphProto, ModelProto, TensorProto, version_converter
 
-from partitioner.files import read_file
+from partitioner.foundations.files import read_file
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.reading.checks import (
     OLDEST_OPSET,

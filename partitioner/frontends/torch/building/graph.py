@@ -34,7 +34,7 @@ from partitioner.frontends.torch.options import OPTIMIZERS
 from partitioner.frontends.torch.tracing.capture import Captured, Role, Slot
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Attr, Constant, Graph, Node, needed
-from partitioner.ir.loads import Loads, with_loads
+from partitioner.ir.nodes.loads import Loads, with_loads
 from partitioner.ir.ops.aten.state import ALIAS, KEEP, REST, STATE, UPDATE
 from partitioner.ir.types import TensorType
 from partitioner.rewrites.keys import keys_in_parts
@@ -85,7 +85,7 @@ class ModuleGraph:
 
     @cached_property
     def offered(self) -> Graph:
-        """The graph that offers to compute again what the backward pass reads (see `ir.offers`)."""
+        """The graph that offers to compute again what the backward pass reads."""
         return self.graph if self.offer is None else self.offer()
 
     @property

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from partitioner.ir.repeats import Floats, numbered, repetitions
+from partitioner.ir.pieces.repeats import Floats, numbered, repetitions
 
 #: Layers that are traced: the first, the last and two in the middle may be unlike one another, and
 #: each of two more is compared with the one before.

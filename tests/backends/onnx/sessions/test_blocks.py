@@ -6,6 +6,7 @@ import pytest
 from onnx import helper
 
 from helpers.onnx_files.onnx_models import model
+from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.files.emit import emit_models
 from partitioner.backends.onnx.files.steps import RankModel, Segment
@@ -16,10 +17,9 @@ from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.evaluate import one_device
 from partitioner.cost_model.schedule.task_list import LOAD_BYTES_PER_S
 from partitioner.frontends.onnx.load import load_onnx
-from partitioner.ir.blocks import Blocks, Stretch
 from partitioner.ir.graph import Graph
+from partitioner.ir.pieces.blocks import Blocks, Stretch
 from partitioner.rewrites.block_graph import block_graph
-from partitioner.verify.first_difference import uncut_programs
 
 WIDE = 128
 

@@ -16,6 +16,8 @@ from onnx import NodeProto, helper
 
 from helpers.onnx_files.onnx_models import model
 from helpers.plans import rank_programs as hand
+from partitioner.api.profiling.programs import in_phases
+from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.onnx.files.emit import emit, emit_models
 from partitioner.backends.onnx.files.load import load_rank
 from partitioner.backends.onnx.files.steps import RankModel, Segment
@@ -28,8 +30,6 @@ from partitioner.backends.onnx.sessions.segments import SessionConfig
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import Comm, CommKind, Compute, Output, Part, Programs
-from partitioner.profiling.programs import in_phases
-from partitioner.verify.first_difference import uncut_programs
 
 RNG = np.random.default_rng(0)
 

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.onnx.files.emit import emit_models
 from partitioner.backends.onnx.running.executor import Executor
 from partitioner.backends.onnx.running.simulator import Simulator
@@ -20,7 +21,6 @@ from partitioner.backends.onnx.sessions.segments import SessionConfig
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.program import Compute, Programs
 from partitioner.ir.types import TensorType
-from partitioner.verify.first_difference import uncut_programs
 
 SHAPE = (1, 16, 8, 8)
 IMAGE = TensorType.of("float32", SHAPE)

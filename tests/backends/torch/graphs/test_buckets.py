@@ -10,12 +10,12 @@ from torch import fx, nn
 
 import partitioner
 from helpers.op_rows.placements import placement
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.tensors import torch_dtype
 from partitioner.backends.torch.graphs.buckets import bucket
 from partitioner.backends.torch.graphs.comms import COLLECTIVES, Arrival, RankComm, wait_for_unread
 from partitioner.backends.torch.graphs.notes import COMM
 from partitioner.backends.torch.running.all_ranks import run_lockstep
-from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.cost_model.schedule import buckets

@@ -9,13 +9,13 @@ from torch import fx
 
 import partitioner
 from helpers.modules.small_gpt import small_gpt
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.graphs.buckets import bucket
 from partitioner.backends.torch.graphs.calls import add_argument
 from partitioner.backends.torch.graphs.eager import eager, gathered
 from partitioner.backends.torch.graphs.notes import COMM
 from partitioner.backends.torch.running.all_ranks import run_lockstep
-from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model.schedule import buckets
 from partitioner.cost_model.schedule.buckets import Member, may_join, together
 from partitioner.ir.program import Comm, CommKind

@@ -27,10 +27,10 @@ from helpers.plans.staged import (
     tensors,
     traced_and_cut,
 )
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.graphs.micro_batches import MicroBatches
 from partitioner.backends.torch.graphs.totals import add, add_product
-from partitioner.compiled.module import ModuleProgram
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph

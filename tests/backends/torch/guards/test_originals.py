@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import partitioner
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.running.rank_module import RankModule
-from partitioner.compiled.module import ModuleProgram
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 

@@ -12,14 +12,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from partitioner.backends.prepared import Prepared
-from partitioner.backends.torch.measuring.clocks import HostClock
-from partitioner.backends.torch.measuring.timing import prepared
-from partitioner.frontends.inputs import random_inputs
-from partitioner.frontends.model import open_model
-from partitioner.profiling.device import Device
-from partitioner.profiling.profile import on_one_device
-from partitioner.profiling.rank import (
+from partitioner.api.profiling.device import Device
+from partitioner.api.profiling.profile import on_one_device
+from partitioner.api.profiling.rank import (
     _LONG_RUN_S,
     _MOST_COPIES,
     _RUN_S,
@@ -27,7 +22,12 @@ from partitioner.profiling.rank import (
     _in_order,
     _long_enough,
 )
-from partitioner.profiling.work import Item
+from partitioner.api.profiling.work import Item
+from partitioner.backends.prepared import Prepared
+from partitioner.backends.torch.measuring.clocks import HostClock
+from partitioner.backends.torch.measuring.timing import prepared
+from partitioner.frontends.inputs import random_inputs
+from partitioner.frontends.model import open_model
 
 
 class Calls(TorchDispatchMode):

@@ -17,7 +17,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 import partitioner
 from helpers.onnx_files import onnx_models as om
 from helpers.onnx_files.rank_files import assert_rank_files_run
-from partitioner.compiled.onnx_model import OnnxRanks
+from partitioner.api.compiled.onnx_model import OnnxRanks
 from partitioner.frontends.onnx.load import load_onnx
 
 #: ONNX's names of element types where they are not those of `DataType` in small letters.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import partitioner
-from partitioner.compiled.module import ModuleProgram
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.frontends.errors import FrontendError
 
 Assign = Callable[[nn.Module, Tensor], None]

@@ -7,7 +7,7 @@ import torch
 
 from helpers.op_rows.aten_rows import aten
 from helpers.op_rows.rows import Case, Draw, check_row, f32, flags, ints, make_trial
-from partitioner.ir.factors import PENDING
+from partitioner.ir.loops.factors import PENDING
 from partitioner.ir.ops import rule_of
 from partitioner.ir.rule import Rule
 

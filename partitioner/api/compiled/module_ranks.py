@@ -1,0 +1,329 @@
+"""The ranks of a compiled PyTorch module: emitted or read, run, verified and written."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import torch
+
+from partitioner.api.compiled.base import Ranks, origin
+from partitioner.api.compiled.rank_files import ModuleFiles
+from partitioner.api.lowering import lower
+from partitioner.api.verify.compare import Verification, check_memory
+from partitioner.api.verify.module import check_contents, random_arguments, verify_module
+from partitioner.backends.errors import BackendError
+from partitioner.backends.launch import LocalRun
+from partitioner.backends.observed import RankLog
+from partitioner.backends.optimization import Optimization
+from partitioner.backends.tensors import from_numpy, to_numpy
+from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH
+from partitioner.backends.torch.graphs.phases import Rest, emit_phases
+from partitioner.backends.torch.running.all_ranks import AllRanks, Step
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.schedule.task_list import schedule
+from partitioner.foundations.no_gc import only_new_objects_collected
+from partitioner.frontends.torch.trace import TracedModule
+from partitioner.ir.errors import OptionError
+from partitioner.ir.phases import have_equal_fixed_nodes
+from partitioner.ir.plan import Plan, resolve
+from partitioner.ir.program import Programs
+
+if TYPE_CHECKING:
+    from partitioner.backends.torch.local import StepFiles
+    from partitioner.backends.torch.measuring.recording import Update
+
+
+def rest_of(module: TracedModule, plan: Plan) -> Rest | None:
+    """The last micro-batch of a plan's step on the ranks, if it is smaller than the others.
+
+    Raises:
+        ResultError: The plan does not fit it.
+    """
+    from partitioner.api.compiled.variants import taken_over
+
+    if module.rest is None:
+        return None
+    rest = module.rest.of(plan.nodes)
+    moved = taken_over(plan, module.graph, rest.graph)
+    cluster = Cluster.from_data(plan.cluster)
+    results = frozenset(filter(None, rest.traced.results))
+    tasks = schedule(
+        rest.graph,
+        resolve(rest.graph, moved),
+        cluster,
+        everywhere=results,
+        pipeline=moved.pipeline,
+    )
+    return Rest(
+        lower(rest.graph, tasks, len(cluster), deliver_all=True),
+        rest.graph,
+        not have_equal_fixed_nodes(module.graph, rest.graph),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleRanks(Ranks):
+    """The ranks of a module: a graph each for every phase.
+
+    Attributes:
+        module: The module and its trace.
+        programs: The programs of the ranks.
+        plan: The plan of the programs; None if the ranks were read from files.
+        read_from: Folder of the files that were read; None if the ranks were emitted.
+        rest: The last micro-batch of a step, if it is smaller.
+    """
+
+    module: TracedModule
+    programs: Programs
+    plan: Plan | None = None
+    read_from: Path | None = None
+    rest: Rest | None = None
+    _made: dict[tuple[int, ...], AllRanks] = field(default_factory=dict, repr=False)
+
+    @property
+    def all_ranks(self) -> AllRanks:
+        """The ranks' graphs, which run in this process.
+
+        They hold constant weights as they are: made again where one was written to.
+        """
+        versions = self.module.constant_versions()
+        if versions not in self._made:
+            self._made.clear()
+            self._made[versions] = self._all_ranks()
+        return self._made[versions]
+
+    def _all_ranks(self) -> AllRanks:
+        traced, signature = self.module.traced, self.module.signature
+        written = {value: traced.stored[name] for name, value in traced.written.items()}
+        emitted = AllRanks(
+            self.programs,
+            self.module.graph,
+            self.module.micro or WHOLE_BATCH,
+            signature.tangent,
+            signature.seed,
+            written,
+            rest=self.rest,
+        )
+        return emitted if self.read_from is None else emitted.with_files(self.read_from)
+
+    def step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Step:
+        """The step of one call of the module on all ranks, in training with its backward pass.
+
+        Raises:
+            BackendError: The arguments are not like the example inputs, or a rank's module has
+                trained copies of the weights.
+        """
+        from partitioner.backends.torch.guards.originals import check_weights
+
+        check_weights(self.module.module, "the program")
+        inputs = self.module.signature.feed(args, kwargs, seed)
+        return self.all_ranks.step(inputs, self.module.stored_values())
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """See `Ranks.run`; inputs and outputs have the names of the graph's values."""
+        results = self.step(*self._call(inputs), seed=0).results
+        types = self.programs.outputs
+        return {name: to_numpy(value, types[name].dtype) for name, value in results.items()}
+
+    def _call(self, inputs: Mapping[str, np.ndarray]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the module from arrays by the names of the graph's inputs.
+
+        Raises:
+            BackendError: One is missing or unknown.
+        """
+        signature = self.module.signature
+        tensors = {
+            name: from_numpy(array, signature.types[name].dtype)
+            for name, array in inputs.items()
+            if name in signature.types
+        }
+        names = {name for name in signature.inputs if name}
+        if tensors.keys() != names or len(tensors) < len(inputs):
+            raise BackendError(
+                f"inputs are {', '.join(sorted(inputs)) or 'none'}; the module's are "
+                f"{', '.join(sorted(names)) or 'none'}"
+            )
+        return signature.call(tensors)
+
+    def verify(self, seed: int, inputs: Mapping[str, np.ndarray] | None = None) -> Verification:
+        """See `Ranks.verify`; inputs have the names of the graph's values."""
+        check_contents(self.module)
+        check_memory(self.module.graph)
+        given = None if inputs is None else self._call(inputs)
+        return verify_module(self.module, self.all_ranks, seed, given)
+
+    def at(self, optimization: Optimization) -> NoReturn:
+        """See `Ranks.at`."""
+        raise OptionError(
+            f"optimization is {optimization!r}: that is of ONNX Runtime, the plan is of a module"
+        )
+
+    def close(self) -> None:
+        """See `Ranks.close`."""
+        self._made.clear()
+
+    def write(self, folder: Path) -> None:
+        """See `Ranks.write`; ranks are made one at a time, as each has its part of the weights."""
+        from partitioner.backends.torch.files.rank_files import write_phases
+        from partitioner.backends.torch.guards.originals import check_weights
+
+        assert self.plan is not None
+        if not self.module.options.training:  # else no weights are written
+            check_weights(self.module.module, "save()")
+        graph, cpu = self.module.graph, torch.device("cpu")
+        mark = origin(self.plan, graph)
+        with only_new_objects_collected():
+            for rank in range(len(self.programs.ranks)):
+                phases = emit_phases(self.programs, rank, graph, cpu)
+                write_phases(folder, self.programs, phases, mark)
+                del phases
+                if self.rest is not None:
+                    last = emit_phases(self.rest.programs, rank, self.rest.graph, cpu)
+                    write_phases(folder, self.rest.programs, last, mark, last=True)
+                    del last
+                gc.collect()  # graphs refer to themselves
+
+    def run_seconds(self, folder: Path, count: int) -> float:
+        """See `Ranks.run_seconds`; a step is a forward and a backward pass and the optimizer's."""
+        return self.run_written(folder, None, count).seconds
+
+    def run_written(
+        self,
+        folder: Path,
+        inputs: Mapping[str, np.ndarray] | None,
+        requests: int = 1,
+        *,
+        seed: int = 0,
+        recorded: int = 0,
+        device: str = "cpu",
+    ) -> LocalRun:
+        """Run the files that `write` left in a folder, one process of this machine a rank.
+
+        Args:
+            folder: The folder.
+            inputs: Whole arguments of the module by name; None draws valid random ones.
+            requests: Number of requests or, in training, of steps; one more goes before them.
+            seed: Seed of the drawn inputs and of dropout.
+            recorded: Steps that are recorded before; 0 for none.
+            device: Type of the device that each rank runs on, "cpu" or "cuda".
+
+        Returns:
+            The module's results in the last step, and what was measured.
+
+        Raises:
+            BackendError: An input is wrong, steps are to be recorded whose last micro-batch is
+                smaller, or a rank failed.
+            VerificationError: The module's weights or example inputs are fake.
+        """
+        from partitioner.backends.torch.local import run_module_files, run_steps
+
+        if recorded:
+            self.check_even()
+        check_contents(self.module)
+        if requests < 1:
+            raise BackendError(f"requests is {requests}; it must be at least 1")
+        if inputs is None:
+            args, kwargs = random_arguments(self.module, seed)
+        else:
+            args, kwargs = self._call(inputs)
+        fed = self.module.signature.feed(args, kwargs, seed)
+        if not ModuleFiles(folder).needs_model:
+            types = self.module.graph.types
+            arrays = {name: to_numpy(tensor, types[name].dtype) for name, tensor in fed.items()}
+            return run_module_files(folder, arrays, requests, steps=recorded, device=device)
+        files = replace(self.step_files(folder, fed), device=device)
+        run = run_steps(files, requests, recorded=recorded)
+        results = self.all_ranks.micro.whole(run.results)
+        types = self.programs.outputs
+        arrays = {name: to_numpy(value, types[name].dtype) for name, value in results.items()}
+        return LocalRun(arrays, run.seconds, run.logs)
+
+    def record(
+        self, folder: Path, inputs: Mapping[str, torch.Tensor], steps: int, device: str
+    ) -> tuple[RankLog, ...]:
+        """Record steps of the ranks from their files, in training with the optimizer's.
+
+        Args:
+            device: Type of the device that each rank runs on, "cpu" or "cuda".
+
+        Raises:
+            BackendError: A rank failed.
+        """
+        from partitioner.backends.torch.local import run_steps
+
+        files = replace(self.step_files(folder, inputs), device=device)
+        return run_steps(files, 0, recorded=steps).logs
+
+    def step_files(self, folder: Path, inputs: Mapping[str, torch.Tensor]) -> StepFiles:
+        """The files in a folder with what they need for a step with these whole inputs."""
+        from partitioner.backends.torch.agreeing.groups import group_ranks
+        from partitioner.backends.torch.local import StepFiles
+        from partitioner.backends.torch.measuring.recorder import described
+        from partitioner.backends.torch.running.phase_steps import links_of
+
+        options, all_ranks = self.module.options, self.all_ranks
+        stored = self.module.stored_values()
+        shown = set(filter(None, self.module.signature.results))
+        outputs = self.programs.ranks[0].outputs
+        programs = [self.programs, *([] if self.rest is None else [self.rest.programs])]
+        return StepFiles(
+            folder,
+            all_ranks.start(inputs, stored),
+            {output.whole: output.value for output in outputs if output.whole in shown},
+            [described(of, all_ranks.runs(of.rank)) for of in all_ranks.ranks],
+            [described(of, (), last=True) for of in all_ranks.last_ranks],
+            sorted({link for one in programs for link in links_of(one)}),
+            sorted({ranks for one in programs for ranks in group_ranks(one)}),
+            *((options.optimizer, self.updates) if options.training else ()),
+        )
+
+    def check_even(self) -> None:
+        """Refuse a last micro-batch that is smaller, of which no record is made.
+
+        A record compares each task with its prediction, that of a whole micro-batch.
+
+        Raises:
+            BackendError: There is one.
+        """
+        if self.rest is not None:
+            raise BackendError(
+                "steps whose last micro-batch is smaller are not recorded, as tasks are compared "
+                "with those of whole ones: give micro_batches that divide the batch"
+            )
+
+    @property
+    def updates(self) -> list[list[Update]]:
+        """The parameters that each rank's optimizer writes to; none for inference."""
+        return [self._updates(rank) for rank in range(len(self.programs.ranks))]
+
+    @cached_property
+    def _stores_parts(self) -> bool:
+        """Tell whether some rank has only a part of a trained parameter: all are DTensors then."""
+        homes, traced = self.programs.homes, self.module.traced
+        return any(homes[traced.stored[n]].placement.sharding.axes for n in traced.gradients)
+
+    def _updates(self, rank: int) -> list[Update]:
+        from partitioner.backends.torch.measuring.recording import Update
+        from partitioner.backends.torch.state.shards import region_within
+
+        traced, is_cut = self.module.traced, self._stores_parts
+        homes, graph = self.programs.homes, self.module.graph
+        results = {output.whole: output.value for output in self.programs.ranks[rank].outputs}
+        updates = []
+        for name, gradient in traced.gradients.items():
+            home = homes[traced.stored[name]]
+            if rank in home.placement.mesh.devices:
+                steps = (n for n in graph.consumers[gradient] if "optimizer" in n.attrs)
+                node = next(steps, graph.producers[gradient]).name
+                whole = homes[gradient].placement
+                part = None
+                if whole.sharding != home.placement.sharding:
+                    part = region_within(home.placement, whole, rank)
+                updates.append(Update(node, home.name, results[gradient], is_cut, part))
+        return updates

@@ -1,0 +1,386 @@
+"""Reading of saved compilations: the model is opened and traced again, the plan is read."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from partitioner.api.compiled.base import Compiled
+from partitioner.api.compiled.folder import (
+    ModuleRequest,
+    OnnxRequest,
+    load_plan,
+    load_request,
+    load_summary,
+)
+from partitioner.api.compiled.graph_file import FILE as GRAPH_FILE
+from partitioner.api.compiled.onnx_model import OnnxModel
+from partitioner.api.compiled.stored import StoredModel
+from partitioner.backends.torch.tried import naming_untried
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.evaluate import Evaluation, evaluate
+from partitioner.foundations.files import ResultError, read_text
+from partitioner.frontends.onnx.load import load_onnx
+from partitioner.frontends.torch.options import ModuleOptions
+from partitioner.frontends.torch.source import Example, ModuleSource
+from partitioner.ir.errors import OptionError, PartitionerError, hints_keywords
+from partitioner.ir.graph import Graph
+from partitioner.ir.plan import Certificate, Plan
+from partitioner.report.measured import FILE, Measured
+from partitioner.rewrites.block_graph import block_graph
+from partitioner.rewrites.stretch_layout import BlockError
+from partitioner.search.limits import MOST_EXPLICIT
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from partitioner.api.compiled.module import ModuleModel, ModuleProgram
+
+#: Largest relative difference of a plan's recomputed cost from the stored one: rounding.
+COST_TOLERANCE = 1e-9
+
+
+#: Errors of calculations with values that no model has.
+_NO_SENSE = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError),
+    *(TypeError, ValueError),
+)
+#: How a module is named: ``package.module:function``.
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+@overload
+def load(
+    directory: str | Path,
+    module: nn.Module | str,
+    example_inputs: Any = None,
+    *,
+    model: str | Path | None = None,
+) -> ModuleProgram: ...
+
+
+@overload
+def load(
+    directory: str | Path,
+    module: None = None,
+    example_inputs: None = None,
+    *,
+    model: str | Path | None = None,
+) -> Compiled: ...
+
+
+@naming_untried()
+@hints_keywords
+def load(
+    directory: str | Path,
+    module: nn.Module | str | None = None,
+    example_inputs: Any = None,
+    *,
+    model: str | Path | None = None,
+) -> Compiled | ModuleProgram:
+    """Load a saved compilation; its plan may have been edited.
+
+    The rank files are not read: the result emits its ranks anew, with the weights that the model
+    has now. ``partition run`` and ``partition verify`` use the files, and refuse those that are not
+    of the plan (and, for verify, of the model's weights).
+
+    A PyTorch module is traced again. It comes from its ``.pt2`` file, or from `module`: the folder
+    says which factory it came from, but nothing that a folder names is imported.
+
+    Args:
+        directory: The folder that `save` or ``partition MODEL`` wrote.
+        module: The PyTorch module that was compiled, or ``package.module:factory``, the model's own
+            code, which is run.
+        example_inputs: As of `partitioner.compile`; given together with a module.
+        model: The model's file (.onnx, .pt2), if it does not lie where it was.
+
+    Returns:
+        The compilation. Its plan has no certificate if the stored one is of another plan, and
+        `warnings` says so.
+
+    Raises:
+        ResultError: The folder is no saved compilation, its module is not given, its model is gone,
+            or the model's structure, types or small constants have changed.
+        FrontendError: The model cannot be read.
+        PlanError: The plan was edited and no longer fits the model.
+        CostError: Its cluster is malformed, or lacks a device that the plan uses.
+    """
+    folder = Path(directory)
+    request = load_request(folder)
+    if isinstance(request, ModuleRequest):
+        from partitioner.api.compiled.module import ModuleProgram
+
+        traced = _load_module(folder, request, module, example_inputs, model)
+        return ModuleProgram.of(traced, **_stored_plan(folder, traced.graph))
+    if module is not None:
+        raise ResultError(f"{folder} is of an ONNX model, which it finds itself: give no module")
+    onnx_model = _load_onnx(folder, request, model)
+    return Compiled.of(onnx_model, **_stored_plan(folder, onnx_model.graph))
+
+
+def load_named(
+    folder: Path, module: str | None = None, model: Path | None = None
+) -> Compiled | ModuleProgram:
+    """`load` with the module or file that a command names, if it names one."""
+    return load(folder, model=model) if module is None else load(folder, module, model=model)
+
+
+def look(directory: str | Path) -> Compiled:
+    """Read a saved compilation to look at its plan; neither model nor module is opened.
+
+    Raises:
+        ResultError: The folder is no saved compilation, or was saved by an earlier version and is
+            of a module.
+        PlanError: The plan was edited and no longer fits its graph.
+        CostError: Its cluster is malformed, or lacks a device that the plan uses.
+    """
+    folder = Path(directory)
+    request = load_request(folder)
+    if _is_of_earlier_version(folder):
+        return _look_at_model(folder, request)
+    model = StoredModel.of(folder, request)
+    with _foreign_data(folder):
+        return Compiled.of(model, **_stored_plan(folder, model.graph))
+
+
+def draw_inputs(folder: Path, seed: int) -> Mapping[str, np.ndarray]:
+    """Valid random inputs of a saved compilation's model, by name.
+
+    Raises:
+        ResultError: The folder is malformed, or of an earlier version and its model, which tells
+            the valid inputs, is gone or has changed.
+        FrontendError: The model cannot be read.
+    """
+    request = load_request(folder)
+    if _is_of_earlier_version(folder):
+        return _look_at_model(folder, request).model.random_inputs(seed)
+    model = StoredModel.of(folder, request)
+    with _foreign_data(folder):
+        return model.random_inputs(seed)
+
+
+def _is_of_earlier_version(folder: Path) -> bool:
+    return not os.path.lexists(folder / GRAPH_FILE)
+
+
+def _look_at_model(folder: Path, request: OnnxRequest | ModuleRequest) -> Compiled:
+    """Read a compilation that was saved without its graph; its model is data."""
+    if isinstance(request, ModuleRequest) and request.file is None:
+        raise ResultError(
+            f"{folder} was saved by an earlier version, without {GRAPH_FILE}: partition it again, "
+            "or load it with its module (partitioner.load(..., module=...)) and save it"
+        )
+    return load(folder)
+
+
+@contextmanager
+def _foreign_data(folder: Path) -> Iterator[None]:
+    """Refuse, in one line, files of whose values a calculation cannot make sense."""
+    try:
+        yield
+    except PartitionerError:
+        raise
+    except _NO_SENSE as error:
+        raise ResultError(
+            f"{folder}: {GRAPH_FILE} is of no model: {type(error).__name__} {error}"
+        ) from error
+
+
+def _load_onnx(folder: Path, request: OnnxRequest, named: str | Path | None = None) -> OnnxModel:
+    model = request.model
+    if named is not None:
+        model = Path(named)
+        model = model.parent.resolve() / model.name
+        if not model.is_file():
+            raise ResultError(f"{named}: no such file")
+    elif not model.is_file():
+        raise ResultError(_gone(folder, model))
+    traced = load_onnx(model, request.dims, request.shapes, plan_only=True)
+    onnx_model = OnnxModel(traced, model, None, request.dims, request.shapes)
+    onnx_model = onnx_model.of_form(request.graph_digest)
+    plan = load_plan(folder)
+    have = "or the blocks of its plan have" if plan.blocks else "has"
+    changed = f"{folder}: its model {model} {have} changed since; partition it again"
+    try:
+        if plan.pipeline is not None:
+            onnx_model = onnx_model.in_micro_batches(plan.pipeline.micro_batches)
+        onnx_model = onnx_model.in_blocks(plan.blocks)
+    except BlockError as error:
+        raise ResultError(f"{changed} ({error})") from None
+    except OptionError:  # another batch, or other nodes
+        raise ResultError(changed) from None
+    if onnx_model.graph.digest != request.graph_digest:
+        raise ResultError(changed)
+    return onnx_model
+
+
+def _load_module(
+    folder: Path,
+    request: ModuleRequest,
+    module: nn.Module | str | None = None,
+    example_inputs: Any = None,
+    named: str | Path | None = None,
+) -> ModuleModel:
+    from partitioner.api.compiled.module import ModuleModel
+    from partitioner.frontends.torch.micro_batches import trace_micro_batch
+    from partitioner.frontends.torch.trace import trace_module
+
+    if example_inputs is not None and (module is None or isinstance(module, str)):
+        raise OptionError("example_inputs are of a module: give both or neither")
+    source = _source(folder, request, module, named)
+    if module is None or isinstance(module, str):
+        opened, example = source.open()
+    else:
+        opened, example = module, Example.of(example_inputs)
+    plan = load_plan(folder)
+    options = ModuleOptions(request.training, request.optimizer, request.at_rest, request.loads)
+    traced = (
+        trace_module(opened, example, options)
+        if plan.pipeline is None
+        else trace_micro_batch(opened, example, options, plan.pipeline.micro_batches)
+    )
+    why = ""
+    if plan.blocks:
+        try:
+            traced = traced.on(block_graph(traced.traced.uncut, plan.blocks))
+        except OptionError as error:  # the module has other nodes, or the plan other blocks
+            why = f" ({error})"
+    elif traced.graph.digest != request.graph_digest:
+        traced = traced.of(plan.nodes)
+    if traced.graph.digest != request.graph_digest:
+        model = source.file or source.factory or "the module that is given"
+        if module is not None and traced.signature.traced != request.call:
+            raise ResultError(
+                f"{folder}: the example inputs of {model} are {traced.signature.traced}; the plan "
+                f"is for {request.call}"
+            )
+        raise ResultError(
+            f"{folder}: {model} is traced to another graph than before: it has changed, "
+            + ("or the blocks of its plan, " if plan.blocks else "")
+            + f"or the version of PyTorch; partition it again{why}"
+        )
+    return ModuleModel(traced, source)
+
+
+def _source(
+    folder: Path,
+    request: ModuleRequest,
+    module: nn.Module | str | None,
+    named: str | Path | None,
+) -> ModuleSource:
+    """The source of a saved compilation's module; nothing for one that is given itself.
+
+    Raises:
+        ResultError: The module has to be named, or its file is gone.
+        OptionError: What is named is no module.
+    """
+    if named is not None and module is not None:
+        raise OptionError("model and module are given: give one of them")
+    if named is None and module is None:
+        if request.file is None:
+            raise ResultError(_not_named(folder, request.factory))
+        source = ModuleSource(request.file)
+    elif module is not None and not isinstance(module, str):
+        return ModuleSource()
+    else:
+        given = ModuleSource.of(named if module is None else module)
+        if given is None or (given.file is None) != (module is not None):
+            what = "model" if module is None else "module"
+            kind = "a .pt2 file" if module is None else "package.module:factory"
+            raise OptionError(f"{what} is {str(named or module)!r}; give {kind}")
+        source = given
+    if source.file is not None and not source.file.is_file():
+        raise ResultError(f"{named}: no such file" if named else _gone(folder, source.file))
+    return source
+
+
+def _not_named(folder: Path, factory: str) -> str:
+    where = shlex.quote(str(folder))
+    if _FACTORY.fullmatch(factory) is None:
+        return (
+            f"{folder}: its module was given in Python, give it again: "
+            f"partitioner.load({str(folder)!r}, module=..., example_inputs=...), or partition "
+            f"verify {where} --module package.module:factory; show, explain and report need none"
+        )
+    return (
+        f"{folder}: its module came from {factory}, which is imported only if you name it: "
+        f"partition verify {where} --module {factory} (Python: "
+        f"partitioner.load({str(folder)!r}, module={factory!r})); show, explain and report need it "
+        "not"
+    )
+
+
+def _gone(folder: Path, model: Path) -> str:
+    return (
+        f"{folder}: its model is not at {model}; put it there, name it (partition verify "
+        f"{shlex.quote(str(folder))} --model FILE) or partition again"
+    )
+
+
+def _measured(folder: Path, plan: Plan) -> tuple[Measured | None, str]:
+    """The measured run of a saved compilation, or None and why it is left out, if there was one."""
+    file = folder / FILE
+    try:
+        measured = Measured.from_json(read_text(file))
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError) as error:  # ours are ValueErrors
+        return None, f"{file} is left out: {getattr(error, 'strerror', None) or error}"
+    if measured.plan != plan.digest:
+        return None, f"{file} is left out: it is of another plan"
+    return measured, ""
+
+
+def _stored_plan(folder: Path, graph: Graph) -> dict[str, Any]:
+    """A folder's plan with its figures on the graph, as arguments of `Compiled.of`.
+
+    Raises:
+        ResultError: A file is missing or wrong.
+        PlanError: The plan does not fit the graph.
+        CostError: Its cluster is malformed, or lacks a device that the plan uses.
+    """
+    plan = load_plan(folder)
+    cluster = Cluster.from_data(plan.cluster)
+    evaluation = evaluate(graph, plan, cluster)
+    summary = load_summary(folder)
+    stale = tuple(_stale(folder, plan.certificate, evaluation, cluster))
+    measured, why_left_out = _measured(folder, plan)
+    return {
+        "cluster": cluster,
+        "plan": replace(plan, certificate=None) if stale else plan,
+        "evaluation": evaluation,
+        "summary": summary,
+        "seconds": summary["seconds"],
+        "warnings": (*stale, *filter(None, [why_left_out])),
+        "measured": measured,
+    }
+
+
+def _stale(
+    folder: Path, cert: Certificate | None, evaluation: Evaluation, cluster: Cluster
+) -> Iterator[str]:
+    """A warning if the plan's cost is not the one that its certificate states.
+
+    Of more than `MOST_EXPLICIT` devices the certificate's cost is an upper estimate.
+    """
+    if cert is None:
+        return
+    cost = evaluation.cost(cert.objective)
+    estimated = len(cluster) > MOST_EXPLICIT and cert.bound <= cost <= cert.cost
+    if not estimated and not math.isclose(cost, cert.cost, rel_tol=COST_TOLERANCE):
+        files = {str(one.file) for spec in cluster.devices if (one := spec.profile) is not None}
+        measured = f", or {' and '.join(sorted(files))} has other measurements now" if files else ""
+        yield (
+            f"{folder}: the certificate in plan.json is left out: it says {cert.objective} cost "
+            f"{cert.cost:.6g}, but the plan costs {cost:.6g}; it was edited, or made by another "
+            f"version{measured}"
+        )

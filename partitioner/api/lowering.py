@@ -1,0 +1,461 @@
+"""Lowering of a resolved plan to rank programs: local nodes, local constants, communications.
+
+The schedule has the tasks and their order. This module gives every (value, placement) a local name
+on each rank, makes nodes local through their op rows, and cuts graph inputs, constants and outputs
+into the parts of each rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby, islice
+
+import numpy as np
+
+from partitioner.cost_model.executors import executor_of
+from partitioner.cost_model.schedule.task_list import Schedule
+from partitioner.cost_model.schedule.tasks import Key, LocalKey, Task
+from partitioner.foundations.no_gc import no_collection
+from partitioner.ir.exchange import Region
+from partitioner.ir.graph import Graph
+from partitioner.ir.layout import Placement
+from partitioner.ir.nodes.in_place import writes_in_place
+from partitioner.ir.nodes.local_node import localized
+from partitioner.ir.ops import is_stored, row_of
+from partitioner.ir.phases import Part as StepPart
+from partitioner.ir.phases import RunOrder, whole_batch_order
+from partitioner.ir.plan import PlacedNode
+from partitioner.ir.program import (
+    Comm,
+    Compute,
+    Home,
+    Output,
+    Part,
+    Programs,
+    RankProgram,
+)
+from partitioner.ir.types import TensorType
+
+
+@no_collection()
+def lower(
+    graph: Graph,
+    plan_schedule: Schedule,
+    ranks: int,
+    *,
+    deliver_all: bool = False,
+    plain: frozenset[int | None] = frozenset(),
+) -> Programs:
+    """Rank programs of a schedule, checked to be free of deadlock.
+
+    Ranks without work get an empty program. If `deliver_all`, every rank delivers the part of each
+    output that it holds; else one holder of each part does. `plain` is as of `Programs`.
+    """
+    names = _Names(frozenset(graph.types))
+    homes = {
+        value: Home(names.of((value, at)), at)
+        for task in plan_schedule.tasks
+        if task.placed is not None
+        for value, at in task.placed.results()
+    }
+    order = plan_schedule.order or whole_batch_order(ranks, trains=bool(graph.backward))
+    shared = _Shared(graph, plan_schedule, names, _deliveries(plan_schedule, deliver_all), order)
+    programs = Programs(
+        tuple(shared.program(rank) for rank in range(ranks)),
+        {value: graph.types[value] for value in graph.inputs},
+        {graph.output_names.get(value, value): graph.types[value] for value in graph.outputs},
+        homes,
+        order,
+        plain,
+        frozenset(graph.output_names.get(value, value) for value in graph.bounded),
+    )
+    programs.check()
+    return programs
+
+
+def _deliveries(plan_schedule: Schedule, deliver_all: bool) -> frozenset[tuple[int, str]]:
+    """(rank, graph output) pairs: one holder of every distinct part, or all holders."""
+    deliveries = set()
+    for value, (_, at) in plan_schedule.output_keys.items():
+        delivered: set[Region] = set()
+        for device, region in at.parts():
+            if deliver_all or region not in delivered:
+                deliveries.add((device, value))
+            delivered.add(region)
+    return frozenset(deliveries)
+
+
+@dataclass
+class _Names:
+    """Local names: the value's own under its first placement, then ``value@1``, ``value@2``."""
+
+    taken: frozenset[str]  # names in the model, which no other value gets
+    by_value: dict[str, dict[Placement, str]] = field(default_factory=dict)
+
+    def of(self, key: Key) -> str:
+        value, at = key
+        names = self.by_value.setdefault(value, {})
+        if at not in names:
+            names[at] = self.free(f"{value}@{len(names)}") if names else value
+        return names[at]
+
+    def free(self, name: str) -> str:
+        """The name, with as many ' appended as make it differ from those of the model."""
+        while name in self.taken:
+            name += "'"
+        return name
+
+
+@dataclass(frozen=True)
+class _Local:
+    """Steps of a node made local, or of a communication; one object for ranks that share them."""
+
+    steps: tuple[Compute | Comm, ...]
+    literals: Mapping[str, np.ndarray]
+    types: Mapping[str, TensorType]
+    reads: frozenset[str]
+
+
+def _joined(parts: Sequence[_Local]) -> _Local:
+    """The steps of all parts, in order."""
+    return _Local(
+        tuple(step for part in parts for step in part.steps),
+        {name: array for part in parts for name, array in part.literals.items()},
+        {name: type_ for part in parts for name, type_ in part.types.items()},
+        frozenset().union(*(part.reads for part in parts)),
+    )
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """The steps that ranks share: most differ in the coordinates of their ranks only.
+
+    A task is uniform if all its ranks have the same steps under the same names. The first rank of a
+    group that lowers a uniform task notes its steps; the other ranks take them from here.
+    """
+
+    graph: Graph
+    schedule: Schedule
+    names: _Names
+    deliver: frozenset[tuple[int, str]]
+    order: RunOrder
+    uniform: dict[int, _Local] = field(default_factory=dict)  # by task
+    # Joined uniform tasks: first task -> (end, steps).
+    stretches: dict[int, tuple[int, _Local]] = field(default_factory=dict)
+    _types: dict[Key, Mapping[int, TensorType]] = field(default_factory=dict)
+    _locals: dict[tuple[object, ...], _Local] = field(default_factory=dict)
+    _comms: dict[tuple[object, ...], Comm] = field(default_factory=dict)
+
+    @cached_property
+    def in_place(self) -> frozenset[str]:
+        """Names of the nodes that may write to their operand's memory."""
+        return writes_in_place(self.graph)
+
+    @cached_property
+    def renamed(self) -> frozenset[Key]:
+        """Keys that are an alias on some rank."""
+        return frozenset(new for task in self.schedule.tasks for (_, new), _ in task.aliases)
+
+    @cached_property
+    def feeds(self) -> Mapping[int, Sequence[Key]]:
+        """Keys of graph inputs by rank."""
+        return _by_device(self.schedule.feeds)
+
+    @cached_property
+    def residents(self) -> Mapping[int, Sequence[Key]]:
+        """Keys of constants and of zeros by rank."""
+        return _by_device(self.schedule.residents)
+
+    @cached_property
+    def members(self) -> Sequence[frozenset[int]]:
+        """Ranks of each task."""
+        groups: dict[tuple[int, ...], frozenset[int]] = {}
+        ranks = map(_ranks, self.schedule.tasks)
+        return [groups.setdefault(devices, frozenset(devices)) for devices in ranks]
+
+    def phases(self, index: int) -> tuple[int, int]:
+        """The phase in which a task runs or sends, and that in which it receives."""
+        task = self.schedule.tasks[index]
+        if not self._is_of_one_stage:
+            return task.phase, task.target_phase
+        is_forward = index < self._first_backward
+        phase = self.order.phases.number(StepPart.FORWARD if is_forward else StepPart.BACKWARD)
+        return phase, phase
+
+    @cached_property
+    def _is_of_one_stage(self) -> bool:
+        """Tell whether the schedule's phases are none of a step: a pass is a phase."""
+        return self.order is not self.schedule.order and not executor_of(self.graph).in_sessions
+
+    @cached_property
+    def _first_backward(self) -> int:
+        """Index of the first task of the backward pass; the number of tasks without one."""
+        tasks = self.schedule.tasks
+        nodes = (task.placed.node.name if task.placed else "" for task in tasks)
+        backward = (i for i, name in enumerate(nodes) if name in self.graph.backward)
+        return next(backward, len(tasks))
+
+    def program(self, rank: int) -> RankProgram:
+        known = len(self.uniform)
+        program = _Rank(self, rank).program()
+        self._join(list(islice(self.uniform, known, None)))
+        return program
+
+    def _join(self, indices: Sequence[int]) -> None:
+        """Join uniform tasks, given in order, that follow each other on all ranks of one group."""
+
+        def stretch(entry: tuple[int, int]) -> tuple[object, ...]:
+            place, index = entry
+            return index - place, self.members[index]
+
+        for _, entries in groupby(enumerate(indices), key=stretch):
+            first, *rest = (index for _, index in entries)
+            if rest and len(self.members[first]) > 1:
+                parts = [self.uniform[index] for index in (first, *rest)]
+                self.stretches[first] = rest[-1] + 1, _joined(parts)
+
+    def type_of(self, key: Key, rank: int) -> TensorType:
+        """Type of a rank's part of a value."""
+        if key not in self._types:
+            value, at = key
+            whole, points = self.graph.types[value], at.mesh.coords()
+            if _is_equal(at):
+                part = at.sharding.local_type(whole, at.mesh, points[0][1])
+                self._types[key] = dict.fromkeys(at.mesh.devices, part)
+            else:
+                self._types[key] = {
+                    device: at.sharding.local_type(whole, at.mesh, point)
+                    for device, point in points
+                }
+        return self._types[key][rank]
+
+    def comm(self, index: int, comm: Comm, source: str, target: str) -> Comm:
+        """A communication under local names; one object for all ranks with the same names."""
+        key = index, source, target
+        if key not in self._comms:
+            phase, target_phase = self.phases(index)
+            self._comms[key] = comm.renamed(
+                source=source, target=target, phase=phase, target_phase=target_phase
+            )
+        return self._comms[key]
+
+    def note_comm(self, index: int, step: Comm, before: Key, after: Key, rank: int) -> None:
+        """Note a communication that is uniform."""
+        is_uniform = before not in self.renamed and _is_equal(after[1])
+        if is_uniform and step.sources() == step.targets() == self.members[index]:
+            types = {step.target: self.type_of(after, rank)}
+            self.uniform[index] = _Local((step,), {}, types, frozenset((step.source,)))
+
+    def local(
+        self, index: int, placed: PlacedNode, slots: Sequence[str] | None, rank: int
+    ) -> _Local:
+        """A node made local for a rank; one object for all ranks whose parts have equal sizes.
+
+        `slots` are the local names of the operands; None if they are the same on all ranks.
+        """
+        is_shared = _is_shared(placed)
+        key = index, slots, None if is_shared else rank
+        if key not in self._locals:
+            point = placed.mesh.coord(rank)
+            names = slots if slots is not None else _slots(placed, self.names.of)
+            self._locals[key] = self._localized(placed, point, names, self.phases(index)[0])
+        local = self._locals[key]
+        if is_shared and slots is None and all(map(_is_equal, placed.outs)):
+            results = {self.names.of(key): self.type_of(key, rank) for key in placed.results()}
+            self.uniform[index] = replace(local, types={**results, **local.types})
+        return local
+
+    def _localized(
+        self, placed: PlacedNode, point: Mapping[str, int], slots: Sequence[str], phase: int
+    ) -> _Local:
+        results = {value: self.names.of((value, at)) for value, at in placed.results()}
+        local = localized(self.graph, placed, point, slots, results, self.names.free)
+        types = {
+            name: TensorType.of(array.dtype.name, array.shape)
+            for name, array in local.constants.items()
+        }
+        captures = placed.node.captures
+        steps = tuple(
+            Compute(
+                node,
+                placed.node.name,
+                phase,
+                tuple(zip(captures, node.captures, strict=True)) if node.captures else (),
+            )
+            for node in local.nodes
+        )
+        reads = frozenset(value for step in steps for value in step.node.reads)
+        return _Local(steps, local.constants, {**types, **local.types}, reads)
+
+
+@dataclass
+class _Rank:
+    """Builds one rank's program."""
+
+    shared: _Shared
+    rank: int
+    types: dict[str, TensorType] = field(default_factory=dict)
+    literals: dict[str, np.ndarray] = field(default_factory=dict)
+    steps: list[Compute | Comm] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+    alias: dict[Key, Key] = field(default_factory=dict)
+
+    def program(self) -> RankProgram:
+        rank, shared = self.rank, self.shared
+        inputs = {}
+        for key in shared.feeds.get(rank, ()):
+            inputs[self._declare(key)] = Part(key[0], self._region(key))
+        self._run_tasks()
+        outputs = tuple(
+            Output(
+                self._local_name(key),
+                shared.graph.output_names.get(value, value),
+                self._region(key),
+            )
+            for value, key in shared.schedule.output_keys.items()
+            if (rank, value) in shared.deliver
+        )
+        self.used.update(output.value for output in outputs)
+        constants = {}
+        for key in shared.residents.get(rank, ()):
+            is_zero = (rank, key) in shared.schedule.zeros
+            if (is_zero or key[0] in shared.graph.constants) and shared.names.of(key) in self.used:
+                region = None if is_zero else self._region(key)
+                constants[self._declare(key)] = Part(key[0], region, is_zero)
+        return RankProgram(
+            rank,
+            {name: part for name, part in inputs.items() if name in self.used},
+            constants,
+            self.literals,
+            self.types,
+            tuple(self.steps),
+            outputs,
+            frozenset(self._in_place()),
+        )
+
+    def _in_place(self) -> Iterator[str]:
+        """Results of writes to stored values where these lie: not to a copy that was moved."""
+        shared = self.shared
+        if not shared.in_place or shared.order is shared.schedule.order:
+            return  # a later micro-batch may read what was stored
+        held: set[str] = set()
+        for step in self.steps:
+            if not isinstance(step, Compute):
+                continue
+            if is_stored(step.node):
+                held.update(step.node.outputs)
+            elif step.node.name in shared.in_place and step.node.inputs[0] in held:
+                held.update(step.node.outputs)
+                yield from step.node.outputs
+
+    def _run_tasks(self) -> None:
+        """Add the steps of all tasks."""
+        uniform, stretches = self.shared.uniform, self.shared.stretches
+        tasks, members = self.shared.schedule.tasks, self.shared.members
+        index = 0
+        while index < len(tasks):
+            end = index + 1
+            if self.rank in members[index]:
+                if index in stretches:
+                    end, local = stretches[index]
+                    self._take(local)
+                elif index in uniform:
+                    self._take(uniform[index])
+                else:
+                    self._task(index, tasks[index])
+            index = end
+
+    def _task(self, index: int, task: Task) -> None:
+        for (device, new), (_, old) in task.aliases:
+            if device == self.rank:
+                self.alias[new] = self.alias.get(old, old)
+        if task.placed is not None:
+            self._node(index, task.placed)
+        elif task.comm is not None:
+            self._comm(index, task, task.comm)
+
+    def _comm(self, index: int, task: Task, comm: Comm) -> None:
+        """Add a communication, one object for all ranks but those with an alias of the value."""
+        assert task.reads, f"{comm} moves nothing"
+        assert task.writes, f"{comm} moves nothing"
+        before, after = task.reads[0][1], task.writes[0][1]
+        names = self.shared.names
+        if self.rank in comm.targets():
+            self._declare(after)
+        source = names.of(before)
+        if self.rank in comm.sources():
+            source = self._local_name(before)
+            self.used.add(source)
+        step = self.shared.comm(index, comm, source, names.of(after))
+        self.steps.append(step)
+        self.shared.note_comm(index, step, before, after, self.rank)
+
+    def _node(self, index: int, placed: PlacedNode) -> None:
+        for key in placed.results():
+            self._declare(key)
+        has_alias = not self.shared.renamed.isdisjoint(placed.operands())
+        slots = _slots(placed, self._local_name) if has_alias else None
+        self._take(self.shared.local(index, placed, slots, self.rank))
+
+    def _take(self, local: _Local) -> None:
+        if local.literals:
+            self.literals.update(local.literals)
+        self.types.update(local.types)
+        self.used.update(local.reads)
+        self.steps.extend(local.steps)
+
+    def _local_name(self, key: Key) -> str:
+        return self.shared.names.of(self.alias.get(key, key))
+
+    def _declare(self, key: Key) -> str:
+        name = self.shared.names.of(key)
+        self.types[name] = self.shared.type_of(key, self.rank)
+        return name
+
+    def _region(self, key: Key) -> Region | None:
+        """The rank's part of a value; None if it has all of it."""
+        at = key[1]
+        if all(not dim.axes for dim in at.sharding.dims):
+            return None
+        return at.region(at.mesh.coord(self.rank))
+
+
+def _by_device(keys: Iterable[LocalKey]) -> Mapping[int, Sequence[Key]]:
+    by_device: dict[int, list[Key]] = {}
+    for device, key in keys:
+        by_device.setdefault(device, []).append(key)
+    return by_device
+
+
+def _is_shared(placed: PlacedNode) -> bool:
+    """Tell whether all devices of a node's group have the same local node."""
+    row = row_of(placed.node)
+    if row is None or row.localize is None or not placed.layouts:
+        return True
+    even = all(layout.is_equal for layout in placed.layouts.values())
+    where = row.where or (placed.rule is not None and placed.rule.slides(placed.layouts))
+    return not where and even and all(map(_is_equal, (*placed.ins, *placed.outs)))
+
+
+def _is_equal(at: Placement | None) -> bool:
+    """Tell whether all devices have parts of equal sizes; true for an absent tensor."""
+    return at is None or all(dim.is_equal for dim in at.sharding.dims)
+
+
+def _ranks(task: Task) -> tuple[int, ...]:
+    """The ranks that take part in a task."""
+    if task.placed is not None:
+        return task.placed.mesh.devices
+    return task.comm.ranks if task.comm is not None else tuple(d for (d, _), _ in task.aliases)
+
+
+def _operands(placed: PlacedNode) -> tuple[str, ...]:
+    return (*placed.node.inputs, *placed.node.captures)
+
+
+def _slots(placed: PlacedNode, name: Callable[[Key], str]) -> tuple[str, ...]:
+    """Local names of the operands; "" where absent."""
+    pairs = zip((*placed.node.inputs, *placed.node.captures), placed.ins, strict=True)
+    return tuple(name((value, at)) if at else "" for value, at in pairs)

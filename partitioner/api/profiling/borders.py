@@ -1,0 +1,91 @@
+"""Seconds that a communication takes in ONNX Runtime beside the communication itself.
+
+A session ends before it, and another begins behind it: a border. Processes run a chain of products
+in one session and in a session for each product, in turns. A border takes what the latter take
+longer, divided by their borders.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from partitioner.api.profiling.measure import Timing
+from partitioner.api.profiling.programs import in_phases, on_one_device
+from partitioner.backends.launch import run_job
+from partitioner.backends.onnx.files.emit import emit_models
+from partitioner.backends.onnx.measuring import timing
+from partitioner.backends.onnx.running.simulator import Simulator
+from partitioner.backends.onnx.sessions.segments import SessionConfig
+from partitioner.cost_model.profiles.database import BORDER, Profile, write_links
+from partitioner.cost_model.profiles.entries import LinkEntry
+from partitioner.frontends.inputs import random_inputs
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.types import TensorType
+
+#: Products of the chain, and the rows and columns of their operands: a product of them takes long
+#: enough, and reads enough, to drive the code that starts a session out of the nearest caches.
+_PRODUCTS, _ROWS, _SIDE = 16, 32, 1024
+#: Timed turns, and those before them.
+_TURNS, _FIRST_TURNS = 15, 3
+_OPSET = 17
+
+
+def measure_border(known: Profile) -> float:
+    """Seconds of a border while all processes compute, which are added to the profile.
+
+    Raises:
+        BackendError: A process raised or was killed.
+    """
+    with tempfile.TemporaryDirectory(prefix="partitioner-borders-") as name:
+        folder = Path(name)
+        run_job(folder, known.processes, {"runner": __name__})
+        took = Timing.of(json.loads((folder / "borders.json").read_text()))
+    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    figures = max(0.0, took.seconds), took.spread, took.repeats
+    entry = LinkEntry(BORDER, known.processes, 0, *figures, timing.NAME, now)
+    write_links(known.file, known.device, known.threads, [entry])
+    return entry.seconds
+
+
+def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
+    """Run a rank of a job of `partitioner.backends.worker`."""
+    graph = _chain()
+    inputs = random_inputs(graph, seed=0)
+    whole = on_one_device(graph)
+    config = SessionConfig(optimization="all", threads=job["threads"])
+    one, many = (
+        Simulator(emit_models(programs, graph), configs={0: config})
+        for programs in (whole, in_phases(whole, range(1, _PRODUCTS)))
+    )
+
+    def seconds_of(chain: Simulator) -> float:
+        dist.barrier()
+        begin_s = time.perf_counter()
+        chain.run([inputs])
+        return time.perf_counter() - begin_s
+
+    turns = [(seconds_of(one), seconds_of(many)) for _ in range(_FIRST_TURNS + _TURNS)]
+    if rank == 0:
+        borders = [(many_s - one_s) / (_PRODUCTS - 1) for one_s, many_s in turns[_FIRST_TURNS:]]
+        (folder / "borders.json").write_text(json.dumps(borders))
+
+
+def _chain() -> Graph:
+    """Products one after the other, each with a matrix of its own."""
+    row, matrix = (TensorType.of("float32", (size, _SIDE)) for size in (_ROWS, _SIDE))
+    values = [f"value {index}" for index in range(_PRODUCTS + 1)]
+    matrices = [f"matrix {index}" for index in range(_PRODUCTS)]
+    nodes = tuple(
+        Node(f"product {index}", "MatMul", (values[index], matrices[index]), (values[index + 1],))
+        for index in range(_PRODUCTS)
+    )
+    types = {**dict.fromkeys(values, row), **dict.fromkeys(matrices, matrix)}
+    return Graph("chain", (values[0], *matrices), (values[-1],), nodes, types, {}, {"": _OPSET})

@@ -1,0 +1,480 @@
+"""`profile` measures the local operators of a model and keeps their seconds."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Unpack
+
+from partitioner.api.option_table import ProfileOptions
+from partitioner.api.options import open_with, processes, takes, target_cluster
+from partitioner.api.profiling.borders import measure_border
+from partitioner.api.profiling.candidates import (
+    Candidate,
+    candidates,
+    graph_before,
+    is_cold,
+    is_made_shortly_before,
+    is_read_long_after,
+    local_graph,
+)
+from partitioner.api.profiling.links import groups_of, measure_here, measure_together, unknown_links
+from partitioner.api.profiling.profiled import Profiled
+from partitioner.api.profiling.programs import on_one_device
+from partitioner.api.profiling.whole import whole_seconds
+from partitioner.api.profiling.work import RUNNER, Item, Program, Work, leave_work, read_status
+from partitioner.api.profiling.yardsticks import yardsticks
+from partitioner.backends.launch import run_job
+from partitioner.cost_model.cluster.resolve import (
+    cpu_fingerprint,
+    device_type,
+    gpu_count,
+    is_of_gpu,
+    one_process,
+)
+from partitioner.cost_model.cluster.topology import Cluster, LinkLevel
+from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.profiles.database import Profile, check_writable
+from partitioner.cost_model.profiles.entries import Entry
+from partitioner.cost_model.profiles.forms import memory_order
+from partitioner.frontends.model import ModuleInput, OnnxInput
+from partitioner.ir.checks import is_whole
+from partitioner.ir.errors import OptionError, PartitionerError
+from partitioner.ir.graph import Graph
+from partitioner.rewrites.micro_batch_graph import micro_batch_graph
+from partitioner.search.request import Say, silent
+from partitioner.strategies.spaces import check_space
+
+if TYPE_CHECKING:
+    import onnx
+    from torch import nn
+
+    from partitioner.api.profiling.gloo import Wanted
+
+_TIME_LIMIT_S = 120.0
+#: Seconds that are kept for the communications while some are unknown, and their most of the time
+#: that is left once the model is read.
+_LINKS_S, _LINKS_SHARE = 30.0, 0.4
+#: Most of that time for runs of the whole model while other things are unknown, too.
+_WHOLE_SHARE = 1 / 4
+#: Most of the time for preparing forms before those that are prepared are measured.
+_PREPARING_SHARE = 1 / 4
+#: Seconds that processes take to start, about: if less is left, none are started.
+_START_S = 3.0
+#: Most of that time for the border between two sessions while other things are unknown, too; and
+#: seconds that its measurement takes, about.
+_BORDER_SHARE, _BORDER_S = 1 / 8, 5.0
+#: The whole model, and a border, among what cannot be measured.
+_WHOLE, _BORDER = "the whole model", "the border between two sessions"
+#: Lines of progress of the measurement of forms.
+_PROGRESS_LINES = 4
+
+
+@takes(ProfileOptions, cluster="local", time_limit_s=_TIME_LIMIT_S)
+def profile(
+    model: str | Path | onnx.ModelProto | nn.Module,
+    example_inputs: Any = None,
+    devices: int | None = None,
+    **options: Unpack[ProfileOptions],
+) -> Profiled:
+    """Measure, on this machine, the operators that a plan of a model could run.
+
+    Every distinct form (operator, attributes, local shapes, types) of every strategy is run by the
+    backend that will run it, those with the most predicted seconds first. Its median goes into a
+    profile, which `compile` and the other functions read for ``cluster="local"``. Then the
+    processes measure the communications between them. An ONNX model for several processes is also
+    run as a whole, in one process with all cores: a plan has to be faster than that. Forms that
+    the profile has from the same backend are not measured again. A new profile also gets copies
+    and products of several sizes, with which operators are compared that no profile has.
+
+    Called by all processes that torchrun started, one for each device, it measures communications
+    alone: those between machines, and of groups over several of them, too.
+
+    Args:
+        model: As of `compile`.
+        example_inputs: As of `compile`.
+        devices: Number of processes that share the machine (default: 1), or of GPUs on a machine
+            that has any (default: all).
+        **options: As the fields of `ProfileOptions` are described.
+
+    Raises:
+        PartitionerError: The model is wrong, the cluster's devices have no profile, the file is no
+            profile, or its folder is missing.
+    """
+    begin = time.perf_counter()
+    say = options.get("progress") or silent
+    limit_s = options.get("time_limit_s", _TIME_LIMIT_S)
+    cluster = target_cluster({"cluster": "local", **options}, devices)
+    if processes() > 1:
+        return _profiled_links(cluster, begin, limit_s, say)
+    strategy, mesh = options.get("strategy", "auto"), options.get("mesh")
+    check_space(strategy, len(cluster), mesh)
+    known = _profile_of(cluster)
+    runs_on = _runs_on(cluster, known)
+    check_writable(known.file)
+    opened = open_with(model, example_inputs, options)
+    say("reading the model")
+    is_module = isinstance(opened, ModuleInput)
+    if runs_on != "cpu" and not is_module:
+        raise CostError(
+            f"cluster {cluster.name!r} is of this machine's GPUs, on which only operators of "
+            "PyTorch modules are measured; plans of ONNX models take the GPUs' published rates"
+        )
+    graph = _graph(opened, options.get("micro_batches"))
+    say("collecting the operators")
+    wanted = candidates(graph, cluster, strategy, mesh)
+    backend = _backend(is_module=is_module)
+    new = [one for one in wanted if any(_is_new(one, known, backend))]
+    sticks = yardsticks(cluster.devices[0].memory_bytes, is_module=is_module)
+    in_wanted = {one.form.key for one in wanted}
+    missing = [
+        one
+        for one in candidates(sticks, cluster.beside((0,)), "inter", None)
+        if one.form.key not in in_wanted and any(_is_new(one, known, backend))
+    ]
+    session = _Session(cluster, known, backend, runs_on, say)
+    links = session.unknown_links()
+    end_s = begin + limit_s
+    reading_s = time.perf_counter() - begin
+    whole_s, lacks_whole = None, False
+    if isinstance(opened, OnnxInput) and (alone := one_process(cluster)) is not None:
+        whole_end_s = _until(end_s, _WHOLE_SHARE if new or links else 1.0)
+        whole_s = session.measure_whole(opened, alone, whole_end_s)
+        lacks_whole = whole_s is None and _WHOLE not in session.failed
+    border_s, lacks_border = None, False
+    if isinstance(opened, OnnxInput) and known.processes > 1:
+        border_s = session.measure_border(_until(end_s, _BORDER_SHARE if new or links else 1.0))
+        lacks_border = border_s is None and _BORDER not in session.failed
+    forms_end_s = max(end_s - _LINKS_S, _until(end_s, 1 - _LINKS_SHARE)) if links else end_s
+    session.measure(_in_turns(sticks, missing, graph, new), forms_end_s)
+    measured_links = session.measure_links(links, end_s)
+    covered = in_wanted - {one.form.key for one in new} | session.measured
+    all_s = sum(one.weight_s for one in wanted)
+    unknown = [one for one in wanted if one.form.key not in covered]
+    unknown_s = sum(one.weight_s for one in unknown)
+    return Profiled(
+        file=known.file,
+        device=known.device,
+        machine=_machine(known),
+        threads=known.threads,
+        backend=backend,
+        forms=len(wanted),
+        measured=len(session.measured & in_wanted),
+        known=len(wanted) - len(new),
+        links=measured_links,
+        unknown_links=2 * len(links) - measured_links,
+        whole_s=whole_s,
+        lacks_whole=lacks_whole,
+        border_s=border_s,
+        lacks_border=lacks_border,
+        failed=dict(sorted(session.failed.items())),
+        lacks_forms=any(one.form.op not in session.failed for one in unknown),
+        unknown_share=unknown_s / all_s if all_s else 0.0,
+        seconds=time.perf_counter() - begin,
+        reading_s=reading_s,
+        limit_s=limit_s,
+        far_levels=tuple(
+            level.name
+            for level in _far_levels(cluster, known)
+            if not (level.profile is not None and bool(level.profile.links))
+        ),
+    )
+
+
+def _until(end_s: float, share: float) -> float:
+    """The time of `time.perf_counter` at which a share of the time from now to `end_s` is over."""
+    now_s = time.perf_counter()
+    return now_s + max(0.0, end_s - now_s) * share
+
+
+def _in_turns(
+    sticks: Graph, missing: Sequence[Candidate], graph: Graph, new: Sequence[Candidate]
+) -> Sequence[tuple[Graph, Candidate]]:
+    """Yardsticks that are missing, and new forms in their order, as they are measured.
+
+    The forms that make up half of the seconds come first, as far as the time goes; the yardsticks
+    tell about the rest of them.
+    """
+    shares = itertools.accumulate(one.weight_s for one in new)
+    half_s = sum(one.weight_s for one in new) / 2
+    first = sum(1 for until_s in shares if until_s <= half_s)
+    return [
+        *((graph, one) for one in new[:first]),
+        *((sticks, one) for one in missing),
+        *((graph, one) for one in new[first:]),
+    ]
+
+
+def _far_levels(cluster: Cluster, known: Profile) -> Sequence[LinkLevel]:
+    """Levels that processes of torchrun measure: the innermost alone may be of one machine."""
+    inner, *outer = cluster.levels
+    return outer if inner.size <= known.processes else cluster.levels
+
+
+def _profiled_links(cluster: Cluster, begin: float, limit_s: float, say: Say) -> Profiled:
+    """The communications alone, between the processes that torchrun started."""
+    known = _profile_of(cluster)
+    if is_of_gpu(known.device):
+        raise CostError(
+            f"cluster {cluster.name!r} is of GPUs, and communications between GPUs are not "
+            "measured: they cost what published tables and the cluster's rates say"
+        )
+    links, unknown = measure_together(cluster, begin + limit_s, say)
+    return Profiled(
+        file=known.file,
+        device=known.device,
+        machine=_machine(known),
+        threads=known.threads,
+        links=links,
+        unknown_links=unknown,
+        seconds=time.perf_counter() - begin,
+        limit_s=limit_s,
+    )
+
+
+def _graph(opened: OnnxInput | ModuleInput, micro_batches: int | None) -> Graph:
+    """The graph to measure: of the whole batch, or of one micro-batch.
+
+    Raises:
+        OptionError: Less than one micro-batch is asked for, or an ONNX model has no such ones.
+        BackendError: The batch cannot be cut into as many.
+        FrontendError: The module cannot be traced.
+    """
+    if micro_batches is None:
+        return opened.graph
+    if not is_whole(micro_batches) or micro_batches < 1:
+        raise OptionError(f"micro_batches is {micro_batches!r}, not a number of at least 1")
+    if isinstance(opened, OnnxInput):
+        return micro_batch_graph(opened.graph, micro_batches).graph
+    return opened.in_micro_batches(micro_batches).graph
+
+
+def _profile_of(cluster: Cluster) -> Profile:
+    """The profile of the cluster's devices, which are equal."""
+    profiles = {spec.profile for spec in cluster.devices}
+    known = profiles.pop()
+    if profiles or known is None:
+        raise CostError(
+            f"cluster {cluster.name!r} has devices without one common profile: measure for cluster "
+            "'local' on a machine whose GPUs, if it has any, are equal, or for a cluster file that "
+            "names a profile"
+        )
+    return known
+
+
+def _runs_on(cluster: Cluster, known: Profile) -> str:
+    """PyTorch's type of the devices of this machine that are measured, "cpu" or "cuda".
+
+    The name of a processor in a cluster file is the user's; that of a GPU is the machine's.
+
+    Raises:
+        CostError: The devices are GPUs, and not this machine's, or a machine has more of them.
+    """
+    here = device_type(known.device)
+    if here is None and is_of_gpu(known.device):
+        raise CostError(
+            f"cluster {cluster.name!r} has {known.device}, which this machine has not: measure on "
+            "a machine that has it"
+        )
+    if here == "cuda" and (gpus := gpu_count()) < known.processes:
+        raise CostError(
+            f"cluster {cluster.name!r} has {known.processes} GPUs in a machine, and this one has "
+            f"{gpus}: measure for a cluster of fewer"
+        )
+    return here or "cpu"
+
+
+def _machine(known: Profile) -> str:
+    """The fingerprint of this machine's device that is measured for a profile."""
+    return known.device if device_type(known.device) else cpu_fingerprint()
+
+
+def _is_new(candidate: Candidate, known: Profile, backend: str) -> tuple[bool, bool]:
+    """Tell if the form is to be measured: by all processes at once, and by one alone."""
+
+    def lacks(processes: int) -> bool:
+        entry = known.known.get(processes, {}).get(candidate.form.key)
+        return entry is None or entry.backend != backend
+
+    together = lacks(known.processes)
+    return together, candidate.is_whole and known.processes > 1 and lacks(1)
+
+
+def _backend(*, is_module: bool) -> str:
+    """The name of the backend that will run the model, with its version."""
+    if is_module:
+        from partitioner.backends.torch.measuring import timing as torch_timing
+
+        return torch_timing.NAME
+    from partitioner.backends.onnx.measuring import timing as onnx_timing
+
+    return onnx_timing.NAME
+
+
+@dataclass
+class _Session:
+    """Measures candidates and adds them to the profile.
+
+    Attributes:
+        runs_on: PyTorch's type of the device, "cpu" or "cuda".
+        measured: Keys of the forms that were measured.
+        failed: Reason for each operator that could not be prepared.
+    """
+
+    cluster: Cluster
+    profile: Profile
+    backend: str
+    runs_on: str
+    say: Say
+    measured: frozenset[str] = frozenset()
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def unknown_links(self) -> Sequence[Wanted]:
+        """The communications on this machine that are to be measured.
+
+        A reason for those that cannot be is in `failed`.
+        """
+        groups = [group for group in groups_of(self.cluster) if not group.level]
+        level = self.cluster.levels[0]
+        if not groups or level in _far_levels(self.cluster, self.profile):
+            return ()
+        if self.runs_on != "cpu":
+            self.failed["communication between GPUs"] = "it costs what published tables say"
+            return ()
+        if level.profile is None:
+            why = f"level {level.name!r} names no profile, and costs its rates"
+            self.failed["communication"] = why
+            return ()
+        return unknown_links([level.profile], groups)
+
+    def measure_links(self, wanted: Sequence[Wanted], end_s: float) -> int:
+        """Measure communications on this machine until `end_s`; see `measure_here`."""
+        known = self.cluster.levels[0].profile
+        if not wanted or known is None or time.perf_counter() + _START_S >= end_s:
+            return 0
+        return measure_here(known, wanted, end_s, self.say)
+
+    def measure_whole(self, model: OnnxInput, alone: Cluster, end_s: float) -> float | None:
+        """Seconds of the whole model in one process with all cores.
+
+        None if the model cannot be run, for which a reason is in `failed`, or not until `end_s`.
+        """
+        known = alone.devices[0].profile
+        assert known is not None
+        try:
+            return whole_seconds(model.traced, known, end_s, self.say)
+        except PartitionerError as error:
+            self.failed[_WHOLE] = str(error)
+            return None
+
+    def measure_border(self, end_s: float) -> float | None:
+        """Seconds that the border between two sessions adds to a communication.
+
+        None if it cannot be measured, for which a reason is in `failed`, or not until `end_s`.
+        """
+        known = self.profile.border
+        if known is not None and known.backend == self.backend:
+            return known.seconds
+        if time.perf_counter() + _BORDER_S > end_s:
+            return None
+        self.say("measuring the border between two sessions")
+        try:
+            return measure_border(self.profile)
+        except PartitionerError as error:
+            self.failed[_BORDER] = str(error)
+            return None
+
+    def measure(self, wanted: Sequence[tuple[Graph, Candidate]], end_s: float) -> None:
+        """Measure candidates of graphs in their order until `end_s`, in processes of their own."""
+        left, latest_s = deque(wanted), end_s - _START_S
+        while left and time.perf_counter() < latest_s:
+            self.say(f"preparing {len(left)} forms")
+            items = self._items(left, _until(latest_s, _PREPARING_SHARE))
+            if items and time.perf_counter() < latest_s:
+                self._run(items, end_s)
+
+    def _items(self, left: deque[tuple[Graph, Candidate]], end_s: float) -> list[Item]:
+        """The first of the candidates, which are taken away, as programs: at most until `end_s`."""
+        items = []
+        while left:
+            item = self._item(*left.popleft())
+            items += [] if item is None else [item]
+            if time.perf_counter() >= end_s:
+                break
+        return items
+
+    def _run(self, items: Sequence[Item], end_s: float) -> None:
+        """Measure programs in processes of their own until `end_s`."""
+        with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
+            folder, profile = Path(name), self.profile
+            where = profile.file, profile.device, profile.threads
+            leave_work(folder, Work(self.backend, *where, items, end_s))
+            self.say(f"measuring {len(items)} forms on {profile.processes} processes")
+            job = {"runner": RUNNER, "device": self.runs_on}
+            run_job(folder, profile.processes, job, watch=_Watch(folder, len(items), self.say))
+            done = read_status(folder)
+        self.measured |= done.measured
+        for op, why in done.failed.items():
+            self.failed.setdefault(op, why)
+
+    def _item(self, graph: Graph, candidate: Candidate) -> Item | None:
+        """The form of a graph's candidate as a program; None if there is none."""
+        try:
+            program = _program(local_graph(graph, candidate, self.cluster))
+            before = graph_before(graph, candidate, self.cluster)
+        except PartitionerError as error:
+            self.failed.setdefault(candidate.form.op, str(error))
+            return None
+        entry = Entry(
+            candidate.form.key,
+            candidate.form.family,
+            candidate.dtype,
+            candidate.flops,
+            candidate.moved_bytes,
+            0.0,
+            0.0,
+            0,
+            self.backend,
+            "",
+        )
+        is_new = _is_new(candidate, self.profile, self.backend)
+        less = None if before is None else _program(before)
+        whole = {value: value.partition("@")[0] for value in program.graph.inputs}
+        recent = tuple(
+            value
+            for value, name in whole.items()
+            if is_made_shortly_before(graph, candidate.placed.node, name)
+        )
+        orders = {value: memory_order(graph, name) for value, name in whole.items()}
+        known = {value: order for value, order in orders.items() if order is not None}
+        node = candidate.placed.node
+        is_kept = any(is_read_long_after(graph, node, value) for value in node.writes)
+        temperature = is_cold(graph, candidate), is_kept
+        return Item(program, less, entry, *is_new, recent, *temperature, known)
+
+
+@dataclass
+class _Watch:
+    """Tells how much is done, in at most `_PROGRESS_LINES` lines."""
+
+    folder: Path
+    items: int
+    say: Say
+    told: int = 0
+
+    def __call__(self) -> None:
+        measured = len(read_status(self.folder).measured)
+        if measured - self.told >= max(1, self.items // _PROGRESS_LINES):
+            self.told = measured
+            self.say(f"measured {measured} of {self.items} forms")
+
+
+def _program(graph: Graph) -> Program:
+    return Program(on_one_device(graph), graph)

@@ -1,0 +1,245 @@
+"""A process that measures: all of a cluster run the same programs at once, then one runs alone."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from partitioner.api.profiling.device import Device
+from partitioner.api.profiling.measure import Timing, timed_runs
+from partitioner.api.profiling.work import Item, Program, Status, Work, leave_status, read_work
+from partitioner.backends.onnx.measuring import timing as onnx_timing
+from partitioner.backends.prepared import Prepared
+from partitioner.backends.torch.measuring import timing as torch_timing
+from partitioner.cost_model.profiles.database import write_entries
+from partitioner.cost_model.profiles.entries import Entry
+from partitioner.cost_model.profiles.forms import Order
+from partitioner.frontends.inputs import random_inputs
+from partitioner.ir.errors import PartitionerError
+from partitioner.ir.graph import Graph
+from partitioner.ir.program import Programs
+
+#: What a form takes at least: one that another's kernel computes may take nothing.
+_LEAST_S = 1e-7
+#: Programs that take turns: few enough to hold in memory, with their weights.
+_AT_A_TIME = 8
+#: Seconds that a run takes at least: its call would add much to a short operator. And most
+#: operators of such a run.
+_RUN_S, _MOST_COPIES = 1e-3, 64
+#: Seconds of a run with empty caches to which reading its code from memory adds little.
+_LONG_RUN_S = 1e-2
+_Prepare = Callable[[Programs, Graph, Mapping[str, np.ndarray], int, str], Prepared]
+_BACKENDS: Mapping[str, _Prepare] = {one.NAME: one.prepared for one in (onnx_timing, torch_timing)}
+
+
+def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
+    """Run a rank of a job of `partitioner.backends.worker`."""
+    work = read_work(folder)
+    device = Device.of(job["device"])
+    end_s = work.end_s
+    measured: set[str] = set()
+    failed: dict[str, str] = {}
+    for some in _batches(work.items):
+        if _anyone([time.perf_counter() >= end_s])[0]:
+            return
+        entries = _measured(rank, work, device, some, end_s, failed)
+        if rank == 0:
+            write_entries(work.file, work.device, work.threads, entries)
+            counts = Counter(entry.form for entry in entries)
+            wanted = {item.entry.form: item.together + item.alone for item in some}
+            measured.update(form for form, count in wanted.items() if counts[form] == count)
+            leave_status(folder, Status(frozenset(measured), failed))
+
+
+def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """Items that take turns: all are cold, or none; in order of the first of each."""
+    open_ones: dict[bool, list[Item]] = {}
+    for item in items:
+        some = open_ones.setdefault(item.is_cold, [])
+        some.append(item)
+        if len(some) == _AT_A_TIME:
+            yield open_ones.pop(item.is_cold)
+    yield from open_ones.values()
+
+
+def _anyone(wishes: Sequence[bool]) -> list[bool]:
+    """Ask which of the wishes any process has."""
+    flags = torch.tensor(wishes, dtype=torch.uint8)
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    return [bool(flag) for flag in flags]
+
+
+def _measured(
+    rank: int,
+    work: Work,
+    device: Device,
+    items: Sequence[Item],
+    end_s: float,
+    failed: dict[str, str],
+) -> list[Entry]:
+    """Entries of items that all processes can run until `end_s`; the others are in `failed`."""
+    entries: list[Entry] = []
+    ranks = dist.get_world_size()
+    together = [item for item in items if item.together]
+    ready = _prepared(work, device, together, failed, _anyone)
+    entries += _timed(device, ready, ranks, _anyone, end_s)
+    if rank == 0 and time.perf_counter() < end_s:
+        # A program that counts its own seconds would give those of the runs before, too.
+        again = [(item, one) for item, one in ready if item.alone and one.own_seconds is None]
+        known = {id(item) for item, _ in again}
+        others = [item for item in items if item.alone and id(item) not in known]
+        ready = [*again, *_prepared(work, device, others, failed, list)]
+        entries += _timed(device, ready, 1, list, end_s)
+    dist.barrier()
+    return entries
+
+
+def _timed(
+    device: Device,
+    ready: Sequence[tuple[Item, Prepared]],
+    processes: int,
+    anyone: Callable[[Sequence[bool]], Sequence[bool]],
+    end_s: float,
+) -> Iterator[Entry]:
+    """Entries of the programs that fit before `end_s`, in turns on so many processes."""
+    is_cold = any(item.is_cold for item, _ in ready)
+    before_turn = partial(device.evict, processes) if is_cold else _nothing
+    runs = timed_runs(
+        [one.run for _, one in ready],
+        time.perf_counter,
+        end_s,
+        anyone,
+        before_turn,
+        [one.warm for _, one in ready],
+        device.seconds_of,
+    )
+    for (item, one), own in zip(ready, runs, strict=True):
+        if own:
+            yield _entry(item, one, own, processes)
+
+
+def _prepared(
+    work: Work,
+    device: Device,
+    items: Sequence[Item],
+    failed: dict[str, str],
+    anyone: Callable[[Sequence[bool]], Sequence[bool]],
+) -> list[tuple[Item, Prepared]]:
+    """The programs of the items, up to `work.end_s`, without those that fail in a process."""
+    ready: list[tuple[Item, Prepared | None]] = []
+    for item in items:
+        if anyone([time.perf_counter() >= work.end_s])[0]:
+            break
+        one = None
+        try:
+            one = _as_in_model(device, item, _ready(work, device, item.program, item.orders))
+            if item.before is not None:
+                one = _difference(_ready(work, device, item.before, item.orders), one)
+        except PartitionerError as error:
+            failed.setdefault(item.entry.op, str(error))
+        ready.append((item, one))
+    lost = anyone([one is None for _, one in ready])
+    return [(item, one) for (item, one), gone in zip(ready, lost, strict=True) if one and not gone]
+
+
+def _ready(work: Work, device: Device, program: Program, orders: Mapping[str, Order]) -> Prepared:
+    """A program with random inputs."""
+    inputs = {
+        name: _in_order(array, orders[name]) if name in orders else array
+        for name, array in random_inputs(program.graph, seed=0).items()
+    }
+    prepare = _BACKENDS[work.backend]
+    return prepare(program.programs, program.graph, inputs, work.threads, device.type)
+
+
+def _in_order(array: np.ndarray, order: Order) -> np.ndarray:
+    """The array, with its dims in this order in memory."""
+    return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
+
+
+def _as_in_model(device: Device, item: Item, one: Prepared) -> Prepared:
+    """The program with what a model has in the caches when it comes to it, and long enough.
+
+    Its code is there, as other layers ran it shortly before: a short program whose operands are not
+    there reads others first. What that run writes is kept until the next one if the model keeps
+    such results, so that the timed run does not write where it did.
+    """
+    if not item.is_cold:
+        return _long_enough(device, one, None)
+    recent = partial(device.read, [one.operands[name] for name in item.recent])
+    if one.several is None or device.seconds_of(one.run) >= _LONG_RUN_S:
+        return replace(one, warm=recent)
+    kept: deque[object] = deque(maxlen=1)
+
+    def warm() -> None:
+        results = one.run()
+        if item.is_kept:
+            kept.append(results)
+        del results
+        recent()
+
+    return replace(_long_enough(device, one, item.recent, is_kept=item.is_kept), warm=warm)
+
+
+def _long_enough(
+    device: Device, one: Prepared, shared: Collection[str] | None, *, is_kept: bool = False
+) -> Prepared:
+    """The program, or one of as many of its operators as take `_RUN_S`.
+
+    Args:
+        shared: Inputs that the operators share; None for all that they read.
+        is_kept: Whether the results of each are kept until the last has run.
+    """
+    if one.several is None:
+        return one
+    run_s = min(device.seconds_of(one.run) for _ in range(3))
+    copies = math.ceil(_RUN_S / max(_LEAST_S, run_s))
+    if copies == 1 and shared is None:
+        return one
+    several = one.several(min(copies, _MOST_COPIES), shared, is_kept)
+    several.run()
+    return several
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _difference(before: Prepared, whole: Prepared) -> Prepared:
+    """The seconds that a program takes more than another one, run by run in turns."""
+
+    def run() -> None:
+        before.run()
+        whole.run()
+
+    def own_seconds() -> Sequence[float]:
+        assert before.own_seconds is not None
+        assert whole.own_seconds is not None
+        pairs = zip(before.own_seconds(), whole.own_seconds(), strict=True)
+        return [more_s - less_s for less_s, more_s in pairs]
+
+    return Prepared(run, own_seconds)
+
+
+def _entry(item: Item, one: Prepared, runs: Sequence[float], processes: int) -> Entry:
+    seconds = runs if one.own_seconds is None else one.own_seconds()
+    timing = Timing.of([max(_LEAST_S, each / one.copies) for each in seconds])
+    return replace(
+        item.entry,
+        seconds=timing.seconds,
+        spread=timing.spread,
+        repeats=timing.repeats,
+        measured_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        processes=processes,
+    )

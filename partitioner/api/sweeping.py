@@ -1,0 +1,401 @@
+"""`sweep` plans a model for several device counts, clusters and memory limits."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from typing_extensions import Unpack
+
+from partitioner.api.option_table import SweepOptions
+from partitioner.api.options import open_with, request_of, takes
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster, parse_bytes
+from partitioner.foundations import units
+from partitioner.foundations.files import write_file
+from partitioner.ir.checks import is_a
+from partitioner.ir.errors import OptionError
+from partitioner.ir.graph import Graph
+from partitioner.report.findings.bottleneck import WORTH, turn_of
+from partitioner.report.findings.one_device import OneDevice, copies_sentence
+from partitioner.report.page.schema import VERSION, Point, Sweep
+from partitioner.report.text.tables import table
+from partitioner.search.find_plan import find_plan
+from partitioner.search.request import Budget, Request, silent
+from partitioner.solver import Infeasible
+from partitioner.strategies.constraints import ConstraintError
+from partitioner.strategies.derive import Rules
+from partitioner.strategies.spaces import check_mesh, check_space
+
+if TYPE_CHECKING:
+    import onnx
+    from torch import nn
+
+
+Item = TypeVar("Item")
+
+_PARETO = "* Pareto: no other point is as good in devices, latency, throughput and memory"
+_HEAD = (
+    *("devices", "cluster", "limit", "plan", "latency", "throughput"),
+    *("speed-up", "per device", "fullest device", "gap", ""),
+)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The values that a sweep varies: a point for each cluster, memory limit and device count.
+
+    Attributes:
+        devices: Device counts; empty: each cluster's own.
+        clusters: Presets or files; None is the reference accelerator.
+        memory: Limits in bytes; None is the cluster's own.
+        meshes: Axis sizes of intra plans, for the points with as many devices; others are searched.
+    """
+
+    devices: Sequence[int]
+    clusters: Sequence[str | None]
+    memory: Sequence[int | None]
+    meshes: Sequence[Mapping[str, int]]
+
+
+@dataclass(frozen=True)
+class Swept:
+    """The points of a sweep; printed, a table of them and the answer.
+
+    Attributes:
+        data: All figures, as `partition sweep --json` prints them.
+    """
+
+    data: Sweep
+
+    def __str__(self) -> str:
+        """A table, the infeasible points with their reasons, and the answer."""
+        points = self.data["points"]
+        lines = table([_HEAD, *map(_row, points)])
+        lines += ["", _PARETO]
+        lines += [f"{_title(point)}: {point['why']}" for point in points if point["why"]]
+        return "\n".join([*lines, "", self.data["answer"]])
+
+    def report(self, path: str | Path) -> None:
+        """Write the table and plots as one HTML file.
+
+        Raises:
+            FileError: The file cannot be written.
+        """
+        from partitioner.report.page.page import render
+
+        write_file(Path(path), render(self.data).encode())
+
+
+@takes(SweepOptions, clusters=(None,), memory=(None,), meshes=())
+def sweep(
+    model: str | Path | onnx.ModelProto | nn.Module,
+    example_inputs: Any = None,
+    devices: Iterable[int] = (),
+    **options: Unpack[SweepOptions],
+) -> Swept:
+    """Plan a model for several numbers of devices, clusters and memory limits.
+
+    Args:
+        model: As of `compile`.
+        example_inputs: As of `compile`.
+        devices: Numbers of devices; empty: each cluster's own.
+        **options: As the fields of `SweepOptions` are described.
+
+    Raises:
+        PartitionerError: The model is wrong, a cluster cannot have that many devices, or no point
+            has as many devices as a mesh. A point without a plan is no error.
+    """
+    memory = options.get("memory", (None,))
+    lists = {"devices": devices, "memory": memory, "meshes": options.get("meshes", ())}
+    for name, values in {**lists, "clusters": options.get("clusters", (None,))}.items():
+        if is_a(values, str, bytes, Mapping) or not is_a(values, Iterable):
+            raise OptionError(f"{name} is {values!r}; give a list, as [{values!r}]")
+    grid = Grid(
+        _unique(devices),
+        _unique(options.get("clusters", (None,))),
+        _unique(None if limit is None else parse_bytes(limit) for limit in memory),
+        tuple(options.get("meshes", ())),
+    )
+    if not grid.devices and None in grid.clusters:
+        raise OptionError("give devices, or clusters with counts in their names, like 4xh100")
+    request = request_of(options)
+    opened = open_with(model, example_inputs, options)
+    say = options.get("progress") or silent
+    targets = _targets(grid, request)
+    say("reading the model")
+    graph = opened.graph
+    rules = Rules.of(graph)
+    points = []
+    for index, target in enumerate(targets, 1):
+        say(f"point {index} of {len(targets)}: {target.title}")
+        points.append(_point(graph, rules, target))
+    points = _with_pareto(points)
+    data = Sweep(
+        version=VERSION,
+        kind="sweep",
+        title=opened.name,
+        objective=request.objective,
+        answer=answer(points, request.objective, turn_of(graph)),
+        points=points,
+    )
+    return Swept(data)
+
+
+def _unique(items: Iterable[Item]) -> tuple[Item, ...]:
+    """The items without repetitions, in their order."""
+    return tuple(dict.fromkeys(items))
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A point to plan.
+
+    Attributes:
+        cluster: The devices, with the memory limit.
+        limit: Memory limit in bytes; None is the cluster's own.
+        request: The request with the point's mesh.
+    """
+
+    cluster: Cluster
+    limit: int | None
+    request: Request
+
+    @property
+    def name(self) -> str:
+        """The cluster's name without its count: ``"4xh100" -> "h100"``; ``"2x4xh100"`` stays."""
+        return re.sub(r"^\d+x(?=[a-z])", "", self.cluster.name)
+
+    @property
+    def title(self) -> str:
+        """The point in words."""
+        return _in_words(len(self.cluster), self.name, self.limit)
+
+
+def _targets(grid: Grid, request: Request) -> list[_Target]:
+    """All points, in the order in which they are planned.
+
+    Raises:
+        OptionError: No point has as many devices as a mesh, or two meshes have as many.
+        PartitionerError: A cluster cannot have that many devices, or a mesh is wrong.
+    """
+    clusters = []
+    for name in grid.clusters:
+        for limit in grid.memory:
+            for count in grid.devices or (None,):
+                cluster = resolve_cluster(name, count)
+                clusters.append((limit, cluster if limit is None else cluster.with_memory(limit)))
+    meshes = _meshes(grid.meshes, [len(cluster) for _, cluster in clusters])
+    targets = []
+    for limit, cluster in clusters:
+        count = len(cluster)
+        check_space(request.strategy, count, meshes.get(count))
+        with_mesh = replace(request, mesh=meshes.get(count))
+        targets.append(_Target(cluster, limit, with_mesh.over(count)))
+    return targets
+
+
+def _meshes(
+    meshes: Sequence[Mapping[str, int]], counts: Sequence[int]
+) -> Mapping[int, Mapping[str, int]]:
+    """The meshes by number of devices.
+
+    Raises:
+        OptionError: No point has as many devices as a mesh, or two meshes have as many.
+        SearchError: A mesh is wrong.
+    """
+    by_size: dict[int, Mapping[str, int]] = {}
+    for mesh in meshes:
+        check_mesh(mesh)
+        size, text = math.prod(mesh.values()), _mesh_text(mesh)
+        if size not in counts:
+            points = ", ".join(map(str, _unique(counts)))
+            raise OptionError(f"mesh {text} has {size} devices; the points have {points}")
+        if size in by_size:
+            raise OptionError(
+                f"meshes {_mesh_text(by_size[size])} and {text} both have {size} devices: give "
+                "one for each number of devices"
+            )
+        by_size[size] = mesh
+    return by_size
+
+
+def _mesh_text(mesh: Mapping[str, int]) -> str:
+    return ",".join(f"{axis}={size}" for axis, size in mesh.items())
+
+
+def _row(point: Point) -> tuple[str, ...]:
+    limit = point["memory_bytes"]
+    where = (str(point["devices"]), point["cluster"], units.size(limit) if limit else "own")
+    if point["latency_s"] is None or point["peak_bytes"] is None:
+        return (*where, "none", "", "", "", "", "", "", "")
+    rate = point["throughput_per_s"]
+    return (
+        *where,
+        point["strategy"],
+        units.seconds(point["latency_s"]),
+        units.per_second(rate),
+        units.times(point["speedup"]) if point["speedup"] else "",
+        units.share(point["efficiency"]) if point["efficiency"] else "",
+        units.size(point["peak_bytes"]),
+        units.share(point["gap"]) if point["gap"] is not None else "",
+        "*" if point["pareto"] else "",
+    )
+
+
+def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
+    cluster, request = target.cluster, target.request
+    outcome, why = None, ""
+    try:
+        request = request.on(graph)
+        outcome = find_plan(graph, cluster, request, Budget.of(request), rules)
+    except (Infeasible, ConstraintError) as error:  # ConstraintError: of a kind of parallelism
+        why = str(error)
+    figures = outcome.evaluation if outcome else None
+    cert = outcome.plan.certificate if outcome else None
+    count, rate = len(cluster), figures.throughput_per_s if figures else None
+    speedup = gain = single = None
+    if outcome is not None and figures is not None:
+        run = (outcome.graph, outcome.plan.micro_batches)
+        single = OneDevice.best(cluster, request.objective, run)
+        speedup, gain = single.speedup(figures), single.gain(figures, request.objective)
+    return Point(
+        devices=count,
+        cluster=target.name,
+        memory_bytes=target.limit,
+        strategy=cert.strategy if cert else "",
+        latency_s=figures.latency_s if figures else None,
+        throughput_per_s=None if rate is None else units.finite(rate),
+        step_s=figures.step_s if figures else None,
+        peak_bytes=max(figures.needed_bytes.values()) if figures else None,
+        devices_used=figures.devices_used if figures else None,
+        gap=cert.gap if cert else None,
+        speedup=speedup,
+        efficiency=speedup / count if speedup is not None and cluster.has_equal_devices else None,
+        gain=gain,
+        copies=single.copies if single else 0,
+        copies_per_s=single.copies_per_s if single else None,
+        pareto=False,
+        why=why,
+    )
+
+
+def _with_pareto(points: Sequence[Point]) -> list[Point]:
+    """The points with `pareto`: no other is at least as good in all four goals, better in one."""
+    all_goals = [_goals(point) for point in points]
+    known = [goals for goals in all_goals if goals is not None]
+    return [
+        {
+            **point,
+            "pareto": goals is not None and not any(_dominates(other, goals) for other in known),
+        }
+        for point, goals in zip(points, all_goals, strict=True)
+    ]
+
+
+def _goals(point: Point) -> tuple[float, ...] | None:
+    """Devices, latency, step (throughput's inverse) and peak, all to be small; None: no plan."""
+    latency, step, peak = point["latency_s"], point["step_s"], point["peak_bytes"]
+    if latency is None or step is None or peak is None:
+        return None
+    return (point["devices"], latency, step, peak)
+
+
+def _dominates(goals: tuple[float, ...], others: tuple[float, ...]) -> bool:
+    return goals != others and all(a <= b for a, b in zip(goals, others, strict=True))
+
+
+def answer(points: Sequence[Point], objective: str, turn: str) -> str:
+    """The best point by the objective, and whether splitting pays, in a sentence or two.
+
+    Each point is compared with one device of its own cluster.
+
+    Args:
+        points: Points with their gains.
+        objective: As of `compile`.
+        turn: What a plan is run for: "request" or "step".
+    """
+    text = _splitting(points, objective, turn)
+    copied = [point for point in points if point["copies"] > 1 and point["step_s"] is not None]
+    if objective != "throughput" or not copied:
+        return text
+    best = min(copied, key=lambda point: (_value(point, objective), point["devices"]))
+    figures = best["copies"], best["copies_per_s"], best["throughput_per_s"]
+    beside = copies_sentence(*figures)
+    return f"{text} On {_title(best)} {beside}." if beside else text
+
+
+def _splitting(points: Sequence[Point], objective: str, turn: str) -> str:
+    """Tell whether splitting pays at the best point; arguments as of `answer`."""
+    planned = [point for point in points if point["latency_s"] is not None]
+    if not planned:
+        return "No point of the sweep has a plan: give more devices or more memory."
+    split = [point for point in planned if (point["devices_used"] or 1) > 1]
+    if not split:
+        tried = any(point["devices"] > 1 for point in points)
+        return (
+            "Splitting is not worth it: no plan of the sweep uses more than one device."
+            if tried
+            else "No split was tried: the sweep has one device only."
+        )
+    gains = [point for point in split if point["gain"] is not None]
+    if not gains:
+        least = min(split, key=lambda point: point["devices"])
+        best = min(split, key=lambda point: _value(point, objective))
+        return (
+            f"Splitting is needed: one device does not hold the model; {_title(least)} do. "
+            f"Best {_figure(best, objective, turn)}: {_title(best)}."
+        )
+
+    def rank(point: Point) -> tuple[float, int]:
+        return _value(point, objective), point["devices"]
+
+    def compared(point: Point) -> str:
+        times = f"{units.digits(point['gain'] or 0.0)} times as good as one device of that cluster"
+        verb = "have" if point["devices"] > 1 else "has"
+        return f"{verb} a {_figure(point, objective, turn)}, {times}"
+
+    first, best = min(planned, key=rank), min(gains, key=rank)
+    lead = "" if first is best else f"Best is {_title(first)}: {_figure(first, objective, turn)}. "
+    gain, most = best["gain"] or 0.0, max(gains, key=lambda point: point["gain"] or 0.0)
+    if gain < WORTH:
+        more = f"; it pays on {_title(most)}, which {compared(most)}"
+        return (
+            f"{lead}Splitting is not worth it at the best split: {_title(best)} {compared(best)}"
+            f"{more if (most['gain'] or 0.0) >= WORTH else ''}."
+        )
+    ideal = ""
+    if objective == "throughput" and best["efficiency"] is not None:
+        ideal = f", {units.share(best['efficiency'])} of the ideal {best['devices']} times"
+    elif objective == "memory" and best["speedup"] is not None:
+        ideal = f", at {units.digits(best['speedup'])} times its throughput"
+    return f"{lead}Splitting pays: {_title(best)} {compared(best)}{ideal}."
+
+
+def _value(point: Point, objective: str) -> float:
+    """The objective's value, infinite without a plan."""
+    keys = {"latency": point["latency_s"], "memory": point["peak_bytes"]}
+    value = keys.get(objective, point["step_s"])
+    return math.inf if value is None else value
+
+
+def _figure(point: Point, objective: str, turn: str) -> str:
+    value = _value(point, objective)
+    if objective == "memory":
+        return f"peak of {units.size(value)} on its fullest device"
+    figure = "latency" if objective == "latency" else f"time between {turn}s"
+    return f"{figure} of {units.seconds(value)}"
+
+
+def _title(point: Point) -> str:
+    return _in_words(point["devices"], point["cluster"], point["memory_bytes"])
+
+
+def _in_words(devices: int, cluster: str, limit: int | None) -> str:
+    memory = f" with {units.size(limit)} each" if limit else ""
+    plural = "s" if devices > 1 else ""
+    return f"{devices} device{plural} ({cluster}){memory}"

@@ -1,0 +1,166 @@
+"""`tune`: the best plans of a search are run on this machine, and the measured best is kept.
+
+A plan is written as rank files, and each round starts its ranks anew: two starts of the same
+processes differ by more than two steps of one start do, so a median over rounds counts both.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from partitioner.api.compiled.base import Compiled
+from partitioner.api.options import processes
+from partitioner.cost_model.cluster.resolve import cpu_fingerprint
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.ir.errors import OptionError
+from partitioner.ir.plan import Trial
+from partitioner.search.outcome import Candidate, Outcome
+from partitioner.search.request import Request, Say
+from partitioner.search.tried import kept, worth_a_run
+
+#: Rounds in which each plan is run once, after one that tells how many requests a run takes. They
+#: end after the fewest once each run of one plan was faster than all runs of the others.
+LEAST_ROUNDS, ROUNDS = 3, 5
+#: Fewest and most requests or steps of a run, and the seconds that it should take at least.
+_LEAST, _MOST, _ENOUGH_S = 4, 200, 1.0
+
+#: Makes a candidate's program.
+Compile = Callable[[Candidate], Compiled]
+
+
+def check_tunable(cluster: Cluster, *, is_module: bool) -> None:
+    """Refuse a cluster whose plans cannot be run by processes of this machine.
+
+    Raises:
+        OptionError: It is another machine, or its GPUs are not here; or this is one of several
+            processes that compile together.
+    """
+    if processes() > 1:
+        raise OptionError("tune starts processes of its own: compile in one process, without it")
+    profiles = {spec.profile for spec in cluster.devices}
+    if all(one is not None and one.device == cpu_fingerprint() for one in profiles):
+        cores = len(os.sched_getaffinity(0))
+        if len(cluster) <= cores:
+            return
+        raise OptionError(
+            f"tune runs plans here: cluster {cluster.name!r} has {len(cluster)} devices, this "
+            f"machine {cores} cores"
+        )
+    if cluster.name != "local":
+        raise OptionError(
+            f"tune runs plans on this machine, and cluster {cluster.name!r} is not known to be it: "
+            "give cluster local"
+        )
+    if is_module:
+        raise OptionError(
+            "tune runs PyTorch modules on processors only, and cluster 'local' is this machine's "
+            "GPUs: leave tune out"
+        )
+    from partitioner.backends.onnx.rank import has_gpus
+
+    if not has_gpus(len(cluster)):
+        raise OptionError(
+            "tune runs plans on this machine, and its ONNX Runtime does not run on GPUs, of which "
+            "cluster 'local' is: install onnxruntime-gpu, or leave tune out"
+        )
+
+
+def tuned(
+    outcome: Outcome, compiled: Compile, request: Request, cluster: Cluster, say: Say
+) -> Outcome:
+    """The outcome with the plan that runs fastest on this machine.
+
+    Args:
+        outcome: The search's.
+        compiled: Makes a candidate's program.
+        request: The request; its `tune` is the number of plans to run.
+        cluster: The devices, which are this machine's (`check_tunable`).
+        say: Receives a line of text at each stage.
+
+    Raises:
+        BackendError: A plan cannot be written, or a rank failed.
+        VerificationError: The module's weights or example inputs are fake.
+    """
+    candidates = worth_a_run(outcome, request, len(cluster))
+    in_flight = 1 if request.objective == "latency" else _LEAST
+    with tempfile.TemporaryDirectory(prefix="partitioner-tune-") as name:
+        runs = []
+        for index, candidate in enumerate(candidates):
+            say(f"writing plan {index + 1} of {len(candidates)}: {candidate.space}")
+            runs.append(_written(compiled(candidate), Path(name) / str(index)))
+        rounds = _rounds(runs, in_flight, say)
+    medians = [statistics.median(seconds) for seconds in rounds]
+    best = medians.index(min(medians))
+    trials = tuple(
+        Trial(
+            f"{candidate.plan.kind} plan of {candidate.space}",
+            candidate.cost(request.objective),
+            medians[index],
+            _spread(rounds[index]),
+            index == best,
+        )
+        for index, candidate in enumerate(candidates)
+    )
+    return kept(outcome, candidates[best], trials, request.gap)
+
+
+def _written(program: Compiled, folder: Path) -> Callable[[int], float]:
+    """A function that runs a plan's written ranks: the seconds of so many requests or steps."""
+    folder.mkdir()
+    ranks = program.ranks
+    ranks.write(folder)
+    return lambda count: ranks.run_seconds(folder, count)
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    """Half the distance of the quartiles, as a share of the median."""
+    low, median, high = statistics.quantiles(seconds, n=4)
+    return (high - low) / 2 / median if median else 0.0
+
+
+def _rounds(
+    runs: Sequence[Callable[[int], float]], in_flight: int, say: Say
+) -> Sequence[Sequence[float]]:
+    """Seconds of a request or step of each plan in each round, in which every plan is run once.
+
+    Args:
+        runs: Give the seconds of a number of requests or steps each.
+        in_flight: Fewest requests of a run; with 1 each run has one.
+        say: Receives a line of text before each round.
+    """
+    counts = []
+    say(f"running {len(runs)} plans, to warm up")
+    for run in runs:
+        one_s = run(in_flight) / in_flight
+        enough = math.ceil(_ENOUGH_S / one_s) if one_s else _MOST
+        counts.append(in_flight if in_flight == 1 else min(_MOST, max(_LEAST, enough)))
+    seconds: list[list[float]] = [[] for _ in runs]
+    for number in range(1, ROUNDS + 1):
+        say(f"running {len(runs)} plans, round {number} of {ROUNDS}")
+        for of_plan, run, count in zip(seconds, runs, counts, strict=True):
+            of_plan.append(run(count) / count)
+        if number >= LEAST_ROUNDS and _is_clear(seconds):
+            break
+    return seconds
+
+
+def _is_clear(seconds: Sequence[Sequence[float]]) -> bool:
+    """Test whether each run of one plan was faster than all runs of the others."""
+    best, *others = sorted(seconds, key=statistics.median)
+    return all(max(best) < min(other) for other in others)
+
+
+def tuning_notes(outcome: Outcome, request: Request) -> tuple[str, ...]:
+    """A sentence if the search met fewer plans than were to be run."""
+    certificate = outcome.plan.certificate
+    assert certificate is not None
+    count = len(certificate.trials)
+    if request.tune is None or count >= request.tune:
+        return ()
+    plans = "plan" if count == 1 else "different plans"
+    return (f"the search met {count} {plans}, fewer than the {request.tune} to run",)

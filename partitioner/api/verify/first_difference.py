@@ -1,0 +1,192 @@
+"""The first value of a graph that the ranks compute otherwise than one device does.
+
+The same graph runs twice, on the ranks and whole on one device. Each run keeps a growing set of
+values, until a value differs. A backend runs the programs; this module knows only arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from partitioner.api.lowering import lower
+from partitioner.api.verify.compare import TOLERANCE, Difference, FirstDifference, compare, largest
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.schedule.task_list import schedule
+from partitioner.ir.exchange import Region
+from partitioner.ir.graph import Graph
+from partitioner.ir.layout import Placement
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import is_stored, is_view
+from partitioner.ir.plan import NodePlan, Pipeline, Plan, resolve
+from partitioner.ir.program import Programs
+from partitioner.ir.types import numpy_dtype
+
+#: Values of the first run; each run after it keeps twice as many.
+FIRST_VALUES = 16
+
+#: Runs programs that keep some local values, named by rank, and returns these values, by rank and
+#: name; values that the backend cannot look at are left out.
+Run = Callable[[Mapping[int, Collection[str]]], Mapping[int, Mapping[str, np.ndarray]]]
+
+
+@dataclass(frozen=True)
+class Side:
+    """Programs of a graph, and the function that runs them."""
+
+    programs: Programs
+    run: Run
+
+    def values(self, batch: Sequence[str]) -> Mapping[int, Mapping[str, np.ndarray]]:
+        """Arrays of some values of the graph, by rank and local name."""
+        homes = [self.programs.homes[value] for value in batch]
+        keep = {
+            rank: [home.name for home in homes if rank in home.placement.mesh.devices]
+            for rank in range(len(self.programs.ranks))
+        }
+        return self.run(keep)
+
+
+def first_difference(
+    graph: Graph,
+    ranks: Side,
+    alone: Side,
+    floor: float = 0.0,
+    table: Mapping[str, float] = TOLERANCE,
+) -> FirstDifference | None:
+    """The first value, in graph order, that differs between two runs; None if none does.
+
+    Args:
+        graph: The graph of both.
+        ranks: The graph on all ranks.
+        alone: The graph whole on one device.
+        floor: Least magnitude that errors in the backward pass are relative to.
+        table: Tolerance of each element type.
+    """
+    homes = ranks.programs.homes
+    allowed = tolerances(graph, table)
+    values = [value for node in graph.nodes for value in node.writes if value in homes]
+    for batch in _growing(values):
+        by_rank, on_one = ranks.values(batch), alone.values(batch)[0]
+        for value in batch:
+            home = homes[value]
+            devices = home.placement.mesh.devices
+            parts = {d: by_rank[d][home.name] for d in devices if home.name in by_rank.get(d, {})}
+            whole = on_one.get(alone.programs.homes[value].name)
+            if whole is None or len(parts) < len(devices):
+                continue
+            node = graph.producers[value]
+            scale = max(floor if node.name in graph.backward else 0.0, largest(whole))
+            compared = (
+                (holders, _compared(value, part, expected, scale, allowed[value], table))
+                for holders, part, expected in _pairs(parts, home.placement, whole)
+            )
+            wrong = [(holders, part) for holders, part in compared if not part.equal]
+            if wrong:
+                worst = max(
+                    (part for _, part in wrong), key=lambda d: (math.isnan(d.error), d.error)
+                )
+                wrong_ranks = tuple(sorted({rank for holders, _ in wrong for rank in holders}))
+                named = f"{node.name!r} ({node.op})"
+                return FirstDifference(worst, named, wrong_ranks, str(home.placement))
+    return None
+
+
+def _growing(values: list[str]) -> Iterator[list[str]]:
+    start, size = 0, FIRST_VALUES
+    while start < len(values):
+        yield values[start : start + size]
+        start, size = start + size, size * 2
+
+
+def tolerances(graph: Graph, table: Mapping[str, float] = TOLERANCE) -> dict[str, float]:
+    """Tolerance of each value: that of the coarsest element type in its computation."""
+    by_value: dict[str, float] = {}
+    for node in graph.nodes:
+        computes = not (is_view(node) or is_stored(node))
+        read = [by_value.get(value, 0.0) for value in node.reads]
+        for value in node.writes:
+            real = np.zeros((), numpy_dtype(graph.types[value].dtype)).real.dtype
+            by_value[value] = max(table.get(real.name, 0.0) if computes else 0.0, *read, 0.0)
+    return by_value
+
+
+def _compared(
+    value: str,
+    part: np.ndarray,
+    expected: np.ndarray,
+    scale: float,
+    tolerance: float,
+    table: Mapping[str, float],
+) -> Difference:
+    """A part compared; for integers and booleans the tolerance is the share that may differ."""
+    difference = compare(value, part, expected, scale, table=table)
+    if difference.counts:
+        tolerance *= part.size
+    return replace(difference, tolerance=tolerance)
+
+
+def _pairs(
+    parts: Mapping[int, np.ndarray], placement: Placement, whole: np.ndarray
+) -> Iterator[tuple[tuple[int, ...], np.ndarray, np.ndarray]]:
+    """Ranks, their part, and the part of the whole that it must equal."""
+    if placement.sharding.partial:  # the parts are terms: only their sum can be compared
+        yield tuple(sorted(parts)), join(parts, placement), whole
+        return
+    for device, region in placement.parts():
+        yield (device,), parts[device], part_of(whole, region)
+
+
+def uncut_programs(
+    graph: Graph, *, deliver_all: bool = False, micro_batches: int | None = None
+) -> Programs:
+    """The graph on one rank: every value under its own name, nothing cut or sent.
+
+    `deliver_all` is that of `lower`; `micro_batches` make it one stage of a pipeline.
+    """
+    cluster = resolve_cluster(None, 1)
+    nodes = {node.name: NodePlan(0) for node in graph.nodes}
+    name = "gpipe" if graph.backward else "forward"
+    pipeline = None if micro_batches is None else Pipeline(name, micro_batches, (0,))
+    groups = (DeviceMesh.single(0),)
+    plan = Plan(graph.digest, cluster.to_data(), groups, nodes, pipeline=pipeline)
+    tasks = schedule(graph, resolve(graph, plan), cluster, pipeline=pipeline)
+    return lower(graph, tasks, 1, deliver_all=deliver_all)
+
+
+def join(parts: Mapping[int, np.ndarray], placement: Placement) -> np.ndarray:
+    """The whole tensor from the parts of all devices of its placement."""
+    whole: dict[Region, np.ndarray] = {}
+    points = dict(placement.mesh.coords())
+    axes = [axis for axis, _ in placement.sharding.partial]
+    how = placement.sharding.partial[0][1] if axes else ""
+    merge = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+    seen: set[tuple[Region, tuple[int, ...]]] = set()
+    for device, region in placement.parts():
+        term = (region, tuple(points[device][axis] for axis in axes))
+        if term in seen:
+            continue
+        seen.add(term)
+        whole[region] = (
+            merge[how](whole[region], parts[device]) if region in whole else parts[device]
+        )
+    first = next(iter(parts.values()))
+    shape = placement.sharding.shape
+    out = np.empty((*shape, *first.shape[len(shape) :]), first.dtype)
+    for region, part in whole.items():
+        out[_index(region)] = part
+    return out
+
+
+def part_of(whole: np.ndarray, region: Region) -> np.ndarray:
+    """A region of a tensor, dense."""
+    return np.asarray(whole[_index(region)])
+
+
+def _index(region: Region) -> tuple[np.ndarray, ...]:
+    return np.ix_(
+        *(np.concatenate([np.arange(s, s + n) for s, n in (*cut, (0, 0))]) for cut in region)
+    )

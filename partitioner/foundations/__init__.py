@@ -1,0 +1,1 @@
+"""Foundations of all folders: files, texts of numbers, streams, a pause of the collector."""

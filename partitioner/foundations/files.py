@@ -1,0 +1,309 @@
+"""Files that are read within limits; files and folders that are written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from partitioner.foundations.drafts import draft_file, draft_folder
+from partitioner.ir.errors import PartitionerError
+
+_COPY_BYTES = 2**24  #: Copied at a time.
+#: Most bytes of a file of text, such as a plan, a cluster or constraints.
+MOST_TEXT = 2**28
+_NOT_REGULAR = "not a regular file"
+
+
+class FileError(PartitionerError, ValueError):
+    """A file that cannot be written."""
+
+
+class DirectoryError(PartitionerError, ValueError):
+    """A folder that cannot be written, or whose files do not belong together."""
+
+
+class ResultError(PartitionerError, ValueError):
+    """A folder that is no saved compilation, or a compilation that lacks what a call needs."""
+
+
+def cache_folder() -> Path:
+    """The folder of this package in the user's cache folder, which need not exist.
+
+    Raises:
+        RuntimeError: The user has no home.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "partitioner"
+
+
+def open_file(path: Path, most: int | None = None) -> BinaryIO:
+    """Open a regular file to read it.
+
+    A FIFO would wait for a writer, a device may never end and may act when it is opened: what is no
+    regular file is refused unopened, or, if it was put there in between, unread.
+
+    Args:
+        path: The file, or a link to it.
+        most: The most bytes that it may have; None for any number.
+
+    Raises:
+        OSError: It cannot be opened, is no regular file, or is larger; `strerror` says which.
+        ValueError: No file can have that name.
+    """
+    _check_regular(path, path.stat(), most)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _check_regular(path, os.fstat(descriptor), most)
+        os.read(descriptor, 1)  # a file of /proc may wait for the kernel: BlockingIOError
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        return os.fdopen(descriptor, "rb")
+    except BlockingIOError:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, _NOT_REGULAR, str(path)) from None
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def _check_regular(path: Path, status: os.stat_result, most: int | None) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, _NOT_REGULAR, str(path))
+    if most is not None and status.st_size > most:
+        raise OSError(errno.EFBIG, f"{status.st_size} bytes, more than {most}", str(path))
+
+
+def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
+    """Read a regular file of at most so many bytes.
+
+    Raises:
+        OSError: As `open_file`.
+        ValueError: No file can have that name.
+    """
+    with open_file(path, most) as file:
+        data = file.read(most + 1)  # files of /proc say that they have no bytes
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
+    return data
+
+
+def read_text(path: Path, most: int = MOST_TEXT) -> str:
+    """Read a regular file of UTF-8 text, of at most so many bytes.
+
+    Line ends become newlines.
+
+    Raises:
+        OSError: As `open_file`.
+        ValueError: It is no UTF-8 text, or no file can have that name.
+    """
+    text = read_file(path, most).decode("utf-8")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file in one step: an existing one is replaced, a link stays a link.
+
+    Raises:
+        FileError: The file cannot be written; an existing one is unchanged.
+    """
+    write_files({path: data})
+
+
+def write_files(contents: Mapping[Path, bytes | Path]) -> None:
+    """Write files that belong together; none is put in place before all are complete.
+
+    Args:
+        contents: Bytes of each file, or a file to copy; put in place in this order.
+
+    Raises:
+        FileError: A file cannot be written.
+    """
+    drafts: dict[Path, Path] = {}
+    path = Path()
+    try:
+        with ExitStack() as stack:
+            for path, content in contents.items():
+                check_file(path)
+                drafts[path] = stack.enter_context(draft_file(_final(path)))
+                with drafts[path].open("wb") as file:
+                    _fill(file, content)
+            for path, draft in drafts.items():
+                draft.chmod(0o666 & ~umask())
+                draft.replace(_final(path))
+    except OSError as error:
+        raise FileError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _fill(file: BinaryIO, content: bytes | Path) -> None:
+    if isinstance(content, Path):
+        with content.open("rb") as source:
+            shutil.copyfileobj(source, file, _COPY_BYTES)
+    else:
+        file.write(content)
+
+
+def umask() -> int:
+    """The process's umask, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@contextmanager
+def _refusing(error: type[FileError | DirectoryError], path: Path) -> Iterator[None]:
+    """Turn errors of the operating system, and names that no file can have, into refusals."""
+    try:
+        yield
+    except (FileError, DirectoryError):
+        raise
+    except OSError as reason:
+        raise error(f"cannot write {path}: {reason.strerror or reason}") from None
+    except ValueError as reason:
+        raise error(f"cannot write {path}: {reason}") from None
+
+
+def check_file(path: Path) -> None:
+    """Refuse early what `write_file` would refuse.
+
+    Raises:
+        FileError: The folder does not exist or is not writable, the path is a folder, or no file
+            can have that name.
+    """
+    with _refusing(FileError, path):
+        final = _final(path)
+        if final.is_symlink():
+            raise FileError(f"cannot write {path}: it is a link that leads to itself")
+        folder = final.parent if path.is_symlink() else path.parent
+        if not folder.is_dir():
+            raise FileError(f"cannot write {path}: there is no folder {folder}")
+        try:
+            final.lstat()
+        except FileNotFoundError:
+            pass
+        else:
+            if not final.is_file():
+                raise FileError(f"cannot write {path}: it is there and is not a file")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise FileError(f"cannot write {path}: the folder {folder} is not writable")
+
+
+def check_no_link(path: Path) -> None:
+    """Refuse a link in the place of a file of a saved folder: what is written would go elsewhere.
+
+    Raises:
+        FileError: It is a link.
+    """
+    if path.is_symlink():
+        raise FileError(f"cannot write {path}: it is a link; remove it, or name another file")
+
+
+def _final(path: Path) -> Path:
+    """The path with all links followed; the file need not exist."""
+    return Path(os.path.realpath(path))
+
+
+def refuse_to_replace(source: Path, path: Path) -> None:
+    """Refuse to replace the model that a result was made from.
+
+    Raises:
+        FileError: Both paths are the same file.
+    """
+    try:
+        same = path.samefile(source)
+    except (OSError, ValueError):  # one of them does not exist
+        return
+    if same:
+        raise FileError(f"cannot write {path}: it is the model itself; name another file")
+
+
+def replace_directory(
+    target: Path,
+    write: Callable[[Path], None],
+    *,
+    force: bool,
+    ours: Callable[[str], bool] = lambda _: True,
+) -> None:
+    """Let `write` fill a new folder beside `target`, then put it in place.
+
+    Args:
+        target: Folder to make.
+        write: Fills the folder that it is given; if it raises, nothing is left behind.
+        force: Replace an existing folder.
+        ours: Whether this program writes files of that name; others are kept in the folder.
+
+    Raises:
+        DirectoryError: `target` exists (without `force`), is a file, or cannot be made.
+    """
+    check_target(target, force=force)
+    with ExitStack() as stack:
+        with _refusing(DirectoryError, target):
+            draft = stack.enter_context(draft_folder(target))
+        try:
+            draft.chmod(0o755)
+            write(draft)
+            _swap(draft, target, ours)
+        except OSError as error:
+            raise DirectoryError(f"cannot write {target}: {error.strerror or error}") from None
+
+
+def check_target(target: Path, *, force: bool) -> None:
+    """Refuse early what `replace_directory` would refuse.
+
+    Raises:
+        DirectoryError: See `replace_directory`. Only empty folders, and folders with a plan, are
+            replaced.
+    """
+    with _refusing(DirectoryError, target):
+        if not target.parent.is_dir():
+            raise DirectoryError(f"cannot write {target}: there is no folder {target.parent}")
+        if not target.exists():
+            return
+        if not target.is_dir() or target.is_symlink():
+            raise DirectoryError(f"cannot write {target}: it is there and is not a folder")
+        if not force:
+            raise DirectoryError(
+                f"{target} is there already; pass --force (Python: force=True) to replace it, "
+                "or name another folder"
+            )
+        if any(target.iterdir()) and not (target / "plan.json").is_file():
+            raise DirectoryError(f"{target} holds something else than a plan; it is not replaced")
+
+
+def _swap(draft: Path, target: Path, ours: Callable[[str], bool]) -> None:
+    if not target.exists():
+        draft.rename(target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+    was = old / "was"
+    try:
+        target.rename(was)
+        draft.rename(target)
+        _keep(was, target, ours)
+    except OSError:
+        if not target.exists() and was.exists():
+            was.rename(target)
+        if was.exists():
+            raise DirectoryError(
+                f"{target} is written, but files of the old one could not be moved there; "
+                f"they are in {was}"
+            ) from None
+        old.rmdir()
+        raise
+    with draft_folder(target) as trash:
+        was.rename(trash / "was")
+    old.rmdir()
+
+
+def _keep(was: Path, target: Path, ours: Callable[[str], bool]) -> None:
+    """Move what this program did not write from the old folder into the new one."""
+    for entry in sorted(was.iterdir()):
+        if not ours(entry.name) and not os.path.lexists(target / entry.name):
+            entry.rename(target / entry.name)

@@ -1,6 +1,0 @@
-"""Profiling: the seconds of the operators that a search could choose, measured on this machine."""
-
-from partitioner.profiling.profile import profile
-from partitioner.profiling.profiled import Profiled
-
-__all__ = ["Profiled", "profile"]

@@ -1,0 +1,280 @@
+"""The bottleneck of a plan, and two sentences: on what limits it, and on what splitting gains."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.evaluate import Evaluation
+from partitioner.cost_model.prices.compute import node_limit
+from partitioner.cost_model.schedule.critical_path import critical_path
+from partitioner.cost_model.schedule.simulate import Event, simulate
+from partitioner.cost_model.schedule.task_list import Schedule
+from partitioner.foundations import units
+from partitioner.ir.graph import Graph
+from partitioner.report.findings.one_device import OneDevice
+
+MOST = 0.5  #: A plan that communicates for a larger share of its time is limited by that.
+BALANCED = 0.8  #: A plan with a smaller ratio of mean to largest load is unbalanced.
+WORTH = 1.05  #: Splitting is worth it if it gains more than this over one device.
+TIGHT = 0.05  #: The sentence mentions memory if a smaller share of a device is free.
+
+WAITING = "waiting"
+COMPUTING = ("launches", "arithmetic", "memory bandwidth")
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """The time of the busiest device, or of the critical path, by its limits.
+
+    Attributes:
+        device: The busiest device; None for the critical path.
+        total_s: Its load, or the length of the path; in a plan with stages the whole step.
+        seconds: By limit: one of `COMPUTING`, a kind of communication ("all-reduce"), or
+            `WAITING` where nothing ran; adds up to `total_s`.
+        counts: Number of operators or communications of each limit.
+        balance: See `balance`.
+        longest: Name and seconds of the operator or communication that takes longest; of a step
+            of micro-batches, all times that it runs.
+        turn: See `turn_of`.
+    """
+
+    device: int | None
+    total_s: float
+    seconds: Mapping[str, float]
+    counts: Mapping[str, int]
+    balance: float
+    longest: tuple[str, float]
+    turn: str = "request"
+
+    @property
+    def communication_s(self) -> Mapping[str, float]:
+        """Seconds of each kind of communication."""
+        return {k: s for k, s in self.seconds.items() if k not in (*COMPUTING, WAITING)}
+
+
+def bottleneck(
+    graph: Graph, tasks: Schedule, evaluation: Evaluation, cluster: Cluster, objective: str
+) -> Bottleneck:
+    """The bottleneck: of the critical path for "latency", else of the busiest device."""
+    device: int | None = None
+    if objective == "latency":
+        timeline = simulate(tasks)
+        total_s = timeline.makespan_s
+        spans = _disjoint([timeline.events[index] for index in critical_path(timeline)])
+    else:
+        device = max(evaluation.load_s, key=evaluation.load_s.__getitem__)
+        total_s = evaluation.load_s[device] if tasks.order is None else evaluation.latency_s
+        spans = [
+            (index, device, tasks.times(task) * task.devices[device])
+            for index, task in enumerate(tasks.tasks)
+            if device in task.devices
+        ]
+    seconds: dict[str, float] = defaultdict(float)
+    counts: Counter[str] = Counter()
+    longest = ("", 0.0)
+    for index, on, spent_s in spans:
+        task = tasks.tasks[index]
+        if task.comm is not None:
+            limit = task.comm.kind.spelled
+        else:
+            assert task.placed is not None
+            limit = node_limit(graph, task.placed, on, cluster)
+        seconds[limit] += spent_s
+        counts[limit] += tasks.times(task) if device is not None else 1
+        if spent_s > longest[1]:
+            longest = (task.name, spent_s)
+    idle_s = total_s - sum(seconds.values())
+    if idle_s > 1e-9 * total_s:
+        seconds[WAITING] = idle_s
+    shares = dict(seconds), dict(counts)
+    return Bottleneck(
+        device, total_s, *shares, balance(evaluation), longest, turn_of(graph, tasks.order)
+    )
+
+
+def turn_of(graph: Graph, pipeline: object | None = None) -> str:
+    """The unit of work that repeats: "request", or "step" of a training graph or with stages."""
+    return "step" if graph.backward or pipeline is not None else "request"
+
+
+def balance(evaluation: Evaluation) -> float:
+    """Mean load over the largest, of the devices that have any."""
+    used = [load for load in evaluation.load_s.values() if load]
+    return sum(used) / (len(used) * max(used)) if used else 1.0
+
+
+def limit_sentence(limits: Bottleneck, evaluation: Evaluation, objective: str) -> str:
+    """A sentence on what limits the plan, and one on memory if that is almost full."""
+    held = evaluation.needed_bytes
+    if not evaluation.fits_exactly:
+        over = {device: nbytes - evaluation.limit_bytes[device] for device, nbytes in held.items()}
+        device = max(over, key=over.__getitem__)
+        return (
+            f"Does not fit: device {device} holds {units.size(held[device])} at "
+            f"{evaluation.needed_peak(device).at}, {units.size(over[device])} over its limit."
+        )
+    if objective == "memory":
+        device = max(held, key=held.__getitem__)
+        peak = evaluation.needed_peak(device)
+        return (
+            f"Memory: device {device} holds {units.size(held[device])} at {peak.at}, "
+            f"{units.size(peak.resident_bytes)} of it weights."
+        )
+    if not limits.total_s:
+        return "Nothing takes time on this cluster."
+    subject = _subject(limits)
+    tight, free = tightest(evaluation)
+    tail = ""
+    if free < TIGHT:
+        tail = f" Memory is tight too: device {tight} has {units.share(max(free, 0.0))} free."
+    comm_s = limits.communication_s
+    if sum(comm_s.values()) > MOST * limits.total_s:
+        share = units.share(sum(comm_s.values()) / limits.total_s)
+        most = max(comm_s, key=comm_s.__getitem__)
+        return (
+            f"Communication: {subject}, {share} of it communicating, most in "
+            f"{_counted(limits, most)} ({units.seconds(comm_s[most])}).{tail}"
+        )
+    staged = limits.device is not None and WAITING in limits.seconds
+    if limits.balance < BALANCED and limits.device is not None:
+        name, longest_s = limits.longest
+        return (
+            f"Imbalance: {subject}, the mean device {units.share(limits.balance)} of that; its "
+            f"longest task, {name}, takes {units.seconds(longest_s)}.{tail}"
+        )
+    limit, spent_s = max(limits.seconds.items(), key=lambda entry: entry[1])
+    titles = {"launches": "Kernel launches", WAITING: "Bubbles" if staged else "Waiting"}
+    title = titles.get(limit, limit.capitalize())
+    share = units.share(spent_s / limits.total_s)
+    return f"{title}: {subject}, {share} of it in {_counted(limits, limit)}.{tail}"
+
+
+def _subject(limits: Bottleneck) -> str:
+    total = units.seconds(limits.total_s)
+    if limits.device is None:
+        return f"the critical path takes {total}"
+    if WAITING in limits.seconds:
+        return f"a {limits.turn} takes {total} on device {limits.device}, the busiest"
+    return f"device {limits.device} is busy {total} a {limits.turn}"
+
+
+def verdict(
+    limits: Bottleneck,
+    evaluation: Evaluation,
+    single: OneDevice,
+    cluster: Cluster,
+    objective: str,
+) -> str:
+    """The plan in a line: "3.6 times as fast as one h100; limit: kernel launches on device 2".
+
+    Of a stream of requests it says what whole copies of the model would serve, too.
+    """
+    gain = _gain(evaluation, single, cluster, objective)
+    copies = single.copies_sentence(units.finite(evaluation.throughput_per_s), objective)
+    gain = f"{gain}; {copies}" if copies else gain
+    title, colon, _ = limit_sentence(limits, evaluation, objective).partition(":")
+    if not evaluation.fits_exactly or not colon:
+        return title.rstrip(".") if colon else gain
+    where = "the critical path" if limits.device is None else f"device {limits.device}"
+    if objective == "memory":
+        held = evaluation.needed_bytes
+        where = f"device {max(held, key=held.__getitem__)}"
+    return f"{gain}; limit: {title[0].lower()}{title[1:]} on {where}"
+
+
+def _gain(evaluation: Evaluation, single: OneDevice, cluster: Cluster, objective: str) -> str:
+    one, used = f"one {cluster.devices[single.device].name}", evaluation.devices_used
+    if not single.fits:
+        return (
+            f"Runs in blocks on {one}, which does not hold the whole model"
+            if used <= 1
+            else f"{used:,} devices hold what {one} does not"
+        )
+    if used <= 1:
+        return f"Runs on {one}: nothing is split"
+    gain = single.gain(evaluation, objective)
+    if gain is None or gain < WORTH:
+        return f"No better than {one}"
+    if objective == "memory":
+        return f"{units.times(gain)} less memory a device than {one}"
+    what = "Answers a request " if objective == "latency" else ""
+    return f"{what}{units.digits(gain)} times as fast as {one}"
+
+
+def worth_sentence(
+    evaluation: Evaluation,
+    single: OneDevice,
+    cluster: Cluster,
+    objective: str,
+    turn: str = "request",
+) -> str:
+    """A sentence on what the plan gains over the whole model on one device.
+
+    Args:
+        single: The whole model on one device.
+        turn: See `turn_of`.
+    """
+    used, device = evaluation.devices_used, single.device
+    equal = cluster.has_equal_devices
+    one = "one device alone" if equal else f"device {device} ({cluster.devices[device].name}) alone"
+    if not single.fits and (used > 1 or evaluation.fits_exactly):
+        cut = "The split is needed" if used > 1 else "The blocks are needed"
+        most = "a device has" if equal else "the largest device has"
+        return (
+            f"{cut}: the whole model takes {units.size(single.held_bytes)}, "
+            f"{most} {units.size(single.limit_bytes)}."
+        )
+    if used <= 1:
+        return "The plan uses one device: nothing is split."
+    gain = single.gain(evaluation, objective)
+    if gain is None:
+        return "Nothing takes time on this cluster: splitting gains nothing."
+    here, there = (units.cost(objective, of.cost(objective)) for of in (evaluation, single))
+    if gain < WORTH:
+        return f"Splitting is not worth it here: {used} devices take {here}, {one} {there}."
+    if objective == "memory":
+        speed = single.speedup(evaluation) or 1.0
+        return (
+            f"The fullest of {used} devices holds {here}, {one} {there}; "
+            f"the throughput is {units.digits(speed)} times that of one."
+        )
+    name = "latency" if objective == "latency" else f"time between {turn}s"
+    ideal = f", {units.share(gain / used)} of the ideal {used} times" if equal else ""
+    return (
+        f"{used} devices are {units.digits(gain)} times as fast as {one} "
+        f"({name} {here} against {there}{ideal})."
+    )
+
+
+def tightest(evaluation: Evaluation) -> tuple[int, float]:
+    """The device with the least free share of its memory, and that share."""
+    free = {
+        device: 1 - nbytes / evaluation.limit_bytes[device]
+        for device, nbytes in evaluation.needed_bytes.items()
+    }
+    device = min(free, key=free.__getitem__)
+    return device, free[device]
+
+
+def _disjoint(path: Iterable[Event]) -> list[tuple[int, int, float]]:
+    """Task, device and seconds of each event, less the seconds that earlier events cover."""
+    spans = []
+    covered_s = 0.0
+    for event in path:
+        fresh_s = event.end_s - max(event.start_s, covered_s)
+        if fresh_s > 0:
+            spans.append((event.task, event.device, fresh_s))
+            covered_s = event.end_s
+    return spans
+
+
+def _counted(limits: Bottleneck, limit: str) -> str:
+    if limit == WAITING:
+        return WAITING
+    count = limits.counts[limit]
+    if limit in COMPUTING:
+        return f"{units.count(count, 'operator')} bound by {limit}"
+    return f"{count:,} {limit} communications" if count > 1 else f"one {limit}"

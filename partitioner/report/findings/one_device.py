@@ -1,0 +1,168 @@
+"""The whole model on one device: the figures that a plan is compared with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.evaluate import Evaluation, best_single, one_device
+from partitioner.foundations import units
+from partitioner.ir.graph import Graph
+from partitioner.rewrites.settle import chosen
+
+
+@dataclass(frozen=True)
+class OneDevice:
+    """The whole model on the best device alone, as predicted.
+
+    Attributes:
+        device: The device.
+        step_s: Seconds between requests, or of a training step.
+        latency_s: Seconds of one request.
+        held_bytes: Bytes to reserve, as `Evaluation.needed_bytes`.
+        limit_bytes: Memory of the device.
+        copies: Devices of the cluster that hold the whole model each; 0 where copies are no rival:
+            of training, and with one device.
+        copies_per_s: Requests a second that a copy of the model on each of them serves, all of them
+            busy; None if they take no time.
+    """
+
+    device: int
+    step_s: float
+    latency_s: float
+    held_bytes: int
+    limit_bytes: int
+    copies: int
+    copies_per_s: float | None
+
+    @classmethod
+    def best(cls, cluster: Cluster, objective: str, *runs: tuple[Graph, int | None]) -> OneDevice:
+        """The best device, and the best way to run the model there.
+
+        Args:
+            cluster: The devices.
+            objective: What counts where several hold the model.
+            *runs: Ways to run the model: its graph, of which nothing that is offered is taken, and
+                how many micro-batches run it one after the other, None for the whole batch at once.
+        """
+        runs = tuple(
+            (chosen(graph, frozenset()) if graph.optional else graph, count)
+            for graph, count in runs
+        )
+        alone = [best_single(graph, cluster, objective, count) for graph, count in runs]
+        device, figures = min(
+            alone, key=lambda run: (not run[1].fits_exactly, run[1].cost(objective))
+        )
+        return cls(
+            device,
+            figures.step_s,
+            figures.latency_s,
+            figures.needed_bytes[device],
+            figures.limit_bytes[device],
+            *_copies(cluster, runs, known=figures),
+        )
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> OneDevice:
+        """The value that `to_data` wrote."""
+        return cls(**data)
+
+    def to_data(self) -> dict[str, Any]:
+        """The figures by name, for JSON."""
+        return asdict(self)
+
+    def copies_sentence(
+        self, plan_per_s: float | None, objective: str, bound_s: float = 0.0
+    ) -> str:
+        """Say what whole copies would serve beside a plan, as a clause; "" without them.
+
+        Args:
+            plan_per_s: Requests a second of the plan; None if they take no time.
+            objective: That of the plan.
+            bound_s: The bound of its certificate, where that is shown beside the clause.
+        """
+        if objective != "throughput":
+            return ""
+        return copies_sentence(self.copies, self.copies_per_s, plan_per_s, bound_s)
+
+    @property
+    def throughput_per_s(self) -> float | None:
+        """Requests a second of a full stream; None, as in JSON, if they take no time."""
+        return 1 / self.step_s if self.step_s else None
+
+    @property
+    def fits(self) -> bool:
+        """Tell whether the device holds the model."""
+        return self.held_bytes <= self.limit_bytes
+
+    def cost(self, objective: str) -> float:
+        """Value of an objective, as `Evaluation.cost`."""
+        costs = {"latency": self.latency_s, "memory": self.held_bytes}
+        return costs.get(objective, self.step_s)
+
+    def speedup(self, plan: Evaluation) -> float | None:
+        """The speed-up of a plan over this device, by the seconds between requests.
+
+        None where the device does not hold the model, or a request of the plan takes no time.
+        """
+        return self.gain(plan, "throughput")
+
+    def gain(self, plan: Evaluation, objective: str) -> float | None:
+        """Divide this device's cost by that of a plan; None as of `speedup`."""
+        cost = plan.cost(objective)
+        return self.cost(objective) / cost if self.fits and cost else None
+
+
+def copies_sentence(
+    copies: int, copies_per_s: float | None, plan_per_s: float | None, bound_s: float = 0.0
+) -> str:
+    """Say what whole copies serve beside a plan, as a clause; "" where they are no rival.
+
+    The bound of a plan holds for partitions: for plans whose devices share one model. If copies
+    serve more than it allows, the clause says so.
+
+    Args:
+        copies: Devices that hold the whole model each.
+        copies_per_s: Requests a second of all of them; None if they take no time.
+        plan_per_s: Requests a second of the plan; None if they take no time.
+        bound_s: The least seconds of a request that partitions may take.
+    """
+    if copies < 2 or copies_per_s is None or plan_per_s is None:
+        return ""
+    partitions = ": the bound holds for partitions alone" if copies_per_s * bound_s > 1 else ""
+    return (
+        f"{copies:,} whole copies, one on each device, would serve "
+        f"{units.per_second(copies_per_s)}, this plan {units.per_second(plan_per_s)}{partitions}"
+    )
+
+
+def _copies(
+    cluster: Cluster, runs: Sequence[tuple[Graph, int | None]], known: Evaluation
+) -> tuple[int, float | None]:
+    """The devices that hold the whole model, and the requests a second that all of them serve.
+
+    Args:
+        cluster: The devices.
+        runs: Ways to run the model, as of `OneDevice.best`.
+        known: The best of them on one device, which need not be priced again on equal devices.
+    """
+    if len(cluster) == 1 or any(graph.backward for graph, _ in runs):
+        return 0, None
+    crowded = cluster.crowded
+    count, rate_per_s = 0, 0.0
+    for spec, devices in Counter(crowded.devices).items():
+        first = crowded.first_of_spec[spec]
+        alone = [known]
+        if crowded is not cluster or not cluster.has_equal_devices:
+            alone = [one_device(graph, crowded, first, number) for graph, number in runs]
+        steps_s = [figures.step_s for figures in alone if figures.fits_exactly]
+        if not steps_s:
+            continue
+        count += devices
+        if not min(steps_s):
+            return count, None
+        rate_per_s += devices / min(steps_s)
+    return count, rate_per_s or None

@@ -1,0 +1,1 @@
+"""Exact simplifications of a problem, of which each keeps at least one best plan."""

@@ -1,0 +1,236 @@
+"""One speed-up a plan: the summary, the report, the card, `.speedup`, diff and a sweep agree."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import partitioner
+from partitioner import examples
+from partitioner.api.compiled.base import Compiled
+from partitioner.api.compiled.module import ModuleProgram
+from partitioner.cost_model.evaluate import best_single
+from partitioner.cost_model.memory.peaks import MemoryPeak
+from partitioner.foundations import units
+from partitioner.report.card import card
+from partitioner.report.findings.one_device import OneDevice
+from partitioner.report.page.data import headline
+from partitioner.report.summary import text
+from partitioner.report.text.diff import diff
+from partitioner.report.text.explain import explain
+
+
+def _mlp(layers: int = 4, hidden: int = 64, batch: int = 8, **options: object) -> Compiled:
+    model = examples.build("mlp", layers=layers, hidden=hidden, batch=batch)
+    return partitioner.compile(model, time_limit_s=5, **options)  # type: ignore[arg-type]
+
+
+class _Loss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).square().mean()
+
+
+def _trained(**options: object) -> ModuleProgram:
+    x = torch.zeros(16, 64)
+    return partitioner.compile(_Loss(), x, 2, training=True, time_limit_s=5, **options)  # type: ignore[arg-type]
+
+
+PLANS: dict[str, Callable[[], Compiled]] = {
+    "placed": lambda: _mlp(devices=2, strategy="inter"),
+    "cut": lambda: _mlp(devices=2, strategy="intra", cluster="2xideal"),
+    "latency": lambda: _mlp(devices=2, strategy="intra", cluster="2xideal", objective="latency"),
+    "memory": lambda: _mlp(devices=2, objective="memory"),
+    "one device does not hold it": lambda: _mlp(devices=2, memory="48KiB", strategy="intra"),
+    "requests in micro-batches": lambda: _mlp(devices=2, micro_batches=2, cluster="2xideal"),
+    "on one device": lambda: _mlp(devices=1),
+    "in blocks": lambda: _mlp(layers=8, hidden=256, devices=1, memory="1MiB"),
+    "training": lambda: _trained(parallel="dp"),
+    "training in stages": lambda: _trained(parallel="pp", micro_batches=4),
+    "training in micro-batches": lambda: _trained(micro_batches=2),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_all_that_name_the_speed_up_agree(name: str, tmp_path: Path) -> None:
+    result = PLANS[name]()
+    speedup = result.speedup
+    assert (speedup is None) == (name in ("one device does not hold it", "in blocks"))
+    if speedup is not None:
+        assert speedup == result.one_device.step_s / result.evaluation.step_s
+
+    assert result.summary["speedup"] == speedup
+    head = headline(result)
+    assert head["speedup"] == speedup
+    assert (head["step_s_one"] is None) == (speedup is None)
+    if not isinstance(result, ModuleProgram):
+        again = partitioner.load(result.save(tmp_path / "plan", plan_only=True))
+        assert again.speedup == speedup
+    changes = diff(result, result, ("a", "b"))
+    (figure,) = (f for f in changes["figures"] if f["name"] == "speed-up over one device")
+    assert figure["before"] == figure["after"] == speedup
+    tile = "-" if speedup is None else units.times(speedup)
+    assert f'<small style="opacity:.75">Speed-up</small><br><b>{tile}</b>' in card(result)
+    times = "" if speedup is None else f", {units.digits(speedup)} times one device"
+    assert f"  step        {units.seconds(result.evaluation.step_s)}{times}\n" in explain(result)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_sentences_name_the_gain_of_the_objective(name: str) -> None:
+    result = PLANS[name]()
+    gain = result.one_device.gain(result.evaluation, result.objective)
+    first, head = text(result.summary).partition("\n")[0], headline(result)
+    assert result.summary["gain"] == gain
+    if result.objective != "latency":
+        assert "answers a request" not in first
+    if gain is None or result.evaluation.devices_used == 1 or result.objective == "memory":
+        assert "times as fast" not in first
+    else:
+        what = "answers a request " if result.objective == "latency" else ""
+        times = "" if units.digits(gain) == "1" else f"{units.digits(gain)} times "
+        assert first.startswith(f"{what}{times}as fast as one device: ")
+    if gain is not None and gain > 1.1:
+        if result.objective == "memory":
+            assert head["verdict"].startswith(f"{units.times(gain)} less memory a device than one ")
+        else:
+            said = f"{what.capitalize()}{units.digits(gain)} times as fast as one "
+            assert head["verdict"].startswith(said)
+            assert f"are {units.digits(gain)} times as fast as one device alone" in head["worth"]
+
+
+def test_what_does_not_fit_whole_is_said_of_blocks() -> None:
+    result = PLANS["in blocks"]()
+    assert result.plan.blocks
+    head = headline(result)
+    assert head["verdict"].startswith("Runs in blocks on one h100, which does not hold the whole")
+    assert head["worth"].startswith("The blocks are needed: the whole model takes ")
+    assert "(the whole model does not fit one device)" in text(result.summary)
+
+
+@pytest.mark.slow
+def test_a_plan_without_a_summary_has_the_same_speed_up() -> None:
+    for name in ("placed", "one device does not hold it"):
+        result = PLANS[name]()
+        assert replace(result, summary={}).speedup == pytest.approx(result.speedup)
+
+
+def test_a_sweep_has_the_speed_up_of_the_plan() -> None:
+    model = examples.build("mlp", layers=4, hidden=64, batch=8)
+    for objective in ("throughput", "latency"):
+        options = {"objective": objective, "strategy": "inter", "time_limit_s": 5}
+        result = partitioner.compile(model, devices=2, **options)  # type: ignore[arg-type]
+        swept = partitioner.sweep(model, devices=[2], **options)  # type: ignore[arg-type]
+        (point,) = swept.data["points"]
+        assert point["speedup"] == result.speedup
+        assert point["gain"] == result.summary["gain"]
+
+
+def test_one_device_runs_requests_whole_or_in_micro_batches_whichever_it_holds() -> None:
+    result = PLANS["requests in micro-batches"]()
+    whole = _mlp(devices=1).graph
+    parts = (result.graph, result.plan.micro_batches)
+    fast = best_single(whole, result.cluster, "throughput")[1]
+    assert result.one_device.step_s == min(
+        fast.step_s, best_single(result.graph, result.cluster, "throughput", 2)[1].step_s
+    )
+    slow = best_single(result.graph, result.cluster, "throughput", 2)[1]
+    limit = (max(fast.held_bytes.values()) + max(slow.held_bytes.values())) // 2
+    small = result.cluster.with_memory(limit)
+    assert OneDevice.best(small, "throughput", parts, (whole, None)).step_s == slow.step_s
+
+
+def test_a_device_that_holds_the_model_by_exact_liveness_holds_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = PLANS["on one device"]()
+    limit = 100
+    safe, exact = MemoryPeak(101, 60, 41, "x"), MemoryPeak(80, 60, 20, "x")
+    figures = replace(
+        result.evaluation,
+        limit_bytes={0: limit},
+        peak={0: safe},
+        exact_peak={0: exact},
+        executor_peak={},
+    )
+    assert not figures.fits
+    monkeypatch.setattr(
+        "partitioner.report.findings.one_device.best_single", lambda *_: (0, figures)
+    )
+    single = OneDevice.best(result.cluster, "throughput", (result.graph, None))
+    assert (single.held_bytes, single.fits) == (90, True)
+    assert single.speedup(result.evaluation) == 1.0
+    assert single.gain(result.evaluation, "memory") == 90 / result.evaluation.cost("memory")
+
+
+@pytest.mark.parametrize("name", ["training in stages", "training in micro-batches"])
+def test_a_step_in_micro_batches_is_compared_with_one_device_and_the_whole_batch(
+    name: str,
+) -> None:
+    result = PLANS[name]()
+    x = torch.zeros(16, 64)
+    whole = partitioner.compile(_Loss(), x, 1, training=True, time_limit_s=5)
+    alone_s = whole.evaluation.step_s
+    in_parts = best_single(result.graph, result.cluster, "throughput", result.plan.micro_batches)
+    assert alone_s < in_parts[1].step_s
+    assert result.one_device.step_s == pytest.approx(alone_s)
+    assert result.summary["speedup"] == pytest.approx(alone_s / result.evaluation.step_s)
+
+
+def test_recomputation_is_compared_with_one_device_that_keeps_all() -> None:
+    again = _trained(recompute=True)
+    whole = partitioner.compile(_Loss(), torch.zeros(16, 64), 1, training=True, time_limit_s=5)
+    assert again.one_device.step_s <= whole.evaluation.step_s * 1.0001
+
+
+def test_a_plan_for_a_stream_says_what_whole_copies_would_serve() -> None:
+    result = PLANS["placed"]()
+    alone_per_s = 1 / result.one_device.step_s
+    served = units.per_second(2 * alone_per_s), units.per_second(result.evaluation.throughput_per_s)
+    said = "2 whole copies, one on each device, would serve {}, this plan {}".format(*served)
+    assert text({**result.summary, "bound": 0.0}).splitlines()[1] == f"  copies      {said}"
+    assert f"; {said}; limit: " in headline(result)["verdict"]
+    assert explain(result).splitlines()[1].startswith(f"  copies      {said}")
+    assert result.summary["one_device"]["copies"] == 2
+    assert result.summary["one_device"]["copies_per_s"] == pytest.approx(2 * alone_per_s)
+    model = examples.build("mlp", layers=4, hidden=64, batch=8)
+    swept = partitioner.sweep(model, devices=[1, 2], strategy="inter", time_limit_s=5)
+    assert swept.data["answer"].endswith(f" On 2 devices (h100) {said}.")
+
+
+def test_a_bound_above_what_copies_cost_is_said_to_hold_for_partitions() -> None:
+    summary = PLANS["placed"]().summary
+    copies_s = 1 / summary["one_device"]["copies_per_s"]
+    said = ": the bound holds for partitions alone"
+    for bound_s, is_said in ((copies_s * 1.01, True), (copies_s * 0.99, False)):
+        _, copies, *_ = text({**summary, "bound": bound_s}).splitlines()
+        assert copies.endswith(said) == is_said
+
+
+def test_one_devices_plan_is_said_to_leave_the_others_idle() -> None:
+    result = partitioner.compile(examples.build("tiny"), devices=4, objective="latency")
+    assert result.plan.kind == "single"
+    first, *_ = text(result.summary).splitlines()
+    assert first.startswith("single plan on 1 of 4 devices, the others idle: latency cost")
+
+
+@pytest.mark.parametrize("name", ["latency", "memory", "on one device", "training"])
+def test_copies_are_no_rival_of_other_plans(name: str) -> None:
+    result = PLANS[name]()
+    assert "whole copies" not in text(result.summary) + headline(result)["verdict"]
+
+
+def test_copies_are_of_devices_that_hold_the_model() -> None:
+    result = PLANS["on one device"]()
+    three = _mlp(devices=3, strategy="inter").cluster
+    spec = three.devices[0]
+    small = replace(spec, name="small", memory_bytes=10_000)
+    mixed = replace(three, devices=(spec, small, spec))
+    single = OneDevice.best(mixed, "throughput", (result.graph, None))
+    assert single.copies == 2
+    assert single.copies_per_s == pytest.approx(2 / single.step_s)

@@ -1,0 +1,97 @@
+"""Smaller problems with the same optimum."""
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from helpers.problems.solver_instances import spmd
+from partitioner.solver import Edge, brute_force, evaluate_choices
+from partitioner.solver.presolve.merge_equal import merge_equal
+from partitioner.solver.presolve.simplify import presolve
+from partitioner.solver.sites import clique_positions
+
+
+@pytest.mark.parametrize("limit", [math.inf, 22])
+def test_some_problems_have_plans(limit: float) -> None:
+    problems = (spmd(seed, 5, 4, classes=2, limit=limit, forbid=0.2) for seed in range(10))
+    assert sum(brute_force(problem, "throughput") is not None for problem in problems) >= 3
+
+
+@pytest.mark.parametrize("limit", [math.inf, 22])
+@pytest.mark.parametrize("seed", range(10))
+def test_presolve_keeps_the_optimum(seed: int, limit: float) -> None:
+    problem = spmd(seed, 5, 4, classes=2, limit=limit, forbid=0.2)
+    reduced = presolve(problem)
+    best = brute_force(problem, "throughput")
+    if not all(reduced.kept):
+        assert best is None
+        return
+    smaller = brute_force(reduced.problem, "throughput")
+    assert (best is None) == (smaller is None)
+    if best is not None and smaller is not None:
+        assert smaller[1] == best[1]
+        assert evaluate_choices(problem, reduced.restore(smaller[0])).step_s == best[1]
+
+
+def test_presolve_drops_a_dominated_choice_and_merges_parallel_edges() -> None:
+    problem = spmd(1, 4, 3, forbid=0.0)
+    edge = problem.edges[0]
+    slower = replace(problem.nodes[1][0], load_s=(99.0, 99.0))
+    double = replace(
+        problem,
+        nodes=(problem.nodes[0], (*problem.nodes[1], slower), *problem.nodes[2:]),
+        edges=tuple(
+            replace(
+                e,
+                out_class=(*e.out_class, e.out_class[0]) if e.u == 1 else e.out_class,
+                in_class=(*e.in_class, e.in_class[0]) if e.v == 1 else e.in_class,
+            )
+            for e in (*problem.edges, edge)
+        ),
+        holds=tuple(
+            replace(h, items=(*h.items, h.items[0])) if h.node == 1 else h for h in problem.holds
+        ),
+    )
+    reduced = presolve(double)
+    assert 3 not in reduced.kept[1]
+    ends = [(e.u, e.v) for e in reduced.problem.edges]
+    assert len(ends) == len(set(ends))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nodes_that_edges_make_equal_become_one(seed: int) -> None:
+    draw = random.Random(seed)
+    problem = spmd(seed, 5, 3, classes=2, limit=[math.inf, 60][seed % 2], forbid=0.1)
+    ties = []
+    for u, v in draw.sample(list(itertools.combinations(range(5), 2)), 2):
+        order = draw.sample(range(3), 3)
+        apart = frozenset((p, q) for p in range(3) for q in range(3) if p != q or p == seed % 6)
+        ties.append(Edge(u, v, (0, 1, 2), tuple(order), {}, apart))
+    problem = replace(problem, edges=(*problem.edges, *ties))
+    merged = merge_equal(problem)
+    assert len(set(merged.leader)) < 5
+    best = brute_force(problem, "throughput")
+    if not all(merged.problem.nodes):
+        assert best is None
+        return
+    smaller = brute_force(merged.problem, "throughput")
+    assert (best is None) == (smaller is None)
+    if best is not None and smaller is not None:
+        assert smaller[1] == pytest.approx(best[1])
+        whole = merged.restore(smaller[0])
+        outcome, less = (
+            evaluate_choices(problem, whole),
+            evaluate_choices(merged.problem, smaller[0]),
+        )
+        assert outcome.step_s == pytest.approx(less.step_s)
+        assert outcome.peak_bytes == pytest.approx(less.peak_bytes)
+        assert merged.restore(merged.lower(whole)) == whole
+
+
+def test_cliques_of_intervals() -> None:
+    assert clique_positions([(0, 2), (1, 1), (2, 3)]) == [1, 2]
+    assert clique_positions([(0, 9), (3, 9), (4, 4)]) == [4]
+    assert clique_positions([]) == []

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Mapping
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import is_view, row_of, writes_in_place
+from partitioner.ir.ops import is_view, row_of, writes_stored
 from partitioner.ir.program import BUCKET_BYTES, JOINING, SMALL_BYTES, CommKind
 
 
@@ -65,4 +65,4 @@ def _only_writes(node: Node, value: str, written: Container[str]) -> bool:
     """Test whether a node stores an operand, or is a view of it that is only stored."""
     if not is_view(node) or node.inputs.index(value) > 0:
         return False
-    return writes_in_place(node) or all(result in written for result in node.writes)
+    return writes_stored(node) or all(result in written for result in node.writes)

@@ -16,7 +16,7 @@ from partitioner.cost_model.executors import executor_of
 from partitioner.ir.graph import LOADS, Attr, Graph, Node, Opaque
 from partitioner.ir.layout import Placement
 from partitioner.ir.loops.factors import FactorKind
-from partitioner.ir.ops import row_of, rule_of, writes_in_place
+from partitioner.ir.ops import row_of, rule_of, writes_stored
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import Rule
 
@@ -172,7 +172,7 @@ def _permutation(graph: Graph, node: Node) -> Order | None:
 
 def trains(node: Node) -> bool:
     """Test whether a node writes to a trained parameter: the step of an optimizer."""
-    return writes_in_place(node) and node.attrs.get("role") == TRAINED
+    return writes_stored(node) and node.attrs.get("role") == TRAINED
 
 
 def stores_parts(placed: Iterable[PlacedNode]) -> bool:
@@ -208,7 +208,7 @@ def form_of(
     if call is not None:
         return call
     attrs = {name: attr for name, attr in node.attrs.items() if name != LOADS}
-    if writes_in_place(node):
+    if writes_stored(node):
         stored = next(at for at in placed.outs if at is not None)
         attrs["in_parts"] = bool(stored.sharding.axes) or (in_parts and trains(node))
 

@@ -27,7 +27,7 @@ __all__ = [
     "row_of",
     "rule_of",
     "rules_of",
-    "writes_in_place",
+    "writes_stored",
 ]
 
 
@@ -49,7 +49,7 @@ def is_view(node: Node) -> bool:
     return row is not None and row.view
 
 
-def writes_in_place(node: Node) -> bool:
+def writes_stored(node: Node) -> bool:
     """Tell whether a node writes to where a value is stored."""
     row = row_of(node)
     return row is not None and row.in_place is not None

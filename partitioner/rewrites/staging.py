@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import row_of, writes_in_place
+from partitioner.ir.ops import row_of, writes_stored
 from partitioner.ir.phases import fixed_nodes
 
 
@@ -23,10 +23,7 @@ def changing_nodes(graph: Graph) -> tuple[Node, ...]:
     return tuple(
         n
         for n in graph.nodes
-        if n.name not in graph.backward
-        and n.name not in fixed
-        and n.reads
-        and not writes_in_place(n)
+        if n.name not in graph.backward and n.name not in fixed and n.reads and not writes_stored(n)
     )
 
 
@@ -67,7 +64,7 @@ def _forward_stages(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
     """Stages of the forward pass but its updates: of the first reader, else of the operands."""
     stages = dict(forward)
     others = [n for n in graph.nodes if n.name not in graph.backward and n.name not in forward]
-    others = [node for node in others if not writes_in_place(node)]
+    others = [node for node in others if not writes_stored(node)]
     for node in reversed(others):
         readers = [r.name for value in node.writes for r in graph.consumers[value]]
         if known := [stages[name] for name in readers if name in stages]:

@@ -21,7 +21,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, Interval, Sharding
 from partitioner.ir.loops.factors import Dims, Factor, FactorKind
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import is_stored, row_of, rules_of, writes_in_place
+from partitioner.ir.ops import is_stored, row_of, rules_of, writes_stored
 from partitioner.ir.pieces.blocks import Chunk, Stretch
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
@@ -360,7 +360,7 @@ def _tensors(node: Node, rule: Rule) -> Iterator[tuple[str, Dims | None]]:
 
 def _is_store(node: Node) -> bool:
     """Tell whether a node holds a value from step to step, or writes to one: that is done once."""
-    return is_stored(node) or writes_in_place(node)
+    return is_stored(node) or writes_stored(node)
 
 
 def _refusal(node: Node, why: str) -> BlockError:

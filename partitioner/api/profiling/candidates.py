@@ -26,7 +26,7 @@ from partitioner.cost_model.profiles.forms import Form, call_form, chain, form_o
 from partitioner.cost_model.schedule.task_list import schedule
 from partitioner.ir.graph import SMALL_CONSTANT, Constant, Graph, Node
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import is_stored, is_view, writes_in_place
+from partitioner.ir.ops import is_stored, is_view, writes_stored
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.program import Compute, Part
 from partitioner.ir.types import TensorType, dense_bytes, numpy_dtype
@@ -180,7 +180,7 @@ def is_read_long_after(graph: Graph, node: Node, value: str) -> bool:
         for reader in graph.consumers[left.pop()]:
             if reader.name in graph.backward and node.name not in graph.backward:
                 return True
-            if writes_in_place(reader):
+            if writes_stored(reader):
                 return True
             if is_view(reader):
                 left += reader.writes

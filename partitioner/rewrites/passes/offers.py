@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import is_stored, is_view, row_of, writes_in_place
+from partitioner.ir.ops import is_stored, is_view, row_of, writes_stored
 from partitioner.ir.ops.aten.state import EITHER
 from partitioner.ir.pieces.repeats import Stretch, numbered, repetitions
 from partitioner.ir.types import TensorType
@@ -100,7 +100,7 @@ def _values_within_regions(
 
 
 def _is_view(node: Node) -> bool:
-    return is_view(node) and not writes_in_place(node)
+    return is_view(node) and not writes_stored(node)
 
 
 def _repeated_blocks(

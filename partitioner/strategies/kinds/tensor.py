@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator, Mapping
 
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.loops.factors import Dims, FactorKind
-from partitioner.ir.ops import rule_of, writes_in_place
+from partitioner.ir.ops import rule_of, writes_stored
 from partitioner.ir.rule import Rule
 from partitioner.strategies.constraints import Constraints, Pin
 from partitioner.strategies.kinds.kind import Asked
@@ -43,7 +43,7 @@ def _is_cut(graph: Graph, value: str, whole: Container[str], size: int) -> bool:
     return all(
         any(_loops(rule, value, node, whole, size))
         for node in graph.consumers[value]
-        if isinstance(rule := rule_of(graph, node), Rule) and not writes_in_place(node)
+        if isinstance(rule := rule_of(graph, node), Rule) and not writes_stored(node)
     )
 
 

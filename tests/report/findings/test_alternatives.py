@@ -8,7 +8,7 @@ from partitioner.api.compiled.base import Compiled
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.report.findings.alternatives import Neighbourhood, best_other
 
-SMALL = {"mlp": {"layers": 3, "hidden": 32}, "llama": {"layers": 1}}
+SMALL = {"mlp": {"layers": 4, "hidden": 64}, "llama": {"layers": 1}}
 
 
 @pytest.fixture(scope="module", params=["mlp inter", "mlp intra", "llama auto", "llama intra"])

@@ -15,7 +15,7 @@ from partitioner.ir.pipeline import SCHEDULES
 from partitioner.ir.plan import OBJECTIVES
 from partitioner.solver import Objective
 from partitioner.solver.milp.engines import HIGHS, Engine, find
-from partitioner.solver.work import STEPS_PER_S, Work, now_s
+from partitioner.solver.work import STEPS_PER_S, Work
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.kinds.parallel import (
     PIPELINE,
@@ -412,7 +412,7 @@ class Budget:
 
     def of_clock(self, parts: float) -> Budget:
         """A budget with all steps of this one, in one of so many equal shares of its seconds."""
-        work = Work(now_s() + self.work.left_s / parts, self.work.steps, self.work)
+        work = replace(self.work.of_the_clock(parts), steps=self.work.steps)
         return replace(self, work=work, parts=1)
 
     def anew(self, seconds: float) -> Budget:

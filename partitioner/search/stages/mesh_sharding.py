@@ -15,6 +15,7 @@ from partitioner.search.find_plan import find_plan
 from partitioner.search.request import Budget, Request
 from partitioner.search.stages.figures import Sharding
 from partitioner.solver import Infeasible
+from partitioner.solver.joint.shortage import shortage_message
 
 #: Shardings that were found, by the digest of the graph that was searched, the number of its nodes
 #: that may be left out, the size of the mesh and the limit.
@@ -52,7 +53,9 @@ def sharded_within(
     return known[key]
 
 
-def first_sharding(sharded: Callable[[int], Sharding], limit: int, *, is_guess: bool) -> Sharding:
+def first_sharding(
+    sharded: Callable[[int], Sharding], limit: int, memory: int, *, is_guess: bool
+) -> Sharding:
     """The best plan within a limit or, if that is a guess, the one that is short of fewest bytes.
 
     The limit of several lanes is a guess: stages of that plan may fit, or show which does not.
@@ -60,6 +63,7 @@ def first_sharding(sharded: Callable[[int], Sharding], limit: int, *, is_guess: 
     Args:
         sharded: Gives the best plan of a mesh whose devices have so many bytes.
         limit: Bytes of each device.
+        memory: Bytes that each device has, which a refusal names.
         is_guess: Whether stages of a plan above the limit may fit.
 
     Raises:
@@ -69,9 +73,36 @@ def first_sharding(sharded: Callable[[int], Sharding], limit: int, *, is_guess: 
         return sharded(limit)
     except Infeasible as error:
         if not is_guess or not error.bytes_short:
-            raise
+            raise _of_devices(error, limit, memory) from None
         limit += math.ceil(error.bytes_short)
-    return sharded(limit)
+    try:
+        return sharded(limit)
+    except Infeasible as error:
+        raise _of_devices(error, limit, memory) from None
+
+
+def _of_devices(error: Infeasible, limit: int, memory: int) -> Infeasible:
+    """A refusal of devices of `limit` bytes, as one of devices that have `memory`."""
+    held = limit + math.ceil(error.bytes_short)
+    if error.device is None or held <= memory or limit == memory:
+        return error
+    where = f"on device {error.device}" + (f" at {error.name!r}" if error.name else "")
+    text = shortage_message(
+        proven=False, least=False, where=where, short=held - memory, held=held, limit=memory
+    )
+    return Infeasible(
+        text,
+        device=error.device,
+        position=error.position,
+        name=error.name,
+        bytes_short=held - memory,
+        proven=False,
+    )
+
+
+def least_memory(cluster: Cluster) -> int:
+    """Bytes of the device that has fewest."""
+    return min(device.memory_bytes for device in cluster.devices)
 
 
 def limit_bytes(graph: Graph, cluster: Cluster, size: int) -> int:
@@ -82,14 +113,13 @@ def limit_bytes(graph: Graph, cluster: Cluster, size: int) -> int:
     one micro-batch of the whole model.
     """
     lanes = len(cluster) // size
-    most = min(device.memory_bytes for device in cluster.devices)
     stored = sum(
         stored_bytes(node, graph.types[value].dtype, graph.types[value].nbytes)
         for node in graph.nodes
         if (row := row_of(node)) is not None and row.stored
         for value in node.writes
     )
-    return most + stored // size * (lanes - 1) // lanes
+    return least_memory(cluster) + stored // size * (lanes - 1) // lanes
 
 
 def sharded_for(
@@ -112,6 +142,6 @@ def sharded_for(
         sharded = partial(
             sharded_within, graph, cluster, request, share, size, micro_batches, known
         )
-        shardings[size] = first_sharding(sharded, limit, is_guess=True)
+        shardings[size] = first_sharding(sharded, limit, least_memory(cluster), is_guess=True)
         graph = shardings[size].graph
     return shardings

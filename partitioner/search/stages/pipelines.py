@@ -39,6 +39,7 @@ from partitioner.search.stages.lane_memory import step_cost
 from partitioner.search.stages.mesh_sharding import (
     Known,
     first_sharding,
+    least_memory,
     limit_bytes,
     sharded_for,
     sharded_within,
@@ -47,7 +48,7 @@ from partitioner.search.stages.staged_plan import Table
 from partitioner.search.stages.uneven import UnevenCut, uneven_cuts
 from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import ConstraintError, Constraints
-from partitioner.strategies.spaces import Family
+from partitioner.strategies.spaces import Family, SearchError
 
 #: Shardings that are searched where no cut of one fits; each is to hold fewer bytes than the last,
 #: by so many times those that its cut is short of (by levels: so many times their share of all that
@@ -108,7 +109,7 @@ def find_pipeline(
         budget.say(f"cutting stages of {size} device{'s' if size > 1 else ''}")
         try:
             results.append(_of_size(graph, cluster, request, share, size, ways, known))
-        except (PipelineScheduleError, Infeasible) as error:
+        except (PipelineScheduleError, SearchError, Infeasible) as error:
             errors.append(error)
             results.append(SpaceResult(failed=((family, error),)))
     if len(sizes) > 1 and _takes_several_sizes(graph, cluster, request) and not budget.work.over:
@@ -159,14 +160,12 @@ def _of_size(
         PipelineScheduleError: No schedule serves the lanes.
     """
     by_levels = goes_by_levels(graph, size, request.inside_stages(size, 1))
-    if by_levels:
-        limit = int(ROOM * min(device.memory_bytes for device in cluster.devices))
-    else:
-        limit = limit_bytes(graph, cluster, size)
+    memory = least_memory(cluster)
+    limit = int(ROOM * memory) if by_levels else limit_bytes(graph, cluster, size)
     sharded = partial(
         sharded_within, graph, cluster, request, budget, size, ways.micro_batches, known
     )
-    sharding = first_sharding(sharded, limit, is_guess=size < len(cluster))
+    sharding = first_sharding(sharded, limit, memory, is_guess=size < len(cluster))
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return _search_of(graph, sharding, cluster, budget, ways).search()
@@ -176,7 +175,7 @@ def _of_size(
                 raise
             refusal = error
         if by_levels:
-            held = refusal.bytes_short + min(device.memory_bytes for device in cluster.devices)
+            held = refusal.bytes_short + memory
             limit -= int(limit * min(MOST_LESS, SHORT * refusal.bytes_short / held))
         else:
             held_bytes = evaluate(sharding.graph, sharding.plan, cluster.first(size)).held_bytes

@@ -12,6 +12,7 @@ from partitioner.cost_model.memory.lifetimes import kept_bytes
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.search.blocks.find_blocks import why_not_in_blocks
+from partitioner.search.levels.meshes import device_pools
 from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Budget, Request
@@ -243,8 +244,10 @@ class Table:
             counts = self.model.even_counts()
         except PartitionerError:  # there is no batch
             return
-        mesh, *stages = self.request.sizes_in_parts(len(self.cluster))
-        if len(counts) > 1:
+        devices = len(self.cluster)
+        mesh, *stages = self.request.sizes_in_parts(devices)
+        is_one_mesh = devices <= EXPLICIT or len(device_pools(self.cluster)) == 1
+        if len(counts) > 1 and is_one_mesh:
             yield self._fewest("micro-batches on all devices", mesh, rung=1)
         if stages and not weighs_stages:
             yield self._fewest("micro-batches through stages", stages[0], rung=2)

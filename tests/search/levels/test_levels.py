@@ -445,8 +445,8 @@ def test_what_would_fit_is_a_memory_that_fits(
 ) -> None:
     monkeypatch.setattr("partitioner.search.what_would_fit.ONE_COUNT_S", 20.0)
     model = mlp(12, 64, 48)
-    with pytest.raises(Infeasible, match=r"a device short .* it fits with --memory") as caught:
-        partitioner.compile(model, cluster=cluster.with_memory(20_000))
+    with pytest.raises(Infeasible, match=r"short .* it fits with --memory") as caught:
+        partitioner.compile(model, cluster=cluster.with_memory(8_000))
     way = caught.value.relaxations[0]
     enough = int(way.split()[2])
     assert partitioner.compile(model, cluster=cluster.with_memory(enough)).evaluation.fits_exactly
@@ -455,7 +455,7 @@ def test_what_would_fit_is_a_memory_that_fits(
 def test_more_devices_than_an_objective_is_planned_for_are_no_way_out() -> None:
     with pytest.raises(Infeasible, match="it fits with --memory"):
         partitioner.compile(
-            mlp(12, 64, 48), devices=8, objective="memory", memory=1000, time_limit_s=2
+            mlp(12, 64, 48), devices=8, objective="memory", memory=1000, time_limit_s=10
         )
 
 

@@ -171,7 +171,7 @@ def before_buckets(
 ) -> Evaluation:
     """The referee's figures with the least that small collectives may cost in buckets."""
     with monkeypatch.context() as patch:
-        patch.setattr(task_list, "_as_they_travel", lambda tasks, *_: list(tasks))
+        patch.setattr(task_list, "as_they_travel", lambda tasks, *_: list(tasks))
         return evaluate(graph, plan, cluster)
 
 

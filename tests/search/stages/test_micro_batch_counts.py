@@ -131,7 +131,7 @@ def test_stages_are_weighed_against_one_mesh_on_several_nodes_if_asked_for() -> 
         assert program.plan.pipeline is None
         notes.append([note for note in program.summary["notes"] if "not in stages" in note])
     (note,) = notes[0]
-    assert note == "not in stages: no plan of 12 micro-batches was found to be faster"
+    assert note.startswith("not in stages: none of these plans is below ")
     assert not notes[1]
 
 

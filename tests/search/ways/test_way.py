@@ -71,7 +71,6 @@ def weighed(*ways: Way, request: Request = REQUEST, is_short: bool = True) -> Ou
 def at_a_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
     monkeypatch.setattr(work, "now_s", lambda: now[0])
-    monkeypatch.setattr("partitioner.search.request.now_s", lambda: now[0])
     return now
 
 
@@ -291,7 +290,6 @@ def test_changes_are_looked_for_as_long_as_the_limit_lasts(
     """A tenth of the limit is added; a search that took most of it has no quick changes."""
     now = [100.0]
     monkeypatch.setattr(work, "now_s", lambda: now[0])
-    monkeypatch.setattr("partitioner.search.request.now_s", lambda: now[0])
     left: list[float] = []
 
     def search(_budget: Budget) -> Outcome:

@@ -13,8 +13,12 @@ from torch import nn
 import partitioner
 from helpers.processes.torch_jobs import RunJob, job_parameters
 from jobs.stages.pipeline_model_jobs import JOBS
+from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.errors import BackendError
 from partitioner.ir.errors import OptionError
+from partitioner.ir.plan import Plan
+from partitioner.rewrites.staging import changing_nodes, stages_of_all
+from partitioner.strategies.constraints import ConstraintError
 
 
 @pytest.mark.one_in(2)
@@ -50,6 +54,65 @@ def test_a_plan_in_stages_is_kept(options: dict[str, Any], tmp_path: Path) -> No
     again = partitioner.compile(module, example, constraints=part, **kind, **fixed).plan
     assert {name: again.nodes[name] for name in rest} == part.nodes
     assert first in again.nodes
+
+
+class Towers(nn.Module):
+    """Two stacks of layers, each with every second operator of the trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, other = self.one(x), self.other(x)
+        return ((one.relu() + other.tanh()) ** 2).mean()
+
+
+def staged_towers() -> Plan:
+    """A plan whose first stage has one tower, edited by hand."""
+    plan = towers().plan
+    assert plan.pipeline is not None
+    forward = dict.fromkeys(("/one/addmm", "/relu"), 0)
+    units = changing_nodes(towers().graph)
+    stages = stages_of_all(towers().graph, {n.name: forward.get(n.name, 1) for n in units})
+    groups = [plan.pipeline.stages.index(stage) for stage in (0, 1)]
+    nodes = {n: replace(own, group=groups[stages[n]]) for n, own in plan.nodes.items()}
+    return replace(plan, nodes=nodes, certificate=None)
+
+
+def towers(**options: Any) -> ModuleProgram:
+    options = options or {"parallel": "pp", "micro_batches": 2}
+    return partitioner.compile(
+        Towers(), torch.randn(4, 8), 2, cluster="2xcpu", training=True, **options
+    )
+
+
+def test_stages_that_are_kept_may_take_turns_in_the_trace() -> None:
+    plan = staged_towers()
+    kept = towers(constraints=plan)
+    assert kept.plan.digest == plan.digest
+    assert kept.verify()
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_plan_in_stages_is_kept_in_part(backward: bool) -> None:
+    """A stage is known by any of the nodes that belong to it, as those of its backward pass."""
+    whole = towers()
+    names = [name for name in whole.plan.nodes if (name in whole.graph.backward) is backward]
+    part = replace(whole.plan, nodes={name: whole.plan.nodes[name] for name in names})
+    kept = towers(constraints=part).plan
+    assert {name: kept.nodes[name] for name in names} == part.nodes
+    assert kept.stage_devices == whole.plan.stage_devices
+
+
+def test_a_decision_that_stages_contradict_is_refused() -> None:
+    plan, name = staged_towers(), "/one/weight/gradient"
+    assert plan.pipeline is not None
+    elsewhere = replace(plan.nodes[name], group=plan.pipeline.stages.index(1))
+    edited = replace(plan, nodes={**plan.nodes, name: elsewhere})
+    text = f"has {name!r} on devices 1, and the nodes that it lists beside it bring it to 0: list"
+    with pytest.raises(ConstraintError, match=text):
+        towers(constraints=edited)
 
 
 def test_a_plan_that_is_kept_says_how_the_batch_runs() -> None:

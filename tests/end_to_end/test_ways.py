@@ -60,6 +60,22 @@ def beaten(module: nn.Module, batch: Any, *forced: dict[str, Any], **options: An
     return [one for one, cost in costs.items() if cost < least]
 
 
+def test_more_devices_than_operators_leave_the_ways_without_stages() -> None:
+    """Five devices have stages of one device only, and two operators make no five stages."""
+
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mean: torch.Tensor = self.layer(x).mean()
+            return mean
+
+    program = trained(Small(), torch.zeros(10, 16), devices=5, cluster="5xcpu")
+    assert program.verify()
+
+
 def test_training_runs_in_stages_where_these_are_faster() -> None:
     module, batch = Mlp(4, 64), (torch.randn(8, 64),)
     program = trained(module, batch, devices=2)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TypeGuard
 
 import numpy as np
@@ -326,7 +326,9 @@ class PipelineSearch:
         self, draft: _Draft, ends: tuple[int, ...], sharding: Sharding, budget: Budget
     ) -> Candidate:
         """The plan of a cut of a sharding of all stages' devices."""
-        plan = self._plan(draft.name, draft.lane_of, ends, sharding=sharding)
+        units = np.arange(len(self.figures.units))
+        stage_of = np.searchsorted(np.array(ends), units, side="right").tolist()
+        plan = self._plan(draft.name, draft.lane_of, stage_of, sharding=sharding)
         budget.work.spend(EVALUATION_STEPS * len(plan.nodes))
         return self._candidate(draft.name, plan, sharding.graph)
 
@@ -347,19 +349,20 @@ class PipelineSearch:
         )
 
     def _as_pinned(self, name: Table) -> Candidate:
-        """The plan whose stages are the stretches of nodes that are pinned to one group.
+        """The plan whose stages are those that are kept, or stretches of nodes pinned to one group.
 
         Raises:
             Infeasible: It does not fit.
             PipelineScheduleError: The schedule does not serve the lanes.
         """
-        groups = self.ways.groups
-        keys = self.ways.stages or groups
-        ends = tuple(i for i, (a, b) in enumerate(pairwise(keys), 1) if a != b)
-        stages = [groups[start] for start in (0, *ends)]
+        groups, kept = self.ways.groups, self.ways.stages
+        changes = (one != other for one, other in pairwise(groups))
+        numbers = sorted(set(kept))
+        stage_of = [*map(numbers.index, kept)] if kept else [*accumulate(changes, initial=0)]
+        stages = [groups[stage_of.index(stage)] for stage in range(1 + max(stage_of))]
         lanes = tuple(dict.fromkeys(stages))
         lane_of = tuple(map(lanes.index, stages))
-        plan = self._plan(name, lane_of, (*ends, len(groups)), lanes)
+        plan = self._plan(name, lane_of, stage_of, lanes)
         candidate = self._candidate(name, plan, self.figures.sharding.graph)
         if not candidate.evaluation.fits_exactly:
             raise too_large(candidate, self.figures.cluster)
@@ -489,14 +492,12 @@ class PipelineSearch:
         self,
         name: Table,
         lane_of: tuple[int, ...],
-        ends: tuple[int, ...],
+        stage_of: Sequence[int],
         lanes: Sequence[tuple[int, ...]] = (),
         sharding: Sharding | None = None,
     ) -> Plan:
         sharding = sharding or self.figures.sharding
-        units = self.figures.units
-        stage_of = np.searchsorted(np.array(ends), np.arange(len(units)), side="right")
-        forward = {unit: int(stage) for unit, stage in zip(units, stage_of, strict=True)}
+        forward = dict(zip(self.figures.units, stage_of, strict=True))
         stages = stages_of_all(sharding.graph, forward)
         groups = [(lanes or [mesh.devices for mesh in self._meshes()])[lane] for lane in lane_of]
         shardings = [self.shardings.get(len(own), sharding) for own in groups]

@@ -20,7 +20,8 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh, numbers
 from partitioner.ir.pipeline import SCHEDULES, PipelineScheduleError
-from partitioner.rewrites.staging import changing_nodes
+from partitioner.ir.plan import Plan
+from partitioner.rewrites.staging import changing_nodes, layers
 from partitioner.search.find_plan import goes_by_levels
 from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import NoCheaper, Outcome, OutOfTime, SpaceResult, winner
@@ -93,6 +94,7 @@ def find_pipeline(
         ways = Pipelines.of(request, micro_batches, names, groups, stages)
         result = _of_pinned_sizes(graph, cluster, request, budget, ways)
         outcome = winner([result], request, cluster, stopped=budget.work.stopped)
+        _check_kept(outcome.plan, request.constraints.plan)
         return replace(outcome, of=graph)
     sizes = sizes or request.stage_sizes(len(cluster))
     sizes = (len(groups[0]),) if groups else _even(sizes, cluster)
@@ -124,7 +126,9 @@ def find_pipeline(
     if not any(result.plans for result in results):
         bound = min(result.bound for result in results)
         raise NoCheaper(f"no plan of {micro_batches} micro-batches was found to be faster", bound)
-    return replace(winner(results, request, cluster, stopped=budget.work.stopped), of=graph)
+    outcome = winner(results, request, cluster, stopped=budget.work.stopped)
+    _check_kept(outcome.plan, request.constraints.plan)
+    return replace(outcome, of=graph)
 
 
 def _even(sizes: tuple[int, ...], cluster: Cluster) -> tuple[int, ...]:
@@ -278,14 +282,20 @@ def _pinned_groups(
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
     """Devices and stage of each node that is cut, in order, if any is pinned or kept.
 
-    Others go with the one before; pins name no stages.
+    Of a plan in part, one without a decision goes with those that belong to it, as its weights and
+    its backward pass. Others go with the one before; pins name no stages.
 
     Raises:
         ConstraintError: Groups overlap.
     """
     units, kept = changing_nodes(graph), constraints.plan
     if kept is not None:
-        stages = _filled([constraints.stage_of(node) for node in units])
+        known = [constraints.stage_of(node) for node in units]
+        if not all(known):
+            around = ([graph.nodes[at] for at in positions] for positions in layers(graph))
+            others = (next(filter(None, map(constraints.stage_of, own)), ()) for own in around)
+            known = [one or other for one, other in zip(known, others, strict=True)]
+        stages = _filled(known)
         devices = kept.stage_devices
         return tuple(devices[stage] for (stage,) in stages), tuple(stage for (stage,) in stages)
     filled = _filled([constraints.group_of(node) for node in units])
@@ -297,6 +307,24 @@ def _pinned_groups(
                 "stages are the same or apart"
             )
     return filled, ()
+
+
+def _check_kept(found: Plan, kept: Plan | None) -> None:
+    """Refuse stages that contradict what a plan in part says of some nodes.
+
+    Raises:
+        ConstraintError: They do.
+    """
+    if kept is None:
+        return
+    for name, decision in kept.nodes.items():
+        wanted, own = kept.groups[decision.group], found.groups[found.nodes[name].group]
+        if set(wanted.devices) != set(own.devices):
+            raise ConstraintError(
+                f"the plan in constraints has {name!r} on devices {numbers(wanted.devices)}, and "
+                f"the nodes that it lists beside it bring it to {numbers(own.devices)}: list more "
+                "nodes of the forward pass, from which stages are made"
+            )
 
 
 def _filled(groups: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from partitioner.foundations import units
+from partitioner.ir.pipeline import PipelineScheduleError
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request
 from partitioner.search.ways.refusal import Nearly, joined
@@ -19,6 +20,8 @@ from partitioner.solver import Infeasible
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import ConstraintError
 
+#: Why a way has no plans, whatever the memory is.
+Impossible = ConstraintError | PipelineScheduleError
 #: Seconds to look for changes that make a refused request feasible, and the share of the time
 #: limit that they may take where the search has used it up.
 CHANGES_S, LATE_SHARE = 14.0, 0.1
@@ -41,8 +44,8 @@ class Way:
     Attributes:
         name: In words, for certificates and notes.
         search: Finds the best plan. It raises `Infeasible` where none fits, `NoCheaper` where none
-            is better than the known one of the budget, and `ConstraintError` where the constraints
-            leave none.
+            is better than the known one of the budget, `ConstraintError` where the constraints
+            leave none, and `PipelineScheduleError` where no schedule serves the stages.
         bound: No plan of the way costs less.
         rung: 0 of a way that is weighed at once; 1 of one whose plans cost no less where memory
             forbids nothing: it is searched where memory refuses one of those before; 2 of one that
@@ -71,7 +74,7 @@ class Weighing:
         budget: The budget of all ways: one clock.
         found: The best plan of each way that has one, by the way's number.
         refused: The refusals of ways that memory rules out, or the clock.
-        impossible: The refusals of ways that constraints rule out.
+        impossible: The refusals of ways that constraints or schedules rule out.
         bounds: Of each way without a plan, and of those that were not searched, a bound.
         late: The ways that the time limit did not reach.
         is_short: Whether memory may refuse some: then the clock is shared with those that save it.
@@ -83,7 +86,7 @@ class Weighing:
     budget: Budget
     found: dict[int, Outcome] = field(default_factory=dict)
     refused: dict[int, Infeasible] = field(default_factory=dict)
-    impossible: dict[int, ConstraintError] = field(default_factory=dict)
+    impossible: dict[int, Impossible] = field(default_factory=dict)
     bounds: dict[int, float] = field(default_factory=dict)
     late: list[int] = field(default_factory=list)
     is_short: bool = True
@@ -98,6 +101,7 @@ class Weighing:
         Raises:
             Infeasible: No way has a plan that fits.
             ConstraintError: The constraints leave no plan to the first way.
+            PipelineScheduleError: No schedule serves the stages of the first way.
         """
         order = sorted(range(len(self.ways)), key=self._rank)
         for place, number in enumerate(order):
@@ -160,7 +164,7 @@ class Weighing:
             self.bounds[number] = error.bound
         except Infeasible as error:
             self.refused[number] = error
-        except ConstraintError as error:
+        except (ConstraintError, PipelineScheduleError) as error:
             self.impossible[number] = error
         finally:
             self._took_s[number] = left_s - self.budget.work.left_s
@@ -256,7 +260,7 @@ class Weighing:
             texts.append(f"{name} ({why})")
         return texts
 
-    def _refusal(self) -> Infeasible | ConstraintError:
+    def _refusal(self) -> Infeasible | Impossible:
         """The refusal of all ways, with the changes under which one of them fits."""
         if not self.refused or 0 in self.impossible:
             return self.impossible[min(self.impossible)]

@@ -10,6 +10,7 @@ from partitioner.cost_model.evaluate import one_device
 from partitioner.examples.small import build_tiny
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.pipeline import PipelineScheduleError
 from partitioner.ir.plan import Certificate, NodePlan, Plan
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request
@@ -312,6 +313,15 @@ def test_constraints_that_leave_the_first_way_no_plan_are_named() -> None:
     with pytest.raises(ConstraintError, match="pins leave nothing"):
         weighed(whole, searches.way("form", ConstraintError("unknown node")), blocks)
     assert searches.names == ["whole", "form"]
+
+
+def test_stages_that_no_schedule_serves_leave_the_other_ways() -> None:
+    searches = Searches()
+    unserved = PipelineScheduleError("5 stages were asked for, and the model has 2 at most")
+    ways = [searches.way("whole", outcome(2.0, 1.0)), searches.way("stages", unserved)]
+    assert weighed(*ways).plan.certificate == outcome(2.0, 1.0).plan.certificate
+    with pytest.raises(PipelineScheduleError, match="the model has 2 at most"):
+        weighed(searches.way("stages", unserved))
 
 
 def test_who_asks_for_whatever_is_fastest_is_told_why_others_are_not() -> None:

@@ -60,20 +60,30 @@ def beaten(module: nn.Module, batch: Any, *forced: dict[str, Any], **options: An
     return [one for one, cost in costs.items() if cost < least]
 
 
+class Small(nn.Module):
+    """Two operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean: torch.Tensor = self.layer(x).mean()
+        return mean
+
+
 def test_more_devices_than_operators_leave_the_ways_without_stages() -> None:
     """Five devices have stages of one device only, and two operators make no five stages."""
-
-    class Small(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(16, 16)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            mean: torch.Tensor = self.layer(x).mean()
-            return mean
-
     program = trained(Small(), torch.zeros(10, 16), devices=5, cluster="5xcpu")
     assert program.verify()
+
+
+def test_no_stages_are_searched_that_are_more_than_operators() -> None:
+    said: list[str] = []
+    options = {"cluster": "4xcpu", "micro_batches": 2, "progress": said.append}
+    assert trained(Small(), torch.zeros(8, 16), devices=4, **options).verify()
+    assert "cutting stages of 2 devices" in said
+    assert "cutting stages of 1 device" not in said
 
 
 def test_training_runs_in_stages_where_these_are_faster() -> None:

@@ -97,7 +97,7 @@ def find_pipeline(
         _check_kept(outcome.plan, request.constraints.plan)
         return replace(outcome, of=graph)
     sizes = sizes or request.stage_sizes(len(cluster))
-    sizes = (len(groups[0]),) if groups else _even(sizes, cluster)
+    sizes = (len(groups[0]),) if groups else _filling(_even(sizes, cluster), graph, cluster)
     for index, size in enumerate(sizes):
         mesh = DeviceMesh.line(size)
         text = f"pipeline of {micro_batches} micro-batches in stages"
@@ -136,6 +136,12 @@ def _even(sizes: tuple[int, ...], cluster: Cluster) -> tuple[int, ...]:
     levels = [level.size for level in cluster.levels]
     even = (s for s in sizes if all(s % level == 0 or level % s == 0 for level in levels))
     return tuple(even) or sizes
+
+
+def _filling(sizes: tuple[int, ...], graph: Graph, cluster: Cluster) -> tuple[int, ...]:
+    """The sizes of which there are no more stages than operators to cut; all if there are."""
+    most = len(changing_nodes(graph))
+    return tuple(size for size in sizes if len(cluster) // size <= most) or sizes
 
 
 def _beating(results: Sequence[SpaceResult], budget: Budget, request: Request) -> Budget:

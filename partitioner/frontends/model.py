@@ -22,6 +22,7 @@ from partitioner.ir.checks import is_a, is_whole
 from partitioner.ir.errors import OptionError, typed
 from partitioner.ir.graph import Graph
 from partitioner.ir.nodes.loads import Loads
+from partitioner.rewrites.micro_batch_graph import even_parts
 
 if TYPE_CHECKING:
     import onnx
@@ -134,13 +135,12 @@ class ModuleInput:
         return trace_micro_batch(self.module, self.example, self.options, count, whole=whole)
 
     def even_counts(self) -> tuple[int, ...]:
-        """All numbers of equal micro-batches, ascending, from 2 on.
+        """All numbers of equal micro-batches that are planned, ascending, from 1 on.
 
         Raises:
             BackendError: There is no batch.
         """
-        batch = self.batch_size()
-        return tuple(count for count in range(2, batch + 1) if batch % count == 0)
+        return even_parts(self.batch_size())
 
     def batch_size(self, count: int = 1) -> int:
         """Samples of the example inputs, which are to be cut into so many micro-batches.

@@ -34,6 +34,9 @@ from partitioner.ir.types import TensorType
 from partitioner.rewrites.graph_writer import GraphWriter, elements
 from partitioner.rewrites.same_in_parts import AXIS, CombinesError, cut_factors
 
+#: Most micro-batches of a step: schedules and proofs list each.
+MOST_MICRO_BATCHES = 4096
+
 
 class MicroBatch(NamedTuple):
     """A micro-batch: one of several equal parts of a model's batch.
@@ -80,8 +83,13 @@ def even_counts(graph: Graph) -> tuple[int, ...]:
     Raises:
         OptionError: There is no batch.
     """
-    batch = batch_size(graph)
-    return tuple(count for count in range(1, batch + 1) if batch % count == 0)
+    return even_parts(batch_size(graph))
+
+
+def even_parts(batch: int) -> tuple[int, ...]:
+    """All numbers of equal parts of so many samples that are planned, ascending, from 1 on."""
+    most = min(batch, MOST_MICRO_BATCHES)
+    return tuple(count for count in range(1, most + 1) if batch % count == 0)
 
 
 def micro_batch_graph(graph: Graph, count: int) -> MicroBatch:
@@ -98,7 +106,7 @@ def micro_batch_graph(graph: Graph, count: int) -> MicroBatch:
     counts = even_counts(graph)
     if count not in counts:
         raise OptionError(
-            f"micro_batches={count}: the batch of {counts[-1]} (dim 0 of "
+            f"micro_batches={count}: the batch of {batch_size(graph)} (dim 0 of "
             f"{_first_input(graph)!r}) has no {count} equal parts: give one of "
             f"{', '.join(map(str, counts))}"
         )

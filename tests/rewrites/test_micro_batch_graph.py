@@ -20,9 +20,11 @@ from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import MAX_SEGMENTS
 from partitioner.rewrites.micro_batch_graph import (
+    MOST_MICRO_BATCHES,
     MicroBatch,
     batch_size,
     even_counts,
+    even_parts,
     micro_batch_graph,
     same_size,
 )
@@ -332,3 +334,7 @@ def test_exported_transformers_of_a_fixed_batch(name: str, exported: Callable[[s
 @pytest.mark.parametrize("options", [{"batch": 6}, {"batch": 6, "channels": 4}])
 def test_a_small_convolutional_net(options: dict[str, int]) -> None:
     check(load_onnx(examples.build("tiny", **options)).graph)
+
+
+def test_a_batch_without_end_is_cut_into_thousands_at_most() -> None:
+    assert even_parts(2**40)[-1] == MOST_MICRO_BATCHES

@@ -113,7 +113,7 @@ class ModuleGraphs:
 
     def even_counts(self) -> tuple[int, ...]:
         """See `ModelGraphs.even_counts`."""
-        return (1, *self.opened.even_counts())
+        return self.opened.even_counts()
 
     def in_micro_batches(self, count: int) -> Graph:
         """See `ModelGraphs.in_micro_batches`."""

@@ -11,8 +11,14 @@ function overviewAnswer({ plan, axes }) {
   const where =
     lanes.length > 1
       ? laneSentence(plan)
-      : `All layers on devices ${deviceText(plan, lanes[0].devices)}. `;
+      : `All layers on ${devicesOfLane(plan, lanes[0])}. `;
   return plain(where + cut);
+}
+
+/** "device 0" or "devices 0-3". */
+function devicesOfLane(plan, row) {
+  const several = row.devices.length > 1 || plan.devices[row.devices[0]].members.length > 1;
+  return `${several ? "devices" : "device"} ${deviceText(plan, row.devices)}`;
 }
 
 /** "Devices 0-1 run embed, blocks.0-5; devices 2-3 run ..." */
@@ -24,8 +30,6 @@ function laneSentence(plan) {
     const own = boxes.filter((box) => box.parent < 0 && box.part === "forward");
     const here = own.filter((box) => box.lanes.includes(at));
     const whole = here.reduce((sum, box) => sum + box.seconds, 0);
-    const several = row.devices.length > 1 || plan.devices[row.devices[0]].members.length > 1;
-    const who = `${several ? "devices" : "device"} ${deviceText(plan, row.devices)}`;
     const named = here.filter((box) => box.label && box.seconds >= LEAST_TOLD * whole);
     named.sort((a, b) => a.start_s - b.start_s);
     const labels = named.flatMap((box) => boxLabel(plan, box).split(", "));
@@ -34,7 +38,7 @@ function laneSentence(plan) {
     const [first, end] = [Math.min(...nodes), Math.max(...nodes)];
     const name = (index) => short(plan.nodes[index].name, 24);
     const what = names || (nodes.length ? `${name(first)} to ${name(end)}` : "");
-    return what ? `${who}: ${what}` : "";
+    return what ? `${devicesOfLane(plan, row)}: ${what}` : "";
   });
   if (!parts.some(Boolean)) return `${count(lanes.length)} lanes share the layers. `;
   if (lanes.length > 4) parts.splice(3, 0, `${count(lanes.length - 4)} more lanes`);

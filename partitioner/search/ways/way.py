@@ -206,7 +206,8 @@ class Weighing:
         """The best plan, with a certificate over all ways that were weighed."""
         number = min(self.found, key=self._cost)
         best = replace(self.found[number].noted(*self._others(number)), more=None)
-        if len(self.found) == 1 and not self.bounds:
+        refused = self._refused_in_words()
+        if len(self.found) == 1 and not self.bounds and not refused:
             return best
         certificate = best.plan.certificate
         assert certificate is not None
@@ -216,9 +217,9 @@ class Weighing:
             assert known is not None
             spaces.append(known.space)
             bounds.append(self._bound(other))
-        bound, spaces = min(cost, *bounds), [*spaces, *self._not_searched()]
+        bound, spaces = min(cost, *bounds), [*spaces, *self._not_searched(), *refused]
         status, is_open = certificate.status, cost - bound > self.request.gap * cost
-        if status == "optimal" and is_open:
+        if status == "optimal" and (is_open or refused):
             status = "feasible"
         stopped = [one.plan.certificate for one in self.found.values()]
         if is_open and (self.late or any(one and one.status == "time_limit" for one in stopped)):
@@ -259,6 +260,18 @@ class Weighing:
             why = "not reached" if number in self.late else f"no plan below {shown}"
             texts.append(f"{name} ({why})")
         return texts
+
+    def _refused_in_words(self) -> list[str]:
+        """The ways of which no plan was found to fit, without a proof that there is none.
+
+        The bound is one of the other ways.
+        """
+        unproven = (
+            number
+            for number, why in self.refused.items()
+            if isinstance(why, Infeasible) and not why.proven
+        )
+        return [f"{self.ways[number].name} (no plan was found to fit)" for number in unproven]
 
     def _refusal(self) -> Infeasible | Impossible:
         """The refusal of all ways, with the changes under which one of them fits."""

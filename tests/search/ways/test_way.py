@@ -348,3 +348,14 @@ def test_plans_that_are_to_be_run_need_not_beat_each_other() -> None:
         searches.way("whole", outcome(2.0)), searches.way("form", outcome(3.0)), request=request
     )
     assert searches.budgets[1].best_s == float("inf")
+
+
+def test_a_way_that_was_refused_without_a_proof_is_named_and_no_plan_is_optimal() -> None:
+    searches = Searches()
+    for proven, status in ((True, "optimal"), (False, "feasible")):
+        whole = searches.way("whole", short(7, proven=proven))
+        best = weighed(whole, searches.way("parts", outcome(1.0, 1.0), rung=1))
+        certificate = best.plan.certificate
+        assert certificate is not None
+        assert certificate.status == status
+        assert ("whole (no plan was found to fit)" in certificate.space) is not proven

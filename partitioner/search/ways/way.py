@@ -266,11 +266,7 @@ class Weighing:
 
         The bound is one of the other ways.
         """
-        unproven = (
-            number
-            for number, why in self.refused.items()
-            if isinstance(why, Infeasible) and not why.proven
-        )
+        unproven = (number for number, why in self.refused.items() if not why.proven)
         return [f"{self.ways[number].name} (no plan was found to fit)" for number in unproven]
 
     def _refusal(self) -> Infeasible | Impossible:

@@ -139,8 +139,6 @@ def check_options(devices: int | None, options: Mapping[str, Any]) -> tuple[Clus
     """
     cluster = target_cluster(options, devices, processes())
     request = request_of(options)
-    if request.recompute is True and not options.get("training", False):
-        raise OptionError("recompute is for training: inference keeps nothing")
     check_space(request.strategy, len(cluster), request.mesh)
     ModuleOptions(options.get("training", False), options.get("optimizer", "adamw"))
     if request.tune is not None:

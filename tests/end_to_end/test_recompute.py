@@ -254,3 +254,5 @@ def test_recompute_is_checked() -> None:
         compiled(module, batch, recompute="yes")
     with pytest.raises(OptionError, match="recompute is for training"):
         partitioner.compile(module, batch, recompute=True)
+    with pytest.raises(OptionError, match="recompute is for PyTorch modules"):
+        partitioner.compile("model.onnx", recompute=True)

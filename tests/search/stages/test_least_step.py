@@ -45,18 +45,18 @@ def bound_s(module: nn.Module, batch: object, cluster: str, count: int) -> float
 
 
 @pytest.mark.parametrize(
-    ("cluster", "width"),
+    ("cluster", "width", "least"),
     [
-        ("2xh100", 16),
-        pytest.param("2xh100", 2048, marks=pytest.mark.slow),
-        pytest.param("4xcpu", 256, marks=pytest.mark.slow),
+        ("2xh100", 16, 0.3),
+        pytest.param("2xh100", 2048, 0.3, marks=pytest.mark.slow),
+        pytest.param("4xcpu", 256, 0.15, marks=pytest.mark.slow),
     ],
 )
-def test_no_step_is_below_the_bound(cluster: str, width: int) -> None:
+def test_no_step_is_below_the_bound(cluster: str, width: int, least: float) -> None:
     batch = (torch.zeros(8, width),)
     for count in (1, 4):
         cost_s = staged(mlp(width), batch, cluster, count).cost
-        assert 0.15 * cost_s < bound_s(mlp(width), batch, cluster, count) <= cost_s
+        assert least * cost_s < bound_s(mlp(width), batch, cluster, count) <= cost_s
 
 
 @pytest.mark.slow

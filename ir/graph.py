@@ -32,16 +32,11 @@ LOADS = "loads"
 
 @dataclass(frozen=True)
 class Opaque:
-    """A serialized attribute that only a backend can read, such as a subgraph body.
+    """A serialized attribute that only a backend can read, such as a subgraph body."""
 
-    Attributes:
-        kind: The message's type.
-        data: The message.
-        flops: FLOPs of all runs of a body in one run of its node. No part of the digest.
-    """
-
-    kind: str
-    data: bytes
+    kind: str  #: The message's type.
+    data: bytes  #: The message.
+    #: FLOPs of all runs of a body in one run of its node. No part of the digest.
     flops: float = 0.0
 
 

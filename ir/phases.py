@@ -52,15 +52,10 @@ class Part(StrEnum):
 
 @dataclass(frozen=True)
 class Phases:
-    """The numbers of the phases, ascending in an order in which one micro-batch could run.
+    """The numbers of the phases, ascending in an order in which one micro-batch could run."""
 
-    Attributes:
-        stages: Number of stages.
-        splits: Whether backward passes are split.
-    """
-
-    stages: int
-    splits: bool = False
+    stages: int  #: Number of stages.
+    splits: bool = False  #: Whether backward passes are split.
 
     def number(self, part: Part, stage: int = 0) -> int:
         """The phase of a part of a stage."""
@@ -101,17 +96,11 @@ class Phases:
 
 @dataclass(frozen=True)
 class RunOrder:
-    """The order in which ranks run the phases of a step, each with its micro-batch.
+    """The order in which ranks run the phases of a step, each with its micro-batch."""
 
-    Attributes:
-        table: The schedule of the stages.
-        lanes: Devices of each lane of the schedule, ascending.
-        is_whole: Whether it is that of a plan without a schedule.
-    """
-
-    table: PipelineSchedule
-    lanes: tuple[tuple[int, ...], ...]
-    is_whole: bool = False
+    table: PipelineSchedule  #: The schedule of the stages.
+    lanes: tuple[tuple[int, ...], ...]  #: Devices of each lane of the schedule, ascending.
+    is_whole: bool = False  #: Whether it is that of a plan without a schedule.
 
     @cached_property
     def phases(self) -> Phases:
@@ -193,15 +182,11 @@ def whole_batch_order(devices: int, *, trains: bool = False) -> RunOrder:
 
 @dataclass(frozen=True)
 class StepOrder(RunOrder):
-    """The order of a step of a plan in stages.
+    """The order of a step of a plan in stages."""
 
-    Attributes:
-        numbers: Phase of each node, by name.
-        before: The phases that run before each phase, of the same micro-batch, in every order that
-            the data allow.
-    """
-
-    numbers: Mapping[str, int] = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)  #: Phase of each node, by name.
+    #: The phases that run before each phase, of the same micro-batch, in every order that the data
+    #: allow.
     before: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
     def is_before(self, phase: int, later: int, device: int) -> bool:

@@ -29,20 +29,14 @@ class Kernels:
     with the seconds of its FLOPs and bytes at `compute_shares` and `memory_share` of the peaks: a
     skinny product, which has many bytes for its FLOPs, is slower than a square one. Seconds grow
     with FLOPs and with bytes.
-
-    Attributes:
-        compute_shares: Share of peak FLOP/s that large matrix products reach, by element type.
-        memory_share: Share of the peak bandwidth that a copy reaches.
-        fixed_s: Seconds to fill and drain the device, beside FLOPs and bytes.
-        sharpness: 1 adds the seconds of FLOPs and bytes up, infinity takes the longer.
-        attention_16_bit: Share of the peak 16-bit FLOP/s that fused attention reaches; None if it
-            is not published.
     """
 
+    #: Share of peak FLOP/s that large matrix products reach, by element type.
     compute_shares: Mapping[str, float]
-    memory_share: float
-    fixed_s: float
-    sharpness: float
+    memory_share: float  #: Share of the peak bandwidth that a copy reaches.
+    fixed_s: float  #: Seconds to fill and drain the device, beside FLOPs and bytes.
+    sharpness: float  #: 1 adds the seconds of FLOPs and bytes up, infinity takes the longer.
+    #: Share of the peak 16-bit FLOP/s that fused attention reaches; None if it is not published.
     attention_16_bit: float | None
 
     def attention_share(self, dtype: str) -> float | None:
@@ -116,16 +110,12 @@ def links(name: str) -> Mapping[int, LinkTable]:
 
 @dataclass(frozen=True)
 class _Tuning:
-    """How NCCL reckons with one algorithm between nodes.
+    """How NCCL reckons with one algorithm between nodes."""
 
-    Attributes:
-        rows: Its regimes by (nodes, ranks a node).
-        ramp: Share of the rates that is reached, by log2 of the bytes of each rank.
-        us: Of each regime, the start-up that is no hop (ring), or what twice the nodes add.
-    """
-
-    rows: Mapping[tuple[int, int], Sequence[_Regime]]
+    rows: Mapping[tuple[int, int], Sequence[_Regime]]  #: Its regimes by (nodes, ranks a node).
+    #: Share of the rates that is reached, by log2 of the bytes of each rank.
     ramp: Mapping[int, float]
+    #: Of each regime, the start-up that is no hop (ring), or what twice the nodes add.
     us: Sequence[float]
 
 

@@ -17,19 +17,12 @@ from partitioner.ir.plan import PlacedNode
 
 @dataclass(frozen=True)
 class DeviceColumns:
-    """A column per device of the cluster.
-
-    Attributes:
-        graph: The graph.
-        resharder: Gives the reshards.
-        micro_batches: Times that the graph runs in a step.
-        lanes: Groups of devices that share what is stored and the gradients, in stages.
-    """
+    """A column per device of the cluster."""
 
     graph: Graph
-    resharder: Resharder
-    micro_batches: int = 1
-    lanes: int = 1
+    resharder: Resharder  #: Gives the reshards.
+    micro_batches: int = 1  #: Times that the graph runs in a step.
+    lanes: int = 1  #: Groups of devices that share what is stored and the gradients, in stages.
 
     def held_share(self, value: str) -> float:
         """Share of the bytes of a value that a device of one stage holds.

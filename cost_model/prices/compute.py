@@ -113,17 +113,11 @@ def node_estimates(
 
 @dataclass
 class NodePrices:
-    """Estimates of nodes of one plan, each form once: the layers of a model repeat.
-
-    Attributes:
-        graph: The graph.
-        cluster: The devices.
-        in_parts: As of `node_seconds`.
-    """
+    """Estimates of nodes of one plan, each form once: the layers of a model repeat."""
 
     graph: Graph
     cluster: Cluster
-    in_parts: bool | None = None
+    in_parts: bool | None = None  #: As of `node_seconds`.
     _known: dict[Hashable, Mapping[int, Estimate]] = field(default_factory=dict)
 
     def estimates(
@@ -172,15 +166,10 @@ class NodePrices:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the seconds of a plan's nodes come from, added up over nodes and devices.
+    """Where the seconds of a plan's nodes come from, added up over nodes and devices."""
 
-    Attributes:
-        seconds: By source of an `Estimate`.
-        error_s: Of those that are measured or fitted, each times its error.
-    """
-
-    seconds: Mapping[str, float]
-    error_s: float
+    seconds: Mapping[str, float]  #: By source of an `Estimate`.
+    error_s: float  #: Of those that are measured or fitted, each times its error.
 
     @classmethod
     def of(cls, graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster) -> Sources:

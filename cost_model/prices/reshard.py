@@ -97,15 +97,11 @@ LISTED = 64
 
 @dataclass
 class Resharder:
-    """Reshards on one cluster, each priced once.
-
-    Attributes:
-        cluster: The cluster.
-        bucket_bytes: Most bytes of a bucket's operands on one rank, by kind (see
-            `overlap.most_joined`); of other kinds, as many as a bucket holds.
-    """
+    """Reshards on one cluster, each priced once."""
 
     cluster: Cluster
+    #: Most bytes of a bucket's operands on one rank, by kind (see `overlap.most_joined`); of other
+    #: kinds, as many as a bucket holds.
     bucket_bytes: Mapping[CommKind, int] = field(default_factory=dict)
     _hops: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
     _priced: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)

@@ -135,31 +135,23 @@ BORDER = "border"
 
 @dataclass(frozen=True)
 class Profile:
-    """The entries of one device at one number of threads.
+    """The entries of one device at one number of threads."""
 
-    Attributes:
-        file: The SQLite file.
-        device: Fingerprint of the device.
-        threads: Threads of one operator.
-        processes: Number of processes that share the device's machine.
-        known: The newest entry of each form, by the number of processes that were busy.
-        links: The newest entries of communications over the level, by kind and number of ranks, in
-            order of bytes.
-        wholes: The newest entry of each whole model that one process ran alone, by `whole_key`.
-        level: Name of the level of the network; "" for the innermost, and of a device.
-        border: The newest entry of a border between two sessions, which communications have.
-    """
-
-    file: Path
-    device: str
-    threads: int
-    processes: int
+    file: Path  #: The SQLite file.
+    device: str  #: Fingerprint of the device.
+    threads: int  #: Threads of one operator.
+    processes: int  #: Number of processes that share the device's machine.
+    #: The newest entry of each form, by the number of processes that were busy.
     known: Mapping[int, Mapping[str, Entry]] = field(repr=False, hash=False)
+    #: The newest entries of communications over the level, by kind and number of ranks, in order of
+    #: bytes.
     links: Mapping[tuple[str, int], tuple[LinkEntry, ...]] = field(
         default_factory=dict, repr=False, hash=False
     )
+    #: The newest entry of each whole model that one process ran alone, by `whole_key`.
     wholes: Mapping[str, Entry] = field(default_factory=dict, repr=False, hash=False)
-    level: str = ""
+    level: str = ""  #: Name of the level of the network; "" for the innermost, and of a device.
+    #: The newest entry of a border between two sessions, which communications have.
     border: LinkEntry | None = field(default=None, repr=False, hash=False)
 
     @classmethod
@@ -467,21 +459,13 @@ def _check(database: sqlite3.Connection, file: Path) -> None:
 
 @dataclass(frozen=True)
 class Contents:
-    """The forms in a profile that one backend measured on one device.
+    """The forms in a profile that one backend measured on one device."""
 
-    Attributes:
-        device: Fingerprint of the device.
-        threads: Threads of one operator.
-        processes: Number of processes that were busy.
-        backend: What ran them, with its version.
-        forms: Number of forms.
-    """
-
-    device: str
-    threads: int
-    processes: int
-    backend: str
-    forms: int
+    device: str  #: Fingerprint of the device.
+    threads: int  #: Threads of one operator.
+    processes: int  #: Number of processes that were busy.
+    backend: str  #: What ran them, with its version.
+    forms: int  #: Number of forms.
 
     def __str__(self) -> str:
         """In words: "12 forms of onnxruntime 1.31.1 on AMD EPYC, 2 processes x 1 thread"."""

@@ -112,14 +112,10 @@ class Fit:
 
 @dataclass(frozen=True)
 class _Rates:
-    """The most that a device attains of a kind of work in a second, by the size of the work.
+    """The most that a device attains of a kind of work in a second, by the size of the work."""
 
-    Attributes:
-        log_sizes: Logarithms of the sizes of measurements, ascending.
-        log_rates: Logarithms of the rates there; larger and smaller work has that of the nearest.
-    """
-
-    log_sizes: Numbers
+    log_sizes: Numbers  #: Logarithms of the sizes of measurements, ascending.
+    #: Logarithms of the rates there; larger and smaller work has that of the nearest.
     log_rates: Numbers
 
     @classmethod

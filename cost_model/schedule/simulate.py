@@ -237,13 +237,9 @@ class _LanePhase:
 
 @dataclass
 class _Clock:
-    """The second at which each device is free, and at which each communication is sent.
+    """The second at which each device is free, and at which each communication is sent."""
 
-    Attributes:
-        events: Takes the events; None if only the seconds count.
-    """
-
-    events: list[Event] | None
+    events: list[Event] | None  #: Takes the events; None if only the seconds count.
     free: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     sent: dict[tuple[int, int], float] = field(default_factory=dict)
 

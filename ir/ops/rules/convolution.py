@@ -15,25 +15,16 @@ from partitioner.ir.rule import Rule
 
 @dataclass(frozen=True)
 class ConvDims:
-    """Dims of a convolution's tensors.
+    """Dims of a convolution's tensors."""
 
-    Attributes:
-        data: ``n (g ci) s..``.
-        weights: ``(g co) ci k..``; ``(g ci) co k..`` of a transposed convolution.
-        channel: Dims of a bias, ``(g co)``.
-        result: ``n (g co) s..``. Where data and result differ in size, windows slide over one.
-        kernel: Factors of the window.
-        sizes: Sizes of the channel factors.
-        transposed: The convolution is transposed.
-    """
-
-    data: list[str]
-    weights: list[str]
-    channel: list[str]
+    data: list[str]  #: ``n (g ci) s..``.
+    weights: list[str]  #: ``(g co) ci k..``; ``(g ci) co k..`` of a transposed convolution.
+    channel: list[str]  #: Dims of a bias, ``(g co)``.
+    #: ``n (g co) s..``. Where data and result differ in size, windows slide over one.
     result: list[str]
-    kernel: list[str]
-    sizes: dict[str, int]
-    transposed: bool
+    kernel: list[str]  #: Factors of the window.
+    sizes: dict[str, int]  #: Sizes of the channel factors.
+    transposed: bool  #: The convolution is transposed.
 
     @classmethod
     def of(cls, weights: Shape, groups: int, *, transposed: bool = False) -> ConvDims:

@@ -28,18 +28,13 @@ from partitioner.strategies.kinds.parameter_uses import (
 
 @dataclass(frozen=True)
 class DataParallel:
-    """The values that a kind that cuts the batch stores in parts.
+    """The values that a kind that cuts the batch stores in parts."""
 
-    Attributes:
-        word: The word of the kind, for messages.
-        at_rest: Whether what the optimizer works on is cut. (`partitioner::rest` nodes hold
-            parameters between steps in zero1 and zero2.)
-        until_use: Whether parameters are cut in a pass too, until their use.
-    """
-
-    word: str
+    word: str  #: The word of the kind, for messages.
+    #: Whether what the optimizer works on is cut. (`partitioner::rest` nodes hold parameters
+    #: between steps in zero1 and zero2.)
     at_rest: bool
-    until_use: bool
+    until_use: bool  #: Whether parameters are cut in a pass too, until their use.
 
     def constraints(self, asked: Asked) -> Constraints:
         """Pins of parameters and of their uses; nodes that depend on the batch are cut along it.

@@ -19,19 +19,12 @@ ModelKind = Literal["onnx", "inference", "training"]
 
 @dataclass(frozen=True)
 class Asked:
-    """A kind of parallelism that is asked of a graph.
-
-    Attributes:
-        graph: The graph.
-        axes: The mesh axes of the kind and their sizes; at least one.
-        alone: Whether no other kind is asked for beside it.
-        others: Sizes of the axes of the others, as far as they are known.
-    """
+    """A kind of parallelism that is asked of a graph."""
 
     graph: Graph
-    axes: Mapping[str, int]
-    alone: bool = True
-    others: tuple[int, ...] = ()
+    axes: Mapping[str, int]  #: The mesh axes of the kind and their sizes; at least one.
+    alone: bool = True  #: Whether no other kind is asked for beside it.
+    others: tuple[int, ...] = ()  #: Sizes of the axes of the others, as far as they are known.
 
     @property
     def axis(self) -> str:
@@ -56,24 +49,20 @@ def _no_notes(_asked: Asked, _plan: Plan) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of parallelism.
+    """A kind of parallelism."""
 
-    Attributes:
-        word: Its name in `parallel=`.
-        axes: The mesh axes that it may be given, by their usual names: it needs one of them at
-            least, and has the first if no mesh is given.
-        constraints: Makes its constraints on a graph; refuses a graph that it cannot cut with a
-            `ConstraintError`. None: it is no matter of one mesh (stages).
-        notes: Notes on what a plan of the graph does with it, for the summary.
-        cuts_batch: Whether it cuts the batch, in equal parts if devices are to do equal work.
-        lacks: The models that have no such kind, each with the reason.
-        stored: What a trace of these models must store for it, see `ModuleOptions.at_rest`.
-    """
-
-    word: str
+    word: str  #: Its name in `parallel=`.
+    #: The mesh axes that it may be given, by their usual names: it needs one of them at least, and
+    #: has the first if no mesh is given.
     axes: tuple[str, ...]
+    #: Makes its constraints on a graph; refuses a graph that it cannot cut with a
+    #: `ConstraintError`. None: it is no matter of one mesh (stages).
     constraints: Callable[[Asked], Constraints] | None
+    #: Notes on what a plan of the graph does with it, for the summary.
     notes: Callable[[Asked, Plan], tuple[str, ...]] = _no_notes
+    #: Whether it cuts the batch, in equal parts if devices are to do equal work.
     cuts_batch: bool = False
+    #: The models that have no such kind, each with the reason.
     lacks: Mapping[ModelKind, str] = field(default_factory=dict)
+    #: What a trace of these models must store for it, see `ModuleOptions.at_rest`.
     stored: Mapping[ModelKind, AtRest] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
 from partitioner.ir.ops.rules.indexing import moved_rows
 from partitioner.ir.ops.rules.reduction import along
-from partitioner.ir.ops.signature import OpaqueError
+from partitioner.ir.ops.signature import OpaqueError, pattern
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 
@@ -66,11 +66,6 @@ def _nll_backward(view: OpView) -> Rule:
         flops=2,
         sums=[0],
     )
-
-
-def _embedding(view: OpView) -> Rule:
-    """Rows of the table that a device lacks are added by others."""
-    return view.rule("v f, i..", "i.. f", reduce="v", points="i.. f", sums=[0])
 
 
 def _local_embedding(view: OpView, local: LocalView) -> LocalOp:
@@ -147,7 +142,12 @@ ROWS: Mapping[str, OpRow] = {
         partial(_softmax, flops=TRANSCENDENTAL + 3, backward=True)
     ),
     "aten::_softmax_backward_data": OpRow(partial(_softmax, flops=4, backward=True)),
-    "aten::embedding": OpRow(_embedding, _local_embedding, moved=moved_rows, where=True),
+    "aten::embedding": OpRow(  # rows of the table that a device lacks are added by others
+        pattern("v f, i.. -> i.. f", reduce="v", points="i.. f", sums=[0]),
+        _local_embedding,
+        moved=moved_rows,
+        where=True,
+    ),
     "aten::embedding_dense_backward": OpRow(
         _embedding_backward, _local_embedding_backward, where=True
     ),

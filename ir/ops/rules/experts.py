@@ -12,7 +12,7 @@ stay where they were computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from partitioner.ir.loops.dispatch import Dispatch
 from partitioner.ir.ops.signature import Signature
@@ -52,7 +52,6 @@ def experts(
 
 def experts_backward(
     signature: Signature,
-    sums: Iterable[int] = (),
     loads: Sequence[float] = (),
     *,
     biased: bool = False,
@@ -74,7 +73,7 @@ def experts_backward(
         addends={6 + len(biases)},
         points="t k e h i",
         flops=2 * (2 * gates["u"] + 2) / max(signature.shape(4)[0], 1),
-        sums=sums,
+        sums=[0],
         dispatch=_dispatch(signature, 1, 2, 8 if biased else 6, loads),
     )
 

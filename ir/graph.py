@@ -65,12 +65,8 @@ class Constant:
         name = array.dtype.name
         small = {"float8_e4m3fn": "float8e4m3fn", "float8_e5m2": "float8e5m2"}
         return cls(
-            TensorType.of(dtype or small.get(name, name), array.shape), partial(_same, array)
+            TensorType.of(dtype or small.get(name, name), array.shape), partial(np.asarray, array)
         )
-
-
-def _same(array: np.ndarray) -> np.ndarray:
-    return array
 
 
 @dataclass(frozen=True)

@@ -297,20 +297,10 @@ def _phases_of(
     return phase_of
 
 
-def stage_edges(graph: Graph, placed: Sequence[PlacedNode]) -> tuple[tuple[int, int], ...]:
-    """Pairs of stages between which values pass, forward or backward, ascending.
-
-    Raises:
-        PhaseError: A stage needs a value of a later one in the forward pass, or the other way
-            round in the backward pass.
-    """
-    return _edges(graph, placed, _parts(graph, placed))
-
-
 def _edges(
     graph: Graph, placed: Sequence[PlacedNode], parts: Mapping[str, Part]
 ) -> tuple[tuple[int, int], ...]:
-    """See `stage_edges`; `parts` are the nodes' parts of a step."""
+    """Pairs of stages between which values pass, forward or backward, ascending."""
     stage = {p.node.name: p.stage for p in placed}
     edges = set()
     for node in (p.node for p in placed):
@@ -327,12 +317,12 @@ def _edges(
                         "micro-batch would wait for: keep them in one stage"
                     )
                 if edge[0] > edge[1]:
+                    ways = "lower", "higher"
+                    ways = ways if parts[node.name] is Part.FORWARD else ways[::-1]
                     raise PhaseError(
                         f"{node.name!r} of stage {stage[node.name]} reads a value of "
                         f"{producer.name!r} of stage {stage[producer.name]}: values of the "
-                        f"{parts[node.name]} pass go from "
-                        f"{'lower' if parts[node.name] is Part.FORWARD else 'higher'} stages to "
-                        f"{'higher' if parts[node.name] is Part.FORWARD else 'lower'} ones"
+                        f"{parts[node.name]} pass go from {' stages to '.join(ways)} ones"
                     )
                 edges.add(edge)
     return tuple(sorted(edges))
@@ -361,11 +351,19 @@ def have_equal_fixed_nodes(graph: Graph, other: Graph) -> bool:
     Those of graphs for micro-batches of other sizes may differ: a tensor of zeros as long as the
     micro-batch, or the reciprocal of its size.
     """
-    fixed, others = fixed_nodes(graph), {node.name: node for node in other.nodes}
+    fixed, others = fixed_nodes(graph), other.by_name
+
+    def is_equal_constant(value: str) -> bool:
+        """Test whether a value that one graph has as a constant is the same in the other one."""
+        one, another = graph.constants.get(value), other.constants.get(value)
+        if one is None or another is None:
+            return one is another
+        return one == another and (one.weight or np.array_equal(one.load(), another.load()))
+
     return fixed == fixed_nodes(other) and all(
         _is_equal_node(node, others[node.name])
         and all(graph.types[value] == other.types[value] for value in node.writes)
-        and all(_is_equal_constant(value, graph, other) for value in node.reads)
+        and all(map(is_equal_constant, node.reads))
         for node in graph.nodes
         if node.name in fixed
     )
@@ -383,14 +381,6 @@ def _is_equal_node(node: Node, other: Node) -> bool:
             for name, attr in node.attrs.items()
         )
     )
-
-
-def _is_equal_constant(value: str, graph: Graph, other: Graph) -> bool:
-    """Test whether a value that one graph has as a constant is the same in the other one."""
-    one, another = graph.constants.get(value), other.constants.get(value)
-    if one is None or another is None:
-        return one is another
-    return one == another and (one.weight or np.array_equal(one.load(), another.load()))
 
 
 def _parts(graph: Graph, placed: Sequence[PlacedNode]) -> dict[str, Part]:

@@ -175,16 +175,11 @@ def _tree(nodes: int, each: int) -> Sequence[_Regime]:
 
 
 def _between_nodes(inside: LinkTable, each: int, port: float, switched: bool) -> LinkTable:
-    """Communications of `each` ranks on every node, by number of ranks.
+    """Communications of `each` ranks (1, 2, 4 or 8) on every node, by number of ranks.
 
     They are never faster than those of as many ranks (or all 8) of one node, which are measured:
-    start-ups here are those that the library reckons with.
-
-    Args:
-        inside: Communications in one node.
-        each: 1, 2, 4 or 8.
-        port: 1e9 bytes/s of a device's port.
-        switched: Whether switches inside the nodes reduce.
+    start-ups here are those that the library reckons with. `port` is 1e9 bytes/s of a device's
+    port; `switched` tells whether switches inside the nodes reduce.
     """
     network = _figures()["network"]
     ring_of, switch_of = _tuning("ring"), _tuning("switch_tree")
@@ -197,16 +192,12 @@ def _between_nodes(inside: LinkTable, each: int, port: float, switched: bool) ->
         for n in _SIZES:
             share = scale * (_share(ring_of.ramp, n / ranks) if each == 8 else 1.0)
             hops = zip(ring, ring_of.us, strict=True)
-            gather.append(
-                min(start * _MICRO_S + n / (rate * share * _GIGA) for start, rate in ring)
-            )
+            gather.append(_fastest(ring, n, share))
             options = [
                 (2 * start - base) * _MICRO_S + 2 * n / (rate * share * _GIGA)
                 for (start, rate), base in hops
             ]
-            options += [
-                start * _MICRO_S + n / (rate * scale * _GIGA) for start, rate in _tree(nodes, each)
-            ]
+            options.append(_fastest(_tree(nodes, each), n, scale))
             if switched and each >= 4:
                 ((start, rate),) = switch_of.rows[min(nodes, 4), each]
                 start += switch_of.us[0] * math.log2(max(nodes, 4) / 4)

@@ -210,10 +210,7 @@ def gpu_count() -> int:
 def _gpu(properties: Any, file: Path, count: int) -> tuple[str, DeviceSpec]:
     """The preset of a GPU's driver name, and its figures with the GPU's memory and measurements.
 
-    Args:
-        properties: As of `torch.cuda.get_device_properties`.
-        file: The profile.
-        count: Number of GPUs that share the machine's processor.
+    `properties` are as of `torch.cuda.get_device_properties`; `count` GPUs share the processor.
     """
     title = str(properties.name)
     for name, row in presets.accelerators().items():

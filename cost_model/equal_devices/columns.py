@@ -81,7 +81,6 @@ class DeviceColumns:
         }
 
     def _run_seconds(self, placed: PlacedNode) -> Mapping[int, float]:
-        """Seconds of one run of a node by column."""
         return node_seconds(self.graph, placed, self.resharder.cluster)
 
     def local_bytes(self, at: Placement, dtype: str) -> Mapping[int, int]:
@@ -97,8 +96,6 @@ class GroupColumns(DeviceColumns):
     """
 
     resharder: EvenResharder
-    micro_batches: int = 1
-    lanes: int = 1
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -107,7 +104,6 @@ class GroupColumns(DeviceColumns):
         return (even.device,) if other is None else (even.device, other.device)
 
     def _run_seconds(self, placed: PlacedNode) -> Mapping[int, float]:
-        """Seconds of one run of a node on the representative of its group."""
         seconds = self.resharder.even.node_seconds(self.graph, placed)
         return {self.resharder.column(placed.mesh): seconds}
 

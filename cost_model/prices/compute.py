@@ -406,20 +406,15 @@ def sharded_flops_share(graph: Graph, placed: Sequence[PlacedNode]) -> float:
     mesh = max((node.mesh for node in placed), key=DeviceMesh.size, default=None)
     if mesh is None or mesh.size() == 1:
         return 0.0
-    splittable = [
-        (estimated_flops(graph, node.node), False)
-        if node.rule is None
-        else (node.rule.flops, _is_cut(node))
-        for node in placed
-        if not is_free(node) and (node.rule is None or _can_cut(node.rule, mesh))
-    ]
-    whole = sum(flops for flops, _ in splittable)
-    return sum(flops for flops, is_cut in splittable if is_cut) / whole if whole else 0.0
-
-
-def _is_cut(placed: PlacedNode) -> bool:
-    axes = {axis for layout in placed.layouts.values() for axis in layout.axes}
-    return placed.mesh.size() > 1 and axes == set(placed.mesh.names)
+    whole = cut = 0.0
+    for node in placed:
+        if is_free(node) or not (node.rule is None or _can_cut(node.rule, mesh)):
+            continue
+        flops = estimated_flops(graph, node.node) if node.rule is None else node.rule.flops
+        axes = {axis for layout in node.layouts.values() for axis in layout.axes}
+        whole += flops
+        cut += flops if axes and axes == set(node.mesh.names) else 0.0
+    return cut / whole if whole else 0.0
 
 
 def _can_cut(rule: Rule, mesh: DeviceMesh) -> bool:

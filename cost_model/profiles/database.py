@@ -319,10 +319,6 @@ def whole_entry(
     Args:
         digest: Of the model's graph.
         seconds: Of a request, from its inputs to its outputs.
-        spread: As of an `Entry`.
-        repeats: As of an `Entry`.
-        backend: As of an `Entry`.
-        measured_at: As of an `Entry`.
     """
     key = whole_key(digest)
     return Entry(key, _WHOLE, "", 0.0, 0, seconds, spread, repeats, backend, measured_at)
@@ -366,14 +362,21 @@ def check_folder(file: Path) -> None:
     Raises:
         CostError: There is no such folder.
     """
-    try:
+    with _naming(file):
         if file == default_profile():
             file.parent.mkdir(parents=True, exist_ok=True)
         has_folder = file.parent.is_dir()
-    except (OSError, ValueError) as error:
-        raise CostError(f"profile {file}: {getattr(error, 'strerror', None) or error}") from None
     if not has_folder:
         raise CostError(f"profile {file}: there is no folder {file.parent}")
+
+
+@contextlib.contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Raise that no file can have a name, or that its folder cannot be read, as a `CostError`."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise CostError(f"profile {file}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _write(file: Path, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
@@ -384,11 +387,7 @@ def _write(file: Path, statement: str, rows: Sequence[tuple[object, ...]]) -> No
 
 @contextlib.contextmanager
 def _opened(file: Path, *, write: bool = False) -> Iterator[sqlite3.Connection]:
-    """A connection to a profile, checked to be one.
-
-    Raises:
-        CostError: The file is something else, damaged, of another version, or not accessible.
-    """
+    """A connection to a profile, checked to be one."""
     if _exists(file) and not file.is_file():
         raise CostError(f"profile {file}: it is not a file")
     mode = "rwc" if write else "ro"
@@ -404,23 +403,12 @@ def _opened(file: Path, *, write: bool = False) -> Iterator[sqlite3.Connection]:
 
 
 def _exists(file: Path) -> bool:
-    """Test whether there is something of that name.
-
-    Raises:
-        CostError: No file can have that name, or its folder cannot be read.
-    """
-    try:
+    with _naming(file):
         return file.exists()
-    except (OSError, ValueError) as error:
-        raise CostError(f"profile {file}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _is_begun(file: Path) -> bool:
-    """Test whether a file holds something: one just made, as by `touch`, is a new profile.
-
-    Raises:
-        CostError: See `_exists`.
-    """
+    """Test whether a file holds something: one just made, as by `touch`, is a new profile."""
     return _exists(file) and not (file.is_file() and file.stat().st_size == 0)
 
 

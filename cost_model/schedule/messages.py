@@ -148,7 +148,6 @@ def _travelling(task: Task, message: _Message | None, cluster: Cluster) -> Task:
 
 
 def _whole_bytes(task: Task) -> float:
-    """`whole_bytes` of a communication."""
     assert task.comm is not None
     return whole_bytes(task.comm, _numel(task))
 

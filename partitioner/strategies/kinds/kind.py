@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -43,8 +43,23 @@ class Asked:
         return batch_of(self.graph)
 
 
-def _no_notes(_asked: Asked, _plan: Plan) -> tuple[str, ...]:
-    return ()
+def whole_operators(
+    graph: Graph, plan: Plan, axis: str, factors: Mapping[str, Container[str] | None]
+) -> str:
+    """Operators of the forward pass, for people, that a plan does not cut over an axis.
+
+    By name, those that were to be: along one of these factors, of None along any.
+    """
+    whole = []
+    for node in graph.nodes:
+        if node.name not in factors or node.name in graph.backward or node.name not in plan.nodes:
+            continue
+        decision, own = plan.nodes[node.name], factors[node.name]
+        cuts = (cut for name, cut in decision.cuts.items() if own is None or name in own)
+        if axis in plan.groups[decision.group].names and not any(axis in cut.axes for cut in cuts):
+            whole.append(f"{node.name} ({node.op.rpartition('::')[2]})")
+    more = f" and {len(whole) - 3} more" if len(whole) > 3 else ""
+    return ", ".join(whole[:3]) + more
 
 
 @dataclass(frozen=True)
@@ -59,7 +74,7 @@ class Kind:
     #: `ConstraintError`. None: it is no matter of one mesh (stages).
     constraints: Callable[[Asked], Constraints] | None
     #: Notes on what a plan of the graph does with it, for the summary.
-    notes: Callable[[Asked, Plan], tuple[str, ...]] = _no_notes
+    notes: Callable[[Asked, Plan], tuple[str, ...]] = lambda *_: ()
     #: Whether it cuts the batch, in equal parts if devices are to do equal work.
     cuts_batch: bool = False
     #: The models that have no such kind, each with the reason.

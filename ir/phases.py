@@ -168,12 +168,7 @@ class RunOrder:
 
 @lru_cache(maxsize=64)
 def whole_batch_order(devices: int, *, trains: bool = False) -> RunOrder:
-    """The order of a plan without a schedule: all devices run one stage, for the whole batch.
-
-    Args:
-        devices: Number of devices.
-        trains: Whether there is a backward pass.
-    """
+    """The order of a plan without a schedule: all devices run one stage, for the whole batch."""
     kinds = (ActionKind.FORWARD, *((ActionKind.FULL_BACKWARD,) if trains else ()))
     actions = tuple(Action(0, kind, 0) for kind in kinds)
     table = PipelineSchedule("whole batch", (0,), 1, (actions,))
@@ -212,9 +207,6 @@ def step_order(
     """The order of a step of a plan in stages.
 
     Args:
-        graph: The graph.
-        placed: Its nodes.
-        pipeline: The pipeline of the plan.
         units: Of every node, the number of the unit that it goes with, if backward passes are to be
             split as if each unit were a stage; None for the stages of the plan.
 
@@ -245,7 +237,6 @@ def step_order(
 
 
 def _stage_devices(placed: Sequence[PlacedNode]) -> tuple[tuple[int, ...], ...]:
-    """Devices of each stage, ascending."""
     devices: dict[int, set[int]] = {}
     for p in placed:
         devices.setdefault(p.stage, set()).update(p.mesh.devices)
@@ -262,7 +253,6 @@ def _table(
     lane_of: tuple[int, ...],
     edges: tuple[tuple[int, int], ...],
 ) -> PipelineSchedule:
-    """The table of a plan's schedule, which is proven to run."""
     if isinstance(schedule, str):
         table = pipeline_schedule(schedule, lane_of, micro_batches, edges)
     else:
@@ -442,12 +432,7 @@ def _producers(graph: Graph, node: Node) -> Iterator[Node]:
 def weight_nodes(
     graph: Graph, backward: Collection[str], units: Mapping[str, int]
 ) -> frozenset[str]:
-    """The backward nodes that no other unit waits for, whose gradients are of weights.
-
-    Args:
-        backward: Names of the backward nodes.
-        units: Unit of each node, by name.
-    """
+    """The backward nodes that no other unit waits for, whose gradients are of weights."""
     awaited: set[str] = set()
     weights = set()
     for node in reversed(graph.nodes):
@@ -471,7 +456,6 @@ def _check(
     numbers: Mapping[str, int],
     before: Mapping[int, frozenset[int]],
 ) -> None:
-    """Refuse a node that may run before one of its operands is made."""
     for p in placed:
         now = numbers[p.node.name]
         for producer in _producers(graph, p.node):

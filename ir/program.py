@@ -260,7 +260,6 @@ class Programs:
 
 
 def _touched(program: RankProgram) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Local values that each step reads and writes."""
     rank = program.rank
     return [
         step.touched if isinstance(step, Compute) else step.touched(rank) for step in program.steps

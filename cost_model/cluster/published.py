@@ -90,7 +90,6 @@ def kernels(name: str) -> Kernels:
 
 
 def _share_of(figure: float | Sequence[float]) -> float:
-    """The share that a number or a pair (reached, peak) says."""
     return figure[0] / figure[1] if isinstance(figure, Sequence) else figure
 
 
@@ -148,7 +147,6 @@ def _fastest(rows: Iterable[_Regime], nbytes: float, share: float = 1.0) -> floa
 
 
 def _regimes(rows: Sequence[_Regime]) -> tuple[tuple[float, float], ...]:
-    """(bytes, seconds) by regimes."""
     return tuple((n, _fastest(rows, n)) for n in _SIZES)
 
 

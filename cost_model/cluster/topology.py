@@ -408,7 +408,6 @@ def _count(title: str, value: Any) -> int:
 
 
 def _devices(number: int, entry: Any, inner: Sequence[Any]) -> tuple[DeviceSpec, ...]:
-    """The devices of a table; `inner` is that of the innermost level, if there is one."""
     known = {item.name for item in fields(DeviceSpec)}
     optional = {"profile", "table", "is_gpu", "border_s"}
     _check_keys("device", entry, known - optional, known | {"count"}, number)
@@ -447,7 +446,6 @@ def _profile(title: str, entry: Any, level: str = "", inner: Sequence[Any] = ())
 
 
 def _level_size(number: int, entry: Any) -> int:
-    """The devices of a group of a level, whose keys are checked."""
     known = {item.name for item in fields(LinkLevel)}
     _check_keys("level", entry, known - _OPTIONAL_RATES, known, number)
     return _count(f"level {entry['name']!r}: size", entry["size"])

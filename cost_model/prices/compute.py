@@ -218,7 +218,6 @@ def kernel_estimate(
     """Seconds of a node's part on a device: by the device's profile, or else by its rates.
 
     Args:
-        flops: FLOPs of the part.
         moved_bytes: Bytes that the part reads and writes.
         local_shape: Shapes of the parts of the operands and results.
         in_parts: As of `node_seconds`.
@@ -439,7 +438,6 @@ def compute_dtype(graph: Graph, placed: PlacedNode) -> str:
 
 @lru_cache(maxsize=4096)
 def _indices(mesh: DeviceMesh, axes: tuple[str, ...]) -> tuple[int, ...]:
-    """Row-major index over `axes` of each device."""
     return tuple(mesh.linear(axes, point) for _, point in mesh.coords())
 
 

@@ -304,7 +304,6 @@ class Resharder:
 
 @lru_cache(maxsize=65536)
 def _shifted(at: Placement, shift: int) -> Placement:
-    """The placement on devices whose numbers are so much larger."""
     return Placement(_shifted_mesh(at.mesh, shift), at.sharding)
 
 

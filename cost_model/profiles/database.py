@@ -222,7 +222,6 @@ class Profile:
 
     @cached_property
     def _hidden_shares(self) -> Mapping[int, float]:
-        """`hidden_share` by number of ranks."""
         at_once_s: dict[int, float] = {}
         beside_s: dict[int, float] = {}
         for (kind, ranks), entries in self.links.items():
@@ -258,12 +257,6 @@ class Profile:
         one of transposed operands what it takes with them, else with others; and one of both what
         it takes alone with others, if nothing nearer is known.
         One that computes and moves nothing takes the median of such ones.
-
-        Args:
-            form: The form.
-            dtype: Element type that it computes in.
-            flops: Its FLOPs.
-            moved_bytes: Bytes that it reads and writes.
         """
         for one in dict.fromkeys((form, form.alone, form.dense, form.alone.dense)):
             entry = self.entries.get(one.key)

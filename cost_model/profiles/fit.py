@@ -67,12 +67,6 @@ class Fit:
         as farther; of a form that stands behind others they stand
         behind some, too, or are of its operator alone. Each gives the share of the roofline that it
         attains. The error is their spread. None if there are no such entries.
-
-        Args:
-            form: The form.
-            dtype: Element type that it computes in.
-            flops: Its FLOPs.
-            moved_bytes: Bytes that it reads and writes.
         """
         key = form.key, dtype, flops, moved_bytes
         if key not in self._known:

@@ -94,7 +94,6 @@ def in_buckets(
     """The tasks of a plan whose nodes all run on all devices, and the buckets of their collectives.
 
     Args:
-        tasks: In order.
         unlike: Positions of those in which devices have unlike parts: communications and aliases.
         backward: Names of the nodes of the backward pass.
         staged: Whether the tasks of a phase are a pass; else there are one or two.
@@ -245,7 +244,6 @@ class _Pass:
 
 
 def _operand_bytes(task: Task, comm: Comm) -> int:
-    """Bytes of a collective's operand on one rank."""
     if comm.kind is CommKind.ALL_REDUCE:
         return max((nbytes for _, _, nbytes in task.writes), default=0)
     parts = len(comm.ranks) if comm.kind is CommKind.REDUCE_SCATTER else 1

@@ -117,7 +117,6 @@ def step_seconds(schedule: Schedule) -> float:
 
 
 def _simulate_step(schedule: Schedule, order: StepOrder, clock: _Clock) -> None:
-    """Run one step of a plan with stages."""
     idle = frozenset(schedule.devices).difference(*order.lanes)
     lanes = [frozenset(lane) for lane in (*order.lanes, idle) if lane]
     waiting = [deque(order.runs(min(lane))) for lane in lanes]

@@ -250,7 +250,6 @@ class _Builder:
         return 0 if self.order is None else self.order.phases.number(Part.DELIVER)
 
     def _deliver(self, index: int) -> Iterator[tuple[str, Key]]:
-        """Bring outputs whole to all devices."""
         everyone = DeviceMesh.line(len(self.cluster))
         for value in self.graph.outputs:
             if value in self.everywhere:
@@ -309,7 +308,6 @@ class _Builder:
         return seconds
 
     def _adding(self, key: Key, seconds: Mapping[int, float]) -> Mapping[int, float]:
-        """The seconds, and those of adding a value to the sum of it."""
         assert self.order is not None
         value, at = key
         sizes = at.local_bytes(self.graph.types[value].dtype)
@@ -492,7 +490,6 @@ class _Builder:
             self.busy[device] = max(self.busy.get(device, -1), anchor)
 
     def _sizes(self, key: Key) -> Mapping[int, int]:
-        """Bytes on each observed device."""
         value, at = key
         sizes = at.local_bytes(self.graph.types[value].dtype)
         return {device: sizes[device] for device in self._observed_of(at.mesh)}

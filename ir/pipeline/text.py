@@ -35,7 +35,6 @@ def to_csv(schedule: PipelineSchedule, *, header: bool = False) -> str:
     """The actions, a row a lane.
 
     Args:
-        schedule: What to print.
         header: Begin with the name and lanes in lines of ours, which PyTorch does not read.
     """
     lines = [",".join(map(str, lane)) for lane in schedule.lanes]
@@ -51,7 +50,6 @@ def from_csv(text: str, name: str = "csv") -> PipelineSchedule:
     That it can run is not checked here: see `check`.
 
     Args:
-        text: The table.
         name: Of the schedule, if the table says none.
 
     Raises:

@@ -107,7 +107,6 @@ def _grad_weight(view: OpView) -> Rule:
 
 
 def _local_forward(view: OpView, local: LocalView) -> LocalOp:
-    """The device's own groups, and its part of the image."""
     slides = _slides(view, view.shape(1))
     if _is_transposed(view):
         return _spread(view, local, slides)

@@ -89,7 +89,6 @@ def _local_put(view: OpView, local: LocalView) -> LocalOp:
 
 
 def _check_dims(view: OpView) -> None:
-    """Refuse data or an index without dims."""
     if not (view.rank(0) and view.rank(1)):
         raise OpaqueError("the data or the index has no dims")
 

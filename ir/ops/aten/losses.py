@@ -69,7 +69,6 @@ def _nll_backward(view: OpView) -> Rule:
 
 
 def _local_embedding(view: OpView, local: LocalView) -> LocalOp:
-    """A device is told which rows of the table it has."""
     size = view.shape()[0]
     if local.sizes["v"] == size:
         return LocalOp((view.node,))
@@ -78,7 +77,6 @@ def _local_embedding(view: OpView, local: LocalView) -> LocalOp:
 
 
 def _embedding_backward(view: OpView) -> Rule:
-    """The gradient of an id is added to its row."""
     if view.attr("scale_grad_by_freq"):  # by how often an id occurs in the whole batch
         raise OpaqueError("scale_grad_by_freq is set")
     return view.rule(
@@ -92,7 +90,6 @@ def _embedding_backward(view: OpView) -> Rule:
 
 
 def _local_embedding_backward(view: OpView, local: LocalView) -> LocalOp:
-    """A device is told of which rows of the table it computes the gradients."""
     if local.sizes["v"] == view.out_shape[0]:
         return LocalOp((view.node,))
     attrs: dict[str, Attr] = {
@@ -127,7 +124,6 @@ def _cross_entropy_grad(view: OpView) -> Rule:
 
 
 def _local_classes(view: OpView, local: LocalView, logits: int) -> LocalOp:
-    """A device is told which of all classes it has."""
     return same_node(view, **in_whole(view, local.regions[logits][_class_dim(view, logits)]))
 
 

@@ -41,7 +41,6 @@ def _local_view(view: OpView, local: LocalView) -> LocalOp:
 
 
 def _permute(view: OpView) -> Rule:
-    """Puts dims in another order: `permute`, `transpose` and `t`."""
     order, rank = view.attr("dims"), view.rank()
     if isinstance(order, tuple):
         return permute(view, [int(dim) for dim in order], sums=[0])
@@ -166,7 +165,6 @@ def _local_split(view: OpView, local: LocalView) -> LocalOp:
 
 
 def _sliced(view: OpView, shape: Shape, *sums: int) -> tuple[list[str], list[str], Options]:
-    """`slices` of a tensor of this shape."""
     dim, start, end = view.dim("dim", 0, len(shape)), view.attr("start"), view.attr("end")
     run = run_of(
         shape[dim],
@@ -202,7 +200,6 @@ def _slice_scatter(view: OpView) -> Rule:
 
 
 def _writes_few(view: OpView) -> bool:
-    """Test whether less than half of the elements of a dim are replaced."""
     dim = view.dim("dim", 0)
     return 2 * view.shape(1)[dim] < view.shape()[dim]
 
@@ -256,7 +253,6 @@ def _pad(view: OpView) -> Rule:
 
 
 def _local_pad(view: OpView, local: LocalView) -> LocalOp:
-    """A device pads its part by its share of the padding."""
     pads = _pads(view)
     local_pads: list[int] = []
     for dim in reversed(range(view.rank())):

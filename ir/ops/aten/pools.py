@@ -39,7 +39,6 @@ def _slides(view: OpView, space: int) -> list[Slide]:
 
 
 def _volume(slides: Sequence[Slide]) -> int:
-    """Points of the window."""
     return math.prod(slide.kernel for slide in slides)
 
 
@@ -77,7 +76,6 @@ def _backward(view: OpView, space: int) -> Rule:
 
 
 def _intervals(region: Sequence[Sequence[Interval]], space: int) -> list[Interval]:
-    """A device's interval of each spatial dim."""
     return [pieces[0] for pieces in region[len(region) - space :]]
 
 
@@ -110,7 +108,6 @@ def _local_max(view: OpView, local: LocalView, space: int) -> LocalOp:
 
 
 def _local_max_backward(view: OpView, local: LocalView, space: int) -> LocalOp:
-    """The maxima that lie in the device's part."""
     if not local.regions:
         return LocalOp((view.node,))
     gradient, _, indices = view.node.inputs
@@ -212,7 +209,6 @@ def _local_average_backward(view: OpView, local: LocalView, space: int) -> Local
 
 
 def _pools(space: int) -> dict[str, OpRow]:
-    """Rows of pools over 2 or 3 dims."""
     backward = partial(_backward, space=space)
     rows = {
         f"avg_pool{space}d": OpRow(

@@ -129,7 +129,6 @@ def _local_upsample(
 
 
 def _any_upsample(view: OpView, *, backward: bool = False) -> Rule:
-    """Our own operators, whose mode is an attribute."""
     return _upsample(view, _mode(view), view.rank() - 2, backward=backward)
 
 

@@ -24,8 +24,6 @@ def write_part(
 
     Args:
         view: The node, whose first operand and result are the data.
-        local: The device's part.
-        dim: The dim that is written.
         index: The operand that holds the written positions, or these.
         source: What is written; by default the last operand.
         from_end: Whether negative positions count from the end; they are out of range otherwise.

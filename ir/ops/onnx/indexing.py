@@ -104,10 +104,8 @@ class _Writer:
         Args:
             ids: Positions in the whole dim; negative ones count from the end.
             intervals: What the device has of the dim.
-            size: Elements of the whole dim.
             outside: The place of ids that lie elsewhere. An id outside the whole dim gets `size`,
                 which the operator refuses.
-            type_: Type of the ids.
         """
         dtype, shape = type_.dtype, type_.shape
 

@@ -49,7 +49,6 @@ def _flatten(view: OpView) -> Rule:
 
 
 def _squeezed_dims(view: OpView) -> frozenset[int]:
-    """Dims that a Squeeze drops: those named, or all of size 1."""
     shape, axes = view.shape(), view.ints("axes", 1)
     if axes is None:
         return frozenset(dim for dim, size in enumerate(shape) if size == 1)
@@ -124,7 +123,6 @@ def _local_pad(view: OpView, local: LocalView) -> LocalOp:
 
 
 def _local_center_crop_pad(view: OpView, local: LocalView) -> LocalOp:
-    """The wanted sizes are the local result's."""
     out = local.out_shapes[0]
     axes = view.ints("axes") or range(len(out))
     return with_constant(view, 1, np.array([out[axis] for axis in axes], np.int64))

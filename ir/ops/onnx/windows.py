@@ -124,7 +124,6 @@ def _qlinear_conv(view: OpView) -> Rule:
 
 
 def _local_conv(view: OpView, local: LocalView, weights: int = 1) -> LocalOp:
-    """The device's own groups; its pads."""
     attrs = _groups(local)
     if local.regions:
         attrs |= _local_pads(view, local, _slides(view, view.shape(weights)[2:]))
@@ -312,7 +311,6 @@ def _local_resize(view: OpView, local: LocalView) -> LocalOp:
 
 
 def _sized(view: OpView, shape: Sequence[int]) -> LocalOp:
-    """The node with a result of a local shape."""
     sizes = view.type(SIZES)
     if view.node.op != "Resize" or sizes is None or sizes.numel == 0:
         return LocalOp((view.node,))

@@ -28,13 +28,7 @@ class ConvDims:
 
     @classmethod
     def of(cls, weights: Shape, groups: int, *, transposed: bool = False) -> ConvDims:
-        """Dims for weights of a shape.
-
-        Args:
-            weights: Shape of the weights.
-            groups: Number of groups.
-            transposed: The convolution is transposed.
-        """
+        """Dims for weights of a shape."""
         first, second = weights[0] // groups, weights[1]
         kernel = names("k", len(weights) - 2)
         if transposed:
@@ -69,13 +63,9 @@ def conv(
     """Rule of a convolution; input channels are summed.
 
     Args:
-        signature: Signature of the node.
-        dims: Dims of the convolution's tensors.
         operands: Dims of the node's operands, of which the first is the data.
-        slides: Windows over the spatial dims.
         bias: Index of the operand that is a bias.
         rounded: The sum is rounded, so that input channels are whole.
-        linear: See `Rule`.
     """
     shapes = signature.shape(), signature.out_shape
     windows = sliding.windows(slides, *shapes, dims.data, transposed=dims.transposed)

@@ -31,7 +31,6 @@ def experts(
 
     Args:
         signature: The call, with biases ``e (u i), e h`` behind the weights if it is `biased`.
-        loads: Loads of the experts.
         biased: Whether there are biases; then columns are `whole`, too.
         whole: Whether each device has all columns of its experts.
     """

@@ -161,7 +161,6 @@ class Constraints:
         """The constraints as far as they are on some axes of a mesh.
 
         Args:
-            axes: The axes.
             every: Whether these are all that the mesh has. A cut over any axis waits for the last.
         """
         pins = (

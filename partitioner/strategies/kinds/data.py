@@ -140,7 +140,6 @@ def stored_pins(asked: Asked, batch: Followed, data: DataParallel) -> Iterator[P
 
 
 def _stored(cut: bool, dim: int | None) -> dict[str, Any]:
-    """The demand of a pin on a value that is cut, along a dim if that is given, or is whole."""
     if not cut:
         return {"replicate": True}
     return {"cut": True} if dim is None else {"dim": dim}

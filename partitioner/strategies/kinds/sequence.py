@@ -77,11 +77,6 @@ def ring_constraints(asked: Asked) -> Constraints:
 
 
 def _checked_sequence(graph: Graph, size: int) -> Followed:
-    """The sequence of a graph, long enough for an axis of a size.
-
-    Raises:
-        ConstraintError: There is none, or it has too few elements.
-    """
     sequence = sequence_of(graph)
     if not sequence.inputs:
         shapes = ", ".join(f"{name} {graph.types[name]}" for name in graph.inputs)

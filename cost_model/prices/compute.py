@@ -125,24 +125,19 @@ class NodePrices:
     ) -> Mapping[int, Estimate]:
         """See `node_estimates`; the nodes must live as long as this, by their rules' identity."""
         form = self._form(placed)
-        if form is None:
-            return self._estimates(placed, devices)
-        key = form, devices
-        if key not in self._known:
-            self._known[key] = self._estimates(placed, devices)
-        return self._known[key]
+        known = None if form is None else self._known.get((form, devices))
+        if known is None:
+            in_parts = self.in_parts
+            known = node_estimates(self.graph, placed, self.cluster, devices, in_parts=in_parts)
+            if form is not None:
+                self._known[form, devices] = known
+        return known
 
     def seconds(
         self, placed: PlacedNode, devices: tuple[int, ...] | None = None
     ) -> Mapping[int, float]:
         """See `node_seconds`."""
         return {d: estimate.seconds for d, estimate in self.estimates(placed, devices).items()}
-
-    def _estimates(
-        self, placed: PlacedNode, devices: tuple[int, ...] | None
-    ) -> Mapping[int, Estimate]:
-        in_parts = self.in_parts
-        return node_estimates(self.graph, placed, self.cluster, devices, in_parts=in_parts)
 
     @cached_property
     def _is_measured(self) -> bool:

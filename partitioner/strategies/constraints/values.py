@@ -53,6 +53,11 @@ class NamedDims:
     source: str = ""  #: The file, for errors.
 
     @property
+    def where(self) -> str:
+        """The beginning of a message: where the names were given."""
+        return f"{self.source}: " if self.source else ""
+
+    @property
     def axes(self) -> tuple[str, ...]:
         """The mesh axes of the layout."""
         return tuple(dict.fromkeys(axis for axes in self.layout.values() for axis in axes))

@@ -48,16 +48,12 @@ def node_seconds(
     placed: PlacedNode,
     cluster: Cluster,
     devices: Sequence[int] | None = None,
-    *,
-    in_parts: bool | None = None,
 ) -> Mapping[int, float]:
     """Seconds that each device of the node's group, or of `devices`, spends on its part.
 
-    A node without a rule is priced by its bytes and by `estimated_flops`. `in_parts` is
-    `forms.stores_parts` of the plan; None if there is no plan yet: an update has the least price
-    then that it has in a plan.
+    A node without a rule is priced by its bytes and by `estimated_flops`.
     """
-    estimates = node_estimates(graph, placed, cluster, devices, in_parts=in_parts)
+    estimates = node_estimates(graph, placed, cluster, devices)
     return {device: estimate.seconds for device, estimate in estimates.items()}
 
 
@@ -72,6 +68,8 @@ def node_estimates(
     """`node_seconds`, with where each device's come from.
 
     Where devices send each other iterations inside of the node, the seconds of that are among them.
+    `in_parts` is `forms.stores_parts` of the plan; None if there is no plan yet: an update has the
+    least price then that it has in a plan.
     """
     if placed.sent:
         sent_s = dispatch_seconds(placed, cluster)
@@ -117,7 +115,7 @@ class NodePrices:
 
     graph: Graph
     cluster: Cluster
-    in_parts: bool | None = None  #: As of `node_seconds`.
+    in_parts: bool | None = None  #: As of `node_estimates`.
     _known: dict[Hashable, Mapping[int, Estimate]] = field(default_factory=dict)
 
     def estimates(
@@ -215,7 +213,7 @@ def kernel_estimate(
     Args:
         moved_bytes: Bytes that the part reads and writes.
         local_shape: Shapes of the parts of the operands and results.
-        in_parts: As of `node_seconds`.
+        in_parts: As of `node_estimates`.
         popularity: `Rule.popularity` of the part. Measured seconds are those of an average one.
     """
     dtype = compute_dtype(graph, placed)

@@ -96,9 +96,6 @@ def strategies(
     """Distinct strategies of every node on a mesh, the uncut one first; none for opaque nodes.
 
     Args:
-        graph: The graph.
-        rules: Its rules.
-        mesh: The mesh.
         shares: Shares of every device, in any one unit, to cut in proportion to beside balanced.
         fused: Most windows whose halos a cut's parts hold, see `overlaps`.
     """

@@ -7,7 +7,7 @@ import html
 from partitioner.foundations import units
 from partitioner.report.measured import Comparison
 from partitioner.report.page.data import headline
-from partitioner.report.page.schema import Head
+from partitioner.report.schema import Head
 from partitioner.report.planned import Planned
 
 #: Letters of a text from the model, and devices and spaces, that the card shows.

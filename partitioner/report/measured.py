@@ -27,6 +27,7 @@ from partitioner.cost_model.schedule.simulate import Timeline, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.foundations.files import ResultError
+from partitioner.report.schema import MeasuredRankRow
 from partitioner.report.planned import Planned
 
 #: Name of the record in a plan's folder.
@@ -227,26 +228,6 @@ class Row:
 
 
 @dataclass(frozen=True)
-class RankTotals:
-    """The sums of one rank, predicted and measured.
-
-    Attributes:
-        other_s: Measured seconds of kernels that no node asked for, which change layouts.
-        waited_s: Measured seconds of waiting for other ranks.
-        peak_bytes: Measured; None if it was not.
-    """
-
-    predicted_compute_s: float
-    compute_s: float
-    predicted_comm_s: float
-    comm_s: float
-    other_s: float
-    waited_s: float
-    predicted_peak_bytes: int
-    peak_bytes: int | None
-
-
-@dataclass(frozen=True)
 class Comparison(Generic[PlannedT_co]):
     """A plan's prediction beside a measured run of it."""
 
@@ -294,19 +275,13 @@ class Comparison(Generic[PlannedT_co]):
         return tuple(sorted(self.rows, key=lambda row: -abs(row.error_s)))
 
     @cached_property
-    def totals(self) -> tuple[RankTotals, ...]:
+    def totals(self) -> tuple[MeasuredRankRow, ...]:
         """The sums of every rank."""
         return tuple(map(self._totals, range(len(self.measured.ranks))))
 
-    def _predicted_bytes(self, rank: int) -> int:
-        """The peak of what the executor holds, where that is known; else what is reserved."""
-        figures = self.result.evaluation
-        if rank in figures.executor_peak:
-            return figures.executor_peak[rank].bytes
-        return figures.held_bytes.get(rank, 0)
-
-    def _totals(self, rank: int) -> RankTotals:
-        measured = self.measured.ranks[rank]
+    def _totals(self, rank: int) -> MeasuredRankRow:
+        measured, figures = self.measured.ranks[rank], self.result.evaluation
+        held = figures.executor_peak.get(rank)  # of the executor, where that is known
         compute_s = comm_s = 0.0
         for task in self.schedule.tasks:
             seconds = self.schedule.times(task) * task.devices.get(rank, 0.0)
@@ -314,13 +289,13 @@ class Comparison(Generic[PlannedT_co]):
                 compute_s += seconds
             else:
                 comm_s += seconds
-        return RankTotals(
-            compute_s,
-            sum(task.seconds for task in measured.tasks if task.nodes),
-            comm_s,
-            sum(task.seconds for task in measured.tasks if task.comms and not task.nodes),
-            sum(task.seconds for task in measured.tasks if not task.comms and not task.nodes),
-            sum(task.waited_s for task in measured.tasks),
-            self._predicted_bytes(rank),
-            measured.peak_bytes,
+        return MeasuredRankRow(
+            predicted_compute_s=compute_s,
+            compute_s=sum(task.seconds for task in measured.tasks if task.nodes),
+            predicted_comm_s=comm_s,
+            comm_s=sum(one.seconds for one in measured.tasks if one.comms and not one.nodes),
+            other_s=sum(one.seconds for one in measured.tasks if not one.comms and not one.nodes),
+            waited_s=sum(task.waited_s for task in measured.tasks),
+            predicted_peak_bytes=held.bytes if held else figures.held_bytes.get(rank, 0),
+            peak_bytes=measured.peak_bytes,
         )

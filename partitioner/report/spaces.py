@@ -12,7 +12,7 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.ir.plan import Plan
 from partitioner.report.findings.one_device import OneDevice
-from partitioner.report.page.schema import Changes, Moved
+from partitioner.report.schema import Changes, Moved
 from partitioner.report.planned import Planned
 from partitioner.report.text.diff import diff
 from partitioner.search.limits import MOST_EXPLICIT

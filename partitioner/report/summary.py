@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.prices.compute import Sources
 from partitioner.foundations import units
 from partitioner.ir.plan import Certificate, Plan, Trial, trial_of
@@ -14,7 +13,7 @@ from partitioner.ir.rule import Rule
 from partitioner.report.findings import split
 from partitioner.report.findings.one_device import OneDevice
 from partitioner.report.ranges import ranges
-from partitioner.report.stages import bubble_share, schedule_name, step_sentence
+from partitioner.report.stages import step_facts, step_sentence
 
 if TYPE_CHECKING:
     from partitioner.ir.graph import Graph
@@ -75,7 +74,7 @@ def facts(
         "devices": devices,
         "devices_used": figures.devices_used,
         "sharded_flops_share": figures.sharded_flops_share,
-        **_step(plan, figures),
+        **step_facts(plan, figures),
         **({"blocks": stretch_rows(outcome.graph, plan)} if plan.blocks else {}),
         **split.facts(plan),
         **split.kept_whole(outcome.graph, rules),
@@ -105,19 +104,6 @@ def _beside_one(summary: Mapping[str, Any]) -> str:
         return ""
     times = units.digits(gain)
     return f"{what}{'' if times == '1' else f'{times} times '}as fast as one device: "
-
-
-def _step(plan: Plan, figures: Evaluation) -> dict[str, Any]:
-    """The step of a plan in stages; nothing for other plans."""
-    pipeline = plan.pipeline
-    if pipeline is None:
-        return {}
-    return {
-        "stages": 1 + max(pipeline.stages),
-        "micro_batches": pipeline.micro_batches,
-        "schedule": schedule_name(pipeline),
-        "bubble_share": bubble_share(figures, plan),
-    }
 
 
 def _fewer(outcome: Outcome, single: OneDevice, devices: int) -> dict[str, Any] | None:
@@ -161,7 +147,7 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
         + f"devices{idle}: "
         + _certified(objective, *(summary[key] for key in ("cost", "bound", "gap", "status"))),
         *([f"  copies      {copies}"] if copies else []),
-        *_stages(summary),
+        *([f"  step        {step}"] if (step := step_sentence(summary)) else []),
         *(
             f"  blocks      {line}"
             for line in block_lines(summary.get("blocks", ()), devices=summary["devices"])
@@ -187,14 +173,6 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
     lines += [f"  note: {note}" for note in _without(summary["not_searched"])]
     lines += [f"  note: {note}" for note in summary["notes"]]
     return "\n".join(lines)
-
-
-def _stages(summary: Mapping[str, Any]) -> list[str]:
-    """The line of a plan in stages; a summary of another plan has none."""
-    if "micro_batches" not in summary:
-        return []
-    keys = ("stages", "micro_batches", "schedule", "bubble_share")
-    return [f"  step        {step_sentence(*(summary[key] for key in keys))}"]
 
 
 def stretch_rows(graph: Graph, plan: Plan) -> list[dict[str, Any]]:
@@ -227,7 +205,8 @@ def block_lines(stretches: Sequence[Mapping[str, Any]], *, devices: int) -> list
     in_turn: dict[str, int] = {}
     for stretch in stretches:
         chunks = stretch["chunks"]
-        on = f"on {_devices_text(stretch['devices'])}" if devices > 1 else ""
+        plural = "s" if len(stretch["devices"]) > 1 else ""
+        on = f"on device{plural} {', '.join(map(str, stretch['devices']))}" if devices > 1 else ""
         if not chunks:
             in_turn[on] = in_turn.get(on, 0) + 1
             continue
@@ -242,23 +221,17 @@ def block_lines(stretches: Sequence[Mapping[str, Any]], *, devices: int) -> list
     return lines
 
 
-def _devices_text(devices: Sequence[int]) -> str:
-    return f"device{'s' if len(devices) > 1 else ''} {', '.join(map(str, devices))}"
-
-
 def trial_lines(trials: Sequence[Trial]) -> list[str]:
     """The plans that were run, one line each after a heading; nothing if none was."""
     if not trials:
         return []
     head = "chosen by measurement on this machine (cost, bound and gap are the cost model's):"
-    return [head, *(f"  {trial_text(trial)}" for trial in trials)]
-
-
-def trial_text(trial: Trial) -> str:
-    """A plan that was run: "tp plan, measured 3.1 ms (± 2 %), predicted 2.9 ms, kept"."""
-    measured = f"measured {units.seconds(trial.measured_s)} (± {units.share(trial.spread)})"
-    predicted = f"predicted {units.seconds(trial.predicted_s)}"
-    return f"{trial.plan}: {measured}, {predicted}{', kept' if trial.kept else ''}"
+    lines = [head]
+    for trial in trials:
+        measured = f"measured {units.seconds(trial.measured_s)} (± {units.share(trial.spread)})"
+        predicted = f"predicted {units.seconds(trial.predicted_s)}"
+        lines.append(f"  {trial.plan}: {measured}, {predicted}{', kept' if trial.kept else ''}")
+    return lines
 
 
 def costs_sentence(shares: Mapping[str, float], error: float) -> str:

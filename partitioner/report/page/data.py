@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import PhaseError
 from partitioner.ir.plan import Certificate, place
-from partitioner.report.blocks import Block, blocks
+from partitioner.report.blocks import Block, block_label, blocks
 from partitioner.report.edges import NODE, edges
 from partitioner.report.findings.alternatives import Alternative, Neighbourhood, best_other
 from partitioner.report.findings.bottleneck import (
@@ -37,9 +36,8 @@ from partitioner.report.page.block_moves import block_moves
 from partitioner.report.page.measured import measured_run
 from partitioner.report.page.memory import memory
 from partitioner.report.page.ribbon import ribbon
-from partitioner.report.page.schema import (
+from partitioner.report.schema import (
     VERSION,
-    BlockMoveRow,
     BlockRow,
     CommRow,
     DeviceRow,
@@ -50,7 +48,6 @@ from partitioner.report.page.schema import (
     Report,
     RunnerUp,
     SpaceRow,
-    StageRow,
     StepRow,
     TensorRow,
     TerminalRow,
@@ -58,7 +55,7 @@ from partitioner.report.page.schema import (
 from partitioner.report.page.timelines import timelines
 from partitioner.report.page.traffic import algorithm, crossing_bytes, traffic
 from partitioner.report.planned import Planned
-from partitioner.report.stages import Stage, bubble_share, plan_sentence, schedule_name, stages
+from partitioner.report.stages import stages, step_facts, step_sentence
 from partitioner.report.summary import solved_by, status_text, trial_lines
 
 #: Tasks of a step times nodes, above which the other strategies of nodes in stages are not priced:
@@ -209,29 +206,18 @@ def _why_not(row: Mapping[str, Any], chosen: Mapping[str, Any], objective: str) 
 
 
 def _step_row(result: Planned) -> StepRow | None:
-    plan, pipeline = result.plan, result.plan.pipeline
-    if pipeline is None:
+    facts = step_facts(result.plan, result.evaluation)
+    if not facts:
         return None
     return StepRow(
-        sentence=plan_sentence(plan, result.evaluation),
-        schedule=schedule_name(pipeline),
-        micro_batches=pipeline.micro_batches,
-        bubble=bubble_share(result.evaluation, plan),
-        stages=[_stage_row(stage, lanes(result)) for stage in stages(result.schedule)],
-    )
-
-
-def _stage_row(stage: Stage, lanes: Lanes) -> StageRow:
-    return StageRow(
-        devices=lanes.among(stage.devices),
-        nodes=stage.nodes,
-        forward_s=stage.forward_s,
-        backward_s=stage.backward_s,
-        weights_bytes=stage.weights_bytes,
-        in_flight=stage.in_flight,
-        kept_bytes=stage.kept_bytes,
-        sends_to=list(stage.sends),
-        sends_bytes=list(stage.sends.values()),
+        sentence=step_sentence(facts),
+        schedule=facts["schedule"],
+        micro_batches=facts["micro_batches"],
+        bubble=facts["bubble_share"],
+        stages=[
+            {**stage, "devices": lanes(result).among(stage["devices"])}
+            for stage in stages(result.schedule)
+        ],
     )
 
 
@@ -276,7 +262,7 @@ class _Builder:
             terminals=list(self._terminals()),
             comms=[self._comm(task) for task in self._comms],
             blocks=self._blocks(),
-            moves=list(self._moves()),
+            moves=block_moves(self.result, self._outer_blocks),
             ribbon=ribbon(result, self.lanes),
             tasks=self._refs,
             timelines=timelines(result.schedule, self._refs, self.lanes),
@@ -438,22 +424,6 @@ class _Builder:
         groups = [self.result.plan.nodes[node.name].group for node in self.graph.nodes]
         return blocks(self.graph, groups)
 
-    def _moves(self) -> Iterable[BlockMoveRow]:
-        names = [node.name for node in self.graph.nodes]
-        by_first = {block.first: block for block in self._outer_blocks}
-        for move in block_moves(self.result, self._outer_blocks):
-            block = by_first[move.first]
-            yield BlockMoveRow(
-                label=_label(block, names[block.first : block.last + 1]),
-                first=move.first,
-                last=move.last,
-                at=move.at,
-                to=move.to,
-                change=move.change,
-                fits=move.fits,
-                reason=move.reason,
-            )
-
     def _blocks(self) -> list[BlockRow]:
         names = [node.name for node in self.graph.nodes]
         rows: list[BlockRow] = []
@@ -462,7 +432,7 @@ class _Builder:
             for block in level:
                 rows.append(
                     BlockRow(
-                        label=_label(block, names[block.first : block.last + 1]),
+                        label=block_label(block, names),
                         first=block.first,
                         last=block.last,
                         parent=parent,
@@ -475,18 +445,6 @@ class _Builder:
 
         add(self._outer_blocks, -1)
         return rows
-
-
-def _label(block: Block, names: Sequence[str]) -> str:
-    """The scope that the names of a repeat's nodes share, or its number; a chunk's end names."""
-    # What the first and the last name in sorted order share, all share.
-    pairs = zip(min(names), max(names), strict=False)
-    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
-    common = "".join(letter for letter, _ in shared)
-    scope = common[: max(common.rfind("."), common.rfind("/")) + 1].strip("./")
-    if block.count > 1 and any(c.isdigit() for c in scope):
-        return scope
-    return f"block {block.index + 1}" if block.count > 1 else f"{names[0]} ... {names[-1]}"
 
 
 def device_rows(result: Planned, lanes: Lanes) -> list[DeviceRow]:

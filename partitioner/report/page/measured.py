@@ -7,9 +7,8 @@ from typing import TypeAlias
 
 from partitioner.ir.program import Comm
 from partitioner.report.measured import Comparison, Row
-from partitioner.report.page.schema import (
+from partitioner.report.schema import (
     MeasuredEvents,
-    MeasuredRankRow,
     MeasuredRun,
     MeasuredTaskRow,
 )
@@ -55,7 +54,7 @@ def measured_run(comparison: Comparison[Planned], refs: Sequence[int]) -> Measur
         end_s=max([timeline.latency_s, *(start + seconds for *_, start, seconds in seen)]),
         predicted=_columns(planned),
         measured=_columns(seen),
-        ranks=[MeasuredRankRow(**vars(totals)) for totals in comparison.totals],  # type: ignore[typeddict-item]
+        ranks=list(comparison.totals),
         tasks=[_task(row, by_name) for row in comparison.worst],
     )
 

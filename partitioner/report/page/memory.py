@@ -19,7 +19,7 @@ from partitioner.cost_model.memory.lifetimes import (
 from partitioner.cost_model.schedule.simulate import Timeline, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.report.lanes import Lanes
-from partitioner.report.page.schema import Live, Memory
+from partitioner.report.schema import Live, Memory
 from partitioner.report.planned import Planned
 
 MAX_LIVE = 40  #: Entries of a live set that are listed.

@@ -22,7 +22,7 @@ from partitioner.ir.plan import PlacedNode
 from partitioner.report.blocks import Path, is_name, paths
 from partitioner.report.lanes import Lanes
 from partitioner.report.page.loop_words import LoopWords
-from partitioner.report.page.schema import BoxRow, CutRow, Ribbon, SwimLane
+from partitioner.report.schema import BoxRow, CutRow, Ribbon, SwimLane
 from partitioner.report.planned import Planned
 from partitioner.report.ranges import ranges
 

@@ -11,7 +11,7 @@ from partitioner.cost_model.schedule.passes import Pass, pass_text, passes
 from partitioner.cost_model.schedule.simulate import Event, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.report.lanes import Lanes
-from partitioner.report.page.schema import Timeline
+from partitioner.report.schema import Timeline
 
 STREAM = 4  #: Requests in flight in the second timeline.
 MAX_EVENTS = 40_000  #: Of the second timeline.

@@ -14,10 +14,10 @@ from partitioner.foundations import units
 from partitioner.report.findings.bottleneck import balance, tightest
 from partitioner.report.lanes import joined, lanes
 from partitioner.report.page.data import device_rows
-from partitioner.report.page.schema import VERSION, DeviceRow, Diff, DiffTraffic, Figure, Moved
+from partitioner.report.schema import VERSION, DeviceRow, Diff, DiffTraffic, Figure, Moved
 from partitioner.report.page.traffic import crossing_bytes
 from partitioner.report.planned import Planned
-from partitioner.report.stages import bubble_share
+from partitioner.report.stages import step_facts
 from partitioner.report.text.show import clean
 from partitioner.report.text.tables import safe, table
 
@@ -220,12 +220,11 @@ def _figures(before: Planned, after: Planned) -> list[Figure]:
 
 def _stages(result: Planned) -> dict[tuple[str, str], float | None]:
     """The figures of a step; of a plan without stages, those of one stage that runs all at once."""
-    pipeline = result.plan.pipeline
-    bubble = 0.0 if pipeline is None else bubble_share(result.evaluation, result.plan)
+    facts = step_facts(result.plan, result.evaluation)
     return {
-        ("stages", "count"): 1.0 if pipeline is None else 1.0 + max(pipeline.stages),
+        ("stages", "count"): float(facts.get("stages", 1)),
         ("micro-batches", "count"): float(result.plan.micro_batches or 1),
-        ("bubble", "share"): bubble,
+        ("bubble", "share"): facts.get("bubble_share", 0.0),
     }
 
 

@@ -16,7 +16,7 @@ from partitioner.report.findings.bottleneck import COMPUTING, Bottleneck
 from partitioner.report.lanes import lanes
 from partitioner.report.page.data import headline, result_bottleneck
 from partitioner.report.page.memory import memory
-from partitioner.report.page.schema import Head
+from partitioner.report.schema import Head
 from partitioner.report.planned import Planned
 from partitioner.report.ranges import contains
 from partitioner.report.schedules import variations

@@ -93,3 +93,8 @@ def per_second(value: float | None) -> str:
 def finite(value: float) -> float | None:
     """A rate for JSON, which has no infinity: None where it is unlimited."""
     return value if math.isfinite(value) else None
+
+
+def short(value: float) -> float:
+    """A figure with nine significant digits: enough to draw, and short as JSON."""
+    return float(f"{value:.9g}")

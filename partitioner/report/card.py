@@ -7,8 +7,8 @@ import html
 from partitioner.foundations import units
 from partitioner.report.measured import Comparison
 from partitioner.report.page.data import headline
-from partitioner.report.schema import Head
 from partitioner.report.planned import Planned
+from partitioner.report.schema import Head
 
 #: Letters of a text from the model, and devices and spaces, that the card shows.
 MOST_LETTERS = 200

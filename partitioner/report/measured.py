@@ -27,8 +27,8 @@ from partitioner.cost_model.schedule.simulate import Timeline, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.foundations.files import ResultError
-from partitioner.report.schema import MeasuredRankRow
 from partitioner.report.planned import Planned
+from partitioner.report.schema import MeasuredRankRow
 
 #: Name of the record in a plan's folder.
 FILE = "measured.json"

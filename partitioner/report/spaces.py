@@ -12,8 +12,8 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.ir.plan import Plan
 from partitioner.report.findings.one_device import OneDevice
-from partitioner.report.schema import Changes, Moved
 from partitioner.report.planned import Planned
+from partitioner.report.schema import Changes, Moved
 from partitioner.report.text.diff import diff
 from partitioner.search.limits import MOST_EXPLICIT
 
@@ -83,7 +83,7 @@ def _planned(
         cluster=cluster,
         plan=plan,
         evaluation=evaluation,
-        summary={"one_device": single.to_data()},
+        summary={"one_device": dict(vars(single))},
     )
 
 

@@ -15,8 +15,8 @@ from partitioner.foundations import units
 from partitioner.ir.errors import IRError
 from partitioner.ir.plan import NodePlan
 from partitioner.report.blocks import Block, block_label
-from partitioner.report.schema import BlockMoveRow
 from partitioner.report.planned import Planned
+from partitioner.report.schema import BlockMoveRow
 
 #: Nodes of the graph times changed plans: more are not priced, for each makes a schedule.
 MAX_WORK = 40_000

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.prices.compute import local_flops, local_moved_bytes
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.foundations import units
@@ -17,7 +16,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import PhaseError
-from partitioner.ir.plan import Certificate, place
+from partitioner.ir.plan import place
 from partitioner.report.blocks import Block, block_label, blocks
 from partitioner.report.edges import NODE, edges
 from partitioner.report.findings.alternatives import Alternative, Neighbourhood, best_other
@@ -36,6 +35,9 @@ from partitioner.report.page.block_moves import block_moves
 from partitioner.report.page.measured import measured_run
 from partitioner.report.page.memory import memory
 from partitioner.report.page.ribbon import ribbon
+from partitioner.report.page.timelines import timelines
+from partitioner.report.page.traffic import algorithm, crossing_bytes, traffic
+from partitioner.report.planned import Planned
 from partitioner.report.schema import (
     VERSION,
     BlockRow,
@@ -52,9 +54,6 @@ from partitioner.report.schema import (
     TensorRow,
     TerminalRow,
 )
-from partitioner.report.page.timelines import timelines
-from partitioner.report.page.traffic import algorithm, crossing_bytes, traffic
-from partitioner.report.planned import Planned
 from partitioner.report.stages import stages, step_facts, step_sentence
 from partitioner.report.summary import solved_by, status_text, trial_lines
 
@@ -75,13 +74,6 @@ def report_data(result: Planned, comparison: Comparison[Planned] | None = None) 
     return _Builder(result, comparison).report()
 
 
-def _status(figures: Evaluation, cert: Certificate | None) -> str:
-    """The certificate's status of the plan in words, "" if it has none."""
-    if not figures.fits_exactly:
-        return "does not fit"
-    return status_text(cert.status, cert.gap) if cert else ""
-
-
 def headline(
     result: Planned,
     limits: Bottleneck | None = None,
@@ -99,12 +91,14 @@ def headline(
     one = result.one_device
     limits = limits or result_bottleneck(result)
     busy = sum(figures.load_s.values())
+    status = status_text(cert.status, cert.gap) if cert else ""
+    status = status if figures.fits_exactly else "does not fit"
     step_measured_s, latency_measured_s = _measured_seconds(result, comparison)
     return Head(
         cluster=cluster.name,
         strategy=cert.strategy if cert else "",
         objective=objective,
-        status=_status(figures, cert),
+        status=status,
         solver=solved_by(cert.solver, cert.status) if cert else "",
         searched=cert.space if cert else "",
         seed=cert.seed if cert else None,
@@ -291,16 +285,17 @@ class _Builder:
         return refs
 
     def _node(self, node: Node) -> NodeRow:
-        placed = self.neighbourhood.placed[node.name]
+        placed, task = self.neighbourhood.placed[node.name], self.result.node_tasks[node.name]
         alone = place(self.graph, node, DeviceMesh.single(0), {}, placed.rule)
-        alternatives = self._alternatives(node)
+        priced = len(self.graph.nodes) * len(self.result.cluster) <= MAX_PRICED
+        alternatives = self.neighbourhood.alternatives(node) if priced else ()
         sharded = "sharded" if placed.layouts else "replicated"
         return NodeRow(
             name=node.name,
             op=node.op,
             group=self.result.plan.nodes[node.name].group,
             stage=placed.stage if self.result.plan.pipeline else None,
-            times=self.result.schedule.times(self._tasks[node.name]),
+            times=self.result.schedule.times(task),
             kind="whole" if placed.mesh.size() == 1 else sharded,  # type: ignore[typeddict-item]
             cut=placed.cut_text,
             opaque=self.neighbourhood.rules.why_opaque(node),
@@ -309,60 +304,41 @@ class _Builder:
                 local_flops(self.graph, placed, point) for _, point in placed.mesh.coords()
             ),
             bytes=local_moved_bytes(self.graph, alone, {}),
-            seconds=self._tasks[node.name].longest_s,
+            seconds=task.longest_s,
             inputs=[self._tensor(v, at) for v, at in placed.operands()],
             outputs=[self._tensor(v, at) for v, at in placed.results()],
             options=len(alternatives),
             runner_up=self._runner_up(alternatives),
         )
 
-    def _alternatives(self, node: Node) -> Sequence[Alternative]:
-        """The strategies of a node; none where pricing those of all nodes would take minutes."""
-        if len(self.graph.nodes) * len(self.result.cluster) > MAX_PRICED:
-            return ()
-        return self.neighbourhood.alternatives(node)
-
     def _runner_up(self, alternatives: Sequence[Alternative]) -> RunnerUp | None:
-        if not alternatives:
-            return None
-        chosen, best = alternatives[0], best_other(alternatives)
+        best = best_other(alternatives) if alternatives else None
         if best is None:
             return None
-        if self.result.plan.pipeline is not None:
-            return self._simulated(best)
+        chosen, neighbourhood = alternatives[0], self.neighbourhood
+        step_s, chosen_s = best.step_s, chosen.step_s
+        work_s, chosen_work_s = best.work_s, chosen.work_s
+        if self.result.plan.pipeline is None:
+            fits = neighbourhood.fits(best)
+        else:  # the step is simulated
+            schedule, figures = self.result.schedule, self.result.evaluation
+            if sum(map(schedule.times, schedule.tasks)) * len(self.graph.nodes) > MAX_SIMULATED:
+                return None
+            try:
+                changed = neighbourhood.evaluated(best)
+            except PhaseError:
+                return None
+            step_s, chosen_s = changed.step_s, figures.step_s
+            work_s, chosen_work_s = (math.fsum(of.load_s.values()) for of in (changed, figures))
+            fits = changed.fits_exactly
         return RunnerUp(
             group=str(best.placed.mesh),
             cut=best.placed.cut_text,
-            step_s=best.step_s,
-            step_change_s=best.step_s - chosen.step_s,
-            work_change_s=best.work_s - chosen.work_s,
-            fits=self.neighbourhood.fits(best),
+            step_s=step_s,
+            step_change_s=step_s - chosen_s,
+            work_change_s=work_s - chosen_work_s,
+            fits=fits,
         )
-
-    def _simulated(self, best: Alternative) -> RunnerUp | None:
-        """The runner-up of a node of a plan in stages; None if its step is not simulated."""
-        count = sum(map(self.result.schedule.times, self.result.schedule.tasks))
-        if count * len(self.graph.nodes) > MAX_SIMULATED:
-            return None
-        try:
-            changed = self.neighbourhood.evaluated(best)
-        except PhaseError:
-            return None
-        figures = self.result.evaluation
-        work_s = [math.fsum(of.load_s.values()) for of in (figures, changed)]
-        return RunnerUp(
-            group=str(best.placed.mesh),
-            cut=best.placed.cut_text,
-            step_s=changed.step_s,
-            step_change_s=changed.step_s - figures.step_s,
-            work_change_s=work_s[1] - work_s[0],
-            fits=changed.fits_exactly,
-        )
-
-    @cached_property
-    def _tasks(self) -> Mapping[str, Task]:
-        tasks = self.result.schedule.tasks
-        return {task.placed.node.name: task for task in tasks if task.placed is not None}
 
     def _tensor(self, value: str, at: Placement) -> TensorRow:
         type_ = self.graph.types[value]

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+from partitioner.foundations import units
 from partitioner.ir.program import Comm
 from partitioner.report.measured import Comparison, Row
+from partitioner.report.planned import Planned
 from partitioner.report.schema import (
     MeasuredEvents,
     MeasuredRun,
     MeasuredTaskRow,
 )
-from partitioner.report.planned import Planned
 
 _COMPUTE, _COMM, _WAITING, _OTHER = range(4)
 
@@ -109,8 +110,8 @@ def _columns(events: Iterable[_Event]) -> MeasuredEvents:
         kind=kind,
         ref=ref,
         name=name,
-        start_s=[_rounded(value) for value in start_s],
-        duration_s=[_rounded(value) for value in duration_s],
+        start_s=[units.short(value) for value in start_s],
+        duration_s=[units.short(value) for value in duration_s],
     )
 
 
@@ -119,13 +120,8 @@ def _task(row: Row, refs: _Refs) -> MeasuredTaskRow:
         rank=row.rank,
         name=row.name,
         ref=refs.first(row.nodes, row.comms),
-        predicted_s=_rounded(row.predicted_s),
-        measured_s=_rounded(row.measured.seconds),
-        waited_s=_rounded(row.measured.waited_s),
+        predicted_s=units.short(row.predicted_s),
+        measured_s=units.short(row.measured.seconds),
+        waited_s=units.short(row.measured.waited_s),
         spread=round(row.measured.spread, 4),
     )
-
-
-def _rounded(value: float) -> float:
-    """Round to nine significant digits: enough to draw, and short as text."""
-    return float(f"{value:.9g}")

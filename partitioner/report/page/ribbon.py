@@ -22,9 +22,9 @@ from partitioner.ir.plan import PlacedNode
 from partitioner.report.blocks import Path, is_name, paths
 from partitioner.report.lanes import Lanes
 from partitioner.report.page.loop_words import LoopWords
-from partitioner.report.schema import BoxRow, CutRow, Ribbon, SwimLane
 from partitioner.report.planned import Planned
 from partitioner.report.ranges import ranges
+from partitioner.report.schema import BoxRow, CutRow, Ribbon, SwimLane
 
 #: Boxes of one part of a lane that are shown at first: heavier ones are opened up to so many.
 MOST_BOXES = 9
@@ -408,13 +408,9 @@ class _Ribbon:
     def _start(self, nodes: Sequence[int]) -> float:
         return min(self.drawn[index][0] for index in nodes)
 
-    @cached_property
-    def _lasts(self) -> Mapping[str, float]:
-        tasks = self.result.schedule.tasks
-        return {task.placed.node.name: task.longest_s for task in tasks if task.placed is not None}
-
     def _seconds(self, nodes: Iterable[int]) -> float:
-        return sum(self._lasts[self.graph.nodes[index].name] for index in nodes)
+        tasks, names = self.result.node_tasks, self.graph.nodes
+        return sum(tasks[names[index].name].longest_s for index in nodes)
 
 
 def _joined(first: _Box, second: _Box) -> _Box:

@@ -14,9 +14,9 @@ from partitioner.foundations import units
 from partitioner.report.findings.bottleneck import balance, tightest
 from partitioner.report.lanes import joined, lanes
 from partitioner.report.page.data import device_rows
-from partitioner.report.schema import VERSION, DeviceRow, Diff, DiffTraffic, Figure, Moved
 from partitioner.report.page.traffic import crossing_bytes
 from partitioner.report.planned import Planned
+from partitioner.report.schema import VERSION, DeviceRow, Diff, DiffTraffic, Figure, Moved
 from partitioner.report.stages import step_facts
 from partitioner.report.text.show import clean
 from partitioner.report.text.tables import safe, table
@@ -46,7 +46,7 @@ def diff(
         names: What the texts call the two plans.
         objective: Of the verdict; None: the plans' own.
     """
-    old, new = _tasks(before), _tasks(after)
+    old, new = before.node_tasks, after.node_tasks
     both = [name for name in old if name in new]
     decisions = {name: (_decision(before, old[name]), _decision(after, new[name])) for name in both}
     moved = [
@@ -183,12 +183,6 @@ def _moved(changes: Diff) -> list[str]:
     if len(runs) > MAX_RUNS:
         lines.append(f"and {sum(map(len, runs[MAX_RUNS:]))} more nodes (--json lists all)")
     return lines
-
-
-def _tasks(result: Planned) -> dict[str, Task]:
-    """The task of each node."""
-    tasks = result.schedule.tasks
-    return {task.placed.node.name: task for task in tasks if task.placed is not None}
 
 
 def _seconds(result: Planned, task: Task) -> float:

@@ -16,10 +16,10 @@ from partitioner.report.findings.bottleneck import COMPUTING, Bottleneck
 from partitioner.report.lanes import lanes
 from partitioner.report.page.data import headline, result_bottleneck
 from partitioner.report.page.memory import memory
-from partitioner.report.schema import Head
 from partitioner.report.planned import Planned
 from partitioner.report.ranges import contains
 from partitioner.report.schedules import variations
+from partitioner.report.schema import Head
 from partitioner.report.text.show import clean, loads_text
 from partitioner.report.text.tables import table
 
@@ -164,8 +164,8 @@ def _memory(result: Planned) -> list[str]:
 
 
 def _about(result: Planned, placed: PlacedNode) -> list[str]:
-    node, rule, tasks = placed.node, placed.rule, result.schedule.tasks
-    spent_s = next(t.longest_s for t in tasks if t.placed is not None and t.placed.node is node)
+    node, rule = placed.node, placed.rule
+    spent_s = result.node_tasks[node.name].longest_s
     busy = (device for node in result.placed for device in node.mesh.devices)
     cluster, in_parts = result.cluster.beside(busy), stores_parts(result.placed)
     estimates = node_estimates(result.graph, placed, cluster, in_parts=in_parts).values()

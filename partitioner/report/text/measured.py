@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from partitioner.foundations import units
 from partitioner.report.measured import Comparison, Row
-from partitioner.report.schema import MeasuredRankRow
 from partitioner.report.planned import Planned
+from partitioner.report.schema import MeasuredRankRow
 from partitioner.report.text.show import clean
 from partitioner.report.text.tables import table
 

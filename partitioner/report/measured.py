@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from partitioner.backends.observed import (
     MeasuredRank,
@@ -27,12 +26,14 @@ from partitioner.cost_model.schedule.simulate import Timeline, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.foundations.files import ResultError
+from partitioner.foundations.json_types import fits
 from partitioner.report.planned import Planned
 from partitioner.report.schema import MeasuredRankRow
 
 #: Name of the record in a plan's folder.
 FILE = "measured.json"
 _VERSION = 1
+_TASK = get_type_hints(MeasuredTask)
 
 PlannedT_co = TypeVar("PlannedT_co", bound=Planned, covariant=True)
 
@@ -90,18 +91,10 @@ class Measured:
 
     def to_json(self) -> str:
         """The record as text, one task a line."""
-        head = {
-            "version": _VERSION,
-            "plan": self.plan,
-            "backend": self.backend,
-            "device": self.device,
-            "threads": self.threads,
-            "measured_at": self.measured_at,
-            "steps": self.steps,
-            "step_s": _rounded(self.step_s),
-            "recorded_step_s": _rounded(self.recorded_step_s),
-            "stream_s": None if self.stream_s is None else _rounded(self.stream_s),
-        }
+        head: dict[str, Any] = {"version": _VERSION}
+        for name, value in vars(self).items():
+            if name != "ranks":
+                head[name] = _rounded(value) if isinstance(value, float) else value
         lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
         ranks = ",\n".join(map(_rank_text, self.ranks))
         return "\n".join(["{", *lines, f' "ranks": [\n{ranks}\n ]', "}", ""])
@@ -126,19 +119,10 @@ class Measured:
 
     @classmethod
     def _of_data(cls, data: Mapping[str, Any]) -> Measured:
-        stream_s = data["stream_s"]
-        return cls(
-            _text(data["plan"]),
-            _text(data["backend"]),
-            _text(data["device"]),
-            _count(data["threads"]),
-            _text(data["measured_at"]),
-            _count(data["steps"]),
-            _seconds(data["step_s"]),
-            _seconds(data["recorded_step_s"]),
-            None if stream_s is None else _seconds(stream_s),
-            tuple(map(_rank, data["ranks"])),
-        )
+        kinds = get_type_hints(cls)
+        names = [each.name for each in fields(cls) if each.name != "ranks"]
+        ranks = tuple(map(_rank, data["ranks"]))
+        return cls(**{name: _checked(data[name], kinds[name]) for name in names}, ranks=ranks)
 
 
 def _rank_text(rank: MeasuredRank) -> str:
@@ -156,38 +140,18 @@ def _task_data(task: MeasuredTask) -> dict[str, Any]:
 
 
 def _rank(data: Mapping[str, Any]) -> MeasuredRank:
-    peak = data["peak_bytes"]
-    return MeasuredRank(None if peak is None else _count(peak), tuple(map(_task, data["tasks"])))
+    return MeasuredRank(_checked(data["peak_bytes"], int | None), tuple(map(_task, data["tasks"])))
 
 
 def _task(data: Mapping[str, Any]) -> MeasuredTask:
-    return MeasuredTask(
-        tuple(map(_text, data.get("nodes", ()))),
-        tuple(map(_count, data.get("comms", ()))),
-        _text(data["label"]),
-        _seconds(data["start_s"]),
-        _seconds(data["seconds"]),
-        _seconds(data.get("waited_s", 0.0)),
-        _seconds(data.get("spread", 0.0)),
-    )
+    given = {"nodes": [], "comms": [], "waited_s": 0.0, "spread": 0.0, **data}
+    return MeasuredTask(**{name: _checked(given[name], kind) for name, kind in _TASK.items()})
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _count(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise TypeError(f"{value!r} is no number of things")
-    return value
-
-
-def _seconds(value: object) -> float:
-    if type(value) not in (int, float) or not 0 <= value < math.inf:  # type: ignore[operator]
-        raise TypeError(f"{value!r} is no number of seconds")
-    return float(value)  # type: ignore[arg-type]
+def _checked(value: Any, kind: Any) -> Any:
+    if not fits(value, kind):
+        raise TypeError(f"{value!r} is no {getattr(kind, '__name__', kind)}")
+    return tuple(value) if isinstance(value, list) else float(value) if kind is float else value
 
 
 def _rounded(seconds: float) -> float:

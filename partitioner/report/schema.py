@@ -61,6 +61,34 @@ class SpaceRow(TypedDict):
     changes: Changes | None  #: From the chosen plan to its own; None if they were not compared.
 
 
+class _Compared(TypedDict, total=False):
+    changes: Changes  #: From the chosen plan.
+
+
+class Space(_Compared):
+    """The best plan of a searched space, as stored; seconds are those of its busiest device."""
+
+    space: str
+    cost: float
+    devices_used: int
+    busiest: int
+    compute_s: float
+    comm_s: float
+    fits: bool
+
+
+class Alone(TypedDict):
+    """The fields of `findings.one_device.OneDevice`, as stored."""
+
+    device: int
+    step_s: float
+    latency_s: float
+    held_bytes: int
+    limit_bytes: int
+    copies: int
+    copies_per_s: float | None
+
+
 class StageRow(TypedDict):
     """A stage; its index is its number. Figures are those of its busiest or fullest device."""
 

@@ -451,10 +451,6 @@ def _ranks(task: Task) -> tuple[int, ...]:
     return task.comm.ranks if task.comm is not None else tuple(d for (d, _), _ in task.aliases)
 
 
-def _operands(placed: PlacedNode) -> tuple[str, ...]:
-    return (*placed.node.inputs, *placed.node.captures)
-
-
 def _slots(placed: PlacedNode, name: Callable[[Key], str]) -> tuple[str, ...]:
     """Local names of the operands; "" where absent."""
     pairs = zip((*placed.node.inputs, *placed.node.captures), placed.ins, strict=True)

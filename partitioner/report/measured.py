@@ -6,7 +6,6 @@ prediction, which is computed from the plan.
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from partitioner.cost_model.cluster.resolve import cpu_fingerprint, gpu_fingerpr
 from partitioner.cost_model.schedule.simulate import Timeline, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Task
+from partitioner.foundations import units
 from partitioner.foundations.files import ResultError
 from partitioner.foundations.json_types import fits
 from partitioner.report.planned import Planned
@@ -81,7 +81,7 @@ class Measured:
             first.backend,
             gpu_fingerprint(first.gpu) if first.gpu else cpu_fingerprint(),
             first.threads,
-            dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            units.now(),
             len(first.steps),
             statistics.median(first.unrecorded_s),
             recorded_step_s(logs),

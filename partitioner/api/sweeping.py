@@ -128,7 +128,6 @@ def sweep(
 
 
 def _unique(items: Iterable[Item]) -> tuple[Item, ...]:
-    """The items without repetitions, in their order."""
     return tuple(dict.fromkeys(items))
 
 
@@ -153,7 +152,6 @@ class _Target:
 
     @property
     def title(self) -> str:
-        """The point in words."""
         return _in_words(len(self.cluster), self.name, self.limit)
 
 
@@ -364,7 +362,6 @@ def _splitting(points: Sequence[Point], objective: str, turn: str) -> str:
 
 
 def _value(point: Point, objective: str) -> float:
-    """The objective's value, infinite without a plan."""
     keys = {"latency": point["latency_s"], "memory": point["peak_bytes"]}
     value = keys.get(objective, point["step_s"])
     return math.inf if value is None else value

@@ -179,7 +179,6 @@ class _Folder:
         return folded[:-1]
 
     def _parts(self, stretch: Stretch) -> Iterator[Block]:
-        """The blocks of one repeat."""
         key = tuple(self.kinds[stretch.start : stretch.start + stretch.period].tolist())
         number = self.numbers.setdefault(key, len(self.numbers))
         for index, first in enumerate(range(stretch.start, stretch.stop, stretch.period)):

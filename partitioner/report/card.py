@@ -82,7 +82,6 @@ def card(result: Planned, comparison: Comparison[Planned] | None = None) -> str:
 
 
 def _step_tile(head: Head) -> tuple[str, str]:
-    """Seconds between requests or steps, measured if they were."""
     name = "Step time" if head["turn"] == "step" else "Time between requests"
     measured_s = head["step_measured_s"]
     if measured_s is None:

@@ -227,7 +227,6 @@ class Comparison(Generic[PlannedT_co]):
 
     @cached_property
     def _tasks(self) -> tuple[Mapping[str, Task], Mapping[int, Task]]:
-        """The tasks by node, and by position of the communication."""
         tasks = self.schedule.tasks
         by_node = {task.placed.node.name: task for task in tasks if task.placed is not None}
         by_seq = {task.comm.seq: task for task in tasks if task.comm is not None}

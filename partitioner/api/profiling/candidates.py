@@ -239,7 +239,6 @@ def graph_before(graph: Graph, candidate: Candidate, cluster: Cluster) -> Graph 
 def _local_graph(
     graph: Graph, placed: Sequence[PlacedNode], candidate: Candidate, cluster: Cluster
 ) -> Graph:
-    """The parts of some nodes on the candidate's device."""
     types = graph.types
     all_reads = dict.fromkeys(value for one in placed for value in one.node.reads)
     all_writes = dict.fromkeys(value for one in placed for value in one.node.writes)

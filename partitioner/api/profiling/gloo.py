@@ -256,8 +256,6 @@ def _take_turns(some: Sequence[_Communication], end_s: float) -> None:
 
 
 class _Buffers:
-    """Hold what all communications read and write."""
-
     def __init__(self, nbytes: int) -> None:
         self._source = torch.ones(nbytes // _FLOAT_BYTES)
         self._target = torch.zeros(nbytes // _FLOAT_BYTES)
@@ -270,8 +268,6 @@ class _Buffers:
 
 
 class _Products:
-    """Products of matrices, whose seconds are known."""
-
     def __init__(self) -> None:
         self._matrix = torch.ones(_SIDE, _SIDE)
         self._result = torch.empty(_SIDE, _SIDE)
@@ -285,7 +281,6 @@ class _Products:
             torch.mm(self._matrix, self._matrix, out=self._result)
 
     def number(self, seconds: float) -> int:
-        """Number of products that take about so long."""
         return max(1, round(seconds / self._one_s))
 
 

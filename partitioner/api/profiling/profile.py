@@ -219,7 +219,6 @@ def _far_levels(cluster: Cluster, known: Profile) -> Sequence[LinkLevel]:
 
 
 def _profiled_links(cluster: Cluster, begin: float, limit_s: float, say: Say) -> Profiled:
-    """The communications alone, between the processes that torchrun started."""
     known = _profile_of(cluster)
     if is_of_gpu(known.device):
         raise CostError(
@@ -392,7 +391,6 @@ class _Session:
             return None
 
     def measure(self, wanted: Sequence[tuple[Graph, Candidate]], end_s: float) -> None:
-        """Measure candidates of graphs in their order until `end_s`, in processes of their own."""
         left, latest_s = deque(wanted), end_s - _START_S
         while left and time.perf_counter() < latest_s:
             self.say(f"preparing {len(left)} forms")
@@ -411,7 +409,6 @@ class _Session:
         return items
 
     def _run(self, items: Sequence[Item], end_s: float) -> None:
-        """Measure programs in processes of their own until `end_s`."""
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
             folder, profile = Path(name), self.profile
             where = profile.file, profile.device, profile.threads
@@ -434,7 +431,6 @@ class _Session:
             self.failed.setdefault(op, why)
 
     def _item(self, graph: Graph, candidate: Candidate) -> Item | None:
-        """The form of a graph's candidate as a program; None if there is none."""
         try:
             alone = local_graph(graph, candidate, self.cluster)
             program = Program(uncut_programs(alone), alone)

@@ -154,7 +154,6 @@ def _prepared(
 
 
 def _ready(work: Work, device: Device, program: Program, orders: Mapping[str, Order]) -> Prepared:
-    """A program with random inputs."""
     inputs = {
         name: _in_order(array, orders[name]) if name in orders else array
         for name, array in random_inputs(program.graph, seed=0).items()
@@ -164,7 +163,6 @@ def _ready(work: Work, device: Device, program: Program, orders: Mapping[str, Or
 
 
 def _in_order(array: np.ndarray, order: Order) -> np.ndarray:
-    """The array, with its dims in this order in memory."""
     return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
 
 

@@ -78,7 +78,6 @@ def _unknown(measures: str, devices: int) -> str:
 
 
 def _verdict(threads: int, alone_s: float, cost: float) -> str:
-    """The sentence: what one process takes, what the plan should take, and what follows."""
     compared = (
         f"one process with {threads} threads takes {units.seconds(alone_s)} for what this plan "
         f"takes {units.seconds(cost)}"

@@ -127,7 +127,11 @@ def headline(
         ),
         verdict=verdict(limits, figures, one, cluster, objective),
         spaces=space_rows(result.summary, objective),
-        notes=[_sentence(note) for note in (*result.warnings, *result.summary.get("notes", ()))],
+        notes=[
+            f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
+            for note in (*result.warnings, *result.summary.get("notes", ()))
+            for text in [str(note).strip()]
+        ],
         trials=trial_lines(cert.trials) if cert else [],
     )
 
@@ -150,12 +154,6 @@ def _measured_seconds(
     if result.objective == "latency":
         return None, trial.measured_s
     return trial.measured_s, None
-
-
-def _sentence(note: str) -> str:
-    """A note with a capital and a full stop."""
-    text = str(note).strip()
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
 
 
 def space_rows(summary: Mapping[str, Any], objective: str) -> list[SpaceRow]:

@@ -81,11 +81,9 @@ class _Refs:
             self._by_task.append(ref)
 
     def of_task(self, position: int) -> int | None:
-        """Ref of the task at a position of the run's schedule."""
         return self._by_task[position]
 
     def first(self, nodes: Sequence[str], comms: Sequence[int]) -> int | None:
-        """Ref of the first node or communication of a group."""
         refs = (*map(self.by_node.get, nodes), *map(self.by_seq.get, comms))
         return next((ref for ref in refs if ref is not None), None)
 

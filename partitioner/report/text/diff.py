@@ -186,7 +186,6 @@ def _moved(changes: Diff) -> list[str]:
 
 
 def _seconds(result: Planned, task: Task) -> float:
-    """Seconds of a request or step."""
     return result.schedule.times(task) * task.longest_s
 
 

@@ -179,22 +179,18 @@ def _about(result: Planned, placed: PlacedNode) -> list[str]:
     if rule is not None:
         sizes = (f"{name} = {factor.size}" for name, factor in rule.factors.items())
         rule_text = f"factors: {', '.join(sizes)}"
+    loads = []
+    if placed.loads:
+        equal = units.share(1 / len(placed.loads))
+        shares = f"{loads_text(placed)} of the choices of tokens, {equal} each if they were equal"
+        loads.append(f"  loads: the parts of the experts get {shares}")
     return [
         f"{clean(node.name)} ({clean(node.op)}) on {placed.mesh}, {placed.cut_text or 'whole'}",
         f"  {units.seconds(spent_s)} on {where}{each} ({source}), {units.flops(flops)} {about}",
         f"  {rule_text}",
-        *_loads(placed),
+        *loads,
         *_bound(result, node),
     ]
-
-
-def _loads(placed: PlacedNode) -> list[str]:
-    """The loads of a layer's experts, if they are given and cut."""
-    if not placed.loads:
-        return []
-    equal = units.share(1 / len(placed.loads))
-    shares = f"{loads_text(placed)} of the choices of tokens, {equal} each if they were equal"
-    return [f"  loads: the parts of the experts get {shares}"]
 
 
 def _bound(result: Planned, node: Node) -> list[str]:

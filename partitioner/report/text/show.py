@@ -95,7 +95,6 @@ def _head(result: Planned) -> list[str]:
 
 
 def _stages(result: Planned) -> list[str]:
-    """Write a line for each stage."""
     head = ("stage", "devices", "nodes", "forward", "backward", "weights", "in flight", "sends")
     rows = [head]
     for index, stage in enumerate(stages(result.schedule)):
@@ -155,7 +154,6 @@ def _steps(result: Planned, *, everything: bool) -> list[str]:
 
 
 def _pass(order: StepOrder | None, task: Task) -> Row:
-    """The cell of a task's pass; none without stages."""
     return () if order is None else (pass_name(order, task),)
 
 

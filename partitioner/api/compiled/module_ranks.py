@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,7 +18,6 @@ from partitioner.api.verify.compare import Verification, check_memory
 from partitioner.api.verify.module import check_contents, random_arguments, verify_module
 from partitioner.backends.errors import BackendError
 from partitioner.backends.launch import LocalRun
-from partitioner.backends.observed import RankLog
 from partitioner.backends.optimization import Optimization
 from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH
@@ -244,22 +242,6 @@ class ModuleRanks(Ranks):
         arrays = {name: to_numpy(value, types[name].dtype) for name, value in results.items()}
         return LocalRun(arrays, run.seconds, run.logs)
 
-    def record(
-        self, folder: Path, inputs: Mapping[str, torch.Tensor], steps: int, device: str
-    ) -> tuple[RankLog, ...]:
-        """Record steps of the ranks from their files, in training with the optimizer's.
-
-        Args:
-            device: Type of the device that each rank runs on, "cpu" or "cuda".
-
-        Raises:
-            BackendError: A rank failed.
-        """
-        from partitioner.backends.torch.local import run_steps
-
-        files = replace(self.step_files(folder, inputs), device=device)
-        return run_steps(files, 0, recorded=steps).logs
-
     def step_files(self, folder: Path, inputs: Mapping[str, torch.Tensor]) -> StepFiles:
         """The files in a folder with what they need for a step with these whole inputs."""
         from partitioner.backends.torch.agreeing.groups import group_ranks
@@ -302,18 +284,13 @@ class ModuleRanks(Ranks):
         """The parameters that each rank's optimizer writes to; none for inference."""
         return [self._updates(rank) for rank in range(len(self.programs.ranks))]
 
-    @cached_property
-    def _stores_parts(self) -> bool:
-        """Tell whether some rank has only a part of a trained parameter: all are DTensors then."""
-        homes, traced = self.programs.homes, self.module.traced
-        return any(homes[traced.stored[n]].placement.sharding.axes for n in traced.gradients)
-
     def _updates(self, rank: int) -> list[Update]:
         from partitioner.backends.torch.measuring.recording import Update
         from partitioner.backends.torch.state.shards import region_within
 
-        traced, is_cut = self.module.traced, self._stores_parts
-        homes, graph = self.programs.homes, self.module.graph
+        traced, homes, graph = self.module.traced, self.programs.homes, self.module.graph
+        own = [homes[traced.stored[name]].placement.sharding for name in traced.gradients]
+        is_cut = any(sharding.axes for sharding in own)  # all are DTensors then
         results = {output.whole: output.value for output in self.programs.ranks[rank].outputs}
         updates = []
         for name, gradient in traced.gradients.items():

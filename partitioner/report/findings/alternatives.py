@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -125,7 +125,11 @@ class Neighbourhood:
             placed = self.placed[node.name]
             options = [placed, *(p for mesh in self._near(node) for p in offered[mesh][node.name])]
             if placed.rule is None:
-                options += self._on_single_devices(node)
+                groups = (self.plan.groups[i] for i in self._of_stage(node))
+                devices = sorted({d for mesh in groups for d in mesh.devices})
+                for device in devices if len(devices) <= MAX_GROUPS else ():
+                    single = DeviceMesh.single(device)
+                    options.append(place(self.graph, node, single, {}, None))
             distinct: dict[object, PlacedNode] = {}
             for option in options:
                 distinct.setdefault((option.mesh, option.ins, option.outs), option)
@@ -153,13 +157,6 @@ class Neighbourhood:
     def _idlest(self) -> DeviceMesh:
         load = evaluate(self.graph, self.plan, self.cluster).load_s
         return min(self.plan.groups, key=lambda mesh: max(load[d] for d in mesh.devices))
-
-    def _on_single_devices(self, node: Node) -> Iterator[PlacedNode]:
-        """A node without a rule on each device of the plan."""
-        groups = (self.plan.groups[i] for i in self._of_stage(node))
-        devices = sorted({d for mesh in groups for d in mesh.devices})
-        for device in devices if len(devices) <= MAX_GROUPS else ():
-            yield place(self.graph, node, DeviceMesh.single(device), {}, None)
 
 
 def best_other(alternatives: Sequence[Alternative]) -> Alternative | None:

@@ -225,7 +225,7 @@ class OnnxRanks(Ranks):
 
     def _emit(self, folder: Path) -> None:
         from partitioner.backends.onnx.files.emit import emit
-        from partitioner.backends.onnx.files.loadable import check_loadable
+        from partitioner.backends.onnx.sessions.loadable import check_loadable
 
         assert self.plan is not None
         graph = self.cut or (self.traced.graph if self.part is None else self.part.graph)

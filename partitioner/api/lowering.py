@@ -119,7 +119,6 @@ class _Local:
 
 
 def _joined(parts: Sequence[_Local]) -> _Local:
-    """The steps of all parts, in order."""
     return _Local(
         tuple(step for part in parts for step in part.steps),
         {name: array for part in parts for name, array in part.literals.items()},
@@ -170,7 +169,6 @@ class _Shared:
 
     @cached_property
     def members(self) -> Sequence[frozenset[int]]:
-        """Ranks of each task."""
         groups: dict[tuple[int, ...], frozenset[int]] = {}
         ranks = map(_ranks, self.schedule.tasks)
         return [groups.setdefault(devices, frozenset(devices)) for devices in ranks]
@@ -217,7 +215,6 @@ class _Shared:
                 self.stretches[first] = rest[-1] + 1, _joined(parts)
 
     def type_of(self, key: Key, rank: int) -> TensorType:
-        """Type of a rank's part of a value."""
         if key not in self._types:
             value, at = key
             whole, points = self.graph.types[value], at.mesh.coords()
@@ -242,7 +239,6 @@ class _Shared:
         return self._comms[key]
 
     def note_comm(self, index: int, step: Comm, before: Key, after: Key, rank: int) -> None:
-        """Note a communication that is uniform."""
         is_uniform = before not in self.renamed and _is_equal(after[1])
         if is_uniform and step.sources() == step.targets() == self.members[index]:
             types = {step.target: self.type_of(after, rank)}
@@ -292,8 +288,6 @@ class _Shared:
 
 @dataclass
 class _Rank:
-    """Builds one rank's program."""
-
     shared: _Shared
     rank: int
     types: dict[str, TensorType] = field(default_factory=dict)
@@ -351,7 +345,6 @@ class _Rank:
                 yield from step.node.outputs
 
     def _run_tasks(self) -> None:
-        """Add the steps of all tasks."""
         uniform, stretches = self.shared.uniform, self.shared.stretches
         tasks, members = self.shared.schedule.tasks, self.shared.members
         index = 0
@@ -445,14 +438,9 @@ def _is_equal(at: Placement | None) -> bool:
 
 
 def _ranks(task: Task) -> tuple[int, ...]:
-    """The ranks that take part in a task."""
     if task.placed is not None:
         return task.placed.mesh.devices
     return task.comm.ranks if task.comm is not None else tuple(d for (d, _), _ in task.aliases)
-
-
-def _operands(placed: PlacedNode) -> tuple[str, ...]:
-    return (*placed.node.inputs, *placed.node.captures)
 
 
 def _slots(placed: PlacedNode, name: Callable[[Key], str]) -> tuple[str, ...]:

@@ -256,8 +256,12 @@ class ModuleProgram(Compiled):
             VerificationError: The module's weights are fake, or the example inputs from which
                 arguments are drawn.
         """
+        from partitioner.backends.torch.local import check_gpus, run_steps
+
         where = self.measuring_device if device is None else device
-        _check_device(where, len(self.cluster))
+        if where not in ("cpu", "cuda"):
+            raise OptionError(f"device is {where!r}; it must be 'cpu' or 'cuda'")
+        check_gpus(where, len(self.cluster))
         self.ranks.check_even()
         check_contents(self.model.module)
         if not args and not kwargs:
@@ -265,7 +269,8 @@ class ModuleProgram(Compiled):
         inputs = self.signature.feed(args, kwargs, seed)
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
             self.ranks.write(Path(name))
-            logs = self.ranks.record(Path(name), inputs, steps, where)
+            files = replace(self.ranks.step_files(Path(name), inputs), device=where)
+            logs = run_steps(files, 0, recorded=steps).logs
         measured = Measured.of(self.plan.digest, logs)
         return ProfiledRun(replace(self, measured=measured), measured)
 
@@ -320,8 +325,14 @@ class ModuleProgram(Compiled):
         program = self if plan is self.plan else self.over(module, plan)
         variants = Variants(program, source)
         whole = program.on_ranks(source)
+        if device is not None:
+            own = torch.device(device)
+        elif torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
+            own = torch.device("cuda", torch.cuda.current_device())
+        else:
+            own = torch.device("cpu")
         rank_module = RankModule(
-            whole, source, _device(device), inputs, seed, check_inputs, variants, agreement
+            whole, source, own, inputs, seed, check_inputs, variants, agreement
         )
         tensors = self.traced.captured.tensors
         parameters = {name: x for name, x in tensors.items() if isinstance(x, nn.Parameter)}
@@ -377,20 +388,3 @@ class ModuleProgram(Compiled):
         from partitioner.api.compiled.module_state import stored_of
 
         return stored_of(self.model.module)
-
-
-def _check_device(device: str, ranks: int) -> None:
-    from partitioner.backends.torch.local import check_gpus
-
-    if device not in ("cpu", "cuda"):
-        raise OptionError(f"device is {device!r}; it must be 'cpu' or 'cuda'")
-    check_gpus(device, ranks)
-
-
-def _device(device: torch.device | str | None) -> torch.device:
-    """The rank's device; by default its GPU under NCCL, else the CPU."""
-    if device is not None:
-        return torch.device(device)
-    if torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

@@ -190,7 +190,6 @@ class ModuleGraphs:
             return self._part(count)
 
     def _trace_of(self, plan: Plan) -> TracedModule:
-        """The trace with the graph of a plan."""
         if plan.blocks:
             return self.traced.on(block_graph(self.traced.traced.uncut, plan.blocks))
         if plan.pipeline is None:

@@ -39,7 +39,7 @@ class Timing:
         return cls(median, (high - low) / 2 / median if median else 0.0, len(runs))
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Do nothing."""
 
 
@@ -48,7 +48,7 @@ def timed_runs(
     clock: Callable[[], float] = time.perf_counter,
     end_s: float = float("inf"),
     anyone: Callable[[Sequence[bool]], Sequence[bool]] = list,
-    before_turn: Callable[[], object] = _nothing,
+    before_turn: Callable[[], object] = nothing,
     before_runs: Sequence[Callable[[], object]] = (),
     stopwatch: Callable[[Callable[[], object]], float] | None = None,
 ) -> list[list[float]]:
@@ -74,7 +74,7 @@ def timed_runs(
         return clock() - begin_s
 
     seconds_of = stopwatch or by_clock
-    before = before_runs or [_nothing] * len(programs)
+    before = before_runs or [nothing] * len(programs)
     runs: list[list[float]] = [[] for _ in programs]
     spent_s = [0.0] * len(programs)
 

@@ -27,10 +27,10 @@ from partitioner.api.profiling.candidates import (
 )
 from partitioner.api.profiling.links import groups_of, measure_here, measure_together, unknown_links
 from partitioner.api.profiling.profiled import Profiled
-from partitioner.api.profiling.programs import on_one_device
 from partitioner.api.profiling.whole import whole_seconds
 from partitioner.api.profiling.work import RUNNER, Item, Program, Work, leave_work, read_status
 from partitioner.api.profiling.yardsticks import yardsticks
+from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.launch import run_job
 from partitioner.cost_model.cluster.resolve import (
     cpu_fingerprint,
@@ -73,7 +73,7 @@ _START_S = 3.0
 _BORDER_SHARE, _BORDER_S = 1 / 8, 5.0
 #: The whole model, and a border, among what cannot be measured.
 _WHOLE, _BORDER = "the whole model", "the border between two sessions"
-#: Lines of progress of the measurement of forms.
+#: Most lines of progress of the measurement of forms.
 _PROGRESS_LINES = 4
 
 
@@ -219,7 +219,6 @@ def _far_levels(cluster: Cluster, known: Profile) -> Sequence[LinkLevel]:
 
 
 def _profiled_links(cluster: Cluster, begin: float, limit_s: float, say: Say) -> Profiled:
-    """The communications alone, between the processes that torchrun started."""
     known = _profile_of(cluster)
     if is_of_gpu(known.device):
         raise CostError(
@@ -392,7 +391,6 @@ class _Session:
             return None
 
     def measure(self, wanted: Sequence[tuple[Graph, Candidate]], end_s: float) -> None:
-        """Measure candidates of graphs in their order until `end_s`, in processes of their own."""
         left, latest_s = deque(wanted), end_s - _START_S
         while left and time.perf_counter() < latest_s:
             self.say(f"preparing {len(left)} forms")
@@ -411,23 +409,31 @@ class _Session:
         return items
 
     def _run(self, items: Sequence[Item], end_s: float) -> None:
-        """Measure programs in processes of their own until `end_s`."""
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
             folder, profile = Path(name), self.profile
             where = profile.file, profile.device, profile.threads
             leave_work(folder, Work(self.backend, *where, items, end_s))
             self.say(f"measuring {len(items)} forms on {profile.processes} processes")
+            told = 0
+
+            def watch() -> None:
+                nonlocal told
+                measured = len(read_status(folder).measured)
+                if measured - told >= max(1, len(items) // _PROGRESS_LINES):
+                    told = measured
+                    self.say(f"measured {measured} of {len(items)} forms")
+
             job = {"runner": RUNNER, "device": self.runs_on}
-            run_job(folder, profile.processes, job, watch=_Watch(folder, len(items), self.say))
+            run_job(folder, profile.processes, job, watch=watch)
             done = read_status(folder)
         self.measured |= done.measured
         for op, why in done.failed.items():
             self.failed.setdefault(op, why)
 
     def _item(self, graph: Graph, candidate: Candidate) -> Item | None:
-        """The form of a graph's candidate as a program; None if there is none."""
         try:
-            program = _program(local_graph(graph, candidate, self.cluster))
+            alone = local_graph(graph, candidate, self.cluster)
+            program = Program(uncut_programs(alone), alone)
             before = graph_before(graph, candidate, self.cluster)
         except PartitionerError as error:
             self.failed.setdefault(candidate.form.op, str(error))
@@ -445,7 +451,7 @@ class _Session:
             "",
         )
         is_new = _is_new(candidate, self.profile, self.backend)
-        less = None if before is None else _program(before)
+        less = None if before is None else Program(uncut_programs(before), before)
         whole = {value: value.partition("@")[0] for value in program.graph.inputs}
         recent = tuple(
             value
@@ -458,23 +464,3 @@ class _Session:
         is_kept = any(is_read_long_after(graph, node, value) for value in node.writes)
         temperature = is_cold(graph, candidate), is_kept
         return Item(program, less, entry, *is_new, recent, *temperature, known)
-
-
-@dataclass
-class _Watch:
-    """Tells how much is done, in at most `_PROGRESS_LINES` lines."""
-
-    folder: Path
-    items: int
-    say: Say
-    told: int = 0
-
-    def __call__(self) -> None:
-        measured = len(read_status(self.folder).measured)
-        if measured - self.told >= max(1, self.items // _PROGRESS_LINES):
-            self.told = measured
-            self.say(f"measured {measured} of {self.items} forms")
-
-
-def _program(graph: Graph) -> Program:
-    return Program(on_one_device(graph), graph)

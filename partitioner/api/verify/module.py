@@ -259,8 +259,6 @@ def _other_order(flat: torch.Tensor, random: torch.Generator, *, row: bool) -> t
 
 @dataclass(frozen=True)
 class _FedRanks:
-    """Ranks with the inputs and stored values of one step."""
-
     ranks: AllRanks
     inputs: Mapping[str, torch.Tensor]
     stored: Mapping[str, torch.Tensor]
@@ -269,7 +267,6 @@ class _FedRanks:
         return self.ranks.step(self.inputs, self.stored)
 
     def alone(self, graph: Graph) -> _FedRanks:
-        """A graph of the same inputs on one device."""
         ranks, rest = self.ranks, self.ranks.rest
         order = ranks.programs.order
         count = None if order.is_whole else order.table.micro_batches

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, best_single, one_device
@@ -64,15 +63,6 @@ class OneDevice:
             figures.limit_bytes[device],
             *_copies(cluster, runs, known=figures),
         )
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> OneDevice:
-        """The value that `to_data` wrote."""
-        return cls(**data)
-
-    def to_data(self) -> dict[str, Any]:
-        """The figures by name, for JSON."""
-        return asdict(self)
 
     def copies_sentence(
         self, plan_per_s: float | None, objective: str, bound_s: float = 0.0

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from importlib import resources
 
-from partitioner.report.page.schema import Diff, Report, Sweep
+from partitioner.report.schema import Diff, Report, Sweep
 
 LIBRARIES = ("graph", "charts")
 #: In the order in which constants need each other at start; functions are hoisted.

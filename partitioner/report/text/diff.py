@@ -14,10 +14,10 @@ from partitioner.foundations import units
 from partitioner.report.findings.bottleneck import balance, tightest
 from partitioner.report.lanes import joined, lanes
 from partitioner.report.page.data import device_rows
-from partitioner.report.page.schema import VERSION, DeviceRow, Diff, DiffTraffic, Figure, Moved
 from partitioner.report.page.traffic import crossing_bytes
 from partitioner.report.planned import Planned
-from partitioner.report.stages import bubble_share
+from partitioner.report.schema import VERSION, DeviceRow, Diff, DiffTraffic, Figure, Moved
+from partitioner.report.stages import step_facts
 from partitioner.report.text.show import clean
 from partitioner.report.text.tables import safe, table
 
@@ -46,7 +46,7 @@ def diff(
         names: What the texts call the two plans.
         objective: Of the verdict; None: the plans' own.
     """
-    old, new = _tasks(before), _tasks(after)
+    old, new = before.node_tasks, after.node_tasks
     both = [name for name in old if name in new]
     decisions = {name: (_decision(before, old[name]), _decision(after, new[name])) for name in both}
     moved = [
@@ -185,14 +185,7 @@ def _moved(changes: Diff) -> list[str]:
     return lines
 
 
-def _tasks(result: Planned) -> dict[str, Task]:
-    """The task of each node."""
-    tasks = result.schedule.tasks
-    return {task.placed.node.name: task for task in tasks if task.placed is not None}
-
-
 def _seconds(result: Planned, task: Task) -> float:
-    """Seconds of a request or step."""
     return result.schedule.times(task) * task.longest_s
 
 
@@ -220,12 +213,11 @@ def _figures(before: Planned, after: Planned) -> list[Figure]:
 
 def _stages(result: Planned) -> dict[tuple[str, str], float | None]:
     """The figures of a step; of a plan without stages, those of one stage that runs all at once."""
-    pipeline = result.plan.pipeline
-    bubble = 0.0 if pipeline is None else bubble_share(result.evaluation, result.plan)
+    facts = step_facts(result.plan, result.evaluation)
     return {
-        ("stages", "count"): 1.0 if pipeline is None else 1.0 + max(pipeline.stages),
+        ("stages", "count"): float(facts.get("stages", 1)),
         ("micro-batches", "count"): float(result.plan.micro_batches or 1),
-        ("bubble", "share"): bubble,
+        ("bubble", "share"): facts.get("bubble_share", 0.0),
     }
 
 

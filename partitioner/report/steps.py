@@ -47,9 +47,7 @@ def attributed(graph: Graph, placed: Sequence[PlacedNode], schedule: Schedule) -
     """Make a `networkx.DiGraph` of a graph with the figures of a plan on its nodes.
 
     Args:
-        graph: The graph.
         placed: The plan's decisions on the nodes, in graph order.
-        schedule: The plan's tasks.
     """
     network = graph.to_networkx()
     for node in placed:

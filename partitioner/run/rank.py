@@ -42,7 +42,6 @@ def loaded(
 
     Args:
         directory: Folder of its file; rank 0's has the plan and what inputs are drawn from.
-        start: The ranks.
         inputs: .npz of whole inputs by name, on rank 0; None draws valid random ones.
         outputs: .npz to write whole outputs to, on rank 0.
         requests: Requests in flight.

@@ -50,7 +50,6 @@ class ModuleModel(Model):
     """A PyTorch module.
 
     Attributes:
-        module: The module and its trace.
         source: The file or factory that the module came from, if any.
     """
 

@@ -70,8 +70,6 @@ class ModuleRanks(Ranks):
     """The ranks of a module: a graph each for every phase.
 
     Attributes:
-        module: The module and its trace.
-        programs: The programs of the ranks.
         plan: The plan of the programs; None if the ranks were read from files.
         read_from: Folder of the files that were read; None if the ranks were emitted.
         rest: The last micro-batch of a step, if it is smaller.
@@ -204,7 +202,6 @@ class ModuleRanks(Ranks):
         """Run the files that `write` left in a folder, one process of this machine a rank.
 
         Args:
-            folder: The folder.
             inputs: Whole arguments of the module by name; None draws valid random ones.
             requests: Number of requests or, in training, of steps; one more goes before them.
             seed: Seed of the drawn inputs and of dropout.

@@ -49,7 +49,6 @@ class OnnxModel(Model):
     """An ONNX model.
 
     Attributes:
-        traced: Its graph, and the whole model.
         file: Its path, absolute; None for a model in memory, which is saved with the plan.
         proto: The model in memory; None if it has a file.
         dims: Sizes of symbolic dims, by symbol.
@@ -160,8 +159,6 @@ class OnnxRanks(Ranks):
     of the folder has changed since. Calls of several threads run one after the other.
 
     Attributes:
-        model: The model with the graph of the programs.
-        programs: The programs of the ranks.
         plan: The plan of the programs; None if the ranks were read from files.
         read_from: Folder of the files that were read; None if the ranks were emitted.
         optimization: Level of ONNX Runtime's optimizations.

@@ -21,10 +21,6 @@ class StoredModel(Model):
 
     Attributes:
         folder: Folder of the saved compilation.
-        request: The model's source.
-        stored: The graph.
-        files: See `Model`.
-        delivers_all: See `Model`.
     """
 
     folder: Path

@@ -24,7 +24,6 @@ def whole_seconds(traced: Traced, known: Profile, end_s: float, say: Say = silen
     not be over at `end_s`.
 
     Args:
-        traced: The model.
         known: The profile of a process with all cores.
         end_s: Time of `time.perf_counter` at which the measurement ends.
         say: Tells that the measurement begins.

@@ -88,8 +88,6 @@ def verify_module(
     """Compare all ranks with the module.
 
     Args:
-        module: The module and its trace.
-        ranks: Its ranks.
         seed: Seed of the random inputs and of dropout.
         given: Arguments in place of random ones.
 

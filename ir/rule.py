@@ -310,7 +310,6 @@ class Rule:
         return self.rising in layouts or self._has_loads(layouts)
 
     def _has_loads(self, layouts: Layouts) -> bool:
-        """Test whether owners are cut whose loads are known."""
         dispatch = self.dispatch
         return dispatch is not None and bool(dispatch.loads) and dispatch.owners in layouts
 

@@ -50,7 +50,6 @@ def _figures() -> Mapping[str, Any]:
 
 
 def _share(what: str) -> float:
-    """The share of peak rates of `what` that is reached."""
     share: float = _figures()["reached"][what]["share"]
     return share
 
@@ -72,7 +71,6 @@ def full_name(name: str) -> str:
 
 @cache
 def _cluster(name: str) -> Cluster:
-    """Get the preset that is a cluster file: of equal devices, with levels of any sizes."""
     return Cluster.from_data(data_file(f"{name}.toml"))
 
 

@@ -76,7 +76,6 @@ def _local_sizes(placed: Sequence[PlacedNode]) -> Iterator[Mapping[int, Hashable
 
 @lru_cache(maxsize=4096)
 def _sizes(mesh: DeviceMesh, layout: DimLayout) -> Mapping[int, Hashable]:
-    """The part of a dim on each device of a group."""
     return {device: layout.local_size(mesh, point) for device, point in mesh.coords()}
 
 

@@ -81,7 +81,6 @@ def comm_cost(comm: Comm, numel: int, cluster: Cluster) -> CommCost:
 
 
 def _on_devices(best: Algorithm, ranks: tuple[int, ...], cluster: Cluster) -> CommCost:
-    """The cost of an algorithm, with its start-up on each device."""
     starts = {rank: best.start_s(cluster.devices[rank]) for rank in ranks}
     return CommCost(best.name, {rank: start_s + best.seconds for rank, start_s in starts.items()})
 
@@ -120,11 +119,9 @@ def joined_seconds(
 
     Args:
         kind: One of the ring-or-tree kinds.
-        ranks: Its group.
         nbytes: As of `collective`.
         alone_s: Its seconds alone on some of the ranks, the most that it takes there; a large one
             takes them.
-        cluster: The devices.
         bucket_bytes: Most bytes of a bucket's operands on one rank, at most `BUCKET_BYTES`.
     """
     parts = _parts_in_result(kind, ranks)
@@ -172,11 +169,8 @@ def bucket_seconds(
 
     Args:
         kind: One of `JOINING`.
-        ranks: The group.
         nbytes: As of `collective`.
         bucket_bytes: The same of all that share what the bucket takes.
-        rank: The rank.
-        cluster: The devices.
         paid_bytes: The same of others in the bucket, which pay for themselves.
         paid_s: Seconds that these pay.
     """

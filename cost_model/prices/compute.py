@@ -113,17 +113,11 @@ def node_estimates(
 
 @dataclass
 class NodePrices:
-    """Estimates of nodes of one plan, each form once: the layers of a model repeat.
-
-    Attributes:
-        graph: The graph.
-        cluster: The devices.
-        in_parts: As of `node_seconds`.
-    """
+    """Estimates of nodes of one plan, each form once: the layers of a model repeat."""
 
     graph: Graph
     cluster: Cluster
-    in_parts: bool | None = None
+    in_parts: bool | None = None  #: As of `node_seconds`.
     _known: dict[Hashable, Mapping[int, Estimate]] = field(default_factory=dict)
 
     def estimates(
@@ -172,15 +166,10 @@ class NodePrices:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the seconds of a plan's nodes come from, added up over nodes and devices.
+    """Where the seconds of a plan's nodes come from, added up over nodes and devices."""
 
-    Attributes:
-        seconds: By source of an `Estimate`.
-        error_s: Of those that are measured or fitted, each times its error.
-    """
-
-    seconds: Mapping[str, float]
-    error_s: float
+    seconds: Mapping[str, float]  #: By source of an `Estimate`.
+    error_s: float  #: Of those that are measured or fitted, each times its error.
 
     @classmethod
     def of(cls, graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster) -> Sources:
@@ -229,7 +218,6 @@ def kernel_estimate(
     """Seconds of a node's part on a device: by the device's profile, or else by its rates.
 
     Args:
-        flops: FLOPs of the part.
         moved_bytes: Bytes that the part reads and writes.
         local_shape: Shapes of the parts of the operands and results.
         in_parts: As of `node_seconds`.
@@ -417,20 +405,15 @@ def sharded_flops_share(graph: Graph, placed: Sequence[PlacedNode]) -> float:
     mesh = max((node.mesh for node in placed), key=DeviceMesh.size, default=None)
     if mesh is None or mesh.size() == 1:
         return 0.0
-    splittable = [
-        (estimated_flops(graph, node.node), False)
-        if node.rule is None
-        else (node.rule.flops, _is_cut(node))
-        for node in placed
-        if not is_free(node) and (node.rule is None or _can_cut(node.rule, mesh))
-    ]
-    whole = sum(flops for flops, _ in splittable)
-    return sum(flops for flops, is_cut in splittable if is_cut) / whole if whole else 0.0
-
-
-def _is_cut(placed: PlacedNode) -> bool:
-    axes = {axis for layout in placed.layouts.values() for axis in layout.axes}
-    return placed.mesh.size() > 1 and axes == set(placed.mesh.names)
+    whole = cut = 0.0
+    for node in placed:
+        if is_free(node) or not (node.rule is None or _can_cut(node.rule, mesh)):
+            continue
+        flops = estimated_flops(graph, node.node) if node.rule is None else node.rule.flops
+        axes = {axis for layout in node.layouts.values() for axis in layout.axes}
+        whole += flops
+        cut += flops if axes and axes == set(node.mesh.names) else 0.0
+    return cut / whole if whole else 0.0
 
 
 def _can_cut(rule: Rule, mesh: DeviceMesh) -> bool:
@@ -455,7 +438,6 @@ def compute_dtype(graph: Graph, placed: PlacedNode) -> str:
 
 @lru_cache(maxsize=4096)
 def _indices(mesh: DeviceMesh, axes: tuple[str, ...]) -> tuple[int, ...]:
-    """Row-major index over `axes` of each device."""
     return tuple(mesh.linear(axes, point) for _, point in mesh.coords())
 
 

@@ -35,34 +35,21 @@ _Key = tuple[str, Placement]
 
 @dataclass(frozen=True)
 class Member:
-    """A small collective.
+    """A small collective."""
 
-    Attributes:
-        position: Of its task, or of the step that starts it.
-        ready: Position of what makes its operand; -1 if the operand was there before the pass.
-        due: Position of what reads its result; the end of the pass if nothing in it does.
-        nbytes: Of its operand on one rank.
-    """
-
-    position: int
-    ready: int
-    due: int
-    nbytes: int
+    position: int  #: Of its task, or of the step that starts it.
+    ready: int  #: Position of what makes its operand; -1 if the operand was there before the pass.
+    due: int  #: Position of what reads its result; the end of the pass if nothing in it does.
+    nbytes: int  #: Of its operand on one rank.
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Collectives of one kind and group that travel together, in the order of their tasks.
+    """Collectives of one kind and group that travel together, in the order of their tasks."""
 
-    Attributes:
-        kind: Their kind.
-        members: The collectives.
-        end: Position behind the last task of their pass.
-    """
-
-    kind: CommKind
+    kind: CommKind  #: Their kind.
     members: tuple[Member, ...]
-    end: int
+    end: int  #: Position behind the last task of their pass.
 
     @property
     def begins(self) -> int:
@@ -107,7 +94,6 @@ def in_buckets(
     """The tasks of a plan whose nodes all run on all devices, and the buckets of their collectives.
 
     Args:
-        tasks: In order.
         unlike: Positions of those in which devices have unlike parts: communications and aliases.
         backward: Names of the nodes of the backward pass.
         staged: Whether the tasks of a phase are a pass; else there are one or two.
@@ -143,23 +129,20 @@ def _passes(
 
 @dataclass
 class _Pass:
-    """Follows the tasks of a pass.
-
-    Attributes:
-        made: Position of the task that has made a value, of those that this pass makes.
-        late: What a value that is on its way comes from: the positions of the communications that
-            bring it, or a value that it is another name of, a view of, or a part of.
-        operands: Where the operand of each collective that may be joined was made, and its bytes.
-        due: Position of the first task that reads the result of a communication.
-        apart: Values that some devices have, or wait for, at another place than others.
-    """
+    """Follows the tasks of a pass."""
 
     tasks: Sequence[Task]
     unlike: Container[int]
+    #: Position of the task that has made a value, of those that this pass makes.
     made: dict[_Key, int] = field(default_factory=dict)
+    #: What a value that is on its way comes from: the positions of the communications that bring
+    #: it, or a value that it is another name of, a view of, or a part of.
     late: dict[_Key, list[int] | _Key] = field(default_factory=dict)
+    #: Where the operand of each collective that may be joined was made, and its bytes.
     operands: dict[int, tuple[int, int]] = field(default_factory=dict)
+    #: Position of the first task that reads the result of a communication.
     due: dict[int, int] = field(default_factory=dict)
+    #: Values that some devices have, or wait for, at another place than others.
     apart: set[_Key] = field(default_factory=set)
 
     def buckets(self, start: int, end: int) -> Iterator[Bucket]:
@@ -261,7 +244,6 @@ class _Pass:
 
 
 def _operand_bytes(task: Task, comm: Comm) -> int:
-    """Bytes of a collective's operand on one rank."""
     if comm.kind is CommKind.ALL_REDUCE:
         return max((nbytes for _, _, nbytes in task.writes), default=0)
     parts = len(comm.ranks) if comm.kind is CommKind.REDUCE_SCATTER else 1

@@ -37,7 +37,6 @@ def timeline_json(timeline: Timeline, passes: Sequence[Pass] = ()) -> str:
 
 
 def _hidden_parts(events: Iterable[Event]) -> Iterator[Event]:
-    """The hidden parts of communications as events of their own."""
     free: dict[int, float] = defaultdict(float)
     for event in events:
         if event.hidden_s:

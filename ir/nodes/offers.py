@@ -53,7 +53,6 @@ def originals(graph: Graph) -> Mapping[str, str]:
 
 
 def _reading(placed: PlacedNode, slot: int) -> PlacedNode:
-    """The strategy of a node that reads this operand alone."""
     node = placed.node
     inputs = tuple(value if i == slot else "" for i, value in enumerate(node.inputs))
     ins = tuple(at if i == slot else None for i, at in enumerate(placed.ins))
@@ -61,7 +60,6 @@ def _reading(placed: PlacedNode, slot: int) -> PlacedNode:
 
 
 def _absent(placed: PlacedNode) -> PlacedNode:
-    """The node left out."""
     node = placed.node
     empty = replace(
         node,

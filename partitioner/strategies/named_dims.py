@@ -87,7 +87,6 @@ def _demand(named: NamedDims, name: str, axes: tuple[str, ...], graph: Graph) ->
 
 
 def _seeds(named: NamedDims, name: str, graph: Graph) -> list[Dim]:
-    """The dims of tensors that a name stands for, before they are followed."""
     where = _source(named)
     return [dim for seed in named.dims[name] for dim in _dims(graph, name, seed, where)]
 
@@ -98,7 +97,6 @@ def _source(named: NamedDims) -> str:
 
 
 def _followed(graph: Graph, seeds: Sequence[Dim]) -> Followed:
-    """A dim, followed through the graph from some values that have it."""
     chosen: dict[tuple[tuple[int, ...], int], DimLayout] = {}
     layouts: dict[Dim, DimLayout] = {}
     for value, dim in dict.fromkeys(seeds):
@@ -159,7 +157,6 @@ def _in_two(graph: Graph) -> Mapping[str, tuple[PlacedNode, ...]]:
 
 
 def _dims(graph: Graph, name: str, seed: str, where: str) -> Iterator[Dim]:
-    """The dims that "PATTERN.DIM" matches."""
     pattern, _, number = seed.rpartition(".")
     index, values = int(number), _values(graph, pattern)
     if not values:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -53,30 +53,21 @@ def _within(part: Intervals, whole: Intervals) -> Sequence[tuple[int, int]]:
     return places
 
 
-def _loads(view: OpView) -> tuple[float, ...]:
+def _rule(view: OpView, build: Callable[..., Rule], *, biased: bool) -> Rule:
+    """Columns are operands by their places where the activation is a program."""
     loads = view.attr(LOADS, ())
     assert isinstance(loads, tuple)
-    return tuple(map(float, loads))
-
-
-def _is_program(view: OpView) -> bool:
-    """Tell whether the activation is a program, of which columns are operands by their places."""
-    return "%" in str(view.attr("activation", ""))
-
-
-def _experts(view: OpView, *, biased: bool) -> Rule:
-    return experts(view, _loads(view), biased=biased, whole=_is_program(view))
-
-
-def _experts_backward(view: OpView, *, biased: bool) -> Rule:
-    return experts_backward(view, [0], _loads(view), biased=biased, whole=_is_program(view))
+    whole = "%" in str(view.attr("activation", ""))
+    return build(view, tuple(map(float, loads)), biased=biased, whole=whole)
 
 
 ROWS: Mapping[str, OpRow] = {
-    row: OpRow(partial(rule, biased=biased), partial(_local_experts, up=up), where=True)
+    row: OpRow(
+        partial(_rule, build=build, biased=biased), partial(_local_experts, up=up), where=True
+    )
     for name, biased in (("experts", False), ("experts_biased", True))
-    for row, rule, up in (
-        (f"partitioner::{name}", _experts, 3),
-        (f"partitioner::{name}_backward", _experts_backward, 4),
+    for row, build, up in (
+        (f"partitioner::{name}", experts, 3),
+        (f"partitioner::{name}_backward", experts_backward, 4),
     )
 }

@@ -234,7 +234,7 @@ class ModuleRanks(Ranks):
             return run_module_files(folder, arrays, requests, steps=recorded, device=device)
         files = replace(self.step_files(folder, fed), device=device)
         run = run_steps(files, requests, recorded=recorded)
-        results = self.all_ranks.micro.whole(run.results)
+        results = self.all_ranks.micro.whole(run.results[0])
         types = self.programs.outputs
         arrays = {name: to_numpy(value, types[name].dtype) for name, value in results.items()}
         return LocalRun(arrays, run.seconds, run.logs)
@@ -242,24 +242,31 @@ class ModuleRanks(Ranks):
     def step_files(self, folder: Path, inputs: Mapping[str, torch.Tensor]) -> StepFiles:
         """The files in a folder with what they need for a step with these whole inputs."""
         from partitioner.backends.torch.agreeing.groups import group_ranks
-        from partitioner.backends.torch.local import StepFiles
-        from partitioner.backends.torch.measuring.recorder import described
+        from partitioner.backends.torch.local import RankSteps, StepFiles
         from partitioner.backends.torch.running.phase_steps import links_of
 
-        options, all_ranks = self.module.options, self.all_ranks
-        stored = self.module.stored_values()
+        all_ranks, optimizer = self.all_ranks, self.module.options.optimizer
+        starts = all_ranks.start(inputs, self.module.stored_values())
         shown = set(filter(None, self.module.signature.results))
-        outputs = self.programs.ranks[0].outputs
+        outputs = self.programs.ranks[0].outputs  # rank 0 has them whole
         programs = [self.programs, *([] if self.rest is None else [self.rest.programs])]
+        ranks = [
+            RankSteps(
+                phases,
+                all_ranks.runs(rank),
+                starts[rank],
+                {} if rank else {o.whole: o.value for o in outputs if o.whole in shown},
+                self._updates(rank),
+                all_ranks.last_ranks[rank] if self.rest is not None else None,
+            )
+            for rank, phases in enumerate(all_ranks.ranks)
+        ]
         return StepFiles(
             folder,
-            all_ranks.start(inputs, stored),
-            {output.whole: output.value for output in outputs if output.whole in shown},
-            [described(of, all_ranks.runs(of.rank)) for of in all_ranks.ranks],
-            [described(of, (), last=True) for of in all_ranks.last_ranks],
+            ranks,
             sorted({link for one in programs for link in links_of(one)}),
-            sorted({ranks for one in programs for ranks in group_ranks(one)}),
-            *((options.optimizer, self.updates) if options.training else ()),
+            sorted({group for one in programs for group in group_ranks(one)}),
+            optimizer if self.module.options.training else "",
         )
 
     def check_even(self) -> None:
@@ -275,11 +282,6 @@ class ModuleRanks(Ranks):
                 "steps whose last micro-batch is smaller are not recorded, as tasks are compared "
                 "with those of whole ones: give micro_batches that divide the batch"
             )
-
-    @property
-    def updates(self) -> list[list[Update]]:
-        """The parameters that each rank's optimizer writes to; none for inference."""
-        return [self._updates(rank) for rank in range(len(self.programs.ranks))]
 
     def _updates(self, rank: int) -> list[Update]:
         from partitioner.backends.torch.measuring.recording import Update

@@ -205,7 +205,7 @@ class OnnxRanks(Ranks):
 
     def _emit(self, folder: Path) -> None:
         from partitioner.backends.onnx.files.emit import emit
-        from partitioner.backends.onnx.files.loadable import check_loadable
+        from partitioner.backends.onnx.sessions.loadable import check_loadable
 
         assert self.plan is not None
         graph, part = self.model.graph, self.model.part

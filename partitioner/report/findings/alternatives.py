@@ -19,7 +19,7 @@ from partitioner.ir.rule import Cut
 from partitioner.problem.build import Built, build
 from partitioner.solver.joint.state import State, tables
 from partitioner.strategies.derive import Rules, strategies
-from partitioner.strategies.speeds import device_speeds
+from partitioner.strategies.shares import device_shares
 
 MAX_GROUPS = 8  #: Of more device groups than these only the nearest ones of a node are tried.
 
@@ -118,8 +118,8 @@ class Neighbourhood:
     @cached_property
     def _built(self) -> Built:
         meshes = dict.fromkeys(self.plan.groups)
-        speeds = device_speeds(self.graph, self.rules, self.cluster)
-        offered = {mesh: strategies(self.graph, self.rules, mesh, speeds) for mesh in meshes}
+        shares = device_shares(self.graph, self.rules, self.cluster)
+        offered = {mesh: strategies(self.graph, self.rules, mesh, shares) for mesh in meshes}
         candidates: dict[str, tuple[PlacedNode, ...]] = {}
         for node in self.graph.nodes:
             placed = self.placed[node.name]

@@ -43,18 +43,14 @@ class Pin:
 
 @dataclass(frozen=True)
 class NamedDims:
-    """Dims by name, and the mesh axes that they lie over.
+    """Dims by name, and the mesh axes that they lie over."""
 
-    Attributes:
-        dims: By name, its dims as "PATTERN.DIM"; the pattern is of tensors, nodes, modules or
-            operators, and the dim may be negative.
-        layout: By name, the mesh axes that the dim is cut over; none if it is not cut.
-        source: The file, for errors.
-    """
-
+    #: By name, its dims as "PATTERN.DIM"; the pattern is of tensors, nodes, modules or operators,
+    #: and the dim may be negative.
     dims: Mapping[str, tuple[str, ...]]
+    #: By name, the mesh axes that the dim is cut over; none if it is not cut.
     layout: Mapping[str, tuple[str, ...]]
-    source: str = ""
+    source: str = ""  #: The file, for errors.
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -64,20 +60,13 @@ class NamedDims:
 
 @dataclass(frozen=True)
 class Along:
-    """A demand on operators: those with a loop that is a named dim are cut along it.
+    """A demand on operators: those with a loop that is a named dim are cut along it."""
 
-    Attributes:
-        text: For errors.
-        name: The name of the dim.
-        axes: The mesh axes; without any, the loop is not cut.
-        factors: By node, the factors that stand for the dim.
-        ends: Operators, for people, that read values with the dim and cannot be cut along it.
-    """
-
-    text: str
-    name: str
-    axes: tuple[str, ...]
-    factors: Mapping[str, frozenset[str]]
+    text: str  #: For errors.
+    name: str  #: The name of the dim.
+    axes: tuple[str, ...]  #: The mesh axes; without any, the loop is not cut.
+    factors: Mapping[str, frozenset[str]]  #: By node, the factors that stand for the dim.
+    #: Operators, for people, that read values with the dim and cannot be cut along it.
     ends: tuple[str, ...] = ()
 
     @property

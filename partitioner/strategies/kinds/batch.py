@@ -31,20 +31,15 @@ Dim = tuple[str, int]  #: A value and the index of a dim of it.
 
 @dataclass(frozen=True)
 class Followed:
-    """A dim of a model, such as its batch.
+    """A dim of a model, such as its batch."""
 
-    Attributes:
-        inputs: Graph inputs that have it, also caches that the graph keeps, and which of their dims
-            it is.
-        factors: By name, the nodes that read or make values that have it, and the factors of each
-            that stand for it; none where no factor does.
-        values: All values that have it, as far as it was followed.
-        broken: Of the nodes, those that do not take it as it lies: they need a communication.
-    """
-
+    #: Graph inputs that have it, also caches that the graph keeps, and which of their dims it is.
     inputs: Mapping[str, int]
+    #: By name, the nodes that read or make values that have it, and the factors of each that stand
+    #: for it; none where no factor does.
     factors: Mapping[str, frozenset[str]]
-    values: frozenset[str] = frozenset()
+    values: frozenset[str] = frozenset()  #: All values that have it, as far as it was followed.
+    #: Of the nodes, those that do not take it as it lies: they need a communication.
     broken: frozenset[str] = frozenset()
 
     def size(self, graph: Graph) -> int:

@@ -179,7 +179,6 @@ def _choices(graph: Graph, rules: Mapping[str, Rule | str]) -> Iterator[int]:
 
 
 def _is_stored(graph: Graph, value: str) -> bool:
-    """Test whether a value is a constant, or kept from step to step."""
     if value in graph.constants:
         return True
     node = graph.producers.get(value)

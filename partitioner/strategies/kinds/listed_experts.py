@@ -21,15 +21,10 @@ from partitioner.ir.rule import Rule
 
 @dataclass(frozen=True)
 class ExpertList:
-    """A list of experts.
+    """A list of experts."""
 
-    Attributes:
-        path: The list's path, as in the names of weights.
-        members: By place in the list, the nodes of each expert, those that store its weights
-            included.
-    """
-
-    path: str
+    path: str  #: The list's path, as in the names of weights.
+    #: By place in the list, the nodes of each expert, those that store its weights included.
     members: tuple[frozenset[str], ...]
 
 
@@ -96,19 +91,12 @@ def _forward(graph: Graph) -> Iterator[Node]:
 
 @dataclass(frozen=True)
 class _Members:
-    """Members of a list that do not read each other's results.
-
-    Attributes:
-        graph: The graph.
-        count: How many there are.
-        states: By value.
-        owner: By node, the member that it is of.
-    """
+    """Members of a list that do not read each other's results."""
 
     graph: Graph
-    count: int
-    states: Mapping[str, _State]
-    owner: Mapping[str, int]
+    count: int  #: How many there are.
+    states: Mapping[str, _State]  #: By value.
+    owner: Mapping[str, int]  #: By node, the member that it is of.
 
     @classmethod
     def of(cls, graph: Graph, owners: Mapping[str, int], count: int) -> _Members | None:

@@ -49,7 +49,6 @@ def whole_seconds(traced: Traced, known: Profile, end_s: float, say: Say = silen
     if len(runs) < _LEAST_REPEATS:
         return None
     took = Timing.of(runs)
-    figures = took.seconds, took.spread, took.repeats
-    entry = whole_entry(traced.graph.digest, *figures, timing.NAME, units.now())
+    entry = whole_entry(traced.graph.digest, *took, timing.NAME, units.now())
     write_entries(known.file, known.device, known.threads, [entry])
     return took.seconds

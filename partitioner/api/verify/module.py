@@ -202,21 +202,6 @@ def random_arguments(module: TracedModule, seed: int) -> tuple[tuple[Any, ...], 
     return tuple(args), dict(kwargs)
 
 
-def random_inputs(module: TracedModule, seed: int) -> dict[str, np.ndarray]:
-    """Random arguments (see `random_arguments`) as arrays, by name of the graph's inputs.
-
-    Raises:
-        VerificationError: The example inputs have no contents.
-    """
-    check_contents(module)
-    args, kwargs = random_arguments(module, seed)
-    types = module.graph.types
-    return {
-        name: to_numpy(tensor, types[name].dtype)
-        for name, tensor in module.signature.feed(args, kwargs, seed).items()
-    }
-
-
 def arrays_like(
     examples: Mapping[str, np.ndarray], types: Mapping[str, TensorType], seed: int
 ) -> dict[str, np.ndarray]:

@@ -89,12 +89,9 @@ class ModuleRanks(Ranks):
         They hold constant weights as they are: made again where one was written to.
         """
         versions = self.module.constant_versions()
-        if versions not in self._made:
-            self._made.clear()
-            self._made[versions] = self._all_ranks()
-        return self._made[versions]
-
-    def _all_ranks(self) -> AllRanks:
+        if versions in self._made:
+            return self._made[versions]
+        self._made.clear()
         traced, signature = self.module.traced, self.module.signature
         written = {value: traced.stored[name] for name, value in traced.written.items()}
         emitted = AllRanks(
@@ -106,7 +103,10 @@ class ModuleRanks(Ranks):
             written,
             rest=self.rest,
         )
-        return emitted if self.read_from is None else emitted.with_files(self.read_from)
+        if self.read_from is not None:
+            emitted = emitted.with_files(self.read_from)
+        self._made[versions] = emitted
+        return emitted
 
     def step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Step:
         """The step of one call of the module on all ranks, in training with its backward pass.
@@ -152,7 +152,8 @@ class ModuleRanks(Ranks):
         check_contents(self.module)
         check_memory(self.module.graph)
         given = None if inputs is None else self._call(inputs)
-        return verify_module(self.module, self.all_ranks, seed, given)
+        with self.module.traced.captured.autocast.region():
+            return verify_module(self.module, self.all_ranks, seed, given)
 
     def at(self, optimization: Optimization) -> NoReturn:
         """See `Ranks.at`."""

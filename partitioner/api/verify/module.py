@@ -94,13 +94,6 @@ def verify_module(
     Raises:
         BackendError: A rank fails.
     """
-    with module.traced.captured.autocast.region():
-        return _verified(module, ranks, seed, given)
-
-
-def _verified(
-    module: TracedModule, ranks: AllRanks, seed: int, given: Arguments | None
-) -> Verification:
     args, kwargs = random_arguments(module, seed) if given is None else given
     inputs = module.signature.feed(args, kwargs, seed)
     ours = _FedRanks(ranks, inputs, module.stored_values())

@@ -183,7 +183,7 @@ def absent_ranks_say_so(rank: int) -> None:
 
 def samples_are_as_whole(_: int) -> None:
     """PyTorch's samples: an operator of parts is that of whole tensors, or refused."""
-    from torch.testing._internal.common_methods_invocations import op_db  # noqa: PLC0415 - slow
+    from torch.testing._internal.common_methods_invocations import op_db
 
     mesh, counts, wrong = DeviceMesh("cpu", [0, 1]), Counter[str](), dict[str, str]()
     for info in op_db:

@@ -355,12 +355,14 @@ def _searched(
     the least bound, so the space with the least goes first. A kind of parallelism takes no steps
     from the spaces before it; joined over axes, half of what is left. Of the clock all kinds
     together have the share of a space, so that they are reached where steps take long. Where the
-    first space has no plan, those of one axis go next: they are small, and may have one soon.
+    first space has no plan, or bytes are wanted, those of one axis go next: they are small, and may
+    have such a plan soon.
     """
     results: list[SpaceResult] = []
     waiting = list(spaces)
     while waiting:
-        if results and not any(result.plans for result in results):
+        is_known = any(result.plans for result in results)
+        if results and (request.objective == "memory" or not is_known):
             waiting.sort(key=lambda space: not _is_small(space))
         space = waiting.pop(0)
         is_kind = isinstance(space, KindSpace)

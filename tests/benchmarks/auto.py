@@ -312,6 +312,7 @@ def main() -> int:
     if args.cpu:
         own: Any = SimpleNamespace(monotonic=time.process_time, perf_counter=time.process_time)
         globals()["time"] = work.time = own  # type: ignore[attr-defined]
+    alone_bytes("linear", training=True)  # loads the tracer and the solver
     broken = seen = 0
     with tempfile.TemporaryDirectory() as folder:
         seed = args.seed

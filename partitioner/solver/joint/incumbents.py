@@ -229,7 +229,7 @@ def seek(search: Search) -> None:
         most = QUICK
     effort = min(most, EFFORT_PER_CHOICE * sum(map(len, search.problem.nodes)))
     ranked = offer_all(search, starts(search), "dynamic programming")
-    if search.best is None:
+    if search.best is None or search.objective == "memory":
         ranked |= offer_all(search, frugal(search), "dynamic programming")
     if search.best is None:
         refute(search)

@@ -331,7 +331,7 @@ class KindSpace:
         return SpaceResult(tuple(replace(plan, bounds_space=False) for plan in result.plans))
 
     def _is_wanted(self, budget: Budget, others: tuple[SpaceResult, ...]) -> bool:
-        """Tell whether plans are to be run, or the best known one is not within the gap.
+        """Tell whether plans are to be run, or the best known one is not within the mesh's gap.
 
         Where none is known, a plan of a kind may fit that was not found among all, unless these are
         proven not to.
@@ -344,8 +344,15 @@ class KindSpace:
         if not costs:
             refused = [result.refused for result in others]
             return not all(one is not None and one.error.proven for one in refused)
-        least = min((result.least for result in others), default=0.0)
+        own = [result for result in others if self._is_part_of(result)]
+        least = min((result.least for result in own or others), default=0.0)
         return least < (1 - budget.gap) * min(costs)
+
+    def _is_part_of(self, result: SpaceResult) -> bool:
+        """Test whether a result's bound is that of all plans on the kind's mesh."""
+        sizes = tuple((self.mesh or {"": len(self.shared.cluster)}).values())
+        groups = [plan.space.groups for plan in result.plans if plan.bounds_space]
+        return any(len(of) == 1 and tuple(n for _, n in of[0].axes) == sizes for of in groups)
 
 
 def _parts(family: Family, constraints: Constraints) -> Mapping[str, tuple[DeviceMesh, ...]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Unpack
+from typing import Any
 
 from partitioner.ir.ops.local import local_groups, same_node
 from partitioner.ir.ops.rules.dims import names
@@ -22,7 +22,7 @@ from partitioner.ir.ops.rules.normalization import (
     group_norm,
     grouped,
 )
-from partitioner.ir.ops.signature import Options, pattern
+from partitioner.ir.ops.signature import pattern
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 
@@ -61,7 +61,7 @@ def _local_weight(view: OpView, local: LocalView) -> LocalOp:
     return same_node(view, normalized_shape=next(shape for shape, name in shapes if name))
 
 
-def _by_group(text: str, count: str = "", **options: Unpack[Options]) -> Callable[[OpView], Rule]:
+def _by_group(text: str, count: str = "", **options: Any) -> Callable[[OpView], Rule]:
     """A rule over images with channels C in groups G: as many as an attribute counts, or operand 2.
 
     Points are those of the data; a factor of size 1 is none.

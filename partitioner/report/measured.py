@@ -96,8 +96,13 @@ class Measured:
             if name != "ranks":
                 head[name] = _rounded(value) if isinstance(value, float) else value
         lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
-        ranks = ",\n".join(map(_rank_text, self.ranks))
-        return "\n".join(["{", *lines, f' "ranks": [\n{ranks}\n ]', "}", ""])
+        ranks = []
+        for rank in self.ranks:
+            tasks = ",\n".join(f"   {json.dumps(_task_data(task))}" for task in rank.tasks)
+            peak = json.dumps(rank.peak_bytes)
+            ranks.append(f'  {{"peak_bytes": {peak}, "tasks": [\n{tasks}\n  ]}}')
+        text = ",\n".join(ranks)
+        return "\n".join(["{", *lines, f' "ranks": [\n{text}\n ]', "}", ""])
 
     @classmethod
     def from_json(cls, text: str) -> Measured:
@@ -123,11 +128,6 @@ class Measured:
         names = [each.name for each in fields(cls) if each.name != "ranks"]
         ranks = tuple(map(_rank, data["ranks"]))
         return cls(**{name: _checked(data[name], kinds[name]) for name in names}, ranks=ranks)
-
-
-def _rank_text(rank: MeasuredRank) -> str:
-    tasks = ",\n".join(f"   {json.dumps(_task_data(task))}" for task in rank.tasks)
-    return f'  {{"peak_bytes": {json.dumps(rank.peak_bytes)}, "tasks": [\n{tasks}\n  ]}}'
 
 
 def _task_data(task: MeasuredTask) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def run_directory(
     text = report(run.seconds, requests, expected, run.outputs, unit, level)
     if program is None or not steps:
         return text
-    comparison = program.compared(run, requests)
+    comparison = program.compared(run.logs, run.seconds, requests)
     write_file(directory / FILE, comparison.measured.to_json().encode())
     comparison.result.report(directory / "report.html")
     return f"{text}\n\n{comparison}\n\nwritten to {directory / FILE} and report.html"

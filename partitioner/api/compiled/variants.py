@@ -327,10 +327,10 @@ def _searched(program: _Program, module: TracedModule) -> Plan:
             pinned[graph.producers[value].name] = base.nodes[producer.name]
     kept = Plan(graph.digest, base.cluster, base.groups, pinned)
     most = max(base.groups, key=DeviceMesh.size)  # the space has the plan's device groups
-    strategy, mesh = ("inter" if most.size() == 1 else "auto"), None
+    strategy, mesh = "inter" if most.size() == 1 else "auto", dict[str, int]()
     if len(program.cluster) in (1, most.size()):
-        strategy, mesh = "intra", dict(most.axes) or None
-    request = Request(strategy=strategy, mesh=mesh, constraints=Constraints(plan=kept))
+        strategy, mesh = "intra", dict(most.axes)
+    request = Request(strategy=strategy, mesh=mesh or None, constraints=Constraints(plan=kept))
     return find_plan(graph, program.cluster, request, Budget.of(request)).plan
 
 

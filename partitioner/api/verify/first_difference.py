@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from partitioner.api.lowering import lower
-from partitioner.api.verify.compare import TOLERANCE, FirstDifference, compare, largest
+from partitioner.api.verify.compare import TOLERANCE, Difference, FirstDifference, compare, largest
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.schedule.task_list import schedule
 from partitioner.ir.exchange import Region
@@ -80,7 +80,7 @@ def first_difference(
                 continue
             node = graph.producers[value]
             scale = max(floor if node.name in graph.backward else 0.0, largest(whole))
-            wrong = []
+            wrong: list[tuple[tuple[int, ...], Difference]] = []
             for holders, part, expected in _pairs(parts, home.placement, whole):
                 found = compare(value, part, expected, scale, table=table)
                 # Of integers and booleans the tolerance is the share that may differ.

@@ -48,7 +48,6 @@ class Measured:
         device: Fingerprint of the device of each rank.
         threads: Threads of one operator.
         measured_at: Date and time, ISO 8601, UTC.
-        steps: Number of recorded steps.
         step_s: Median seconds of a step without recording, on the slowest rank.
         recorded_step_s: Median seconds of a recorded step.
         stream_s: Seconds between requests with several of them in flight; None if there was one.
@@ -73,7 +72,6 @@ class Measured:
         Args:
             plan: Digest of the plan.
             logs: Of all ranks, which ran on this machine.
-            stream_s: As the attribute.
         """
         first = logs[0]
         return cls(
@@ -169,7 +167,6 @@ class Row:
         name: For people: the nodes, or kind and tensor of the communication.
         predicted_s: Seconds that the plan's cost has for them on this rank; in stages, of all
             micro-batches together.
-        measured: The measurement.
     """
 
     rank: int

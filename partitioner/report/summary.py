@@ -188,7 +188,6 @@ def solved_by(solver: str, status: str) -> str:
 
     Args:
         solver: As of `Certificate`: the methods that found the plan / proved the bound.
-        status: As of `Certificate`.
     """
     found, _, proved = solver.partition(" / ")
     methods = found if proved in ("", found) else f"{found}, bound by {proved}"

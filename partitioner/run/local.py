@@ -262,11 +262,6 @@ def draw_inputs(
 ) -> Mapping[str, np.ndarray]:
     """Valid random inputs of a saved compilation's model.
 
-    Args:
-        directory: Folder of the compilation.
-        seed: Seed of the inputs.
-        types: Types of the inputs.
-
     Raises:
         RunError: What tells the valid inputs is malformed or, of an earlier version, the model,
             which tells them, is gone or has changed.

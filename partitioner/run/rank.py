@@ -43,8 +43,6 @@ def loaded(
         directory: Folder of its file; rank 0's has the plan and what inputs are drawn from.
         inputs: .npz of whole inputs by name, on rank 0; None draws valid random ones.
         outputs: .npz to write whole outputs to, on rank 0.
-        requests: Requests in flight.
-        seed: Seed of the random inputs.
 
     Returns:
         A function that runs it, once torch.distributed is up, and on rank 0 writes the outputs. It

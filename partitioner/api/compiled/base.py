@@ -95,7 +95,6 @@ class Ranks(ABC):
         """Run the files that `write` left in a folder, one process of this machine a rank.
 
         Args:
-            folder: The folder.
             count: Number of requests in flight or, in training, of steps, at least 1; one more
                 goes before them.
 

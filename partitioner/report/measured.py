@@ -23,7 +23,6 @@ from partitioner.backends.observed import (
 from partitioner.cost_model.cluster.resolve import cpu_fingerprint, gpu_fingerprint
 from partitioner.cost_model.schedule.simulate import Timeline, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
-from partitioner.cost_model.schedule.tasks import Task
 from partitioner.foundations import units
 from partitioner.foundations.files import ResultError
 from partitioner.foundations.json_types import fits
@@ -124,7 +123,10 @@ class Measured:
     def _of_data(cls, data: Mapping[str, Any]) -> Measured:
         kinds = get_type_hints(cls)
         names = [each.name for each in fields(cls) if each.name != "ranks"]
-        ranks = tuple(map(_rank, data["ranks"]))
+        ranks = tuple(
+            MeasuredRank(_checked(rank["peak_bytes"], int | None), tuple(map(_task, rank["tasks"])))
+            for rank in data["ranks"]
+        )
         return cls(**{name: _checked(data[name], kinds[name]) for name in names}, ranks=ranks)
 
 
@@ -135,10 +137,6 @@ def _task_data(task: MeasuredTask) -> dict[str, Any]:
     data |= {"start_s": _rounded(task.start_s), "seconds": _rounded(task.seconds)}
     more = {"waited_s": _rounded(task.waited_s), "spread": round(task.spread, 4)}
     return data | {key: value for key, value in more.items() if value}
-
-
-def _rank(data: Mapping[str, Any]) -> MeasuredRank:
-    return MeasuredRank(_checked(data["peak_bytes"], int | None), tuple(map(_task, data["tasks"])))
 
 
 def _task(data: Mapping[str, Any]) -> MeasuredTask:
@@ -210,7 +208,9 @@ class Comparison(Generic[PlannedT_co]):
         return tuple(self._rows())
 
     def _rows(self) -> Iterator[Row]:
-        by_node, by_seq = self._tasks
+        tasks = self.schedule.tasks
+        by_node = {task.placed.node.name: task for task in tasks if task.placed is not None}
+        by_seq = {task.comm.seq: task for task in tasks if task.comm is not None}
         for rank, measured in enumerate(self.measured.ranks):
             for task in measured.tasks:
                 planned = [by_node[name] for name in task.nodes if name in by_node]
@@ -220,13 +220,6 @@ class Comparison(Generic[PlannedT_co]):
                     seconds = sum(times(one) * one.devices.get(rank, 0.0) for one in planned)
                     name = " + ".join(one.name for one in planned)
                     yield Row(rank, task.nodes, task.comms, name, seconds, task)
-
-    @cached_property
-    def _tasks(self) -> tuple[Mapping[str, Task], Mapping[int, Task]]:
-        tasks = self.schedule.tasks
-        by_node = {task.placed.node.name: task for task in tasks if task.placed is not None}
-        by_seq = {task.comm.seq: task for task in tasks if task.comm is not None}
-        return by_node, by_seq
 
     @cached_property
     def worst(self) -> tuple[Row, ...]:

@@ -77,7 +77,10 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
             lines.append(f"  note: {few} {does} as well by {objective}: the others are left idle")
     trials = [trial_of(trial) for trial in summary.get("trials", ())]
     lines += [f"  {line}" for line in trial_lines(trials)]
-    lines += [f"  note: {note}" for note in _without(summary["not_searched"])]
+    by_reason: dict[str, list[str]] = {}
+    for space, why in summary["not_searched"].items():
+        by_reason.setdefault(why.removesuffix(f" in {space}"), []).append(space)
+    lines += [f"  note: no plan in {', '.join(of)}: {why}" for why, of in by_reason.items()]
     lines += [f"  note: {note}" for note in summary["notes"]]
     return "\n".join(lines)
 
@@ -144,14 +147,6 @@ def costs_sentence(shares: Mapping[str, float], error: float) -> str:
     parts = [f"{units.share(shares[name])} {name}" for name in order if name in shares]
     spread = f" (± {units.share(error)})" if {"measured", "fitted"} & set(shares) else ""
     return f"of operators {', '.join(parts)}{spread}"
-
-
-def _without(failed: Mapping[str, str]) -> list[str]:
-    """The spaces without a plan, one line for each reason."""
-    by_reason: dict[str, list[str]] = {}
-    for space, why in failed.items():
-        by_reason.setdefault(why.removesuffix(f" in {space}"), []).append(space)
-    return [f"no plan in {', '.join(spaces)}: {why}" for why, spaces in by_reason.items()]
 
 
 def status_text(status: str, gap: float) -> str:

@@ -47,9 +47,7 @@ class LeftOut:
     """A part of the plan that has no annotation.
 
     Attributes:
-        node: Name of the node.
         tensor: Name of its tensor; "" if the whole node is left out.
-        why: The reason.
     """
 
     node: str

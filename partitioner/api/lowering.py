@@ -327,7 +327,12 @@ class _Rank:
             if device == self.rank:
                 self.alias[new] = self.alias.get(old, old)
         if task.placed is not None:
-            self._node(index, task.placed)
+            placed = task.placed
+            for key in placed.results():
+                self._declare(key)
+            has_alias = not self.shared.renamed.isdisjoint(placed.operands())
+            slots = _slots(placed, self._local_name) if has_alias else None
+            self._take(self.shared.local(index, placed, slots, self.rank))
         elif task.comm is not None:
             self._comm(index, task, task.comm)
 
@@ -346,13 +351,6 @@ class _Rank:
         step = self.shared.comm(index, comm, source, names.of(after))
         self.steps.append(step)
         self.shared.note_comm(index, step, before, after, self.rank)
-
-    def _node(self, index: int, placed: PlacedNode) -> None:
-        for key in placed.results():
-            self._declare(key)
-        has_alias = not self.shared.renamed.isdisjoint(placed.operands())
-        slots = _slots(placed, self._local_name) if has_alias else None
-        self._take(self.shared.local(index, placed, slots, self.rank))
 
     def _take(self, local: _Local) -> None:
         if local.literals:

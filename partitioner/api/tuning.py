@@ -77,10 +77,8 @@ def tuned(
     """The outcome with the plan that runs fastest on this machine.
 
     Args:
-        compiled: Makes a candidate's program.
         request: The request; its `tune` is the number of plans to run.
         cluster: The devices, which are this machine's (`check_tunable`).
-        say: Receives a line of text at each stage.
 
     Raises:
         BackendError: A plan cannot be written, or a rank failed.
@@ -126,7 +124,6 @@ def _rounds(
     Args:
         runs: Give the seconds of a number of requests or steps each.
         in_flight: Fewest requests of a run; with 1 each run has one.
-        say: Receives a line of text before each round.
     """
     counts = []
     say(f"running {len(runs)} plans, to warm up")

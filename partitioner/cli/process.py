@@ -58,11 +58,7 @@ def open_streams() -> None:
 
 
 class Interrupts:
-    """Interrupts of this process since it began to look at them.
-
-    Attributes:
-        came: Whether there was one.
-    """
+    """Interrupts of this process since it began to look at them."""
 
     def __init__(self) -> None:
         self.came = False

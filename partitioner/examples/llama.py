@@ -64,7 +64,6 @@ def build(
         vocab: Rows of the embedding table.
         batch: Sequences at once.
         seq: Tokens of a sequence.
-        seed: Of the weights.
 
     Raises:
         ExampleError: The sizes do not divide.

@@ -138,7 +138,6 @@ def _draw(role: str, shape: tuple[int, ...], random: np.random.Generator) -> Wei
     Args:
         role: A value of `_ROLES`, `residual`, `linear` or `classifier`.
         shape: (out, in / groups, *window) of Conv, (1, ..., out, in) of Gemm, (channels,).
-        random: The source of its elements.
     """
     if role in _VARIANCE_GAIN:
         outer = next((place for place, size in enumerate(shape) if size > 1), 0)

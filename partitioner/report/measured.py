@@ -23,7 +23,6 @@ from partitioner.backends.observed import (
 from partitioner.cost_model.cluster.resolve import cpu_fingerprint, gpu_fingerprint
 from partitioner.cost_model.schedule.simulate import Timeline, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
-from partitioner.cost_model.schedule.tasks import Task
 from partitioner.foundations import units
 from partitioner.foundations.files import ResultError
 from partitioner.foundations.json_types import fits
@@ -48,7 +47,6 @@ class Measured:
         device: Fingerprint of the device of each rank.
         threads: Threads of one operator.
         measured_at: Date and time, ISO 8601, UTC.
-        steps: Number of recorded steps.
         step_s: Median seconds of a step without recording, on the slowest rank.
         recorded_step_s: Median seconds of a recorded step.
         stream_s: Seconds between requests with several of them in flight; None if there was one.
@@ -73,7 +71,6 @@ class Measured:
         Args:
             plan: Digest of the plan.
             logs: Of all ranks, which ran on this machine.
-            stream_s: As the attribute.
         """
         first = logs[0]
         return cls(
@@ -96,8 +93,13 @@ class Measured:
             if name != "ranks":
                 head[name] = _rounded(value) if isinstance(value, float) else value
         lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
-        ranks = ",\n".join(map(_rank_text, self.ranks))
-        return "\n".join(["{", *lines, f' "ranks": [\n{ranks}\n ]', "}", ""])
+        ranks = []
+        for rank in self.ranks:
+            tasks = ",\n".join(f"   {json.dumps(_task_data(task))}" for task in rank.tasks)
+            peak = json.dumps(rank.peak_bytes)
+            ranks.append(f'  {{"peak_bytes": {peak}, "tasks": [\n{tasks}\n  ]}}')
+        text = ",\n".join(ranks)
+        return "\n".join(["{", *lines, f' "ranks": [\n{text}\n ]', "}", ""])
 
     @classmethod
     def from_json(cls, text: str) -> Measured:
@@ -121,13 +123,11 @@ class Measured:
     def _of_data(cls, data: Mapping[str, Any]) -> Measured:
         kinds = get_type_hints(cls)
         names = [each.name for each in fields(cls) if each.name != "ranks"]
-        ranks = tuple(map(_rank, data["ranks"]))
+        ranks = tuple(
+            MeasuredRank(_checked(rank["peak_bytes"], int | None), tuple(map(_task, rank["tasks"])))
+            for rank in data["ranks"]
+        )
         return cls(**{name: _checked(data[name], kinds[name]) for name in names}, ranks=ranks)
-
-
-def _rank_text(rank: MeasuredRank) -> str:
-    tasks = ",\n".join(f"   {json.dumps(_task_data(task))}" for task in rank.tasks)
-    return f'  {{"peak_bytes": {json.dumps(rank.peak_bytes)}, "tasks": [\n{tasks}\n  ]}}'
 
 
 def _task_data(task: MeasuredTask) -> dict[str, Any]:
@@ -137,10 +137,6 @@ def _task_data(task: MeasuredTask) -> dict[str, Any]:
     data |= {"start_s": _rounded(task.start_s), "seconds": _rounded(task.seconds)}
     more = {"waited_s": _rounded(task.waited_s), "spread": round(task.spread, 4)}
     return data | {key: value for key, value in more.items() if value}
-
-
-def _rank(data: Mapping[str, Any]) -> MeasuredRank:
-    return MeasuredRank(_checked(data["peak_bytes"], int | None), tuple(map(_task, data["tasks"])))
 
 
 def _task(data: Mapping[str, Any]) -> MeasuredTask:
@@ -169,7 +165,6 @@ class Row:
         name: For people: the nodes, or kind and tensor of the communication.
         predicted_s: Seconds that the plan's cost has for them on this rank; in stages, of all
             micro-batches together.
-        measured: The measurement.
     """
 
     rank: int
@@ -213,7 +208,9 @@ class Comparison(Generic[PlannedT_co]):
         return tuple(self._rows())
 
     def _rows(self) -> Iterator[Row]:
-        by_node, by_seq = self._tasks
+        tasks = self.schedule.tasks
+        by_node = {task.placed.node.name: task for task in tasks if task.placed is not None}
+        by_seq = {task.comm.seq: task for task in tasks if task.comm is not None}
         for rank, measured in enumerate(self.measured.ranks):
             for task in measured.tasks:
                 planned = [by_node[name] for name in task.nodes if name in by_node]
@@ -223,13 +220,6 @@ class Comparison(Generic[PlannedT_co]):
                     seconds = sum(times(one) * one.devices.get(rank, 0.0) for one in planned)
                     name = " + ".join(one.name for one in planned)
                     yield Row(rank, task.nodes, task.comms, name, seconds, task)
-
-    @cached_property
-    def _tasks(self) -> tuple[Mapping[str, Task], Mapping[int, Task]]:
-        tasks = self.schedule.tasks
-        by_node = {task.placed.node.name: task for task in tasks if task.placed is not None}
-        by_seq = {task.comm.seq: task for task in tasks if task.comm is not None}
-        return by_node, by_seq
 
     @cached_property
     def worst(self) -> tuple[Row, ...]:

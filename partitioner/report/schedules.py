@@ -29,13 +29,10 @@ class Variation:
     """The plan's stages under another schedule or with other micro-batches.
 
     Attributes:
-        name: In words.
-        micro_batches: Of a step.
         batch: Size of a step's batch as a multiple of the plan's.
         step_s: Simulated seconds of a step; None if the schedule does not serve the stages.
         peak_bytes: Of the fullest device.
         fits: Whether every device is within its memory.
-        estimate: Whether the figures are an estimate.
         why_not: Why the schedule does not serve the stages; "" if it does.
     """
 

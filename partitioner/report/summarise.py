@@ -50,7 +50,9 @@ def summarise(
         runs.append((whole, None))
     with no_collection():
         single = OneDevice.best(cluster, request.objective, *runs)
-        sources = _sources(outcome, cluster)
+        specs = cluster.first_of_spec
+        known = any(spec.profile is not None or spec.table is not None for spec in specs)
+        sources = Sources.of(graph, resolve(graph, plan), cluster) if known else Sources({}, 0.0)
         alone: tuple[str, ...] = ()
         at_once = graph if plan.micro_batches is None and not plan.blocks else whole
         if at_once is not None:
@@ -125,13 +127,6 @@ def _fewer(outcome: Outcome, single: OneDevice, devices: int) -> dict[str, Any] 
         return None
     cost, count = min(better, default=(cert.cost, used))
     return {"devices": count, "cost": cost, "cost_here": cert.cost}
-
-
-def _sources(outcome: Outcome, cluster: Cluster) -> Sources:
-    """Where the seconds of a plan come from."""
-    if all(spec.profile is None and spec.table is None for spec in cluster.first_of_spec):
-        return Sources({}, 0.0)
-    return Sources.of(outcome.graph, resolve(outcome.graph, outcome.plan), cluster)
 
 
 def _recompute_notes(outcome: Outcome) -> tuple[str, ...]:

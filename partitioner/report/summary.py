@@ -77,7 +77,10 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
             lines.append(f"  note: {few} {does} as well by {objective}: the others are left idle")
     trials = [trial_of(trial) for trial in summary.get("trials", ())]
     lines += [f"  {line}" for line in trial_lines(trials)]
-    lines += [f"  note: {note}" for note in _without(summary["not_searched"])]
+    by_reason: dict[str, list[str]] = {}
+    for space, why in summary["not_searched"].items():
+        by_reason.setdefault(why.removesuffix(f" in {space}"), []).append(space)
+    lines += [f"  note: no plan in {', '.join(of)}: {why}" for why, of in by_reason.items()]
     lines += [f"  note: {note}" for note in summary["notes"]]
     return "\n".join(lines)
 
@@ -146,14 +149,6 @@ def costs_sentence(shares: Mapping[str, float], error: float) -> str:
     return f"of operators {', '.join(parts)}{spread}"
 
 
-def _without(failed: Mapping[str, str]) -> list[str]:
-    """The spaces without a plan, one line for each reason."""
-    by_reason: dict[str, list[str]] = {}
-    for space, why in failed.items():
-        by_reason.setdefault(why.removesuffix(f" in {space}"), []).append(space)
-    return [f"no plan in {', '.join(spaces)}: {why}" for why, spaces in by_reason.items()]
-
-
 def status_text(status: str, gap: float) -> str:
     """The end of a search in words; "optimal" only of a plan that meets its bound."""
     if status == "optimal" and gap > OPTIMAL_GAP:
@@ -188,7 +183,6 @@ def solved_by(solver: str, status: str) -> str:
 
     Args:
         solver: As of `Certificate`: the methods that found the plan / proved the bound.
-        status: As of `Certificate`.
     """
     found, _, proved = solver.partition(" / ")
     methods = found if proved in ("", found) else f"{found}, bound by {proved}"

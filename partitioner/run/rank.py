@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from partitioner.api.compiled.folder import load_plan
 from partitioner.api.compiled.rank_files import check_plan, has_module_file
 from partitioner.backends.arrays import assemble, check_inputs, local_inputs
 from partitioner.backends.errors import BackendError
-from partitioner.backends.header import Header
 from partitioner.backends.launch import threads_per_rank
 from partitioner.backends.onnx.files.load import check_ranks, load_rank, read_rank
 from partitioner.backends.onnx.rank import RankProcess, rank_device
@@ -44,8 +43,6 @@ def loaded(
         directory: Folder of its file; rank 0's has the plan and what inputs are drawn from.
         inputs: .npz of whole inputs by name, on rank 0; None draws valid random ones.
         outputs: .npz to write whole outputs to, on rank 0.
-        requests: Requests in flight.
-        seed: Seed of the random inputs.
 
     Returns:
         A function that runs it, once torch.distributed is up, and on rank 0 writes the outputs. It
@@ -91,7 +88,10 @@ def loaded(
         device = rank_device(int(os.environ["LOCAL_RANK"]), local_ranks)
         with start.together("making sessions"):
             process = RankProcess(model, device, config)
-        results, seconds = process.run(_scattered(wholes, headers), requests)
+        own: list[Mapping[str, np.ndarray]] = [{}]  # rank 0 alone has whole inputs
+        wholes_of = None if wholes is None else [local_inputs(each, wholes) for each in headers]
+        dist.scatter_object_list(own, wholes_of)
+        results, seconds = process.run(own[0], requests)
         parts: list[Mapping[str, np.ndarray] | None] = [None] * start.ranks
         dist.gather_object(results, parts if start.rank == 0 else None)
         if start.rank > 0:
@@ -103,13 +103,3 @@ def loaded(
         return report(seconds, requests, expected, whole_results, optimization=config.optimization)
 
     return run
-
-
-def _scattered(
-    inputs: Mapping[str, np.ndarray] | None, headers: Sequence[Header]
-) -> Mapping[str, np.ndarray]:
-    """Receive this rank's parts of whole inputs, scattered by rank 0: only it has `inputs`."""
-    parts = None if inputs is None else [local_inputs(header, inputs) for header in headers]
-    received: list[Mapping[str, np.ndarray]] = [{}]
-    dist.scatter_object_list(received, parts)
-    return received[0]

@@ -40,7 +40,6 @@ class OnnxRequest:
 
     Attributes:
         model: The model's file, absolute; it need not exist.
-        graph_digest: Digest of the traced graph.
         dims: Sizes of symbolic dims, by symbol.
         shapes: Shapes of inputs, by name.
     """
@@ -64,7 +63,6 @@ class ModuleRequest:
     Attributes:
         file: The ``.pt2`` file, absolute; None if the module came from elsewhere.
         factory: ``package.module:function``, or "": for people, it is never imported.
-        graph_digest: Digest of the traced graph.
         call: The example inputs in words, as `Signature.described` gives them.
         training: Whether the backward pass was planned too.
         optimizer: The optimizer whose memory was counted.

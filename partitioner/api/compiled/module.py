@@ -36,7 +36,6 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
 from partitioner.ir.types import TensorType
-from partitioner.report.measured import Measured
 
 if TYPE_CHECKING:
     from partitioner.backends.torch.running.filling import Source
@@ -262,9 +261,7 @@ class ModuleProgram(Compiled):
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
             self.ranks.write(Path(name))
             files = replace(self.ranks.step_files(Path(name), inputs), device=where)
-            logs = run_steps(files, 0, recorded=steps).logs
-        measured = Measured.of(self.plan.digest, logs)
-        return ProfiledRun(replace(self, measured=measured), measured)
+            return self.compared(run_steps(files, 0, recorded=steps).logs)
 
     def module(
         self,

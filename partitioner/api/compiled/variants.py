@@ -279,7 +279,6 @@ def _tensor(rule: Rule, tensor: int) -> Dims:
 
 
 def _layout_of(placed: PlacedNode, value: str, dim: int) -> DimLayout | None:
-    """Tell how a node has a dim of a value that it reads or makes."""
     ends = (*placed.results(), *placed.operands())
     return next((at.sharding.dims[dim] for name, at in ends if name == value), None)
 
@@ -327,8 +326,11 @@ def _searched(program: _Program, module: TracedModule) -> Plan:
             producer = program.graph.producers[program.model.module.traced.rests[name]]
             pinned[graph.producers[value].name] = base.nodes[producer.name]
     kept = Plan(graph.digest, base.cluster, base.groups, pinned)
-    strategy, mesh = _space(base, len(program.cluster))
-    request = Request(strategy=strategy, mesh=mesh, constraints=Constraints(plan=kept))
+    most = max(base.groups, key=DeviceMesh.size)  # the space has the plan's device groups
+    strategy, mesh = "inter" if most.size() == 1 else "auto", dict[str, int]()
+    if len(program.cluster) in (1, most.size()):
+        strategy, mesh = "intra", dict(most.axes)
+    request = Request(strategy=strategy, mesh=mesh or None, constraints=Constraints(plan=kept))
     return find_plan(graph, program.cluster, request, Budget.of(request)).plan
 
 
@@ -342,14 +344,6 @@ def _without_pipeline(plan: Plan) -> Plan:
         for name, node in plan.nodes.items()
     }
     return replace(plan, groups=groups, nodes=nodes, pipeline=None)
-
-
-def _space(plan: Plan, devices: int) -> tuple[str, Mapping[str, int] | None]:
-    """The strategy and mesh that have the device groups of a plan."""
-    most = max(plan.groups, key=DeviceMesh.size)
-    if devices == 1 or most.size() == devices:
-        return "intra", dict(most.axes) or None
-    return ("inter" if most.size() == 1 else "auto"), None
 
 
 def _check_stored(program: _Program, module: TracedModule) -> None:

@@ -287,11 +287,9 @@ class _Communication:
     """Repeat one kind of communication, of one size, between products.
 
     Attributes:
-        start: Starts it.
         repeats: How often a turn has it.
         number: Products between two of it.
         turn_s: Seconds that a turn takes, about.
-        products: Computes the products.
         turns: Seconds of the turns until now.
     """
 

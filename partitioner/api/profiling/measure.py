@@ -57,7 +57,6 @@ def timed_runs(
 
     Args:
         programs: Functions that run one each.
-        clock: Gives seconds.
         end_s: Time of `clock` at which all end, after the fewest runs. Programs whose fewest runs
             do not fit are left out, the last ones first, and have no runs; the first one is run.
         anyone: Which of some wishes any of the processes has that measure the same programs at
@@ -114,8 +113,6 @@ def _left_out(ended_s: Sequence[float], programs: int, end_s: float) -> list[boo
     Args:
         ended_s: When the turn began, and when the first run of each program ended, as far as they
             were run.
-        programs: Their number.
-        end_s: As of `timed_runs`.
     """
     begin_s, now_s = ended_s[0], ended_s[-1]
     turn_ends = [now_s + (_LEAST_REPEATS - 1) * (one_s - begin_s) for one_s in ended_s[1:]]

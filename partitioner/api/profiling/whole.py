@@ -26,7 +26,6 @@ def whole_seconds(traced: Traced, known: Profile, end_s: float, say: Say = silen
     Args:
         known: The profile of a process with all cores.
         end_s: Time of `time.perf_counter` at which the measurement ends.
-        say: Tells that the measurement begins.
 
     Raises:
         BackendError: ONNX Runtime does not run the model.

@@ -30,7 +30,6 @@ class Item:
     """A form to measure.
 
     Attributes:
-        program: The form as a program of one rank.
         before: The program without the form, where that stands behind other operators: what both
             take differs by the form. None if the program is the form alone.
         entry: What becomes its entry, without figures.

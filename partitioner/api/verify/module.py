@@ -374,7 +374,10 @@ def _rounding_allowances(
         return _eager(module, args, kwargs)
 
     try:
-        calm = replace(module, module=_without_dropout(module.module))
+        calm = replace(module, module=_copied(module.module))
+        for part in calm.module.modules():
+            if isinstance(part, DROPOUTS):
+                part.p = 0.0
         with torch.random.fork_rng(devices=[]):
             whole, again = (seeded(calm, seed) for seed in range(2))
         if any(not torch.equal(whole[name], again[name]) for name in whole):
@@ -409,14 +412,6 @@ def allowance(error: float, whole: np.ndarray, exact: np.ndarray) -> float:
         return 0.0
     is_zero = largest(exact) <= NOTHING * largest(whole)
     return ROUNDING * error if is_zero else min(ROUNDING * error, MOST)
-
-
-def _without_dropout(module: nn.Module) -> nn.Module:
-    calm = _copied(module)
-    for part in calm.modules():
-        if isinstance(part, DROPOUTS):
-            part.p = 0.0
-    return calm
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

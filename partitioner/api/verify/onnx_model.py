@@ -60,7 +60,6 @@ def verify(
 
     Args:
         programs: The ranks' programs, which name their values.
-        directory: Folder of the rank files.
         seed: Seed of the random inputs, which are valid (indices within their tables).
         part: The part of a request that the programs run, if it is in micro-batches.
         given: Whole inputs by name, in place of random ones.

@@ -36,7 +36,11 @@ class LoopWords:
     @classmethod
     def of(cls, graph: Graph, placed: Collection[PlacedNode], static: Collection[str]) -> LoopWords:
         """The words of a graph whose nodes are placed in an order of its data."""
-        dims = {name: _of_input(graph, name) for name in graph.inputs}
+        dims: dict[str, list[Words]] = {}
+        for name in graph.inputs:
+            kind = graph.types[name]
+            rest = () if kind.dtype.startswith(("float", "bfloat")) else POSITIONS
+            dims[name] = [rest if at else BATCH for at in range(len(kind.shape))]
         loops = {}
         for node in placed:
             words: dict[str, Words] = {}
@@ -69,12 +73,6 @@ class LoopWords:
         word = words[-1] if words[-1:] == COLUMNS else words[0]
         reduced = rule.factors[name].kind == FactorKind.REDUCE
         return "rows" if reduced and word == "columns" else word
-
-
-def _of_input(graph: Graph, name: str) -> list[Words]:
-    kind = graph.types[name]
-    rest = () if kind.dtype.startswith(("float", "bfloat")) else POSITIONS
-    return [rest if at else BATCH for at in range(len(kind.shape))]
 
 
 def _of_factors(

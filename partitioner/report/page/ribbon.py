@@ -71,7 +71,13 @@ def ribbon(result: Planned, lanes: Lanes) -> Ribbon:
 
 def pattern(ops: Sequence[str], seconds: Sequence[float]) -> str:
     """Operator types as text: "Conv-BN-Relu x 3, Conv-Add" or, of many, those of most seconds."""
-    types = [_short_op(op) for op in ops]
+    types = [
+        op.rsplit("::", 1)[-1]
+        .split(".", 1)[0]
+        .replace("BatchNormalization", "BN")
+        .replace("LayerNormalization", "LayerNorm")
+        for op in ops
+    ]
     parts: list[str] = []
     single: list[str] = []
     at = 0
@@ -93,11 +99,6 @@ def pattern(ops: Sequence[str], seconds: Sequence[float]) -> str:
     for op, spent_s in zip(types, seconds, strict=True):
         sums[op] += spent_s
     return ", ".join(sorted(sums, key=lambda op: -sums[op])[:3])
-
-
-def _short_op(op: str) -> str:
-    name = op.rsplit("::", 1)[-1].split(".", 1)[0]
-    return name.replace("BatchNormalization", "BN").replace("LayerNormalization", "LayerNorm")
 
 
 def _repeat(types: Sequence[str]) -> tuple[int, int]:

@@ -44,7 +44,6 @@ class _Row(NamedTuple):
 
     Attributes:
         name: Label of its pass, of a step in stages.
-        about: Text of its pass.
     """
 
     event: Event

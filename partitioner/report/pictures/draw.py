@@ -103,7 +103,10 @@ class _Picture:
         for index, box in enumerate(self.diagram.boxes):
             self._draw_box(axes, box, layout.at[index])
         for end, values in self.diagram.terminals.items():
-            self._draw_terminal(axes, values, end[0], layout.at[end])
+            at = layout.at[end]
+            _rectangle(axes, at, facecolor=PAPER, edgecolor=QUIET, linewidth=0.6, rounding=0.08)
+            first_type = str(self.result.graph.types[values[0]])
+            _two_lines(axes, at, terminal_lines(values, end[0], first_type))
         self._title(figure)
         self._legend(figure)
         return figure
@@ -125,11 +128,6 @@ class _Picture:
     def _many_groups(self) -> bool:
         """Tell whether colours repeat, so that boxes must name their group."""
         return len(self.result.plan.groups) > len(GROUPS)
-
-    def _draw_terminal(self, axes: Axes, values: Sequence[str], kind: str, at: Point) -> None:
-        _rectangle(axes, at, facecolor=PAPER, edgecolor=QUIET, linewidth=0.6, rounding=0.08)
-        first_type = str(self.result.graph.types[values[0]])
-        _two_lines(axes, at, terminal_lines(values, kind, first_type))
 
     def _draw_arc(self, axes: Axes, arc: Arc) -> None:
         from matplotlib.patches import FancyArrowPatch

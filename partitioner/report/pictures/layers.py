@@ -152,14 +152,10 @@ class _Grid:
         near = [*self.up.get(item, ()), *self.down.get(item, ())]
         if not near:
             return x[item]
-        weights = [self._weight(item, other) for other in near]
+        # Large between two boxes and within a long edge, to keep these straight.
+        weights = [(4.0, 0.4, 2.0)[(item in self.graph) + (n in self.graph)] for n in near]
         pull = sum(w * x[n] for w, n in zip(weights, near, strict=True))
         return pull / (sum(weights) + _CENTRE)
-
-    def _weight(self, item: Item, other: Item) -> float:
-        """Large between two boxes and within a long edge, to keep these straight; else small."""
-        boxes = (item in self.graph) + (other in self.graph)
-        return (4.0, 0.4, 2.0)[boxes]
 
     def _spread(self, row: Sequence[Item], wanted: Sequence[float]) -> dict[Item, float]:
         """The centres nearest to the wanted ones that keep order and distance (least squares).

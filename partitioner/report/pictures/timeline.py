@@ -129,7 +129,10 @@ def _figure(result: Planned, timeline: Timeline, boxes: Sequence[Pass]) -> Figur
     _label_bars(axes, drawn, timeline.makespan_s, scale)
     axes.set_xlabel(f"time ({unit})", fontsize=_FONT, labelpad=1)
     axes.tick_params(labelsize=_FONT, length=2)
-    _device_labels(axes, devices, lane)
+    labelled = range(0, devices, max(1, round(_FONT / 72 * 1.2 / (2.5 * lane))))
+    axes.set_yticks([2.5 * device + 1.25 for device in labelled])
+    axes.set_yticklabels([f"dev {device}" for device in labelled], fontsize=_FONT)
+    axes.tick_params(axis="y", length=0)
     title = f"{drawable(result.graph.name, 30)} on {drawable(result.cluster.name, 20)}"
     if result.plan.pipeline is not None:
         title = f"{title}\n{plan_sentence(result.plan, result.evaluation)}"
@@ -191,14 +194,6 @@ def _label_bars(axes: Axes, drawn: Iterable[Bar], span_s: float, scale: float) -
             ha="center",
             va="center",
         )
-
-
-def _device_labels(axes: Axes, devices: int, lane: float) -> None:
-    every = max(1, round(_FONT / 72 * 1.2 / (2.5 * lane)))
-    shown: Sequence[int] = range(0, devices, every)
-    axes.set_yticks([2.5 * device + 1.25 for device in shown])
-    axes.set_yticklabels([f"dev {device}" for device in shown], fontsize=_FONT)
-    axes.tick_params(axis="y", length=0)
 
 
 def _legend_entries(timeline: Timeline) -> list[Any]:

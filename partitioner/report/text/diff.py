@@ -42,8 +42,6 @@ def diff(
     """The changes from one plan to another, of the same model or of one that shares node names.
 
     Args:
-        before: One plan.
-        after: The other.
         names: What the texts call the two plans.
         objective: Of the verdict; None: the plans' own.
     """

@@ -44,32 +44,19 @@ class Write:
 
         return cls(write, undoably)
 
+    @classmethod
+    def through(cls, view: Callable[..., Tensor]) -> Write:
+        """The write to the rows that a view of the first argument shows."""
 
-def _slice_write(
-    data: Tensor,
-    source: Tensor,
-    dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
-    step: int = 1,
-) -> Tensor:
-    aten.slice.Tensor(data, dim, start, end, step).copy_(source)
-    return data
+        def write(data: Tensor, source: Tensor, *place: Any, **named: Any) -> Tensor:
+            view(data, *place, **named).copy_(source)
+            return data
 
+        def undo(data: Tensor, _source: Tensor, *place: Any, **named: Any) -> Callable[[], object]:
+            rows = view(data, *place, **named)
+            return partial(rows.copy_, rows.clone())
 
-def _undo_slice(data: Tensor, _source: Tensor, *place: Any, **named: Any) -> Callable[[], object]:
-    rows = aten.slice.Tensor(data, *place, **named)
-    return partial(rows.copy_, rows.clone())
-
-
-def _select_write(data: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    data.select(dim, index).copy_(source)
-    return data
-
-
-def _undo_select(data: Tensor, _source: Tensor, dim: int, index: int) -> Callable[[], object]:
-    rows = data.select(dim, index)
-    return partial(rows.copy_, rows.clone())
+        return cls.of(write, undo)
 
 
 def _undo_index_copy(
@@ -94,7 +81,7 @@ WRITES: Mapping[Any, Write] = {
     aten.index_copy.default: Write.of(aten.index_copy_.default, _undo_index_copy),
     aten.index_put.default: _INDEX_PUT,
     aten._unsafe_index_put.default: _INDEX_PUT,
-    aten.select_scatter.default: Write.of(_select_write, _undo_select),
-    aten.slice_scatter.default: Write.of(_slice_write, _undo_slice),
+    aten.select_scatter.default: Write.through(aten.select.int),
+    aten.slice_scatter.default: Write.through(aten.slice.Tensor),
     torch.ops.partitioner.index_write_part.default: Write(write_part, write_part_undoably),
 }

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from partitioner.backends.torch.graphs.eager import gathered
+from partitioner.backends.torch.graphs.eager import gathered, packed
 from partitioner.backends.torch.graphs.emit import IN_PLACE
 from partitioner.backends.torch.graphs.notes import OPERATOR
-from partitioner.backends.torch.graphs.packed import packed
 from partitioner.backends.torch.graphs.writes import WRITES, Write
 from partitioner.backends.torch.operators.registry import KERNELS
 from partitioner.backends.torch.operators.sent import SENDING

@@ -264,7 +264,8 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     register_named(files.groups)
     register_links(files.links)
     phases = with_written_phases(files.directory, own.phases, device=device)
-    last, training = own.last, None
+    training = None
+    last = own.last
     if last is not None:
         last = with_written_phases(files.directory, last, last=True, device=device)
     if files.optimizer:

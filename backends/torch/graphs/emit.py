@@ -308,7 +308,7 @@ class PassWriter:
             self.pending[comm.target] = comm.seq
 
     def _unpacked(self, comm: Comm) -> Mapping[int, fx.Node]:
-        """What a communication has brought; the first takes all messages apart, into views."""
+        """Take all messages apart, once, into views; returns what a communication has brought."""
         for message in () if self.arrived else self.messages.values():
             parts = message.unpacked(self.graph, self.value(message.name))
             for number, part in parts.items():

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -183,7 +183,8 @@ class _Layer:
             return Program.of(self.activation).gradient(grad, before)
         act = STEPS[self.activation]
         if not self.gated:
-            return act.slopes(grad, before, before)[0]  # which look at no result
+            (slope,) = act.slopes(grad, before, before)  # which look at no result
+            return cast("Tensor", slope)
         gate, other = before.chunk(2, -1)
         (of_gate,) = act.slopes(grad * other, gate, gate)
         return torch.cat([of_gate, grad * act.compute(gate)], -1)

@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from helpers import factories
 from partitioner import examples
 from partitioner.api.profiling.candidates import Candidate, candidates, local_graph
-from partitioner.api.profiling.programs import on_one_device
+from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.onnx.measuring import timing as onnx_timing
 from partitioner.backends.prepared import Prepared
 from partitioner.backends.torch.measuring import timing as torch_timing
@@ -31,7 +31,7 @@ def prepared(model: object, op: str, batch: object = None, **options: object) ->
 
     def ready(candidate: Candidate) -> Prepared:
         local = local_graph(graph, candidate, cluster)
-        return backend.prepared(on_one_device(local), local, random_inputs(local, seed=0), 1)
+        return backend.prepared(uncut_programs(local), local, random_inputs(local, seed=0), 1)
 
     found = [one for one in candidates(graph, cluster, "auto", None) if one.form.op == op]
     return [ready(one) for one in sorted(found, key=lambda one: -one.moved_bytes)]

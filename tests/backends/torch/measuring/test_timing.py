@@ -13,7 +13,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partitioner.api.profiling.device import Device
-from partitioner.api.profiling.profile import on_one_device
 from partitioner.api.profiling.rank import (
     _LONG_RUN_S,
     _MOST_COPIES,
@@ -23,6 +22,7 @@ from partitioner.api.profiling.rank import (
     _long_enough,
 )
 from partitioner.api.profiling.work import Item
+from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.prepared import Prepared
 from partitioner.backends.torch.measuring.clocks import Clock
 from partitioner.backends.torch.measuring.timing import prepared
@@ -57,7 +57,7 @@ class Operands(TorchDispatchMode):
 
 def made(module: nn.Module, x: torch.Tensor) -> Prepared:
     graph = open_model(module, (x,)).graph
-    return prepared(on_one_device(graph), graph, random_inputs(graph, seed=0), threads=1)
+    return prepared(uncut_programs(graph), graph, random_inputs(graph, seed=0), threads=1)
 
 
 def test_several_operators_are_so_many_in_one_run() -> None:
@@ -122,7 +122,7 @@ def test_inputs_keep_the_order_of_their_dims() -> None:
     graph = open_model(nn.Tanh(), (torch.ones(2, 3, 4),)).graph
     (x,) = graph.inputs
     array = _in_order(random_inputs(graph, seed=0)[x], (2, 0, 1))
-    ready = prepared(on_one_device(graph), graph, {x: array}, threads=1)
+    ready = prepared(uncut_programs(graph), graph, {x: array}, threads=1)
     (result,) = ready.run()  # type: ignore[misc]
     assert result.shape == (2, 3, 4)
     assert result.stride() == (3, 1, 6), "of a tensor whose last dim is the outermost one"

@@ -28,7 +28,7 @@ from partitioner.backends.torch.files.rank_files import (
     with_written_phases,
 )
 from partitioner.backends.torch.graphs.emit import PassGraph
-from partitioner.backends.torch.graphs.phases import PhaseGraph, RankPhases
+from partitioner.backends.torch.graphs.phases import RankPhases
 from partitioner.backends.torch.measuring.recorder import Recorder
 from partitioner.backends.torch.measuring.recording import Training, Update
 from partitioner.backends.torch.running.host_memory import keep_freed_memory
@@ -75,7 +75,7 @@ def run_module_files(
     check_inputs(headers[0], inputs)
     ranks = [_request(file, inputs) for file in files]
     run = run_steps(
-        StepFiles(directory, ranks, (), files[0].groups, device=device),
+        StepFiles(directory.resolve(), ranks, (), files[0].groups, device=device),
         requests,
         recorded=steps,
         timeout_s=timeout_s,
@@ -95,7 +95,7 @@ def _request(file: RankFile, inputs: Mapping[str, np.ndarray]) -> RankSteps:
     """The requests of a rank, whose file holds all but inputs: steps of one phase."""
     header = file.header
     order = whole_batch_order(header.ranks)
-    graph = PhaseGraph(PassGraph(_NO_GRAPH, file.arguments, file.results), (), ())
+    graph = PassGraph(_NO_GRAPH, file.arguments, file.results)
     phase = order.phases.number(Part.FORWARD)
     phases = RankPhases(
         rank=header.rank,
@@ -175,8 +175,8 @@ class RankSteps:
 def _without_graphs(phases: RankPhases, *, last: bool = False) -> RankPhases:
     """The phases without what is in files; those of a smaller `last` micro-batch are its own."""
     graphs = {
-        phase: replace(of, graph=replace(of.graph, module=_NO_GRAPH))
-        for phase, of in phases.graphs.items()
+        phase: replace(graph, module=_NO_GRAPH)
+        for phase, graph in phases.graphs.items()
         if not (last and phases.is_of_all(phase))
     }
     return replace(phases, graphs=graphs, types={})
@@ -187,7 +187,7 @@ class StepFiles:
     """Rank files of a module, and what they need for a step beside what they hold.
 
     Attributes:
-        directory: Folder of the files.
+        directory: Folder of the files, from the root.
         ranks: The steps of each rank.
         links: The pairs of phases and ranks between which messages pass.
         groups: The ranks of each process group that a phase names.
@@ -201,18 +201,6 @@ class StepFiles:
     groups: Sequence[tuple[int, ...]]
     optimizer: str = ""
     device: str = "cpu"
-
-    @property
-    def job(self) -> dict[str, Any]:
-        """Arguments of `run_files`."""
-        return {
-            "runner": __name__,
-            "directory": str(self.directory.resolve()),
-            "optimizer": self.optimizer,
-            "device": self.device,
-            "links": self.links,
-            "groups": self.groups,
-        }
 
 
 class StepRun(NamedTuple):
@@ -254,8 +242,9 @@ def run_steps(
     with tempfile.TemporaryDirectory(prefix="partitioner-steps-") as name:
         folder, ranks = Path(name), len(files.ranks)
         for rank, own in enumerate(files.ranks):
-            torch.save(own.to_send(), folder / f"steps-{rank}.pt")
-        run_job(folder, ranks, {**files.job, "timed": steps, "recorded": recorded}, timeout_s)
+            torch.save(replace(files, ranks=[own.to_send()]), folder / f"steps-{rank}.pt")
+        job = {"runner": __name__, "device": files.device, "timed": steps, "recorded": recorded}
+        run_job(folder, ranks, job, timeout_s)
         results, seconds = [], 0.0
         if steps:
             paths = (folder / f"results-{rank}.pt" for rank in range(ranks))
@@ -270,16 +259,17 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     device = CPU if job["device"] == "cpu" else torch.device(job["device"], rank)
     if device == CPU:
         keep_freed_memory()
-    own = torch.load(folder / f"steps-{rank}.pt", weights_only=False, map_location=device)
-    register_named(map(tuple, job["groups"]))
-    register_links([(first, second, *pair) for first, second, *pair in job["links"]])
-    directory, last = Path(job["directory"]), own.last
-    if last is not None:
-        last = with_written_phases(directory, last, last=True, device=device)
+    files = torch.load(folder / f"steps-{rank}.pt", weights_only=False, map_location=device)
+    (own,) = files.ranks
+    register_named(files.groups)
+    register_links(files.links)
+    phases = with_written_phases(files.directory, own.phases, device=device)
     training = None
-    if job["optimizer"]:
-        training = Training(job["optimizer"], own.updates, own.start.stored)
-    phases = with_written_phases(directory, own.phases, device=device)
+    last = own.last
+    if last is not None:
+        last = with_written_phases(files.directory, last, last=True, device=device)
+    if files.optimizer:
+        training = Training(files.optimizer, own.updates, own.start.stored)
     roll = Roll([""] * job["ranks"])
     recorder = Recorder(phases, own.runs, own.start, device, roll, training, last)
     try:

@@ -162,12 +162,7 @@ def _spread_forwards(nodes: Sequence[NodeProto], owners: dict[int, str]) -> None
         if index not in owners:
             makers = [made_by[name] for name in node.input if name in made_by]
             if makers and makers[-1].endswith(_BLOCKED):
-                owners[index] = _last(makers, nodes, owners)
+                latest = {owners[at]: at for at in range(len(nodes)) if at in owners}
+                owners[index] = max(makers, key=latest.__getitem__)
         if index in owners:
             made_by.update(dict.fromkeys(node.output, owners[index]))
-
-
-def _last(kernels: Sequence[str], nodes: Sequence[NodeProto], owners: Mapping[int, str]) -> str:
-    """The kernel among some that has the latest node."""
-    latest = {owners[index]: index for index in range(len(nodes)) if index in owners}
-    return max(kernels, key=lambda kernel: latest[kernel])

@@ -52,7 +52,6 @@ def check_loadable(folder: Path, ranks: int, whole: ModelProto) -> None:
 
 
 def _form(model: ModelProto) -> bytes:
-    """A digest of all that decides whether a rank file loads."""
     form = ModelProto()
     form.CopyFrom(model)
     del form.metadata_props[:]

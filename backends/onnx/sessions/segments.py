@@ -124,7 +124,6 @@ def _open_group(
 
 
 def _warn_of_plain_images(group: Group, error: Exception) -> None:
-    """Say that the segments of a group open by themselves, and why."""
     warnings.warn(
         f"rank {group.model.rank}: {len(group.segments)} segments open one by one and run slower, "
         "because ONNX Runtime could not optimize them together in the temporary folder "
@@ -227,7 +226,6 @@ def optimizers_off(plain: bool) -> list[str]:
 
 
 def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    """Nodes at any depth."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:

@@ -115,7 +115,6 @@ def bound_run(
 
 
 def _array(value: ort.OrtValue) -> np.ndarray:
-    """A copy of a tensor's elements."""
     dtype, shape = numpy_dtype(from_onnx_dtype(value.element_type())), tuple(value.shape())
     raw = ctypes.string_at(value.data_ptr(), int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
     return np.frombuffer(raw, dtype).reshape(shape)

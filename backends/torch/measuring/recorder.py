@@ -221,7 +221,7 @@ class Recorder:
         inputs = {
             f"{i} {name}": t for i, of in enumerate(own.micro_batches) for name, t in of.items()
         }
-        modules = (graph.graph.module for graph in self.phases.graphs.values())
+        modules = (graph.module for graph in self.phases.graphs.values())
         return held_bytes({**own.stored, **inputs}, modules, self.training)
 
 

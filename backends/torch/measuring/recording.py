@@ -163,18 +163,15 @@ class Training:
             return
         for one, parameter in zip(self.updates, self.parameters, strict=True):
             gradient = part_of(gradients[one.gradient], one.part)
-            parameter.grad = _like(parameter, gradient)
+            if isinstance(parameter, RankTensor):
+                gradient = parameter.like(gradient)
+            parameter.grad = gradient
         self.optimizer.step()
         self.optimizer.zero_grad()
 
 
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _like(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient as a parameter has it."""
-    return parameter.like(gradient) if isinstance(parameter, RankTensor) else gradient
 
 
 def held_bytes(

@@ -140,14 +140,12 @@ def _several(
 
 
 def _attribute(module: nn.Module, path: object) -> Tensor:
-    """A tensor of a module by its path."""
     value = attrgetter(str(path))(module)
     assert isinstance(value, Tensor)
     return value
 
 
 def _step(node: Node, local: Tensor) -> Prepared:
-    """A step of an optimizer over some parameters with these local parts."""
     where = local.device.type
     copies = max(1, min(_PARAMETERS[where], _ELEMENTS[where] // max(1, local.numel())))
     parameters = [

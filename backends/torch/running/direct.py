@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from partitioner.backends.torch.graphs.eager import gathered
+from partitioner.backends.torch.graphs.eager import gathered, packed
 from partitioner.backends.torch.graphs.notes import OPERATOR
-from partitioner.backends.torch.graphs.packed import packed
 from partitioner.backends.torch.operators.registry import KERNELS
 from partitioner.backends.torch.operators.sent import SENDING
 

@@ -263,7 +263,7 @@ class ModuleRanks(Ranks):
             for rank, phases in enumerate(all_ranks.ranks)
         ]
         return StepFiles(
-            folder,
+            folder.resolve(),
             ranks,
             sorted({link for one in programs for link in links_of(one)}),
             sorted({group for one in programs for group in group_ranks(one)}),

@@ -106,7 +106,6 @@ def _weights(w: Writer, scores: str, *, may_hide: bool) -> tuple[str, str]:
 
 
 def _product(w: Writer, a: str, b: str) -> str:
-    """The product of matrices."""
     return w.add(w.PRODUCT, [a, b], (*w.type(a).shape[:-1], w.type(b).shape[-1]))
 
 

@@ -157,10 +157,7 @@ class _Cutter:
     """Lays the graph out over the micro-batches and takes the part of the first one.
 
     Attributes:
-        whole: The graph of the whole batch.
-        count: Number of micro-batches.
         at: How each value lies.
-        writer: Writes the part.
         parts: Names in the part of values that lie whole elsewhere, by value and layout.
     """
 

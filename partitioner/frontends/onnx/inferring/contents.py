@@ -36,7 +36,6 @@ class _Call:
     """A node with the contents of its operands.
 
     Attributes:
-        node: The node.
         operands: Their contents, as far as they are known; None where an operand is absent.
         unknown: Makes a new symbol.
     """

@@ -149,14 +149,7 @@ def _crossing(calls: Sequence[fx.Node], operands: Sequence[Sequence[fx.Node]]) -
 
 @dataclass
 class _Finder:
-    """Compares the layers of a program.
-
-    Attributes:
-        program: The program.
-        calls: Its calls, in order.
-        operands: Of each call the nodes among its arguments.
-        start, period, count: Position of the first layer, calls of a layer, and layers.
-    """
+    """Compares the layers of a program: `count`, of `period` calls each, from call `start` on."""
 
     program: ExportedProgram
     calls: Sequence[fx.Node]

@@ -55,8 +55,6 @@ class _Trace:
     """A trace of few layers, by the positions of its calls.
 
     Attributes:
-        joint: The trace.
-        layers: The layers.
         forward_steps: By how much the number in the names of each operator's calls grows from
             layer to layer of the forward pass.
         backward_steps: The same of the backward pass.
@@ -278,8 +276,6 @@ class _Unrolled:
     """Writes the trace of all layers.
 
     Attributes:
-        trace: The trace of few layers.
-        graph: The new trace.
         copies: The new node of each node that is copied once.
         forward: The new calls of the layers' forward passes, by layer and number.
         turns: The new calls of the repeated stretch of the backward pass, by repetition.

@@ -50,8 +50,7 @@ def _figures() -> Mapping[str, Any]:
 
 
 def _share(what: str) -> float:
-    share: float = _figures()["reached"][what]["share"]
-    return share
+    return float(_figures()["reached"][what]["share"])
 
 
 @cache
@@ -65,8 +64,7 @@ def accelerators() -> Mapping[str, Preset]:
 
 def full_name(name: str) -> str:
     """Get the name of the preset that has this other name; a name that is none stays."""
-    full: str = _figures()["aliases"].get(name, name)
-    return full
+    return str(_figures()["aliases"].get(name, name))
 
 
 @cache

@@ -48,16 +48,12 @@ def node_seconds(
     placed: PlacedNode,
     cluster: Cluster,
     devices: Sequence[int] | None = None,
-    *,
-    in_parts: bool | None = None,
 ) -> Mapping[int, float]:
     """Seconds that each device of the node's group, or of `devices`, spends on its part.
 
-    A node without a rule is priced by its bytes and by `estimated_flops`. `in_parts` is
-    `forms.stores_parts` of the plan; None if there is no plan yet: an update has the least price
-    then that it has in a plan.
+    A node without a rule is priced by its bytes and by `estimated_flops`.
     """
-    estimates = node_estimates(graph, placed, cluster, devices, in_parts=in_parts)
+    estimates = node_estimates(graph, placed, cluster, devices)
     return {device: estimate.seconds for device, estimate in estimates.items()}
 
 
@@ -72,6 +68,8 @@ def node_estimates(
     """`node_seconds`, with where each device's come from.
 
     Where devices send each other iterations inside of the node, the seconds of that are among them.
+    `in_parts` is `forms.stores_parts` of the plan; None if there is no plan yet: an update has the
+    least price then that it has in a plan.
     """
     if placed.sent:
         sent_s = dispatch_seconds(placed, cluster)
@@ -117,7 +115,7 @@ class NodePrices:
 
     graph: Graph
     cluster: Cluster
-    in_parts: bool | None = None  #: As of `node_seconds`.
+    in_parts: bool | None = None  #: As of `node_estimates`.
     _known: dict[Hashable, Mapping[int, Estimate]] = field(default_factory=dict)
 
     def estimates(
@@ -125,24 +123,19 @@ class NodePrices:
     ) -> Mapping[int, Estimate]:
         """See `node_estimates`; the nodes must live as long as this, by their rules' identity."""
         form = self._form(placed)
-        if form is None:
-            return self._estimates(placed, devices)
-        key = form, devices
-        if key not in self._known:
-            self._known[key] = self._estimates(placed, devices)
-        return self._known[key]
+        known = None if form is None else self._known.get((form, devices))
+        if known is None:
+            in_parts = self.in_parts
+            known = node_estimates(self.graph, placed, self.cluster, devices, in_parts=in_parts)
+            if form is not None:
+                self._known[form, devices] = known
+        return known
 
     def seconds(
         self, placed: PlacedNode, devices: tuple[int, ...] | None = None
     ) -> Mapping[int, float]:
         """See `node_seconds`."""
         return {d: estimate.seconds for d, estimate in self.estimates(placed, devices).items()}
-
-    def _estimates(
-        self, placed: PlacedNode, devices: tuple[int, ...] | None
-    ) -> Mapping[int, Estimate]:
-        in_parts = self.in_parts
-        return node_estimates(self.graph, placed, self.cluster, devices, in_parts=in_parts)
 
     @cached_property
     def _is_measured(self) -> bool:
@@ -220,7 +213,7 @@ def kernel_estimate(
     Args:
         moved_bytes: Bytes that the part reads and writes.
         local_shape: Shapes of the parts of the operands and results.
-        in_parts: As of `node_seconds`.
+        in_parts: As of `node_estimates`.
         popularity: `Rule.popularity` of the part. Measured seconds are those of an average one.
     """
     dtype = compute_dtype(graph, placed)

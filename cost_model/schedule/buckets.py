@@ -23,7 +23,6 @@ from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from partitioner.cost_model.schedule.tasks import Key, Task
-from partitioner.ir.graph import Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.ops import is_stored, is_view, row_of
 from partitioner.ir.plan import PlacedNode
@@ -203,7 +202,9 @@ class _Pass:
             return
         source = operands[0]
         is_late_view = is_view(placed.node) and source in self.late
-        if len(results) == 1 and (_is_name(placed.node) or is_late_view):
+        row = row_of(placed.node)
+        is_name = row is not None and (row.again or row.either or row.in_place is not None)
+        if len(results) == 1 and (is_name or is_late_view):
             self._rename(source, *results)
             return
         for key in operands:
@@ -222,7 +223,11 @@ class _Pass:
                 return
         ready = position if before in self.late else self.made.get(before, -1)
         self._read(before, position)
-        nbytes = _operand_bytes(task, comm)
+        if comm.kind is CommKind.ALL_REDUCE:
+            nbytes = max((nbytes for _, _, nbytes in task.writes), default=0)
+        else:
+            parts = len(comm.ranks) if comm.kind is CommKind.REDUCE_SCATTER else 1
+            nbytes = round(parts * comm.largest_numel * item_bytes(comm.dtype))
         joins = comm.phase == comm.target_phase and may_join(comm, nbytes)
         if joins and not self._is_apart(before):
             self.operands[position] = ready, nbytes
@@ -243,24 +248,11 @@ class _Pass:
                 self.due.setdefault(brought, position)
 
 
-def _operand_bytes(task: Task, comm: Comm) -> int:
-    if comm.kind is CommKind.ALL_REDUCE:
-        return max((nbytes for _, _, nbytes in task.writes), default=0)
-    parts = len(comm.ranks) if comm.kind is CommKind.REDUCE_SCATTER else 1
-    return round(parts * comm.largest_numel * item_bytes(comm.dtype))
-
-
 def may_join(comm: Comm, nbytes: int) -> bool:
     """Test whether a communication is one of equal parts that is small."""
     if comm.kind not in JOINING or not 0 < nbytes < SMALL_BYTES:
         return False
     return comm.kind is CommKind.ALL_REDUCE or comm.is_even
-
-
-def _is_name(node: Node) -> bool:
-    """Test whether a node's result is its first operand itself."""
-    row = row_of(node)
-    return row is not None and (row.again or row.either or row.in_place is not None)
 
 
 def unlike_parts(tasks: Sequence[Task]) -> frozenset[int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby, islice
 
 import numpy as np
 
@@ -63,7 +62,7 @@ def lower(
     order = plan_schedule.order or whole_batch_order(ranks, trains=bool(graph.backward))
     shared = _Shared(graph, plan_schedule, names, _deliveries(plan_schedule, deliver_all), order)
     programs = Programs(
-        tuple(shared.program(rank) for rank in range(ranks)),
+        tuple(_Rank(shared, rank).program() for rank in range(ranks)),
         {value: graph.types[value] for value in graph.inputs},
         {graph.output_names.get(value, value): graph.types[value] for value in graph.outputs},
         homes,
@@ -118,15 +117,6 @@ class _Local:
     reads: frozenset[str]
 
 
-def _joined(parts: Sequence[_Local]) -> _Local:
-    return _Local(
-        tuple(step for part in parts for step in part.steps),
-        {name: array for part in parts for name, array in part.literals.items()},
-        {name: type_ for part in parts for name, type_ in part.types.items()},
-        frozenset().union(*(part.reads for part in parts)),
-    )
-
-
 @dataclass(frozen=True)
 class _Shared:
     """The steps that ranks share: most differ in the coordinates of their ranks only.
@@ -141,8 +131,6 @@ class _Shared:
     deliver: frozenset[tuple[int, str]]
     order: RunOrder
     uniform: dict[int, _Local] = field(default_factory=dict)  # by task
-    # Joined uniform tasks: first task -> (end, steps).
-    stretches: dict[int, tuple[int, _Local]] = field(default_factory=dict)
     _types: dict[Key, Mapping[int, TensorType]] = field(default_factory=dict)
     _locals: dict[tuple[object, ...], _Local] = field(default_factory=dict)
     _comms: dict[tuple[object, ...], Comm] = field(default_factory=dict)
@@ -194,25 +182,6 @@ class _Shared:
         nodes = (task.placed.node.name if task.placed else "" for task in tasks)
         backward = (i for i, name in enumerate(nodes) if name in self.graph.backward)
         return next(backward, len(tasks))
-
-    def program(self, rank: int) -> RankProgram:
-        known = len(self.uniform)
-        program = _Rank(self, rank).program()
-        self._join(list(islice(self.uniform, known, None)))
-        return program
-
-    def _join(self, indices: Sequence[int]) -> None:
-        """Join uniform tasks, given in order, that follow each other on all ranks of one group."""
-
-        def stretch(entry: tuple[int, int]) -> tuple[object, ...]:
-            place, index = entry
-            return index - place, self.members[index]
-
-        for _, entries in groupby(enumerate(indices), key=stretch):
-            first, *rest = (index for _, index in entries)
-            if rest and len(self.members[first]) > 1:
-                parts = [self.uniform[index] for index in (first, *rest)]
-                self.stretches[first] = rest[-1] + 1, _joined(parts)
 
     def type_of(self, key: Key, rank: int) -> TensorType:
         if key not in self._types:
@@ -345,20 +314,13 @@ class _Rank:
                 yield from step.node.outputs
 
     def _run_tasks(self) -> None:
-        uniform, stretches = self.shared.uniform, self.shared.stretches
-        tasks, members = self.shared.schedule.tasks, self.shared.members
-        index = 0
-        while index < len(tasks):
-            end = index + 1
+        uniform, members = self.shared.uniform, self.shared.members
+        for index, task in enumerate(self.shared.schedule.tasks):
             if self.rank in members[index]:
-                if index in stretches:
-                    end, local = stretches[index]
-                    self._take(local)
-                elif index in uniform:
+                if index in uniform:
                     self._take(uniform[index])
                 else:
-                    self._task(index, tasks[index])
-            index = end
+                    self._task(index, task)
 
     def _task(self, index: int, task: Task) -> None:
         for (device, new), (_, old) in task.aliases:

@@ -136,9 +136,7 @@ class _Target:
     """A point to plan.
 
     Attributes:
-        cluster: The devices, with the memory limit.
         limit: Memory limit in bytes; None is the cluster's own.
-        request: The request with the point's mesh.
     """
 
     cluster: Cluster
@@ -166,7 +164,6 @@ def _targets(
         grid: Cluster (None: the reference accelerator), memory limit in bytes and number of devices
             (None: the cluster's own) of each.
         meshes: Axis sizes of intra plans, for the points with as many devices.
-        request: The request.
 
     Raises:
         OptionError: No point has as many devices as a mesh, or two meshes have as many.

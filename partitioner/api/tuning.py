@@ -77,7 +77,6 @@ def tuned(
     """The outcome with the plan that runs fastest on this machine.
 
     Args:
-        outcome: The search's.
         compiled: Makes a candidate's program.
         request: The request; its `tune` is the number of plans to run.
         cluster: The devices, which are this machine's (`check_tunable`).

@@ -79,7 +79,6 @@ def write_pictures(result: "Compiled", args: SimpleNamespace, say: Say, warn: Sa
     """Write the pictures that the options name.
 
     Args:
-        result: A compiled model.
         args: The pictures by their options' names.
         say: Receives a line before each file.
         warn: Receives a line for each part of the plan that a file leaves out.

@@ -14,7 +14,6 @@ def fits(value: Any, kind: Any) -> bool:
     """Test whether a value of JSON is of a type; numbers must not be below 0.
 
     Args:
-        value: The value.
         kind: `str`, `bool`, `int`, `float`, a Literal, list, dict, tuple (as a list), union or
             TypedDict of these, or a function that tells.
     """

@@ -68,7 +68,6 @@ def block_label(block: Block, names: Sequence[str]) -> str:
     """The scope that the names of a repeat's nodes share, or its number; a chunk's end names.
 
     Args:
-        block: The block.
         names: Names of all nodes of the graph.
     """
     names = names[block.first : block.last + 1]

@@ -21,7 +21,6 @@ def card(result: Planned, comparison: Comparison[Planned] | None = None) -> str:
     It holds no script, loads nothing, and takes the colours of the notebook.
 
     Args:
-        result: The plan.
         comparison: Its prediction beside a measured run of it, if there was one.
     """
     head = headline(result, comparison=comparison)

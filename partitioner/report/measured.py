@@ -164,7 +164,6 @@ class Row:
     """A task on a rank: its prediction beside its measurement.
 
     Attributes:
-        rank: The rank.
         nodes: The plan's nodes that one kernel computes.
         comms: Communications that went together, as positions in the plan's run.
         name: For people: the nodes, or kind and tensor of the communication.

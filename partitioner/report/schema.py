@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Literal, TypedDict
 
 VERSION = 1  #: Of this format.
+Unit = Literal["s", "bytes", "share", "per_s", "count", "times"]
+Better = Literal["less", "more", ""]
 
 
 class Head(TypedDict):
@@ -469,11 +471,11 @@ class Figure(TypedDict):
     """A figure of two plans."""
 
     name: str
-    unit: Literal["s", "bytes", "share", "per_s", "count", "times"]
+    unit: Unit
     #: None: a rate without limit, or no speed-up because one device does not hold the model.
     before: float | None
     after: float | None
-    better: Literal["less", "more", ""]  #: Which change is for the better; "" for neither.
+    better: Better  #: Which change is for the better; "" for neither.
 
 
 class Changes(TypedDict):

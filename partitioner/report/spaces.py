@@ -37,8 +37,6 @@ def space_facts(outcome: Outcome, cluster: Cluster, single: OneDevice) -> list[S
 
     Args:
         outcome: The search's plan with the best plans of the spaces.
-        cluster: The devices.
-        single: The whole model on one device.
     """
     cert = outcome.plan.certificate
     assert cert is not None

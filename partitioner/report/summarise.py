@@ -38,9 +38,6 @@ def summarise(
     cluster that takes no time, is None: JSON has no infinity.
 
     Args:
-        outcome: The plan with its figures.
-        cluster: The devices.
-        request: The request.
         notes: Of the front end, and on runs of plans.
     """
     graph, plan, figures, whole = outcome.graph, outcome.plan, outcome.evaluation, outcome.whole

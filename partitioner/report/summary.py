@@ -83,12 +83,7 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
 
 
 def stretch_rows(graph: Graph, plan: Plan) -> list[dict[str, Any]]:
-    """The stretches of a plan that run in blocks, as data, with the devices that run their blocks.
-
-    Args:
-        graph: The graph of all blocks.
-        plan: The plan.
-    """
+    """The stretches of a plan that run in blocks, as data, each with the devices that run it."""
     devices: dict[int, dict[int, None]] = {}
     for name, block in graph.blocks.items():
         group = plan.groups[plan.nodes[name].group]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -92,19 +92,23 @@ def strategies(
     shares: Sequence[Mapping[int, float]] = (),
     *,
     fused: int = 0,
+    check: Callable[[], None] = lambda: None,
 ) -> Mapping[str, tuple[PlacedNode, ...]]:
     """Distinct strategies of every node on a mesh, the uncut one first; none for opaque nodes.
 
     Args:
         shares: Shares of every device, in any one unit, to cut in proportion to beside balanced.
         fused: Most windows whose halos a cut's parts hold, see `overlaps`.
+        check: Called at each node; it may raise, where the clock is to end this.
     """
     of_mesh = tuple(tuple(share[device] for device in mesh.devices) for share in shares)
-    cuts = _Propagation(graph, rules, ClassCuts(mesh, of_mesh)).run() if mesh.axes else {}
+    choice = ClassCuts(mesh, of_mesh)
+    cuts = _Propagation(graph, rules, choice, check).run() if mesh.axes else {}
     if fused and cuts:
         cuts = with_overlaps(graph, rules.by_node, mesh, cuts, fused)
     by_node: dict[str, tuple[PlacedNode, ...]] = {}
     for node in graph.nodes:
+        check()
         rule = rules.rule(node)
         if rule is not None:
             by_node[node.name] = tuple(_placed(graph, node, rule, mesh, cuts.get(node.name, {})))
@@ -297,6 +301,7 @@ class _Propagation:
     graph: Graph
     rules: Rules
     choice: ClassCuts
+    check: Callable[[], None]
     cuts: dict[str, dict[Axes, list[ClassCut]]] = field(default_factory=dict)
     layouts: dict[tuple[str, int, Axes], list[DimLayout]] = field(default_factory=dict)  # of dims
     seen: dict[tuple[str, str, int, Axes], int] = field(default_factory=dict)  # of them, by node
@@ -331,6 +336,7 @@ class _Propagation:
 
     def _visit(self, node: Node, rule: Rule) -> bool:
         """Offer the neighbours' layouts to a node; whether any cut was new."""
+        self.check()
         mesh, news = self.choice.mesh, False
         for operand in rule.linear:  # may be a pending sum where the producer's result is one
             for axes in axis_sets(mesh):

@@ -71,8 +71,7 @@ def _check_sizes(demand: Along, rules: Mapping[str, Rule | str], mesh: Mapping[s
 
 def _demand(named: NamedDims, name: str, axes: tuple[str, ...], graph: Graph) -> Along:
     text = f"layout {name} = {list(axes) if len(axes) != 1 else axes[0]!r}"
-    where = _source(named)
-    seeds = _seeds(named, name, graph)
+    where, seeds = named.where, _seeds(named, name, graph)
     followed = _followed(graph, seeds)
     factors = {node: of_node for node, of_node in followed.factors.items() if of_node}
     if not factors:
@@ -87,13 +86,7 @@ def _demand(named: NamedDims, name: str, axes: tuple[str, ...], graph: Graph) ->
 
 
 def _seeds(named: NamedDims, name: str, graph: Graph) -> list[Dim]:
-    where = _source(named)
-    return [dim for seed in named.dims[name] for dim in _dims(graph, name, seed, where)]
-
-
-def _source(named: NamedDims) -> str:
-    """Where the names were given, as the beginning of a message."""
-    return f"{named.source}: " if named.source else ""
+    return [dim for seed in named.dims[name] for dim in _dims(graph, name, seed, named.where)]
 
 
 def _followed(graph: Graph, seeds: Sequence[Dim]) -> Followed:

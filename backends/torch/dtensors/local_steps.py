@@ -62,8 +62,7 @@ def over_parts(
     vars(optimizer).pop(_BEHIND, None)  # of a step that failed
     is_plain_call = len(args) == 1 and args[0] is optimizer and not kwargs
     options = {name: value for name, value in vars(optimizer).items() if name not in _CONTENTS}
-    is_cut = any(isinstance(value, DTensor) for value in options.values())
-    if not is_plain_call or is_cut or not _may_have_double(optimizer, hooks):
+    if not is_plain_call or not _may_have_double(optimizer, hooks):
         return None
     parts: dict[Tensor, Tensor] = {}
     state: defaultdict[Tensor, _State] = defaultdict(dict)

@@ -199,6 +199,7 @@ def _are_on_one_mesh(tensors: Sequence[DTensor]) -> bool:
 
 
 def is_cut_alike(one: DTensor, other: DTensor) -> bool:
+    """Test whether two tensors of the same sizes have the same cut on the same ranks."""
     spec, wanted = other._spec, one._spec
     return spec is wanted or (
         spec.placements == wanted.placements
@@ -306,10 +307,11 @@ def _copied(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor
     return tensor
 
 
-def _unscaled(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def _unscaled(func: Any, args: Sequence[Any], _: Mapping[str, Any]) -> None:
     """Unscale gradients; all ranks hear of infinite ones, so that all leave out a step."""
     gradients, found, scale = args
-    func([one._local_tensor if isinstance(one, DTensor) else one for one in gradients], found, scale)
+    local = [one._local_tensor if isinstance(one, DTensor) else one for one in gradients]
+    func(local, found, scale)
     first = next(_parts_in(gradients))
     agreement = first.agreement if isinstance(first, RankTensor) else None
     if agreement is not None:
@@ -328,9 +330,11 @@ def _as_on_one_device(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     first = next(one for one in tensors if isinstance(one, RankTensor))
     if first.agreement is not None and func in _JOINING:
         raise BackendError(_OWN_LAYERS)
-    local = pytree.tree_map_only(DTensor, lambda one: one._local_tensor, (tuple(args), dict(kwargs)))
-    given = dict(zip(map(id, pytree.tree_leaves(local)), pytree.tree_leaves((args, kwargs))))
-    results = func(*local[0], **local[1])
+    leaves, tree = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    local = [leaf._local_tensor if isinstance(leaf, DTensor) else leaf for leaf in leaves]
+    given = dict(zip(map(id, local), leaves, strict=True))
+    local_args, local_kwargs = pytree.tree_unflatten(local, tree)
+    results = func(*local_args, **local_kwargs)
     return pytree.tree_map_only(
         Tensor, lambda one: given[id(one)] if id(one) in given else first.on_all(one), results
     )

@@ -47,9 +47,7 @@ class Contents:
         at_rest: The storage of each tensor that lies in the memory of what the plan keeps between
             steps. An assignment to its `data` would move it out of there: it is refused.
         parts: The submodules.
-        names: Names of the submodules, of the parameters and of the buffers of the module and of
-            each part.
-        objects: These submodules, parameters and buffers.
+        objects: The submodules, parameters and buffers of the module and of each part, by name.
         facts: Sizes and element type of each tensor, and its storage, if that is to stay.
         frozen: Tensors that must not require a gradient.
     """
@@ -58,8 +56,7 @@ class Contents:
     tensors: Mapping[str, Tensor]
     at_rest: Mapping[str, torch.UntypedStorage]
     parts: Sequence[nn.Module]
-    names: Sequence[tuple[str, ...]]
-    objects: Sequence[object]
+    objects: Sequence[Mapping[str, object]]
     facts: Sequence[tuple[torch.Size, torch.dtype, int]]
     frozen: Sequence[Tensor]
 
@@ -80,7 +77,6 @@ class Contents:
             rests: What the plan keeps between steps besides them.
         """
         parts = tuple(module.modules())[1:]
-        held_by_part = _contents((module, *parts))
         held = [entry for entry in stored if entry.names[0] in tensors]
         kept = {rest.untyped_storage()._cdata for rest in rests}
         storages = {name: _storage_of(tensor) for name, tensor in tensors.items()}
@@ -91,8 +87,7 @@ class Contents:
             tensors,
             at_rest,
             parts,
-            [*map(tuple, held_by_part)],
-            [x for one in held_by_part for x in one.values()],
+            [*map(dict, _contents((module, *parts)))],
             [
                 (tensor.shape, types[name], at_rest[name]._cdata if name in at_rest else 0)
                 for name, tensor in tensors.items()
@@ -130,10 +125,10 @@ class Contents:
         return True
 
     def _are_same_objects(self, module: nn.Module) -> bool:
-        held = _contents((module, *self.parts))
-        if list(map(tuple, held)) != self.names:
-            return False
-        return all(map(is_, [x for one in held for x in one.values()], self.objects))
+        for held, known in zip(_contents((module, *self.parts)), self.objects, strict=True):
+            if tuple(held) != tuple(known) or not all(map(is_, held.values(), known.values())):
+                return False
+        return True
 
     def _are_same_tensors(self) -> bool:
         facts = [

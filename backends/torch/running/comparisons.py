@@ -56,7 +56,6 @@ class Comparisons:
         return Sums({"": word}, "other writes to", _WRITTEN_ADVICE, self.holders, counts)
 
 
-
 #: What ranks should do that are called with other data.
 _GLOBAL_ADVICE = (
     "with inputs='global' every rank is called with the same whole batch: seed the loaders alike, "

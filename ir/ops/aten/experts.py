@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from partitioner.ir.exchange import Intervals, intersect
+from partitioner.ir.exchange import intersect, localize
 from partitioner.ir.graph import LOADS, Attr
 from partitioner.ir.ops.local import in_whole, same_node
 from partitioner.ir.ops.rules.experts import experts, experts_backward
@@ -30,7 +30,7 @@ def _local_experts(view: OpView, local: LocalView, up: int) -> LocalOp:
         for start, length in zip(pieces["starts"], pieces["lengths"], strict=True):
             owners[start : start + length] = [place] * length
     member = local.held.index(local.regions)
-    tokens = _within(local.regions[up - 3][0], inside)
+    tokens = localize(inside, intersect(local.regions[up - 3][0], inside))
     sent: dict[str, Attr] = {
         "ranks": local.group,
         "member": member,
@@ -41,16 +41,6 @@ def _local_experts(view: OpView, local: LocalView, up: int) -> LocalOp:
     }
     (node,) = same_node(view, **experts_here, **sent).nodes
     return LocalOp((replace(node, op=f"{node.op}_sent"),))
-
-
-def _within(part: Intervals, whole: Intervals) -> Sequence[tuple[int, int]]:
-    """Intervals of a part, in places of the concatenation of the intervals that contain it."""
-    places, before = [], 0
-    for start, length in whole:
-        for first, count in intersect(part, ((start, length),)):
-            places.append((before + first - start, count))
-        before += length
-    return places
 
 
 def _rule(view: OpView, build: Callable[..., Rule], *, biased: bool) -> Rule:

@@ -34,9 +34,6 @@ class ModuleGraphs:
     """See `ModelGraphs`: each number of micro-batches is a trace of its own, and once.
 
     Attributes:
-        opened: The module as the user gave it.
-        cluster: The devices.
-        request: The request.
         clock: Times the traces.
     """
 

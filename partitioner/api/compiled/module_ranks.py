@@ -70,8 +70,6 @@ class ModuleRanks(Ranks):
     """The ranks of a module: a graph each for every phase.
 
     Attributes:
-        module: The module and its trace.
-        programs: The programs of the ranks.
         plan: The plan of the programs; None if the ranks were read from files.
         read_from: Folder of the files that were read; None if the ranks were emitted.
         rest: The last micro-batch of a step, if it is smaller.
@@ -91,12 +89,9 @@ class ModuleRanks(Ranks):
         They hold constant weights as they are: made again where one was written to.
         """
         versions = self.module.constant_versions()
-        if versions not in self._made:
-            self._made.clear()
-            self._made[versions] = self._all_ranks()
-        return self._made[versions]
-
-    def _all_ranks(self) -> AllRanks:
+        if versions in self._made:
+            return self._made[versions]
+        self._made.clear()
         traced, signature = self.module.traced, self.module.signature
         written = {value: traced.stored[name] for name, value in traced.written.items()}
         emitted = AllRanks(
@@ -108,7 +103,10 @@ class ModuleRanks(Ranks):
             written,
             rest=self.rest,
         )
-        return emitted if self.read_from is None else emitted.with_files(self.read_from)
+        if self.read_from is not None:
+            emitted = emitted.with_files(self.read_from)
+        self._made[versions] = emitted
+        return emitted
 
     def step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Step:
         """The step of one call of the module on all ranks, in training with its backward pass.
@@ -154,7 +152,8 @@ class ModuleRanks(Ranks):
         check_contents(self.module)
         check_memory(self.module.graph)
         given = None if inputs is None else self._call(inputs)
-        return verify_module(self.module, self.all_ranks, seed, given)
+        with self.module.traced.captured.autocast.region():
+            return verify_module(self.module, self.all_ranks, seed, given)
 
     def at(self, optimization: Optimization) -> NoReturn:
         """See `Ranks.at`."""
@@ -204,7 +203,6 @@ class ModuleRanks(Ranks):
         """Run the files that `write` left in a folder, one process of this machine a rank.
 
         Args:
-            folder: The folder.
             inputs: Whole arguments of the module by name; None draws valid random ones.
             requests: Number of requests or, in training, of steps; one more goes before them.
             seed: Seed of the drawn inputs and of dropout.

@@ -26,9 +26,6 @@ class OnnxGraphs:
     """See `ModelGraphs`: micro-batches are cut from the graph, and are proven to compute the same.
 
     Attributes:
-        opened: The model as the user gave it.
-        cluster: The devices.
-        request: The request.
         clock: Times what is read and made.
     """
 

@@ -16,12 +16,13 @@ import numpy as np
 
 from partitioner.api.compiled.base import Model, Ranks, origin
 from partitioner.api.compiled.folder import OnnxRequest
+from partitioner.api.compiled.graph_file import GraphFile
 from partitioner.api.compiled.rank_files import OnnxFiles
 from partitioner.api.verify.compare import Verification
 from partitioner.api.verify.onnx_model import verify
 from partitioner.backends.errors import BackendError
 from partitioner.backends.optimization import DEFAULT, OPTIMIZATIONS, Optimization
-from partitioner.frontends.inputs import InputRange, input_ranges
+from partitioner.frontends.inputs import input_ranges
 from partitioner.frontends.onnx.load import Traced
 from partitioner.frontends.onnx.rewriting.fold import draws
 from partitioner.ir.checks import is_a
@@ -48,7 +49,6 @@ class OnnxModel(Model):
     """An ONNX model.
 
     Attributes:
-        traced: Its graph, and the whole model.
         file: Its path, absolute; None for a model in memory, which is saved with the plan.
         proto: The model in memory; None if it has a file.
         dims: Sizes of symbolic dims, by symbol.
@@ -112,27 +112,17 @@ class OnnxModel(Model):
         """
         return replace(self, cut=block_graph(self.traced.graph, blocks)) if blocks else self
 
-    @property
-    def graph(self) -> Graph:
-        """The graph that is planned: the traced one, that of a micro-batch or of all blocks."""
-        if self.cut is not None:
-            return self.cut
-        return self.traced.graph if self.part is None else self.part.graph
-
-    @property
-    def name(self) -> str:
-        """The file's name without its suffix, or the graph's if there is no file."""
-        return self.file.stem if self.file is not None else self.graph.name
+    @cached_property
+    def described(self) -> GraphFile:
+        """See `Model.described`; ranks deliver their parts, and inputs are of the whole batch."""
+        graph = self.cut or (self.traced.graph if self.part is None else self.part.graph)
+        name = graph.name if self.file is None else self.file.stem
+        return GraphFile(name, graph, frozenset(), input_ranges(self.traced.graph))
 
     @property
     def path(self) -> Path | None:
         """The model's file; None for a model in memory."""
         return self.file
-
-    @property
-    def delivered(self) -> frozenset[str]:
-        """Deliver no values: each rank delivers its part of the outputs."""
-        return frozenset()
 
     def write_request(self, folder: Path, final: Path) -> None:
         """Write `request.json`, and the model beside it if it has no file."""
@@ -156,11 +146,6 @@ class OnnxModel(Model):
         return OnnxRanks(self, programs, read_from=folder)
 
     @property
-    def ranges(self) -> Mapping[str, InputRange]:
-        """See `Model.ranges`: of the whole batch."""
-        return input_ranges(self.traced.graph)
-
-    @property
     def input_types(self) -> Mapping[str, TensorType]:
         """See `Model.input_types`: of the whole batch."""
         return {name: self.traced.graph.types[name] for name in self.traced.graph.inputs}
@@ -174,8 +159,6 @@ class OnnxRanks(Ranks):
     of the folder has changed since. Calls of several threads run one after the other.
 
     Attributes:
-        model: The model with the graph of the programs.
-        programs: The programs of the ranks.
         plan: The plan of the programs; None if the ranks were read from files.
         read_from: Folder of the files that were read; None if the ranks were emitted.
         optimization: Level of ONNX Runtime's optimizations.

@@ -39,9 +39,6 @@ def plan_together(
     """The plan that rank 0 finds, on every rank.
 
     Args:
-        agreement: Of the ranks.
-        module: The module as this rank traced it.
-        cluster: The devices.
         request: The request, which is compared but for its constraints.
         search: Finds the plan of the module's graph, with the facts of its summary.
         trace_of: Gives this rank's trace of the graph of a plan.

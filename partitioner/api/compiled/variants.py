@@ -74,7 +74,6 @@ class Variants:
     """Makes variants of a program for a rank, and keeps them: later ones take over their plans.
 
     Args:
-        program: The compiled program.
         source: Contents of the constants that are fake.
     """
 
@@ -106,7 +105,6 @@ def variant(
     """The program of another call of a compiled module.
 
     Args:
-        program: The compiled program.
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
         training: Whether the call is a training step. If not, the module is in evaluation mode or,

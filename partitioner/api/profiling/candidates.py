@@ -42,7 +42,6 @@ class Candidate:
     """A form that some plan would run.
 
     Attributes:
-        form: The form.
         placed: A node that has it, with a strategy.
         device: A device on which the node's part has it.
         dtype: Element type that it computes in.

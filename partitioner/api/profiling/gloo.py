@@ -123,7 +123,6 @@ def measure_links(wanted: Sequence[Wanted], end_s: float) -> Mapping[Place, Sequ
     is on both sides of it.
 
     Args:
-        wanted: The communications.
         end_s: Time of `time.perf_counter` at which the measurement ends. What does not fit is left
             out: some sizes of all kinds, or everything.
 
@@ -166,7 +165,6 @@ def added_seconds(
     """Seconds that each communication adds to each turn of the slowest rank.
 
     Args:
-        wanted: The communications.
         times: Of each rank: the number in `wanted`, and `_Turns`, of each that was measured.
     """
     of_ranks: dict[int, list[_Turns]] = defaultdict(list)
@@ -293,7 +291,6 @@ class _Communication:
         repeats: How often a turn has it.
         number: Products between two of it.
         turn_s: Seconds that a turn takes, about.
-        group: The process group.
         products: Computes the products.
         turns: Seconds of the turns until now.
     """

@@ -136,15 +136,13 @@ def _write(known: Profile, measured: Mapping[Place, Sequence[float]]) -> int:
 
     entries = []
     for (kind, group, nbytes, is_beside), seconds in measured.items():
-        timing, grouped = Timing.of(seconds), in_groups(kind, group.each)
+        grouped = in_groups(kind, group.each)
         entries.append(
             LinkEntry(
                 over(beside(grouped) if is_beside else grouped, group.level),
                 len(group.ranks),
                 nbytes,
-                timing.seconds,
-                timing.spread,
-                timing.repeats,
+                *Timing.of(seconds),
                 gloo.NAME,
                 units.now(),
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 #: Fewest and most timed runs of a program.
 _LEAST_REPEATS, _MOST_REPEATS = 5, 50
@@ -17,8 +17,7 @@ _SPREAD = 0.03
 _ENOUGH_S = 0.1
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     """Timed runs of a program.
 
     Attributes:

@@ -6,7 +6,7 @@ import itertools
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from partitioner.api.option_table import ProfileOptions
 from partitioner.api.options import open_with, processes, takes, target_cluster
-from partitioner.api.profiling.borders import measure_border
+from partitioner.api.profiling.borders import border_seconds
 from partitioner.api.profiling.candidates import (
     Candidate,
     candidates,
@@ -68,11 +68,8 @@ _WHOLE_SHARE = 1 / 4
 _PREPARING_SHARE = 1 / 4
 #: Seconds that processes take to start, about: if less is left, none are started.
 _START_S = 3.0
-#: Most of that time for the border between two sessions while other things are unknown, too; and
-#: seconds that its measurement takes, about.
-_BORDER_SHARE, _BORDER_S = 1 / 8, 5.0
-#: The whole model, and a border, among what cannot be measured.
-_WHOLE, _BORDER = "the whole model", "the border between two sessions"
+#: Most of that time for the border between two sessions while other things are unknown, too.
+_BORDER_SHARE = 1 / 8
 #: Most lines of progress of the measurement of forms.
 _PROGRESS_LINES = 4
 
@@ -145,13 +142,18 @@ def profile(
     reading_s = time.perf_counter() - begin
     whole_s, lacks_whole = None, False
     if isinstance(opened, OnnxInput) and (alone := one_process(cluster)) is not None:
+        all_cores, traced = alone.devices[0].profile, opened.traced
+        assert all_cores is not None
         whole_end_s = _until(end_s, _WHOLE_SHARE if new or links else 1.0)
-        whole_s = session.measure_whole(opened, alone, whole_end_s)
-        lacks_whole = whole_s is None and _WHOLE not in session.failed
+        whole_s, lacks_whole = session.tried(
+            "the whole model", lambda: whole_seconds(traced, all_cores, whole_end_s, say)
+        )
     border_s, lacks_border = None, False
     if isinstance(opened, OnnxInput) and known.processes > 1:
-        border_s = session.measure_border(_until(end_s, _BORDER_SHARE if new or links else 1.0))
-        lacks_border = border_s is None and _BORDER not in session.failed
+        border_end_s = _until(end_s, _BORDER_SHARE if new or links else 1.0)
+        border_s, lacks_border = session.tried(
+            "the border between two sessions", lambda: border_seconds(known, border_end_s, say)
+        )
     forms_end_s = max(end_s - _LINKS_S, _until(end_s, 1 - _LINKS_SHARE)) if links else end_s
     session.measure(_in_turns(sticks, missing, graph, new), forms_end_s)
     measured_links = session.measure_links(links, end_s)
@@ -360,35 +362,17 @@ class _Session:
             return 0
         return measure_here(known, wanted, end_s, self.say)
 
-    def measure_whole(self, model: OnnxInput, alone: Cluster, end_s: float) -> float | None:
-        """Seconds of the whole model in one process with all cores.
+    def tried(self, what: str, measure: Callable[[], float | None]) -> tuple[float | None, bool]:
+        """Seconds that a measurement gives, if any, and whether it has no time.
 
-        None if the model cannot be run, for which a reason is in `failed`, or not until `end_s`.
+        A reason for one that cannot be made is in `failed`.
         """
-        known = alone.devices[0].profile
-        assert known is not None
         try:
-            return whole_seconds(model.traced, known, end_s, self.say)
+            seconds = measure()
         except PartitionerError as error:
-            self.failed[_WHOLE] = str(error)
-            return None
-
-    def measure_border(self, end_s: float) -> float | None:
-        """Seconds that the border between two sessions adds to a communication.
-
-        None if it cannot be measured, for which a reason is in `failed`, or not until `end_s`.
-        """
-        known = self.profile.border
-        if known is not None and known.backend == self.backend:
-            return known.seconds
-        if time.perf_counter() + _BORDER_S > end_s:
-            return None
-        self.say("measuring the border between two sessions")
-        try:
-            return measure_border(self.profile)
-        except PartitionerError as error:
-            self.failed[_BORDER] = str(error)
-            return None
+            self.failed[what] = str(error)
+            return None, False
+        return seconds, seconds is None
 
     def measure(self, wanted: Sequence[tuple[Graph, Candidate]], end_s: float) -> None:
         left, latest_s = deque(wanted), end_s - _START_S

@@ -231,9 +231,7 @@ def _entry(item: Item, one: Prepared, runs: Sequence[float], processes: int) -> 
     timing = Timing.of([max(_LEAST_S, each / one.copies) for each in seconds])
     return replace(
         item.entry,
-        seconds=timing.seconds,
-        spread=timing.spread,
-        repeats=timing.repeats,
+        **timing._asdict(),
         measured_at=units.now(),
         processes=processes,
     )

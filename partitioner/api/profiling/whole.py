@@ -24,7 +24,6 @@ def whole_seconds(traced: Traced, known: Profile, end_s: float, say: Say = silen
     not be over at `end_s`.
 
     Args:
-        traced: The model.
         known: The profile of a process with all cores.
         end_s: Time of `time.perf_counter` at which the measurement ends.
         say: Tells that the measurement begins.
@@ -50,7 +49,6 @@ def whole_seconds(traced: Traced, known: Profile, end_s: float, say: Say = silen
     if len(runs) < _LEAST_REPEATS:
         return None
     took = Timing.of(runs)
-    figures = took.seconds, took.spread, took.repeats
-    entry = whole_entry(traced.graph.digest, *figures, timing.NAME, units.now())
+    entry = whole_entry(traced.graph.digest, *took, timing.NAME, units.now())
     write_entries(known.file, known.device, known.threads, [entry])
     return took.seconds

@@ -18,7 +18,6 @@ class OneDevice:
     """The whole model on the best device alone, as predicted.
 
     Attributes:
-        device: The device.
         step_s: Seconds between requests, or of a training step.
         latency_s: Seconds of one request.
         held_bytes: Bytes to reserve, as `Evaluation.needed_bytes`.
@@ -42,7 +41,6 @@ class OneDevice:
         """The best device, and the best way to run the model there.
 
         Args:
-            cluster: The devices.
             objective: What counts where several hold the model.
             *runs: Ways to run the model: its graph, of which nothing that is offered is taken, and
                 how many micro-batches run it one after the other, None for the whole batch at once.
@@ -135,7 +133,6 @@ def _copies(
     """The devices that hold the whole model, and the requests a second that all of them serve.
 
     Args:
-        cluster: The devices.
         runs: Ways to run the model, as of `OneDevice.best`.
         known: The best of them on one device, which need not be priced again on equal devices.
     """

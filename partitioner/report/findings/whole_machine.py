@@ -34,9 +34,6 @@ def whole_machine_notes(
     as a whole; else the seconds of its operators are added up.
 
     Args:
-        graph: The graph of the plan.
-        cluster: Its devices.
-        cost: Its predicted seconds.
         priced_by: Where the seconds of its operators come from.
         objective: "throughput" or "latency"; "memory" is not compared.
     """

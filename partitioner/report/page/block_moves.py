@@ -28,7 +28,6 @@ def block_moves(result: Planned, outer: Sequence[Block]) -> list[BlockMoveRow]:
     """The changes of whole blocks that the plan's rules allow, the cheapest that fits first.
 
     Args:
-        result: The plan.
         outer: The outermost blocks of its graph.
     """
     graph = result.graph

@@ -68,7 +68,6 @@ def report_data(result: Planned, comparison: Comparison[Planned] | None = None) 
     """Everything that the page of a plan shows.
 
     Args:
-        result: The plan.
         comparison: Its prediction beside a measured run of it, if there was one.
     """
     return _Builder(result, comparison).report()
@@ -82,7 +81,6 @@ def headline(
     """The head of the report.
 
     Args:
-        result: The plan.
         limits: Its bottleneck if it is known already.
         comparison: Its prediction beside a measured run of it, if there was one.
     """

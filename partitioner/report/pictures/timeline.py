@@ -78,7 +78,6 @@ def bars(timeline: Timeline, boxes: Sequence[Pass] = ()) -> tuple[Bar, ...]:
     """The bars to draw, by device and kind; events that take no time have none.
 
     Args:
-        timeline: The timeline.
         boxes: Its passes, which stand for the nodes in them.
     """
     thin = timeline.makespan_s * _THIN

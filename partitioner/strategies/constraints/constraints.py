@@ -16,7 +16,6 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.nodes.loads import Loads
 from partitioner.ir.ops import rule_of
 from partitioner.ir.plan import PlacedNode, Plan, PlanError, check_graph, resolve_node
-from partitioner.strategies.constraints.honouring import concerns, honours, names, why_not
 from partitioner.strategies.constraints.reading import placements, tables
 from partitioner.strategies.constraints.values import Along, ConstraintError, NamedDims, Pin
 
@@ -128,7 +127,7 @@ class Constraints:
             if pin.tensor and pin.tensor not in graph.types:
                 near = did_you_mean(pin.tensor, graph.types)
                 raise ConstraintError(f"{pin.text}: the model has no tensor {pin.tensor!r}{near}")
-            if not pin.tensor and not any(names(pin, node) for node in graph.nodes):
+            if not pin.tensor and not any(pin.names(node) for node in graph.nodes):
                 near = did_you_mean(pin.op, (node.op for node in graph.nodes))
                 near = did_you_mean(pin.nodes[0], graph.by_name) if pin.nodes else near
                 raise ConstraintError(
@@ -186,7 +185,7 @@ class Constraints:
                 found[node.name] += (
                     (index, pin.dim, pin.axis, pin.replicate, pin.cut)
                     for pin in by_tensor.get(value, ())
-                    if concerns(pin, node)
+                    if pin.concerns(node)
                 )
         for number, demand in enumerate(self.along):
             for name, factors in demand.factors.items():
@@ -217,7 +216,7 @@ class Constraints:
 
     def group_of(self, node: Node) -> tuple[int, ...]:
         """The devices that a node is pinned to, ascending; () if it is not."""
-        groups = (pin.devices for pin in self.pins if pin.devices and names(pin, node))
+        groups = (pin.devices for pin in self.pins if pin.devices and pin.names(node))
         return tuple(sorted(next(groups, ())))
 
     def stage_of(self, node: Node) -> tuple[int, ...]:
@@ -240,9 +239,9 @@ class Constraints:
         bound: dict[str, list[int]] = defaultdict(list)
         for position, node in enumerate(graph.nodes):
             values = dict.fromkeys((*node.inputs, *node.outputs))
-            texts = [pin.text for pin in of_nodes if names(pin, node)]
+            texts = [pin.text for pin in of_nodes if pin.names(node)]
             texts += [
-                pin.text for v in values for pin in by_tensor.get(v, ()) if concerns(pin, node)
+                pin.text for v in values for pin in by_tensor.get(v, ()) if pin.concerns(node)
             ]
             texts += [demand.text for demand in self.along if node.name in demand.factors]
             texts += [f"parallel {axis}" for axis in self.busy if node.name in self.busy[axis]]
@@ -271,7 +270,7 @@ class Constraints:
         kept, values = tuple(candidates), {*node.inputs, *node.outputs}
         for pin in self.pins:
             if not pin.tensor or pin.tensor in values:
-                kept = tuple(placed for placed in kept if honours(pin, node, placed))
+                kept = tuple(placed for placed in kept if pin.honoured(node, placed))
         for demand in self.along:
             kept = tuple(placed for placed in kept if demand.honoured(node, placed))
         for axis, nodes in self.busy.items():
@@ -284,15 +283,15 @@ class Constraints:
         """Find the first constraint that leaves a node no strategy, and why: beside which other."""
         kept: Sequence[PlacedNode] = candidates
         for number, pin in enumerate(self.pins):
-            kept = [placed for placed in kept if honours(pin, node, placed)]
+            kept = [placed for placed in kept if pin.honoured(node, placed)]
             if not kept:
-                own = [placed for placed in candidates if honours(pin, node, placed)]
+                own = [placed for placed in candidates if pin.honoured(node, placed)]
                 if not own:
-                    return pin.text, why_not(pin, candidates)
+                    return pin.text, pin.why_not(candidates)
                 beside = (
                     f"none honours {other.text} too"
                     for other in self.pins[:number]
-                    if not any(honours(other, node, placed) for placed in own)
+                    if not any(other.honoured(node, placed) for placed in own)
                 )
                 return pin.text, next(beside, "")
         for demand in self.along:

@@ -145,8 +145,9 @@ class _Walk:
 
     def run(self, seeds: Iterable[Dim], cuts: Mapping[Dim, DimLayout] | None = None) -> _Walk:
         for value, dim in seeds:
-            cut = (cuts or {}).get((value, dim))
-            self._publish(value, _cut(self.graph.types[value].shape, dim, cut))
+            whole = [DimLayout.whole(size) for size in self.graph.types[value].shape]
+            whole[dim] = (cuts or {}).get((value, dim)) or even(whole[dim].size)
+            self._publish(value, Sharding(tuple(whole)))
         for sweep in range(_MAX_SWEEPS):
             order = reversed(self.graph.nodes) if sweep % 2 else self.graph.nodes
             news = [self._visit(node) for node in order]
@@ -274,12 +275,6 @@ class _Walk:
     def _publish(self, value: str, at: Sharding) -> None:
         if at.axes and not at.partial and value not in self.layouts:
             self.layouts[value] = at
-
-
-def _cut(shape: tuple[int, ...], dim: int, cut: DimLayout | None) -> Sharding:
-    whole = [DimLayout.whole(size) for size in shape]
-    whole[dim] = cut or even(shape[dim])
-    return Sharding(tuple(whole))
 
 
 def even(size: int) -> DimLayout:

@@ -113,9 +113,9 @@ OTHERS: tuple[Callable[[Tensor], object], ...] = (
     lambda w: w.triu_(),
     lambda w: w.index_fill_(0, torch.tensor([0]), 1.0),
     lambda w: w.random_(),
-    lambda w: torch.bernoulli(w),
+    torch.bernoulli,
     lambda w: F.mse_loss(w, torch.ones(5, 3)),
-    lambda w: init.orthogonal_(w),
+    init.orthogonal_,
 )
 
 
@@ -183,14 +183,15 @@ def absent_ranks_say_so(rank: int) -> None:
 
 def samples_are_as_whole(_: int) -> None:
     """PyTorch's samples: an operator of parts is that of whole tensors, or refused."""
-    from torch.testing._internal.common_methods_invocations import op_db  # noqa: PLC0415 - slow
+    from torch.testing._internal.common_methods_invocations import op_db
 
+    warnings.simplefilter("ignore")  # PyTorch's, of old names
     mesh, counts, wrong = DeviceMesh("cpu", [0, 1]), Counter[str](), dict[str, str]()
     for info in op_db:
         if torch.float32 not in info.supported_dtypes("cpu"):
             continue
         for index, sample in enumerate(operator_samples(info)):
-            if index == 6:
+            if index == 4:
                 break
             for variant in (info.op, info.inplace_variant):
                 said = _outcome(variant, sample, mesh) if variant is not None else ""
@@ -224,17 +225,16 @@ def _outcome(variant: Callable[..., Any], sample: Any, mesh: DeviceMesh) -> str:
         return ""
     try:
         torch.manual_seed(0)
-        with warnings.catch_warnings(action="ignore"):
-            result = variant(*parts[0], **parts[1])
+        result = variant(*parts[0], **parts[1])
     except BackendError as error:
         return "refused:" if re.match(REFUSED, str(error)) else f"differs: {error}"
     except Exception as error:  # noqa: BLE001 - it is counted
         return f"raised: {type(error).__name__}: {error}"
     try:
-        for one, other in (result, expected), (parts, wholes):
-            torch.testing.assert_close(
-                pytree.tree_map(full, one), other, equal_nan=True, rtol=1e-4, atol=1e-5
-            )
+        ours, theirs = pytree.tree_leaves((result, parts)), pytree.tree_leaves((expected, wholes))
+        for one, other in zip(ours, theirs, strict=True):
+            if isinstance(other, Tensor | float):
+                torch.testing.assert_close(full(one), other, equal_nan=True, rtol=1e-4, atol=1e-5)
     except AssertionError as error:
         return f"differs: {error}"
     return "equal:"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers.problems.piper_files import Json, Planned, all_plans, piper, price
-from helpers.problems.wide_pipelines import convolutional, one_device_a_stage, recurrent
+from helpers.problems.wide_pipelines import WIDE, convolutional, one_device_a_stage, recurrent
 from partitioner.cli.main import main
 from partitioner.solver import Infeasible
 from partitioner.solver.formats.piper import parse
@@ -195,6 +195,14 @@ def test_a_convolutional_net_of_177_nodes_is_planned_exactly() -> None:
 
 
 @pytest.mark.slow
+def test_a_convolutional_net_on_16_devices_is_planned_exactly() -> None:
+    """Memory is ample for most stages: ways that have more room than others are as fast."""
+    plan = plan_of(parse(WIDE["on 16 devices"]()))
+    assert plan is not None
+    assert plan.load_s == plan.bound_s
+
+
+@pytest.mark.slow
 def test_a_recurrent_net_of_78_nodes_is_planned_with_a_bound() -> None:
     data = recurrent()
     instance = parse(data)
@@ -222,8 +230,10 @@ def test_cuts_along_orders_are_near_the_best(seed: int, monkeypatch: pytest.Monk
     assert best.load_s * (1 - 1e-12) <= plan.load_s < 1.03 * best.load_s
 
 
-def test_the_clock_stops_a_search_with_a_plan() -> None:
-    plan = plan_stages(parse(recurrent()), Work.within(0.0))
+@pytest.mark.parametrize("data", [recurrent(), recurrent(4, 8), convolutional(40)])
+def test_the_clock_stops_a_search_with_a_plan(data: Json) -> None:
+    """Also of graphs of few downsets, of whose cuts nothing is proven by then."""
+    plan = plan_stages(parse(data), Work.within(0.0))
     assert plan.stages
     assert plan.status == "time_limit"
     assert 0 < plan.bound_s < plan.load_s

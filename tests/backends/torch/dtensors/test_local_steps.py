@@ -68,9 +68,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return taken
 
 
-def distributed(
-    local: Tensor, mesh: DeviceMesh, rows: int | tuple[()], place: Any
-) -> RankTensor:
+def distributed(local: Tensor, mesh: DeviceMesh, rows: int | tuple[()], place: Any) -> RankTensor:
     shape = torch.Size((rows, *local.shape[1:]) if isinstance(rows, int) else rows)
     stride = torch.empty(shape, device="meta").stride()
     one = DTensor.from_local(local, mesh, [place], run_check=False, shape=shape, stride=stride)

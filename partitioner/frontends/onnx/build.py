@@ -103,7 +103,6 @@ def _node(node: onnx_ir.Node, name: str, opsets: Mapping[str, int], where: str) 
 
 
 def _body(node: onnx_ir.Node, body: onnx_ir.Graph, opsets: Mapping[str, int], where: str) -> Opaque:
-    """A body of a node, with the FLOPs of all its runs."""
     data = onnx_ir.serde.serialize_graph(body).SerializeToString(deterministic=True)
     once = flops_of_body(
         body,

@@ -39,13 +39,9 @@ def write(w: Writer) -> None:
 
 
 def _softmax(w: Writer, scores: str, made: str, *, may_hide: bool) -> None:
-    """Write the softmax of scores over their last dim as a value.
+    """Write the softmax of scores over their last dim, as a value that may be of a wider type.
 
-    Args:
-        w: The writer.
-        scores: The scores.
-        made: The result, which may be of a wider type.
-        may_hide: Rows that see no key have zeros as their softmax; they have NaN otherwise.
+    If they `may_hide`, rows that see no key have zeros as their softmax; else they have NaN.
     """
     dtype, computed = w.type(made).dtype, _wide(w.type(scores).dtype)
     weights, sums = _weights(w, w.cast(scores, computed), may_hide=may_hide)
@@ -63,15 +59,8 @@ def _attention(w: Writer, query: str, key: str, value: str, mask: str, *, made: 
     """Write attention of operands ``batch heads position channel`` as a value.
 
     Each head of keys and values serves a group of consecutive heads of queries, which are its
-    rows: so the heads of the cache are not copied. Rows that see no key give zeros.
-
-    Args:
-        w: The writer.
-        query: The queries.
-        key: All keys.
-        value: All values.
-        mask: Broadcasts to (batch, heads, queries, keys); "" for none.
-        made: The result, of the type of the queries.
+    rows: so the heads of the cache are not copied. Rows that see no key give zeros. A mask
+    broadcasts to (batch, heads, queries, keys); "" is none.
     """
     batch, heads, rows, channels = w.type(query).shape
     dtype, kv = w.type(query).dtype, w.type(key).shape[1]
@@ -106,7 +95,6 @@ def _weights(w: Writer, scores: str, *, may_hide: bool) -> tuple[str, str]:
 
 
 def _product(w: Writer, a: str, b: str) -> str:
-    """The product of matrices."""
     return w.add(w.PRODUCT, [a, b], (*w.type(a).shape[:-1], w.type(b).shape[-1]))
 
 

@@ -67,7 +67,6 @@ def infer_by_schema(node: onnx_ir.Node, opsets: Mapping[str, int]) -> Mapping[st
 
 
 def _is_known(type_: TypeProto) -> bool:
-    """Tell whether a type is a tensor's of a static shape."""
     shape = type_.tensor_type.shape if type_.tensor_type.HasField("shape") else None
     return shape is not None and all(dim.HasField("dim_value") for dim in shape.dim)
 

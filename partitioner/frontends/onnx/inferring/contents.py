@@ -36,7 +36,6 @@ class _Call:
     """A node with the contents of its operands.
 
     Attributes:
-        node: The node.
         operands: Their contents, as far as they are known; None where an operand is absent.
         unknown: Makes a new symbol.
     """
@@ -46,7 +45,6 @@ class _Call:
     unknown: Callable[[], onnx_ir.SymbolicDim]
 
     def axis(self) -> int:
-        """The attribute of that name."""
         return int(self.node.attributes.get_int("axis", 0))
 
     def shape(self, index: int = 0) -> tuple[int, ...]:
@@ -200,7 +198,6 @@ def _each(call: _Call, operation: Callable[..., object], *operands: Elements) ->
 
 
 def _folded(operation: Callable[[Any, Any], object], call: _Call) -> Sequence[Elements] | None:
-    """An operator of two operands or more."""
     first, *others = (elements for elements in call.operands if elements is not None)
     for other in others:
         first = _each(call, operation, first, other)

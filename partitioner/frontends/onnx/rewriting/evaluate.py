@@ -70,7 +70,6 @@ def evaluate_constants(
 def _batch(
     model: onnx_ir.Model, may_grow: Callable[[onnx_ir.Node], bool]
 ) -> Sequence[onnx_ir.Node]:
-    """Nodes for one session, in order."""
     batch: list[onnx_ir.Node] = []
     made: set[onnx_ir.Value] = set()
     for node in RecursiveGraphIterator(model.graph):
@@ -155,7 +154,6 @@ def _evaluated(
 def _run(
     nodes: Sequence[onnx_ir.Node], opset: int
 ) -> Mapping[onnx_ir.Value, onnx_ir.TensorProtocol] | None:
-    """Results that other nodes read; None where ONNX Runtime refuses a node."""
     model, read = _model(nodes, opset)
     try:  # what is refused stays, and is told of when the model runs
         session = plain_session(model.SerializeToString())

@@ -48,8 +48,6 @@ _GROUPED = {"transformers::grouped_mm_fallback", "aten::_grouped_mm"}
 
 @dataclass(frozen=True)
 class _Product:
-    """A product of each row with the weights of its expert."""
-
     rows: fx.Node  #: (rows, k).
     weights: fx.Node  #: (experts, n, k), or (experts, k, n) if `transposed`.
     transposed: bool
@@ -85,8 +83,6 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer of experts."""
-
     x: fx.Node
     weights: fx.Node
     up: _Product
@@ -122,7 +118,6 @@ def _replace(last: fx.Node, training: bool) -> bool:
 
 
 def _summed(last: fx.Node) -> _Rows | None:
-    """The rows that a node sums up for each token."""
     if not calls(last, _aten.sum.dim_IntList) or not is_tensor(last):
         return None
     summed = arguments_of(last)
@@ -143,7 +138,6 @@ def _summed(last: fx.Node) -> _Rows | None:
 
 
 def _layer(rows: _Rows) -> _Layer | None:
-    """The layer that gives these rows, each times its weight."""
     scaled = _scaled(rows)
     if scaled is None:
         return None
@@ -200,7 +194,6 @@ def _typed_alike(last: fx.Node, layer: _Layer) -> bool:
 
 
 def _product(node: fx.Node) -> _Product | None:
-    """The product that a node is, with the bias that is added to it."""
     if not calls(node, _aten.add.Tensor, _aten.add_.Tensor):
         return _batched(node) or _grouped(node)
     for result, column in _either_way(node) if node.kwargs.get("alpha", 1) == 1 else ():

@@ -100,28 +100,26 @@ def _without_generator(draw: Draw) -> Draw:
     return drawn
 
 
-DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Draw] = {
-    operator: _without_generator(draw)
-    for operator, draw in {
-        aten.bernoulli.default: lambda x: _bernoulli(x, x),
-        aten.bernoulli.p: _bernoulli,
-        aten.bernoulli.Tensor: _bernoulli,
-        aten.exponential.default: _exponential,
-        aten.multinomial.default: _multinomial,
-        aten.normal.float_float: lambda mean, std, size, **options: (
-            _randn(size, **options) * std + mean
-        ),
-        aten.normal.float_Tensor: _normal_around,
-        aten.normal.Tensor_float: _normal_around,
-        aten.normal.Tensor_Tensor: _normal_around,
-        aten.normal_functional.default: _normal_of,
-        aten.rand_like.default: _like(_rand),
-        aten.randint.default: lambda high, size, **options: _integers(0, high, size, **options),
-        aten.randint.low: _integers,
-        aten.randint_like.default: lambda x, high, **options: _integers_like(x, 0, high, **options),
-        aten.randint_like.low_dtype: _integers_like,
-        aten.randn.default: _randn,
-        aten.randn_like.default: _like(_normal),
-        aten.uniform.default: _uniform,
-    }.items()
+_DRAWS: Mapping[torch._ops.OpOverload, Draw] = {
+    aten.bernoulli.default: lambda x: _bernoulli(x, x),
+    aten.bernoulli.p: _bernoulli,
+    aten.bernoulli.Tensor: _bernoulli,
+    aten.exponential.default: _exponential,
+    aten.multinomial.default: _multinomial,
+    aten.normal.float_float: lambda mean, std, size, **options: (
+        _randn(size, **options) * std + mean
+    ),
+    aten.normal.float_Tensor: _normal_around,
+    aten.normal.Tensor_float: _normal_around,
+    aten.normal.Tensor_Tensor: _normal_around,
+    aten.normal_functional.default: _normal_of,
+    aten.rand_like.default: _like(_rand),
+    aten.randint.default: lambda high, size, **options: _integers(0, high, size, **options),
+    aten.randint.low: _integers,
+    aten.randint_like.default: lambda x, high, **options: _integers_like(x, 0, high, **options),
+    aten.randint_like.low_dtype: _integers_like,
+    aten.randn.default: _randn,
+    aten.randn_like.default: _like(_normal),
+    aten.uniform.default: _uniform,
 }
+DECOMPOSITIONS = {operator: _without_generator(draw) for operator, draw in _DRAWS.items()}

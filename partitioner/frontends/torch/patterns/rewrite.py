@@ -91,13 +91,14 @@ def replace_calls(
     """
 
     def replace(node: fx.Node) -> bool:
-        if node.op != "call_function" or node.target not in replacements:
+        target: Any = node.target
+        if node.op != "call_function" or target not in replacements:
             return False
         tensors, _ = tree_flatten(node.meta["val"])
         if not all(isinstance(size, int) for tensor in tensors for size in tensor.shape):
             return False
         write = Rewriter(node)
-        last = replacements[node.target](write, arguments_of(node))
+        last = replacements[target](write, arguments_of(node))
         if last is not None:
             write.give(last)
         return last is not None

@@ -289,8 +289,13 @@ def _is_list_of(value: Any, count: int) -> bool:
 
 
 def _copied(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """Copy a tensor into this rank's part: a whole one, or one on the same mesh."""
+    """Copy a tensor into this rank's part: a whole one, or one on the same mesh.
+
+    A plain tensor gets the whole.
+    """
     tensor, source = args[:2]
+    if not isinstance(tensor, DTensor):
+        return tensor.copy_(whole_of(source), *args[2:], **kwargs)
     if not isinstance(tensor, RankTensor):
         refuse(func)
     if isinstance(source, DTensor) and not is_cut_alike(tensor, source):

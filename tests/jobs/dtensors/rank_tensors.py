@@ -48,6 +48,7 @@ RESULTS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda w: w.norm(3),
     lambda w: w.norm(torch.inf),
     lambda w: w.norm(1),
+    lambda w: w * w.detach().norm(0),
     lambda w: w.square().mean() + w.abs().sum(),
     lambda w: w.std() + w.var() + w.max() + w.min(),
     lambda w: torch.stack([w.norm(), w.sum(), w.mean()]).square(),
@@ -142,7 +143,22 @@ def computes_as_whole(ranks: Any, cuts: Cuts, _: int) -> None:
             part = in_parts(WHOLE, mesh, cuts)
             with pytest.raises(BackendError, match=REFUSED):
                 other(part)
-    part = in_parts(WHOLE, mesh, cuts)
+    part, row = in_parts(WHOLE, mesh, cuts), in_parts(WHOLE[0], mesh, [Replicate()] * mesh.ndim)
+    whole = in_parts(WHOLE, mesh, [Replicate()] * mesh.ndim)
+    for refused in (
+        lambda: whole.mul_(part),
+        lambda: torch._foreach_mul_([whole], [part]),
+        lambda: torch._foreach_mul_([torch.ones(1)], [part]),
+        lambda: row.clone().t_(),
+        lambda: part.clone().resize_(2),
+    ):
+        with pytest.raises(BackendError, match=REFUSED):
+            refused()
+    torch.testing.assert_close(full(whole), WHOLE)
+    torch.testing.assert_close(full(part * row), WHOLE * WHOLE[0])
+    few = in_parts(WHOLE[:2], mesh, cuts)  # some ranks have no row of it
+    for order in (torch.inf, 2.0, 1.0):
+        torch.testing.assert_close(full(few.norm(order)), WHOLE[:2].norm(order))
     for value in (WHOLE, in_parts(WHOLE, mesh, [Replicate()] * mesh.ndim)):
         with pytest.raises(BackendError, match=r"^the \.data of a tensor that .* not cut so"):
             part.data = value

@@ -7,6 +7,7 @@ draws. All else is refused. What is whole on every rank of its mesh is computed 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, Self
@@ -95,7 +96,7 @@ class RankTensor(DTensor):
         made = nn.Parameter(made) if isinstance(self, nn.Parameter) else made
         made.requires_grad_(self.requires_grad)
         if self.grad is not None:
-            made.grad = self.grad.__deepcopy__(memo)
+            made.grad = copy.deepcopy(self.grad, memo)
         memo[id(self)] = made
         copied: RankTensor = made
         return copied

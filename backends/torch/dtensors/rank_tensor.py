@@ -7,6 +7,7 @@ draws. All else is refused. What is whole on every rank of its mesh is computed 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, Self
@@ -95,7 +96,7 @@ class RankTensor(DTensor):
         made = nn.Parameter(made) if isinstance(self, nn.Parameter) else made
         made.requires_grad_(self.requires_grad)
         if self.grad is not None:
-            made.grad = self.grad.__deepcopy__(memo)
+            made.grad = copy.deepcopy(self.grad, memo)
         memo[id(self)] = made
         copied: RankTensor = made
         return copied
@@ -126,7 +127,7 @@ class RankTensor(DTensor):
             tensors = list(_parts_in((*args, *kwargs.values())))
             if all(map(_is_whole, tensors)) and _are_on_one_mesh(tensors):
                 rule = _as_on_one_device
-        if rule is None:
+        if rule is None or torch.Tag.inplace_view in func.tags:
             refuse(func)
         return rule(func, args, kwargs)
 
@@ -251,7 +252,10 @@ def _local(func: Any, first: RankTensor, tensor: Tensor) -> Tensor:
         refuse(func)
     if tensor.ndim == 0 or not first.is_here:
         return tensor
-    return part_of_whole(tensor.expand(first.shape), first._spec)
+    try:
+        return part_of_whole(tensor.expand(first.shape), first._spec)
+    except RuntimeError:  # the result is larger
+        refuse(func)
 
 
 def _of_lists(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -262,6 +266,15 @@ def _of_lists(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         _cut_in(row) if any(isinstance(one, RankTensor) for one in row) else None
         for row in zip(*lists, strict=True)
     ]
+
+    if func._schema.is_mutable:
+        written = lists if _name(func).startswith("_fused") else lists[:1]
+        for first, *row in zip(firsts, *written, strict=True):
+            for one in row if first is not None else ():
+                is_number = one.ndim == 0 and one is not row[0]
+                is_alike = isinstance(one, DTensor) and is_cut_alike(first, one)
+                if not is_number and not is_alike:
+                    refuse(func)
 
     def local(value: Any) -> Any:
         if isinstance(value, DTensor):
@@ -289,8 +302,13 @@ def _is_list_of(value: Any, count: int) -> bool:
 
 
 def _copied(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """Copy a tensor into this rank's part: a whole one, or one on the same mesh."""
+    """Copy a tensor into this rank's part: a whole one, or one on the same mesh.
+
+    A plain tensor gets the whole.
+    """
     tensor, source = args[:2]
+    if not isinstance(tensor, DTensor):
+        return tensor.copy_(whole_of(source), *args[2:], **kwargs)
     if not isinstance(tensor, RankTensor):
         refuse(func)
     if isinstance(source, DTensor) and not is_cut_alike(tensor, source):
@@ -348,14 +366,17 @@ def _number(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     summed, divisor = (aten.sum.dim_IntList, tensor.numel()) if func in _MEANS else (func, 1)
     if func is aten.mean.default:
         summed = aten.sum.default
-    number = summed(tensor._local_tensor, *args[1:], **kwargs)
-    if number.ndim:
+    order = args[1:2] if func is aten.linalg_vector_norm.default else ()
+    part = tensor._local_tensor
+    if order and not part.numel():  # it has no largest element
+        part = part.new_zeros((1,) * part.ndim)
+    number = summed(part, *args[1:], **kwargs)
+    if number.ndim or (order and order[0] <= 0):
         return _of_wholes(func, args, kwargs)
     places = [Shard(0) if place.is_shard() else Replicate() for place in tensor.placements]
     of_parts = DTensor.from_local(
         number.reshape(1), tensor.device_mesh, places, run_check=False
     ).full_tensor()
-    order = args[1:2] if func is aten.linalg_vector_norm.default else ()
     combined = _NUMBERS[func](of_parts, *order)
     return tensor.on_all(combined / divisor if divisor != 1 else combined)
 

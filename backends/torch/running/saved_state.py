@@ -52,7 +52,8 @@ def full_state(
 def take_parts(held: HeldState, state: dict[str, Any], prefix: str) -> dict[str, Tensor]:
     """Put this rank's shards in the place of whole tensors in a state that is loaded.
 
-    DTensors in the state become whole where the module has no shards: all ranks must load it.
+    DTensors in the state that lie on other ranks than the module's become whole: all ranks must
+    load it.
 
     Returns:
         The whole tensors by first name.
@@ -65,8 +66,13 @@ def take_parts(held: HeldState, state: dict[str, Any], prefix: str) -> dict[str,
             if isinstance(value, Tensor) and not isinstance(value, DTensor):
                 wholes[first] = value
         tensor = held.tensors.get(first)
-        if not held.places.are_parts[entry.parameter]:
-            state |= {n: x.full_tensor() for n, x in given.items() if isinstance(x, DTensor)}
+        holders = held.places.by_name[first].mesh.devices
+        is_whole = not held.places.are_parts[entry.parameter]
+        for name, value in given.items():
+            if isinstance(value, DTensor) and (
+                is_whole or value.device_mesh.size() != len(holders)
+            ):
+                state[name] = value.full_tensor()
         for name in names if tensor is None else ():
             state.pop(name, None)  # other ranks hold it
         if not isinstance(tensor, RankTensor):

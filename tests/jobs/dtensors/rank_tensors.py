@@ -48,6 +48,7 @@ RESULTS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda w: w.norm(3),
     lambda w: w.norm(torch.inf),
     lambda w: w.norm(1),
+    lambda w: w * w.detach().norm(0),
     lambda w: w.square().mean() + w.abs().sum(),
     lambda w: w.std() + w.var() + w.max() + w.min(),
     lambda w: torch.stack([w.norm(), w.sum(), w.mean()]).square(),
@@ -72,6 +73,7 @@ WRITES: tuple[Callable[[Tensor], object], ...] = (
     lambda w: w.copy_(torch.arange(15).reshape(3, 5).T),
     lambda w: w.copy_(torch.arange(3.0)),
     lambda w: w.copy_(w * 2),
+    lambda w: w.copy_(torch.ones(5, 3).copy_(w) * 3),
     lambda w: torch.mul(w, 2, out=w),
     lambda w: torch._foreach_mul_([w, w], [2.0, 3.0]),
     lambda w: torch._foreach_lerp_([w], [w * 2], 0.3),
@@ -108,7 +110,6 @@ OTHERS: tuple[Callable[[Tensor], object], ...] = (
     lambda w: w.mul_(torch.ones(5, 3)),
     lambda w: w * torch.ones(3),
     lambda w: torch.ones(5, 3).lerp_(w, 0.1),
-    lambda w: torch.ones(5, 3).copy_(w),
     lambda w: torch._foreach_mul_([w], [torch.ones(5, 3)]),
     lambda w: w.triu_(),
     lambda w: w.index_fill_(0, torch.tensor([0]), 1.0),
@@ -142,7 +143,22 @@ def computes_as_whole(ranks: Any, cuts: Cuts, _: int) -> None:
             part = in_parts(WHOLE, mesh, cuts)
             with pytest.raises(BackendError, match=REFUSED):
                 other(part)
-    part = in_parts(WHOLE, mesh, cuts)
+    part, row = in_parts(WHOLE, mesh, cuts), in_parts(WHOLE[0], mesh, [Replicate()] * mesh.ndim)
+    whole = in_parts(WHOLE, mesh, [Replicate()] * mesh.ndim)
+    for refused in (
+        lambda: whole.mul_(part),
+        lambda: torch._foreach_mul_([whole], [part]),
+        lambda: torch._foreach_mul_([torch.ones(1)], [part]),
+        lambda: row.clone().t_(),
+        lambda: part.clone().resize_(2),
+    ):
+        with pytest.raises(BackendError, match=REFUSED):
+            refused()
+    torch.testing.assert_close(full(whole), WHOLE)
+    torch.testing.assert_close(full(part * row), WHOLE * WHOLE[0])
+    few = in_parts(WHOLE[:2], mesh, cuts)  # some ranks have no row of it
+    for order in (torch.inf, 2.0, 1.0):
+        torch.testing.assert_close(full(few.norm(order)), WHOLE[:2].norm(order))
     for value in (WHOLE, in_parts(WHOLE, mesh, [Replicate()] * mesh.ndim)):
         with pytest.raises(BackendError, match=r"^the \.data of a tensor that .* not cut so"):
             part.data = value
@@ -191,7 +207,7 @@ def samples_are_as_whole(_: int) -> None:
         if torch.float32 not in info.supported_dtypes("cpu"):
             continue
         for index, sample in enumerate(operator_samples(info)):
-            if index == 4:
+            if index == 2:
                 break
             for variant in (info.op, info.inplace_variant):
                 said = _outcome(variant, sample, mesh) if variant is not None else ""
@@ -200,8 +216,8 @@ def samples_are_as_whole(_: int) -> None:
                 if said.startswith("differs"):
                     wrong[info.full_name] = said
     assert not wrong, wrong
-    assert counts["equal"] > 900, counts
-    assert counts["refused"] > 900, counts
+    assert counts["equal"] > 400, counts
+    assert counts["refused"] > 250, counts
 
 
 def _outcome(variant: Callable[..., Any], sample: Any, mesh: DeviceMesh) -> str:
@@ -256,5 +272,5 @@ JOBS = {
     },
     "whole tensors": Job(3, whole_ones_are_as_on_one_device),
     "absent ranks": Job(3, absent_ranks_say_so),
-    "samples of parts": Job(2, samples_are_as_whole, slow=True, limit_s=300),
+    "samples of parts": Job(2, samples_are_as_whole, slow=True, limit_s=600),
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -41,12 +41,13 @@ class RankTensor(DTensor):
     agreement: Agreement | None = None
 
     @classmethod
-    def of(cls, part: Tensor, spec: DTensorSpec, agreement: Agreement | None = None) -> Self:
+    def of(cls, part: Tensor, spec: DTensorSpec, agreement: Agreement | None = None) -> RankTensor:
         """Make one of this rank's part; `DTensor.from_local` takes ten times as long."""
-        made = cls.__new__(cls, part, spec, requires_grad=False)
+        made: Any = cls.__new__(cls, part, spec, requires_grad=False)
         if agreement is not None:
             made.agreement = agreement
-        return made
+        one: RankTensor = made
+        return one
 
     def like(self, part: Tensor) -> RankTensor:
         """Make one of the same sizes and cut, of this rank's part itself."""
@@ -308,7 +309,9 @@ def _copied(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor
     """
     tensor, source = args[:2]
     if not isinstance(tensor, DTensor):
-        return tensor.copy_(whole_of(source), *args[2:], **kwargs)
+        tensor.copy_(whole_of(source), *args[2:], **kwargs)
+        plain: Tensor = tensor
+        return plain
     if not isinstance(tensor, RankTensor):
         refuse(func)
     if isinstance(source, DTensor) and not is_cut_alike(tensor, source):

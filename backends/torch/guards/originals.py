@@ -50,11 +50,13 @@ class Copies:
 
     def name_of(self, tensor: Tensor) -> str:
         """The name of a parameter that is trained; "" of any other tensor."""
-        return self._originals.get(tensor, "")
+        name: str = self._originals.get(tensor, "")  # type: ignore[no-untyped-call]
+        return name
 
     def trained_by(self, other: Copies) -> str:
         """The name of the first parameter that another rank's module trains; "" for none."""
-        return next((name for x in other._originals if (name := self._all.get(x, ""))), "")
+        known = self._all
+        return next((known[x] for x in other._originals if x in known), "")
 
     @property
     def are_ahead(self) -> bool:

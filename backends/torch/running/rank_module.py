@@ -15,6 +15,7 @@ sizes, are other programs over the same shards, made when they are first called 
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from operator import sub
@@ -187,6 +188,24 @@ class RankModule(nn.Module):
         """Set an attribute that is no constant of the graphs."""
         refuse_constant(self, name, value)
         super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        """A parameter, buffer or submodule; else an attribute or a method of the model's own.
+
+        Raises:
+            AttributeError: It is something else.
+        """
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            whole = vars(self).get("_whole")
+            root = Submodule() if whole is None else whole.submodules.get("", Submodule())
+            if name in root.values:
+                return root.values[name]
+            found = inspect.getattr_static(root.kind, name, None)
+            if found is None or name.startswith("_"):
+                raise
+            return found.__get__(self, root.kind) if hasattr(found, "__get__") else found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RankModule:
         """A module with tensors of its own and the same graphs, as means of weights need it."""

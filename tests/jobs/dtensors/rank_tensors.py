@@ -18,7 +18,6 @@ from torch.nn import functional as F  # noqa: N812 - the usual name
 from torch.nn import init
 from torch.utils import _pytree as pytree
 
-from helpers.drawn.operator_samples import operator_samples
 from jobs.processes.torch_ranks import Job
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
@@ -200,6 +199,8 @@ def absent_ranks_say_so(rank: int) -> None:
 def samples_are_as_whole(_: int) -> None:
     """PyTorch's samples: an operator of parts is that of whole tensors, or refused."""
     from torch.testing._internal.common_methods_invocations import op_db
+
+    from helpers.drawn.operator_samples import operator_samples
 
     warnings.simplefilter("ignore")  # PyTorch's, of old names
     mesh, counts, wrong = DeviceMesh("cpu", [0, 1]), Counter[str](), dict[str, str]()

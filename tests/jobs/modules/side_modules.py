@@ -219,6 +219,17 @@ class Scaled(nn.Module):
         self.listed = nn.ModuleList([nn.Identity(), self.last])
         self.keyed = nn.ModuleDict({"drop": self.drop, "chain": nn.Sequential(nn.Identity())})
         self.register_buffer("ones", torch.ones(8), persistent=False)
+        self.config = {"hidden": 8}
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def parameter_count(self, *, trained: bool = False) -> int:
+        return sum(p.numel() for p in self.parameters() if p.requires_grad or not trained)
+
+    def scores(self, x: Tensor) -> Tensor:
+        return self.last(x)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
         """Loss."""
@@ -312,6 +323,12 @@ def refuses_attributes_of_the_graphs(_: int) -> None:
         with pytest.raises(BackendError, match=f"{name} was traced as it was when the module was"):
             setattr(part, name, 0.5)
     goes_by_kinds(module)
+    assert (module.config, module.factor, module.device.type) == ({"hidden": 8}, 2.0, "cpu")
+    assert module.parameter_count(trained=True) == whole.parameter_count()
+    with pytest.raises(BackendError, match="a Linear of a rank's module does not run by itself"):
+        module.scores(x)
+    with pytest.raises(AttributeError, match="has no attribute 'other'"):
+        _ = module.other
     module.note = "kept"
     module.train()
     whole.factor = 3.0

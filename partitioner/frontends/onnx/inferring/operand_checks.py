@@ -115,8 +115,8 @@ def _check_convolution(node: onnx_ir.Node, what: str) -> None:
 def _check_hidden_size(node: onnx_ir.Node, what: str) -> None:
     size = node.attributes.get_int("hidden_size", None)
     if node.op_type in _RECURRENT and (size is None or size < 1):
-        size = "missing" if size is None else size
-        raise FrontendError(f"{what}: attribute 'hidden_size' is {size}; it must be at least 1")
+        shown = "missing" if size is None else size
+        raise FrontendError(f"{what}: attribute 'hidden_size' is {shown}; it must be at least 1")
 
 
 def _check_norm(node: onnx_ir.Node, what: str) -> None:

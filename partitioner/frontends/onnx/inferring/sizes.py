@@ -106,9 +106,10 @@ def scaled(known: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> 
     dims: list[int | onnx_ir.SymbolicDim] = list(shape.dims)
     for axis, scale in zip(axes, tensor.numpy().ravel(), strict=True):
         size = dims[axis]
-        is_known = isinstance(size, int)
-        product = int(np.float32(size) * np.float32(scale)) if is_known else None
-        dims[axis] = context.new_symbolic_dim() if product is None else product
+        if isinstance(size, int):
+            dims[axis] = int(np.float32(size) * np.float32(scale))
+        else:
+            dims[axis] = context.new_symbolic_dim()
     context.set_shape_and_dtype(node.outputs[0], onnx_ir.Shape(dims), data.dtype)
 
 

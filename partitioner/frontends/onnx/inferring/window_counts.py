@@ -74,7 +74,7 @@ def state_pads(node: onnx_ir.Node) -> None:
         return
     sizes = [int(size) for size in image.shape.numpy()[2:]]
     is_same = _auto(node).startswith("SAME")
-    if node.op_type in POOLS and node.attributes.get_int("ceil_mode", 0) and not is_same:
+    if node.op_type in POOLS and node.attributes.get_int("ceil_mode", 0) != 0 and not is_same:
         floors = onnx_ir.Node("", node.op_type, node.inputs, node.attributes.values())
         del floors.attributes["ceil_mode"]
         if pool_counts(node, sizes, sizes) == pool_counts(floors, sizes, sizes):

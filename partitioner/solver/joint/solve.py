@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from partitioner.solver.joint.incumbents import lighten, refute, relax, relax_memory, seek
+from partitioner.solver.joint.incumbents import (
+    lighten,
+    offer_all,
+    refute,
+    relax,
+    relax_memory,
+    seek,
+    starts,
+)
 from partitioner.solver.joint.latency import critical_path_s, propose
 from partitioner.solver.joint.programs import (
     EXACT_BINARIES,
@@ -228,7 +236,9 @@ def minimise_latency(search: Search) -> None:
         minimise_load(inner)
     else:
         relax(inner)
-        seek(inner)
+        offer_all(inner, starts(inner), "dynamic programming")
+        if inner.best is None:  # else the search for short latency has moves of its own
+            seek(inner)
     search.prove(inner.bound, inner.proved_by)
     if inner.best is not None:
         search.offer(inner.best, inner.found_by)

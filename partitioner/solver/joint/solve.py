@@ -29,7 +29,6 @@ from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.outcome import Solution
 from partitioner.solver.placement.configuration import configure
 from partitioner.solver.placement.exchange import exchange
-from partitioner.solver.placement.neighbourhoods import share_anew
 from partitioner.solver.presolve.simplify import presolve
 from partitioner.solver.problem import Problem, SolverError, validate
 from partitioner.solver.referee import OBJECTIVES, PEAK_TOLERANCE, Objective, evaluate_choices
@@ -72,9 +71,9 @@ def solve(
         cutoff: Stop, with the best plan so far, once it is proven that none is below this.
         reason_s: Seconds beyond the time limit that the reason of a refusal may take; without
             any, the refusal tells of the nearest plan seen (`least_shortage` can refine it).
-        effort: 1 for an answer in seconds; from 2 on placements are also cut along several
-            orders and improved by large neighbourhoods, at several times the cost; with 3 as long
-            as there is work left, whether or not it gains anything.
+        effort: 1 for an answer in seconds; from 2 on placements on devices are also cut along
+            several orders and split anew in pairs, at several times the cost; with 3 as long as
+            there is work left, whether or not it gains anything.
         engine: Solves the MILPs.
         known: The answer to an earlier search of the problem: this one goes on from there, with
             the methods that it left out or that ran out of steps.
@@ -182,8 +181,7 @@ def _steps(search: Search, *, is_relaxed: bool) -> Iterator[Callable[[Search], o
             yield partial(configure, fleet=search.fleet, final=kicks == KICKS[-1])
             if search.effort < THOROUGH and before == (search.cost, search.bound):
                 break
-    yield share_anew
-    if search.fleet is None and not small:
+    elif not small:
         yield partial(run_milp, goal="throughput")
 
 

@@ -102,7 +102,6 @@ def solve_milp(
     work: Work,
     gap: float,
     start: Mapping[int, float] | None = None,
-    branches: int | None = None,
     engine: Engine = HIGHS,
 ) -> MilpResult:
     """Solve with one thread and, where the solver takes one, a fixed seed; silently.
@@ -114,7 +113,6 @@ def solve_milp(
         gap: Relative gap at which the solver may stop.
         start: Values of the integer columns to start from; HiGHS completes them, other solvers
             start from nothing.
-        branches: Nodes of branch and bound at most, of HiGHS only; None for what `work` allows.
         engine: The solver.
 
     Raises:
@@ -124,7 +122,7 @@ def solve_milp(
         return MilpResult((), 0.0, 0.0, "optimal")
     node_steps = node_steps_of(milp)
     if engine.pulp is None:
-        most = min(work.left / node_steps, math.inf if branches is None else branches)
+        most = work.left / node_steps
         nodes = max(1, int(most)) if math.isfinite(most) else None
         result = solve_with_highs(milp, max(work.left_s, LEAST_S), gap, start, nodes)
     else:

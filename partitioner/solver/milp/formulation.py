@@ -94,7 +94,6 @@ def formulate(
     problem: Problem,
     goal: Goal,
     known: float | None = None,
-    caps: Mapping[int, float] | None = None,
 ) -> Formulation | None:
     """Write the MILP of a (presolved) problem; None if it had more than `MOST_ENTRIES`.
 
@@ -104,19 +103,16 @@ def formulate(
             bytes over the limits ("excess").
         known: A value of the goal that a known plan reaches: loads are written in units of it. It
             bounds no column: with such a bound HiGHS 1.15.1 proves too much (a test shows it).
-        caps: Seconds that these devices must stay within instead of counting for the maximum.
     """
     try:
-        return _formulated(problem, goal, known, caps or {})
+        return _formulated(problem, goal, known)
     except TooLargeError:
         return None
 
 
-def _formulated(
-    problem: Problem, goal: Goal, known: float | None, caps: Mapping[int, float]
-) -> Formulation:
+def _formulated(problem: Problem, goal: Goal, known: float | None) -> Formulation:
     build = MilpBuilder(MOST_ENTRIES)
-    x = _Program.of(build, problem, goal, known, caps)
+    x = _Program.of(build, problem, goal, known)
     families = (x.choose(), x.leave_and_meet(), x.pay(), x.carry(), x.hold(), x.open())
     for name, terms, sense, side in itertools.chain(*families):
         build.row(terms, sense, side, name)
@@ -146,7 +142,6 @@ class _Program:
     goal: Goal
     unit: float  #: Seconds or bytes in one unit of the objective.
     bytes_unit: float
-    caps: Mapping[int, float]
     s: Sequence[Sequence[int]]  #: Column of s[v,p].
     edges: Sequence[_Edge]
     sites: Sequence[Sequence[Terms]]  #: For each item the terms of each of its sites.
@@ -162,7 +157,6 @@ class _Program:
         problem: Problem,
         goal: Goal,
         known: float | None,
-        caps: Mapping[int, float],
     ) -> _Program:
         """Make the variables."""
         s = [
@@ -175,7 +169,7 @@ class _Program:
             [(build.column(f"item_{i}", upper=1.0), 1.0)] if len(at) > 1 else at[0] if at else []
             for i, at in enumerate(sites)
         ]
-        loaded = _differing_loads(problem, caps)
+        loaded = _differing_loads(problem)
         seconds = goal == "throughput"
         unit = (known or _reference_s(problem)) if seconds else _reference_bytes(problem)
         return cls(
@@ -183,13 +177,12 @@ class _Program:
             goal,
             unit,
             _reference_bytes(problem),
-            caps,
             s,
             edges,
             sites,
             z,
             loaded,
-            load=build.column("load") if seconds and (len(loaded) > 1 or caps) else None,
+            load=build.column("load") if seconds and len(loaded) > 1 else None,
             bytes=None if seconds else build.column("bytes"),
         )
 
@@ -232,15 +225,12 @@ class _Program:
                 yield f"pay_{i}_{j}", [*z, *_times(-1.0, terms)], LEAST, 0.0
 
     def carry(self) -> Iterator[Constraint]:
-        """(4) load of device d <= T, or its cap."""
+        """(4) load of device d <= T."""
         if self.load is None:
             return
         for d in self.loaded:
             terms = [(column, value / self.unit) for column, value in self.seconds(d)]
-            if d in self.caps:
-                yield f"carry_{d}", terms, MOST, self.caps[d] / self.unit
-            else:
-                yield f"carry_{d}", [*terms, (self.load, -1.0)], MOST, 0.0
+            yield f"carry_{d}", [*terms, (self.load, -1.0)], MOST, 0.0
 
     def hold(self) -> Iterator[Constraint]:
         """(5) bytes held on d at t <= limit[d] (+ M), where they can be more."""
@@ -342,13 +332,13 @@ def _times(factor: float, terms: Terms) -> Terms:
     return [(column, value * factor) for column, value in terms]
 
 
-def _differing_loads(problem: Problem, caps: Mapping[int, float]) -> list[int]:
-    """One device of those of equal loads and caps."""
+def _differing_loads(problem: Problem) -> list[int]:
+    """One device of those of equal loads."""
 
     def key(device: int) -> tuple[float, ...]:
         loads = (choice.load_s[device] for choices in problem.nodes for choice in choices)
         items = (item.load_s[device] for item in problem.items)
-        return (caps.get(device, math.inf), *loads, *items)
+        return (*loads, *items)
 
     return _distinct(problem, key)
 

@@ -8,6 +8,7 @@ through them, all at once, until no move helps. Its bound is that of `graph_boun
 from __future__ import annotations
 
 import math
+import operator
 import random
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -138,8 +139,8 @@ def _improved(graph: StageGraph, best: StagePlan, work: Work, gap: float, seed: 
     """The best cut after its ends have moved, until none of several moves in a row helps."""
     rng, idle = random.Random(seed), 0  # noqa: S311 - no secret
     while idle < PATIENCE and not work.over:
-        heads = accumulate((frozenset(stage.configs) for stage in best.stages), frozenset.union)
-        ends = tuple(heads)[:-1]
+        stages = (frozenset(stage.configs) for stage in best.stages)
+        ends = tuple(accumulate(stages, operator.or_))[:-1]
         if idle == 0 and ends:
             family = around(graph, ends, NEAR)
         else:

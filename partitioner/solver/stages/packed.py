@@ -94,7 +94,7 @@ class StageSeconds:
             load = self._by_range(tensor, side) / data + moved_s
             load[load >= below_s] = np.inf
             load[:-1][load[:-1] >= load[1:]] = np.inf  # a way that has more room is as fast
-            used = np.isfinite(load).any(axis=1)
+            used = np.asarray(np.isfinite(load).any(axis=1))
             used[-1] = True
             load_s = self._between(load[used])
             flying = np.broadcast_to(rooms[used], load_s.shape)

@@ -44,9 +44,9 @@ def test_a_row_without_columns_is_kept_only_if_it_is_false() -> None:
     assert solve_milp(build.build(), Work.within(10), 0.0).status == "infeasible"
 
 
-def test_a_branch_limit_gives_the_best_so_far_with_its_bound() -> None:
+def test_a_limit_of_steps_gives_the_best_so_far_with_its_bound() -> None:
     start = dict.fromkeys(range(40), 0.0)
-    result = solve_milp(knapsack(40), Work.within(60), 0.0, start, branches=1)
+    result = solve_milp(knapsack(40), Work.within(60, steps=1), 0.0, start)
     assert result.status == "feasible"
     assert result.values
     assert result.bound < result.cost

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,6 +104,11 @@ def header_data(
 
     `parts` are those of a request whose micro-batches the file itself tells apart.
     """
+    types, batch = {**programs.inputs, **programs.outputs}, None
+    if parts is not None:
+        schedule = to_csv(programs.order.table).splitlines()
+        types = {**types, **parts.types}
+        batch = {"regions": parts.regions, "lanes": programs.order.lanes, "schedule": schedule}
     return {
         "rank": program.rank,
         "ranks": len(programs.ranks),
@@ -113,24 +118,10 @@ def header_data(
         "comms": comms,
         "inputs": {name: [part.whole, part.region] for name, part in program.inputs.items()},
         "outputs": [[output.value, output.whole, output.region] for output in program.outputs],
-        "whole_inputs": _types(programs.inputs if parts is None else _of(parts, programs.inputs)),
-        "whole_outputs": _types(
-            programs.outputs if parts is None else _of(parts, programs.outputs)
-        ),
-        **({} if parts is None else {"batch": _batch_data(parts, programs)}),
+        "whole_inputs": {n: (types[n].dtype, types[n].shape) for n in programs.inputs},
+        "whole_outputs": {n: (types[n].dtype, types[n].shape) for n in programs.outputs},
+        **({} if batch is None else {"batch": batch}),
         **({"bounded": sorted(programs.bounded)} if programs.bounded else {}),
-    }
-
-
-def _of(parts: BatchParts, names: Iterable[str]) -> Mapping[str, TensorType]:
-    return {name: parts.types[name] for name in names}
-
-
-def _batch_data(parts: BatchParts, programs: Programs) -> dict[str, Any]:
-    return {
-        "regions": parts.regions,
-        "lanes": programs.order.lanes,
-        "schedule": to_csv(programs.order.table).splitlines(),
     }
 
 
@@ -172,7 +163,6 @@ def parse_header(data: Any) -> Header:
 
 
 def _one_of(outputs: Mapping[str, TensorType], name: Any) -> str:
-    """The value if it is the name of an output."""
     if name not in outputs:
         raise ValueError(f"{name!r} is not an output")
     return text(name)
@@ -228,15 +218,10 @@ def text(value: Any) -> str:
 
 
 def _region_of(whole: TensorType, data: Any) -> Region | None:
-    """A region of a whole tensor, within its bounds."""
     region = parse_region(data)
     if region is not None and not fits(region, whole.shape):
         raise ValueError(f"region {data} is not within {whole}")
     return region
-
-
-def _types(types: Mapping[str, TensorType]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return {name: (type_.dtype, type_.shape) for name, type_ in types.items()}
 
 
 def parse_region(data: Any) -> Region | None:

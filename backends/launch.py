@@ -10,28 +10,22 @@ import signal
 import site
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from partitioner.backends.arrays import (
-    assemble,
-    load_arrays,
-    local_inputs,
-    save_arrays,
-)
 from partitioner.backends.errors import BackendError
-from partitioner.backends.header import Header
 from partitioner.backends.observed import RankLog
 from partitioner.backends.waiting import LOOK_S, lookout_of
 
 #: Files that a rank opens at most beside its connections, and connections to each other rank: one
 #: in each of its process groups.
 _FILES, _FILES_A_PEER = 40, 8
+#: File of what a rank recorded.
+_LOG = "log-{}.json"
 #: Seconds between two looks at a job that is watched.
 _WATCH_S = 0.2
 
@@ -50,32 +44,6 @@ class LocalRun(NamedTuple):
     logs: tuple[RankLog, ...] = ()
 
 
-def run_ranks(
-    headers: Sequence[Header],
-    inputs: Mapping[str, np.ndarray],
-    job: Mapping[str, Any],
-    timeout_s: float | None = None,
-) -> LocalRun:
-    """Run a job of `partitioner.backends.worker` with a process a rank.
-
-    Args:
-        headers: Of all ranks.
-        inputs: Whole inputs by name, which fit the headers.
-        job: Arguments of the backend's `run_files`.
-        timeout_s: Seconds after which the run is given up; None waits for ever.
-
-    Raises:
-        BackendError: A rank raised or was killed, or the time is up. No process and no temporary
-            file is left, also on any other exception.
-    """
-    with tempfile.TemporaryDirectory(prefix="partitioner-run-") as name:
-        folder = Path(name)
-        for header in headers:
-            save_arrays(folder / f"inputs-{header.rank}.npz", local_inputs(header, inputs).values())
-        run_job(folder, len(headers), job, timeout_s)
-        return _collect(folder, headers)
-
-
 def run_job(
     folder: Path,
     ranks: int,
@@ -83,18 +51,19 @@ def run_job(
     timeout_s: float | None = None,
     watch: Callable[[], object] | None = None,
 ) -> None:
-    """Run a job of `partitioner.backends.worker` in its folder; see `run_ranks`.
+    """Run a job of `partitioner.backends.worker` in its folder, with a process a rank.
 
     Args:
         folder: Private to the job.
         ranks: Number of processes.
         job: Has the name of its "runner", arguments of its `run_files` and, unless ranks run on
             the processor, the type of their "device".
-        timeout_s: As of `run_ranks`.
+        timeout_s: Seconds after which the run is given up; None waits for ever.
         watch: Called now and then while the job runs, and once when it is over.
 
     Raises:
-        BackendError: As `run_ranks`.
+        BackendError: A rank raised or was killed, or the time is up. No process is left, also on
+            any other exception.
     """
     _check_files(ranks)
     threads = threads_per_rank(ranks)
@@ -187,34 +156,12 @@ def _worker(folder: Path, threads: int) -> Iterator[subprocess.Popen[bytes]]:
         process.stdin.close()
 
 
-def save_results(folder: Path, rank: int, outputs: Iterable[np.ndarray], seconds: float) -> None:
-    """Leave the results of a rank in the folder of its job."""
-    save_arrays(folder / f"outputs-{rank}.npz", outputs)
-    if rank == 0:
-        (folder / "seconds.json").write_text(json.dumps(seconds))
-
-
 def save_log(folder: Path, rank: int, log: RankLog) -> None:
     """Leave what a rank recorded in the folder of its job."""
-    log.save(_log_file(folder, rank))
+    log.save(folder / _LOG.format(rank))
 
 
 def load_logs(folder: Path, ranks: int) -> tuple[RankLog, ...]:
     """The records of the ranks of a job; none if they recorded nothing."""
-    files = [_log_file(folder, rank) for rank in range(ranks)]
+    files = [folder / _LOG.format(rank) for rank in range(ranks)]
     return tuple(RankLog.load(file) for file in files if file.is_file())
-
-
-def _log_file(folder: Path, rank: int) -> Path:
-    return folder / f"log-{rank}.json"
-
-
-def _collect(folder: Path, headers: Sequence[Header]) -> LocalRun:
-    parts: dict[int, dict[str, np.ndarray]] = {}
-    for header in headers:
-        # a value may be delivered several times: it is one array
-        dtypes = {o.value: header.whole_outputs[o.whole].dtype for o in header.outputs}
-        arrays = load_arrays(folder / f"outputs-{header.rank}.npz", dtypes.values())
-        parts[header.rank] = dict(zip(dtypes, arrays, strict=True))
-    seconds = json.loads((folder / "seconds.json").read_text())
-    return LocalRun(assemble(headers, parts), seconds, load_logs(folder, len(headers)))

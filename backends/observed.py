@@ -10,8 +10,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 #: Steps that are recorded unless the user says otherwise.
 STEPS = 10
@@ -47,6 +48,12 @@ class Event:
     begin_s: float
     end_s: float
     micro_batch: int = 0
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Event:
+        """An event from its JSON form."""
+        parts = {name: tuple(data[name]) for name in ("nodes", "comms")}
+        return cls(**{**data, **parts, "role": Role(data["role"])})
 
 
 #: The events of one task: its nodes, its communications and its label.
@@ -91,7 +98,7 @@ class RankLog:
         """Read what `save` wrote."""
         data = json.loads(path.read_text())
         steps = tuple(
-            Step(step["begin_s"], step["end_s"], tuple(map(_event, step["events"])))
+            Step(step["begin_s"], step["end_s"], tuple(map(Event.of, step["events"])))
             for step in data["steps"]
         )
         unrecorded_s = tuple(data["unrecorded_s"])
@@ -100,18 +107,15 @@ class RankLog:
 
     def shifted(self, offset_s: float) -> RankLog:
         """The same on a clock that is `offset_s` behind."""
-        return replace(self, steps=tuple(_shifted(step, -offset_s) for step in self.steps))
 
+        def moved(step: Step) -> Step:
+            events = tuple(
+                replace(event, begin_s=event.begin_s - offset_s, end_s=event.end_s - offset_s)
+                for event in step.events
+            )
+            return Step(step.begin_s - offset_s, step.end_s - offset_s, events)
 
-def _event(data: Mapping[str, object]) -> Event:
-    values = {**data, "role": Role(str(data["role"]))}
-    values |= {name: tuple(values[name]) for name in ("nodes", "comms")}  # type: ignore[arg-type]
-    return Event(**values)  # type: ignore[arg-type]
-
-
-def _shifted(step: Step, by_s: float) -> Step:
-    events = tuple(replace(e, begin_s=e.begin_s + by_s, end_s=e.end_s + by_s) for e in step.events)
-    return Step(step.begin_s + by_s, step.end_s + by_s, events)
+        return replace(self, steps=tuple(map(moved, self.steps)))
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,7 @@ def measured_ranks(logs: Sequence[RankLog]) -> tuple[MeasuredRank, ...]:
     return tuple(
         MeasuredRank(
             log.peak_bytes,
-            tuple(sorted((_task(key, seen) for key, seen in by_key.items()), key=_start)),
+            tuple(sorted(map(_task, by_key, by_key.values()), key=attrgetter("start_s"))),
         )
         for log, by_key in zip(logs, runs, strict=True)
     )
@@ -246,7 +250,3 @@ def _spread(seconds: Sequence[float], median: float) -> float:
         return 0.0
     low, _, high = statistics.quantiles(seconds, n=4)
     return (high - low) / 2 / median
-
-
-def _start(task: MeasuredTask) -> float:
-    return task.start_s

@@ -112,7 +112,6 @@ class Start:
         return [self.store.get(f"{stage}/{rank}").decode() for rank in range(self.ranks)]
 
     def _stay(self, stage: str) -> None:
-        """Keep the store until all ranks have read it."""
         count, until = self.store.add(f"{stage}/read", 1), time.monotonic() + _STAY_S
         while self.rank == 0 and count < self.ranks and time.monotonic() < until:
             time.sleep(_POLL_S)

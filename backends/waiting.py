@@ -118,9 +118,10 @@ class Lookout:
                 and now - self._since[rank][1] >= _NAMED_AFTER_S[word]
             ):
                 self._named.add(rank)
+                way_out = f"; it goes on with `kill -CONT {pid}`" if word == "stopped" else ""
                 self.say(
                     f"waiting for rank {rank} in step {self.step()}: "
-                    f"its process {pid} is {word}{_way_out(pid) if word == 'stopped' else ''}"
+                    f"its process {pid} is {word}{way_out}"
                 )
             elif not word and rank in self._named:
                 self._named.discard(rank)
@@ -131,10 +132,6 @@ class Lookout:
     def first_running(self) -> int:
         """The first rank whose process runs, of those that were looked at; -1 for none."""
         return min((r for r in self.processes if not self._since.get(r, ("", 0.0))[0]), default=-1)
-
-
-def _way_out(pid: int) -> str:
-    return f"; it goes on with `kill -CONT {pid}`"
 
 
 def write_processes(folder: Path, pids: Mapping[int, int]) -> None:

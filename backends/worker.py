@@ -1,4 +1,4 @@
-"""The process behind `run_ranks`: imports once, forks one process a rank, watches over them.
+"""The process behind `run_job`: imports once, forks one process a rank, watches over them.
 
 `python -m partitioner.backends.worker FOLDER`: FOLDER is private to one run and holds job.json and
 each rank's inputs; ranks leave their outputs there, and failure.txt says what went wrong. The job

@@ -6,14 +6,22 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from partitioner.backends.arrays import check_inputs
+from partitioner.backends.arrays import (
+    assemble,
+    check_inputs,
+    load_arrays,
+    local_inputs,
+    save_arrays,
+)
 from partitioner.backends.errors import BackendError
-from partitioner.backends.launch import LocalRun, run_ranks
+from partitioner.backends.launch import LocalRun, load_logs, run_job
 from partitioner.backends.onnx.files.load import read_directory
 
 _RUNNER = "partitioner.backends.onnx.rank"  #: Runs a rank in its process.
@@ -58,4 +66,15 @@ def run_local(
         "requests": requests,
         "steps": steps,
     }
-    return run_ranks(headers, inputs, job, timeout_s)
+    with tempfile.TemporaryDirectory(prefix="partitioner-run-") as name:
+        folder, parts = Path(name), {}
+        for header in headers:
+            save_arrays(folder / f"inputs-{header.rank}.npz", local_inputs(header, inputs).values())
+        run_job(folder, len(headers), job, timeout_s)
+        for header in headers:
+            # a value may be delivered several times: it is one array
+            dtypes = {o.value: header.whole_outputs[o.whole].dtype for o in header.outputs}
+            arrays = load_arrays(folder / f"outputs-{header.rank}.npz", dtypes.values())
+            parts[header.rank] = dict(zip(dtypes, arrays, strict=True))
+        seconds = json.loads((folder / "seconds.json").read_text())
+        return LocalRun(assemble(headers, parts), seconds, load_logs(folder, len(headers)))

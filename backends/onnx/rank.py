@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -13,8 +14,8 @@ import onnxruntime as ort
 import torch
 import torch.distributed as dist
 
-from partitioner.backends.arrays import load_arrays
-from partitioner.backends.launch import save_log, save_results
+from partitioner.backends.arrays import load_arrays, save_arrays
+from partitioner.backends.launch import save_log
 from partitioner.backends.observed import RankLog
 from partitioner.backends.onnx.files.load import load_rank
 from partitioner.backends.onnx.files.steps import RankModel
@@ -144,4 +145,6 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     if steps:
         save_log(folder, rank, process.record(inputs, steps))
     outputs, seconds = process.run(inputs, job["requests"])
-    save_results(folder, rank, outputs.values(), seconds)
+    save_arrays(folder / f"outputs-{rank}.npz", outputs.values())
+    if rank == 0:
+        (folder / "seconds.json").write_text(json.dumps(seconds))

@@ -24,31 +24,21 @@ class Span(IntEnum):
 
 @dataclass(frozen=True)
 class Moment:
-    """Count what a lane keeps while it runs a pass of a stage.
+    """Count what a lane keeps while it runs a pass of a stage."""
 
-    Attributes:
-        stage: The stage that runs.
-        part: The pass: 0 forward, 1 backward or input gradients, 2 weight gradients.
-        held: Of each stage of the lane, the micro-batches of which it keeps the tensors of each
-            `Span`, with those that the pass makes or frees.
-    """
-
-    stage: int
-    part: int
+    stage: int  #: The stage that runs.
+    part: int  #: The pass: 0 forward, 1 backward or input gradients, 2 weight gradients.
+    #: Of each stage of the lane, the micro-batches of which it keeps the tensors of each `Span`,
+    #: with those that the pass makes or frees.
     held: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True)
 class LaneMoments:
-    """The moments at which a lane may hold most.
+    """The moments at which a lane may hold most."""
 
-    Attributes:
-        stages: The stages of the lane, ascending.
-        moments: Of two at which the same pass runs, one that holds no more of any stage and span
-            is left out.
-    """
-
-    stages: tuple[int, ...]
+    stages: tuple[int, ...]  #: The stages of the lane, ascending.
+    #: Of two at which the same pass runs, one that holds no more of any stage and span is left out.
     moments: tuple[Moment, ...]
 
 

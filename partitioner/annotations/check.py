@@ -55,7 +55,6 @@ def annotation_problems(model: ModelProto, shapes: Shapes) -> Iterator[Problem]:
     """Every problem of a model's annotations.
 
     Args:
-        model: Any model.
         shapes: Shapes of the main graph's tensors, as far as known.
     """
     if (annotated_nodes(model) or model.configuration) and model.ir_version < IR_VERSION:

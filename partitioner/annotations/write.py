@@ -47,9 +47,7 @@ class LeftOut:
     """A part of the plan that has no annotation.
 
     Attributes:
-        node: Name of the node.
         tensor: Name of its tensor; "" if the whole node is left out.
-        why: The reason.
     """
 
     node: str
@@ -62,7 +60,6 @@ class Annotated:
     """An annotated file.
 
     Attributes:
-        path: The file.
         nodes: Number of annotated nodes.
         devices: Number of devices that they are annotated for.
         left_out: The parts of the plan without annotations, in the plan's order.
@@ -98,9 +95,7 @@ def annotate(
     below it; otherwise their files are copied beside `path`.
 
     Args:
-        traced: The model.
         schedule: The plan's tasks: nodes with their placements and pipeline phases.
-        cluster: The devices.
         path: The .onnx file to write; an existing one is replaced in one step.
         model_path: The model's own file, which is never replaced; None for a model in memory.
 

@@ -345,11 +345,6 @@ def given(options: type[Chosen], values: Mapping[str, Any]) -> Chosen:
 def check_kind(model: str, options: type, keywords: Mapping[str, Any]) -> None:
     """Refuse options of PyTorch modules for an ONNX model, and the reverse.
 
-    Args:
-        model: The model as the command has it.
-        options: The TypedDict of the command's options.
-        keywords: Those that are given.
-
     Raises:
         typer.BadParameter: There is such an option.
     """

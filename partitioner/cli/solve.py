@@ -64,7 +64,9 @@ def solve(
         solved = problem_format.solve(problem, search)
     if output is not None and solved.solution is not None:
         write_solution(solved.solution, output)
-    print(json.dumps(_facts(solved), indent=1) if as_json else safe(_text(solved)))
+    facts = {name: value for name, value in vars(solved).items() if name != "solution"}
+    facts["reason"] = solved.reason or None
+    print(json.dumps(facts, indent=1) if as_json else safe(_text(solved)))
     if solved.cost is not None:
         return 0
     return 3 if solved.status == "infeasible" else 1
@@ -88,12 +90,6 @@ def evaluate(
         print(f"{name:10}  {value}")
     print(f"infeasible: {priced.fault}" if priced.fault else "feasible")
     return 1 if priced.fault else 0
-
-
-def _facts(solved: "Solved") -> dict[str, object]:
-    facts = vars(solved) | {"reason": solved.reason or None}
-    del facts["solution"]
-    return facts
 
 
 def _text(solved: "Solved") -> str:

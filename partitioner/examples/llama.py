@@ -36,7 +36,6 @@ class _Sizes:
 
     @property
     def head(self) -> int:
-        """Elements of one head."""
         return self.hidden // self.heads
 
 
@@ -65,7 +64,6 @@ def build(
         vocab: Rows of the embedding table.
         batch: Sequences at once.
         seq: Tokens of a sequence.
-        seed: Of the weights.
 
     Raises:
         ExampleError: The sizes do not divide.

@@ -84,7 +84,6 @@ def build(name: str, *, seed: int = 0) -> onnx.ModelProto:
 
 
 def _weight_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
-    """Shapes of all float weights, stored or made by a node."""
     stored = {tensor.name: tensor for tensor in graph.initializer}
     shapes = {
         name: tuple(tensor.dims)
@@ -139,7 +138,6 @@ def _draw(role: str, shape: tuple[int, ...], random: np.random.Generator) -> Wei
     Args:
         role: A value of `_ROLES`, `residual`, `linear` or `classifier`.
         shape: (out, in / groups, *window) of Conv, (1, ..., out, in) of Gemm, (channels,).
-        random: The source of its elements.
     """
     if role in _VARIANCE_GAIN:
         outer = next((place for place, size in enumerate(shape) if size > 1), 0)

@@ -16,6 +16,7 @@ import numpy as np
 
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import is_view
+from partitioner.ir.ops.table import OpView
 from partitioner.ir.types import DTYPE_BITS, TensorType, numpy_dtype
 
 #: Integers that meet no known limit are drawn from 1 .. 7: no zero to divide by.
@@ -33,78 +34,55 @@ class _Use:
     shift: int
 
 
-#: From a node and the shapes of its operands (() if absent) to the number of valid indices.
-_Shapes = tuple[tuple[int, ...], ...]
-_Limit = Callable[[Node, _Shapes], int]
+#: The number of valid indices of a node.
+_Limit = Callable[[OpView], int]
+
+
+def _shape(view: OpView, operand: int) -> tuple[int, ...]:
+    type_ = view.types[operand]
+    return () if type_ is None else type_.shape
 
 
 def _dim(table: int, attr: str = "", default: int = 0) -> _Limit:
     """Size of a dim, by attribute `attr` or fixed, of operand `table`."""
-
-    def limit(node: Node, shapes: _Shapes) -> int:
-        dim = node.attrs.get(attr, default)
-        assert isinstance(dim, int)
-        return shapes[table][dim]
-
-    return limit
+    return lambda view: _shape(view, table)[view.int_attr(attr, default)]
 
 
-def _leading(node: Node, shapes: _Shapes) -> int:
+def _leading(view: OpView) -> int:
     """Least of the dims that an index tuple (GatherND, ScatterND) addresses."""
-    batch = node.attrs.get("batch_dims", 0)
-    assert isinstance(batch, int)
-    return min(shapes[0][batch : batch + shapes[1][-1]], default=1)
+    batch = view.int_attr("batch_dims", 0)
+    return min(_shape(view, 0)[batch : batch + _shape(view, 1)[-1]], default=1)
 
 
-def _rotations(_: Node, shapes: _Shapes) -> int:
+def _rotations(view: OpView) -> int:
     """Places of com.microsoft's cosine cache; a single one is that of the first row."""
-    x, positions, cache = shapes[:3]
+    x, positions, cache = (_shape(view, operand) for operand in range(3))
     return cache[0] - (x[-2] - 1 if len(positions) == 1 else 0)
 
 
 def _number(attr: str) -> _Limit:
-    """An attribute."""
-
-    def limit(node: Node, _: _Shapes) -> int:
-        number = node.attrs[attr]
-        assert isinstance(number, int)
-        return number
-
-    return limit
+    return lambda view: view.int_attr(attr, 0)
 
 
 def _classes(logits: int) -> _Limit:
     """Classes of PyTorch's losses: dim 1 of operand `logits`, or its only one."""
-
-    def limit(_: Node, shapes: _Shapes) -> int:
-        return shapes[logits][min(1, len(shapes[logits]) - 1)]
-
-    return limit
+    return lambda view: _shape(view, logits)[min(1, len(_shape(view, logits)) - 1)]
 
 
-def _none(_: Node, _shapes: _Shapes) -> int:
-    """Only 0: offsets of bags, which must not fall; the last bag has all indices."""
-    return 1
-
-
-def _pieces(node: Node, _: _Shapes) -> int:
+def _pieces(view: OpView) -> int:
     """The last index of a shard, and one: it has the pieces of `starts` and `lengths`."""
-    starts, lengths = node.attrs["starts"], node.attrs["lengths"]
-    assert isinstance(starts, tuple | list)
-    assert isinstance(lengths, tuple | list)
-    return max((a + n for a, n in zip(starts, lengths, strict=True)), default=1)  # type: ignore[operator]
+    pairs = zip(view.ints("starts") or (), view.ints("lengths") or (), strict=True)
+    return max((start + length for start, length in pairs), default=1)
 
 
-def _plane(node: Node, _: _Shapes) -> int:
+def _plane(view: OpView) -> int:
     """Points of the plane `whole`."""
-    whole = node.attrs["whole"]
-    assert isinstance(whole, tuple | list)
-    return math.prod(whole)  # type: ignore[arg-type]
+    return math.prod(view.ints("whole") or ())
 
 
 def _points(space: int) -> _Limit:
     """Points of the last dims of operand 1."""
-    return lambda _, shapes: math.prod(shapes[1][-space:])
+    return lambda view: math.prod(_shape(view, 1)[-space:])
 
 
 #: Most dims that PyTorch's advanced indices are looked for in.
@@ -151,7 +129,8 @@ INDEX_OPERANDS: Mapping[tuple[str, int], _Limit] = MappingProxyType(
                 *(("", 1), ("_backward", 1), ("_max_backward", 2), ("_places", 2)),
                 ("_weights_backward", 2),
             )
-            for behind, limit in enumerate((_number("size"), _none))
+            # offsets of bags, which must not fall, are 0: the last bag has all indices
+            for behind, limit in enumerate((_number("size"), lambda _: 1))
         },
         **{
             (f"partitioner::{layer}{call}", ids): _number("size")
@@ -284,11 +263,7 @@ def _limit_of(graph: Graph, use: _Use) -> tuple[int, int] | None:
     if use.node.op in ("Equal", "OneHot"):
         return _one_hot(graph, use)
     limit = INDEX_OPERANDS.get((use.node.op, use.index))
-    if limit is None:
-        return None
-    types = (graph.types.get(name) for name in use.node.inputs)
-    count = limit(use.node, tuple(() if type_ is None else type_.shape for type_ in types))
-    return -use.shift, count - use.shift
+    return None if limit is None else (-use.shift, limit(OpView(use.node, graph)) - use.shift)
 
 
 def _one_hot(graph: Graph, use: _Use) -> tuple[int, int] | None:

@@ -7,7 +7,6 @@ import html
 from partitioner.foundations import units
 from partitioner.report.measured import Comparison
 from partitioner.report.page.data import headline
-from partitioner.report.page.schema import Head
 from partitioner.report.planned import Planned
 
 #: Letters of a text from the model, and devices and spaces, that the card shows.
@@ -21,13 +20,16 @@ def card(result: Planned, comparison: Comparison[Planned] | None = None) -> str:
     It holds no script, loads nothing, and takes the colours of the notebook.
 
     Args:
-        result: The plan.
         comparison: Its prediction beside a measured run of it, if there was one.
     """
     head = headline(result, comparison=comparison)
-    figures = result.evaluation
+    figures, measured_s = result.evaluation, head["step_measured_s"]
+    step = "Step time" if head["turn"] == "step" else "Time between requests"
     tiles = [
-        _step_tile(head),
+        (
+            f"{step}, {'predicted' if measured_s is None else 'measured'}",
+            units.seconds(head["step_s"] if measured_s is None else measured_s),
+        ),
         ("Speed-up", "-" if head["speedup"] is None else units.times(head["speedup"])),
         ("Communication", units.share(head["communication"])),
         ("Memory free", units.share(max(head["headroom"], 0.0))),
@@ -79,15 +81,6 @@ def card(result: Planned, comparison: Comparison[Planned] | None = None) -> str:
             ),
         )
     )
-
-
-def _step_tile(head: Head) -> tuple[str, str]:
-    """Seconds between requests or steps, measured if they were."""
-    name = "Step time" if head["turn"] == "step" else "Time between requests"
-    measured_s = head["step_measured_s"]
-    if measured_s is None:
-        return f"{name}, predicted", units.seconds(head["step_s"])
-    return f"{name}, measured", units.seconds(measured_s)
 
 
 def _row(name: str, share: float, text: str) -> str:

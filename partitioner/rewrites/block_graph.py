@@ -118,7 +118,6 @@ class _BlockWriter:
                 joins[value].put(part)
 
     def _end_block(self, start: int) -> None:
-        """Note that the nodes from here on are a block."""
         new = (node.name for node in self.writer.nodes[start:])
         self.writer.blocks.update(dict.fromkeys(new, self.count))
         self.count += 1
@@ -207,7 +206,6 @@ class _Join:
     count: int = 0
 
     def put(self, part: str) -> None:
-        """Take the part of the next block."""
         self.count += 1
         inner = 1
         for axis, size in reversed(self.mesh.axes):

@@ -80,7 +80,6 @@ class _Copier:
 
     @cached_property
     def spans(self) -> dict[Stretch, tuple[int, int]]:
-        """Positions of the first and last node of each stretch."""
         spans, at = {}, 0
         for stretch in self.blocks.stretches:
             first, last = spans[stretch] = span_of(self.graph, stretch)
@@ -93,7 +92,6 @@ class _Copier:
 
     @cached_property
     def later(self) -> frozenset[Stretch]:
-        """The stretches of the backward pass that are cut."""
         return frozenset(s for s in self.spans if s.chunks and s.first in self.graph.backward)
 
     @cached_property
@@ -118,7 +116,6 @@ class _Copier:
 
     @cached_property
     def stored(self) -> frozenset[str]:
-        """Stored values, their aliases, and views and casts of them."""
         return stored_values(self.graph.nodes)
 
     @cached_property

@@ -23,7 +23,7 @@ import numpy as np
 from partitioner.ir.errors import OptionError
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.layout import DimLayout, LayoutError, Sharding, followed
+from partitioner.ir.layout import LayoutError, Sharding, followed
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.nodes.local_node import local_op
 from partitioner.ir.ops import LocalOp, row_of, rules_of
@@ -32,7 +32,7 @@ from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import TensorType
 from partitioner.rewrites.graph_writer import GraphWriter, elements
-from partitioner.rewrites.same_in_parts import AXIS, CombinesError, cut_factors
+from partitioner.rewrites.same_in_parts import AXIS, CombinesError, cut_along, cut_factors, taken
 
 #: Most micro-batches of a step: schedules and proofs list each.
 MOST_MICRO_BATCHES = 4096
@@ -157,10 +157,7 @@ class _Cutter:
     """Lays the graph out over the micro-batches and takes the part of the first one.
 
     Attributes:
-        whole: The graph of the whole batch.
-        count: Number of micro-batches.
         at: How each value lies.
-        writer: Writes the part.
         parts: Names in the part of values that lie whole elsewhere, by value and layout.
     """
 
@@ -182,7 +179,9 @@ class _Cutter:
         """
         for name in (*self.whole.inputs, *self.whole.constants):
             type_ = self.whole.types[name]
-            self._declare(name, name, self._by_samples(type_) if name in split else None)
+            self._declare(
+                name, name, cut_along(self.mesh, type_.shape, 0) if name in split else None
+            )
         for node in self.whole.nodes:
             self._node(node)
         regions = {
@@ -194,18 +193,11 @@ class _Cutter:
 
     @cached_property
     def mesh(self) -> DeviceMesh:
-        """The micro-batches, as devices."""
         return DeviceMesh.line(self.count, AXIS)
 
     @cached_property
     def rules(self) -> Mapping[str, Rule | str]:
-        """Rules of the nodes, or why they have none."""
         return rules_of(self.whole)
-
-    def _by_samples(self, type_: TensorType) -> Sharding:
-        dims = [DimLayout.whole(size) for size in type_.shape]
-        dims[0] = DimLayout.even(type_.shape[0], (AXIS,), self.mesh)
-        return Sharding(tuple(dims))
 
     def _declare(self, name: str, value: str, at: Sharding | None) -> None:
         """Give a value of the whole graph, as it lies, a name in the part."""
@@ -268,21 +260,13 @@ class _Cutter:
         )
         for value, at in placed.results():
             self._declare(names[value], value, at.sharding)
-        self._check_alike(placed)
-        # Names of their own, since a plan may make the node local once more.
-        self.writer.local(placed, {AXIS: 0}, operands, names, "part", stays=named is None)
-
-    def _check_alike(self, placed: PlacedNode) -> None:
-        """Check that all micro-batches have the same nodes in place of a node.
-
-        Raises:
-            OptionError: They differ.
-        """
-        row = row_of(placed.node)
+        row = row_of(node)
         if row is not None and row.where:
             first, *rest = (local_op(self.whole, placed, {AXIS: i}) for i in range(self.count))
             if any(_form(other) != _form(first) for other in rest):
-                raise self._refusal(placed.node, "differs from one micro-batch to the next")
+                raise self._refusal(node, "differs from one micro-batch to the next")
+        # Names of their own, since a plan may make the node local once more.
+        self.writer.local(placed, {AXIS: 0}, operands, names, "part", stays=named is None)
 
     def _operand(self, node: Node, value: str, at: Sharding) -> str:
         """The name in the part of an operand that lies so.
@@ -294,14 +278,6 @@ class _Cutter:
             return value
         if self.at[value].axes or at.partial:
             raise self._refusal(node, "combines the samples of a batch")
-        return self._part(node, value, at)
-
-    def _part(self, node: Node, value: str, at: Sharding) -> str:
-        """The name of the part of a value that lies whole, where that is the same for all.
-
-        Raises:
-            OptionError: It is not proven to be.
-        """
         if (value, at) not in self.parts:
             if value in self.whole.constants:
                 self.parts[value, at] = self._part_of_constant(node, value, at)
@@ -332,14 +308,10 @@ class _Cutter:
         if dims is None or any(self.at[read].axes for read in producer.reads):
             raise refusal
         assert isinstance(rule, Rule)
-        layouts: dict[str, DimLayout] = {}
-        for expr, layout in zip(dims, at.dims, strict=True):
-            cut = rule.factor_layouts(expr, layout, self.mesh) if layout.axes else {}
-            if cut is None or any(layouts.setdefault(*one) != one[1] for one in cut.items()):
-                raise refusal
         try:
+            layouts = taken(rule, [(dims, at)], self.mesh)
             placed = place(self.whole, producer, self.mesh, layouts, rule)
-        except LayoutError:
+        except (LayoutError, CombinesError):
             raise refusal from None
         made = placed.outs[slot]
         if made is None or made.sharding != at:
@@ -355,14 +327,12 @@ class _Cutter:
 
 def _form(op: LocalOp) -> object:
     """Equal for local nodes that compute the same."""
-    nodes = [
-        (replace(node, attrs={}), {key: _plain(value) for key, value in node.attrs.items()})
-        for node in op.nodes
-    ]
-    return nodes, op.types, {name: _plain(array) for name, array in op.constants.items()}
 
+    def plain(values: Mapping[str, object]) -> object:
+        return {
+            name: (x.dtype, x.shape, x.tobytes()) if isinstance(x, np.ndarray) else x
+            for name, x in values.items()
+        }
 
-def _plain(value: object) -> object:
-    if isinstance(value, np.ndarray):
-        return value.dtype, value.shape, value.tobytes()
-    return value
+    nodes = [(replace(node, attrs={}), plain(node.attrs)) for node in op.nodes]
+    return nodes, op.types, plain(op.constants)

@@ -77,7 +77,6 @@ class _Ring:
 
     @staticmethod
     def name_of(node: Node, parts: int, step: int) -> str:
-        """The name of the node of a step."""
         return f"{node.name}/ring{parts}/step{step}"
 
     @property
@@ -111,7 +110,6 @@ class _Ring:
 
     @cached_property
     def sizes(self) -> Sequence[int]:
-        """Elements of each part."""
         return [sum(size for _, size in part) for part in self.pieces]
 
     def turned(self, steps: int) -> Sequence[int]:
@@ -158,8 +156,6 @@ class _Ring:
 
 @dataclass(frozen=True)
 class _Writer:
-    """Writes the nodes of a ring."""
-
     writer: GraphWriter
     ring: _Ring
 

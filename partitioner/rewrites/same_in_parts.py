@@ -10,14 +10,14 @@ which is what a step in micro-batches returns.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError, Sharding, followed
-from partitioner.ir.loops.factors import PENDING, PENDING_SIZE, FactorKind
+from partitioner.ir.loops.factors import PENDING, PENDING_SIZE, Dims, FactorKind
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.nodes.local_node import local_op
 from partitioner.ir.ops import row_of, rules_of
@@ -111,7 +111,7 @@ class _Proof:
     def run(self, split: Collection[str], results: Sequence[str]) -> Difference:
         for name in (*self.whole.inputs, *self.whole.constants):
             shape = self.whole.types[name].shape
-            cut = self._cut(shape, 0) if name in split else Sharding.replicate(shape)
+            cut = cut_along(self.mesh, shape, 0) if name in split else Sharding.replicate(shape)
             self.values[name] = _Value(cut)
         for node in self.whole.nodes:
             if node.name not in self.whole.backward:
@@ -123,49 +123,41 @@ class _Proof:
 
     @cached_property
     def mesh(self) -> DeviceMesh:
-        """The micro-batches, as devices."""
         return DeviceMesh.line(self.count, AXIS)
-
-    def _cut(self, shape: Sequence[int], dim: int) -> Sharding:
-        whole = [DimLayout.whole(size) for size in shape]
-        whole[dim] = DimLayout.even(shape[dim], (AXIS,), self.mesh)
-        return Sharding(tuple(whole))
-
-    def _because(self, kind: str, reason: str) -> None:
-        self.reasons.setdefault(kind, reason)
 
     def _results(self, node: Node) -> Sequence[_Value | None]:
         """The results of a node over the micro-batches; notes why they are not known."""
         unknown = [None] * len(node.outputs)
         if node.attrs.get("role") == "next":
-            self._because("writes", f"{node.name} writes {node.inputs[1]!r} in each")
+            self.reasons.setdefault("writes", f"{node.name} writes {node.inputs[1]!r} in each")
             return unknown
         if any(self.values[value] is None for value in node.reads):
             return unknown
         try:
             results = self._laid_out(node)
         except (LayoutError, CombinesError):
-            self._because("combines", f"{node.name} combines the samples of a batch")
+            self.reasons.setdefault("combines", f"{node.name} combines the samples of a batch")
             return unknown
         sizes = all(
-            result is None or self._has_size(name, result)
+            result is None
+            or (
+                name in self.part.types
+                and result.sharding.local_shape(self.mesh, {AXIS: 0}) == self.part.types[name].shape
+            )
             for name, result in zip(node.outputs, results, strict=True)
         )
         if not sizes or not (self._reads_same_numbers(node) or self._is_local(node)):
-            self._because("size", f"{node.name} depends on the size of the batch")
+            self.reasons.setdefault("size", f"{node.name} depends on the size of the batch")
             return unknown
         if self.seed not in node.reads:
             return results
         if all(result is None or result.sharding.axes for result in results):
-            self._because(_REDRAWN, f"{node.name} draws other random numbers")
+            self.reasons.setdefault(_REDRAWN, f"{node.name} draws other random numbers")
             return results
-        self._because("draws", f"{node.name} draws other random numbers, which samples share")
+        self.reasons.setdefault(
+            "draws", f"{node.name} draws other random numbers, which samples share"
+        )
         return unknown
-
-    def _has_size(self, name: str, value: _Value) -> bool:
-        """Tell whether the result of a micro-batch has the size of a part of the whole one."""
-        local = value.sharding.local_shape(self.mesh, {AXIS: 0})
-        return name in self.part.types and local == self.part.types[name].shape
 
     def _reads_same_numbers(self, node: Node) -> bool:
         """Tell whether a node of both graphs differs in sizes only, or in what `share` counts."""
@@ -236,7 +228,6 @@ class _Proof:
 
     @cached_property
     def rules(self) -> Mapping[str, Rule | str]:
-        """Rules of the whole batch's nodes, or why they have none."""
         return rules_of(self.whole)
 
     def _same(self, node: Node, name: str) -> _Value | None:
@@ -252,7 +243,7 @@ class _Proof:
         is_drawn = self.seed in node.reads  # anew for each sample, if there are more of them
         like = row is not None and (row.uniform or (is_drawn and len(node.reads) == 1))
         if dims and like and shape[dims[0]] % self.count == 0:
-            return _Value(self._cut(shape, dims[0]))
+            return _Value(cut_along(self.mesh, shape, dims[0]))
         return _Value(Sharding.replicate(shape))
 
     def _scale(self, node: Node) -> float:
@@ -264,9 +255,9 @@ class _Proof:
         ours, theirs = node.attrs["other"], other.attrs.get("other")
         if ours == theirs:
             return 1.0
-        if not (isinstance(ours, int | float) and isinstance(theirs, int | float)):
-            raise CombinesError
-        if not (ours and theirs):
+        if not (
+            isinstance(ours, int | float) and isinstance(theirs, int | float) and ours and theirs
+        ):
             raise CombinesError
         return ours / theirs if scales == "times" else theirs / ours
 
@@ -288,7 +279,9 @@ class _Proof:
             return [_Value(pending[0].sharding, 1 / self.count)]
         is_mean = math.isclose(share * self.count, 1.0)
         if PENDING not in rule.factors:
-            if is_mean and _shifts(node):
+            row = row_of(node)
+            is_shifted = row is not None and row.shifts and len([*filter(None, node.inputs)]) == 1
+            if is_mean and is_shifted:  # by a number, or subtracted from one
                 return [_Value(pending[0].sharding, share)]
             raise CombinesError
         cut = DimLayout.even(PENDING_SIZE, (AXIS,), self.mesh)
@@ -320,21 +313,17 @@ class _Proof:
         if value is None:
             return
         if value.is_pending and not math.isclose(value.share * self.count, 1.0):
-            self._because("sum", f"the result {name!r} is a sum over the batch, and not a mean")
-        elif shape and value.sharding != self._cut(shape, 0):
-            self._because("combines", f"the result {name!r} is not one of samples")
+            self.reasons.setdefault(
+                "sum", f"the result {name!r} is a sum over the batch, and not a mean"
+            )
+        elif shape and value.sharding != cut_along(self.mesh, shape, 0):
+            self.reasons.setdefault("combines", f"the result {name!r} is not one of samples")
 
 
 def _scales(node: Node) -> str:
     """The way in which a node scales its first operand by the other; "" if it does not."""
     row = row_of(node)
     return row.scales if row is not None else ""
-
-
-def _shifts(node: Node) -> bool:
-    """Tell whether a node adds a number to its only operand, or takes the operand from a number."""
-    row, inputs = row_of(node), list(filter(None, node.inputs))
-    return row is not None and row.shifts and len(inputs) == 1
 
 
 def _averages(node: Node) -> bool:
@@ -356,10 +345,28 @@ def cut_factors(
     Raises:
         CombinesError: Operands ask for different ones, or for one that no factor has.
     """
+    return taken(rule, zip(rule.operands, operands, strict=True), mesh)
+
+
+def taken(
+    rule: Rule, tensors: Iterable[tuple[Dims | None, Sharding | None]], mesh: DeviceMesh
+) -> Mapping[str, DimLayout]:
+    """The layouts of a node's factors that the cut dims of some of its tensors ask for.
+
+    Raises:
+        CombinesError: As of `cut_factors`.
+    """
     layouts: dict[str, DimLayout] = {}
-    for dims, sharding in zip(rule.operands, operands, strict=True):
+    for dims, sharding in tensors:
         for expr, layout in zip(dims or (), sharding.dims if sharding else (), strict=False):
             cut = rule.factor_layouts(expr, layout, mesh) if layout.axes else {}
             if cut is None or any(layouts.setdefault(*one) != one[1] for one in cut.items()):
                 raise CombinesError
     return layouts
+
+
+def cut_along(mesh: DeviceMesh, shape: Sequence[int], dim: int) -> Sharding:
+    """The layout of a tensor of which each micro-batch has an equal part of a dim."""
+    dims = [DimLayout.whole(size) for size in shape]
+    dims[dim] = DimLayout.even(shape[dim], (AXIS,), mesh)
+    return Sharding(tuple(dims))

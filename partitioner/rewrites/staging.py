@@ -43,7 +43,10 @@ def stages_of_all(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
         if row is not None and row.in_place is not None:
             stages[node.name] = stages[graph.producers[node.inputs[row.in_place]].name]
         elif gradients.get(node.name):
-            stages[node.name] = _gradient_stage(graph, node, stages, gradients, last)
+            reached = (stages[name] for name in _makers(graph, node) if gradients.get(name))
+            lowest = min(reached, default=last)
+            twin = graph.twins.get(node.name, "")
+            stages[node.name] = min(stages.get(twin, lowest), lowest)
     for node in reversed(graph.nodes):
         if node.name not in stages:
             stages[node.name] = _repeated_stage(graph, node, stages)
@@ -66,38 +69,29 @@ def _forward_stages(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
     others = [n for n in graph.nodes if n.name not in graph.backward and n.name not in forward]
     others = [node for node in others if not writes_stored(node)]
     for node in reversed(others):
-        readers = [r.name for value in node.writes for r in graph.consumers[value]]
-        if known := [stages[name] for name in readers if name in stages]:
+        if known := [stages[name] for name in _readers(graph, node) if name in stages]:
             stages[node.name] = min(known)
     for node in others:
         if node.name not in stages:
-            made = (graph.producers[value].name for value in node.reads if value in graph.producers)
-            stages[node.name] = max((stages[name] for name in made if name in stages), default=0)
+            made = (stages[name] for name in _makers(graph, node) if name in stages)
+            stages[node.name] = max(made, default=0)
     return stages
 
 
-def _gradient_stage(
-    graph: Graph,
-    node: Node,
-    stages: Mapping[str, int],
-    gradients: Mapping[str, bool],
-    last: int,
-) -> int:
-    """The stage of a backward node that gradients reach."""
-    producers = [graph.producers[value].name for value in node.reads if value in graph.producers]
-    lowest = min((stages[name] for name in producers if gradients.get(name)), default=last)
-    return min(stages.get(graph.twins.get(node.name, ""), lowest), lowest)
+def _makers(graph: Graph, node: Node) -> list[str]:
+    return [graph.producers[value].name for value in node.reads if value in graph.producers]
+
+
+def _readers(graph: Graph, node: Node) -> list[str]:
+    return [reader.name for value in node.writes for reader in graph.consumers[value]]
 
 
 def _repeated_stage(graph: Graph, node: Node, stages: Mapping[str, int]) -> int:
     """The stage of a backward node that gradients do not reach; those of its readers are known."""
-    row = row_of(node)
-    producers = [graph.producers[value].name for value in node.reads if value in graph.producers]
-    readers = [reader.name for value in node.writes for reader in graph.consumers[value]]
-    is_name = row is not None and row.again
-    if is_name and len({stages[name] for name in readers}) > 1:
-        return max((stages[name] for name in producers if name in stages), default=0)
-    around = (*producers, *readers, graph.twins.get(node.name, ""))
+    row, makers, readers = row_of(node), _makers(graph, node), _readers(graph, node)
+    around = [*makers, *readers, graph.twins.get(node.name, "")]
+    if row is not None and row.again and len({stages[name] for name in readers}) > 1:
+        around = makers  # another name of a value
     return max((stages[name] for name in around if name in stages), default=0)
 
 

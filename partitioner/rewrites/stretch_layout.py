@@ -144,7 +144,7 @@ class _Cutter:
                 number.update(dict.fromkeys(node.writes, at))
             if (is_cut and self._combining(node)) or (read and not is_cut):
                 combined.update(node.writes)
-        dims = tuple(followed.dims for followed in self._all)
+        dims = tuple(followed.dims for followed in self.followed.values())
         return tuple(
             Round(
                 tuple(nodes[at]),
@@ -186,13 +186,11 @@ class _Cutter:
 
     @cached_property
     def mesh(self) -> DeviceMesh:
-        """The blocks, as devices."""
         sizes = [chunk.parts for chunk in self.chunks]
         return DeviceMesh(tuple(zip(AXES, sizes, strict=False)), tuple(range(math.prod(sizes))))
 
     @cached_property
     def rules(self) -> Mapping[str, Rule | str]:
-        """Rules of the nodes, or why they have none."""
         return rules_of(self.graph)
 
     @cached_property
@@ -202,7 +200,6 @@ class _Cutter:
 
     @cached_property
     def followed(self) -> Mapping[str, _Followed]:
-        """The chunked dims, by axis."""
         return dict(zip(self.mesh.names, map(self._follow, self.chunks), strict=True))
 
     @cached_property
@@ -211,12 +208,8 @@ class _Cutter:
         in_blocks = filter(self._is_in_blocks, self.nodes)
         return frozenset(value for node in in_blocks for value in node.writes)
 
-    @property
-    def _all(self) -> Iterable[_Followed]:
-        return self.followed.values()
-
     def _is_in_blocks(self, node: Node) -> bool:
-        return any(node.name in followed.loops for followed in self._all)
+        return any(node.name in followed.loops for followed in self.followed.values())
 
     def _combining(self, node: Node) -> tuple[tuple[str, str], ...]:
         """The axes over which a node of the blocks combines their results, and how."""

@@ -111,7 +111,7 @@ def run_directory(
     text = report(run.seconds, requests, expected, run.outputs, unit, level)
     if program is None or not steps:
         return text
-    comparison = program.compared(run, requests)
+    comparison = program.compared(run.logs, run.seconds, requests)
     write_file(directory / FILE, comparison.measured.to_json().encode())
     comparison.result.report(directory / "report.html")
     return f"{text}\n\n{comparison}\n\nwritten to {directory / FILE} and report.html"
@@ -262,11 +262,6 @@ def draw_inputs(
 ) -> Mapping[str, np.ndarray]:
     """Valid random inputs of a saved compilation's model.
 
-    Args:
-        directory: Folder of the compilation.
-        seed: Seed of the inputs.
-        types: Types of the inputs.
-
     Raises:
         RunError: What tells the valid inputs is malformed or, of an earlier version, the model,
             which tells them, is gone or has changed.
@@ -288,7 +283,6 @@ def check_outputs(path: Path, directory: Path) -> None:
     """Refuse, before a run, a file that `write_outputs` could not or must not write after it.
 
     Args:
-        path: The file.
         directory: Folder of the saved compilation, in which no outputs lie.
 
     Raises:

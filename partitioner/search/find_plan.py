@@ -284,9 +284,10 @@ def _decided(
         least = min(result.least for result in results)
         raise NoCheaper("no plan was found to cost less", min(least, budget.best_s))
     budget.say("looking again at what does not fit")
-    plan = second_look(
-        refused, budget, search.candidate, search.holdings, complete=len(refused) == refusing
-    )
+    whole = all(mesh.size() == 1 for space in refused for mesh in space.space.groups)
+    every_cut = whole or not search.shares  # of unlike devices, some proportions are searched
+    complete = every_cut and len(refused) == refusing
+    plan = second_look(refused, budget, search.candidate, search.holdings, complete=complete)
     return _winner([*results, SpaceResult((plan,))], request, cluster, budget)
 
 

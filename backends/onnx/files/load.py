@@ -211,7 +211,6 @@ def _segment(phase: int, nodes: Sequence[NodeProto], block: int | None) -> Segme
 
 
 def _number(node: NodeProto, key: str, what: str, rank: int) -> int | None:
-    """A number in a node's metadata, None without one."""
     text = next((entry.value for entry in node.metadata_props if entry.key == key), None)
     if text is None:
         return None
@@ -238,7 +237,10 @@ def _cut(node: NodeProto, rank: int) -> Cut:
             why=attrs["why"].decode(),
         )
         source, target = (
-            _local_type(attrs.get(key), dtype) for key in ("source_shape", "target_shape")
+            TensorType.of(dtype, onnx.numpy_helper.to_array(attrs[key]).tolist())
+            if key in attrs
+            else None
+            for key in ("source_shape", "target_shape")
         )
         uniform = bool(attrs["uniform"])
         _check_bounds(comm.transfers, rank, source, target)
@@ -246,12 +248,6 @@ def _cut(node: NodeProto, rank: int) -> Cut:
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError, IRError) as error:
         where = f"rank {rank}: communication {node.name!r}"
         raise BackendError(f"{where}: {one_line(error)}") from error
-
-
-def _local_type(shape: onnx.TensorProto | None, dtype: str) -> TensorType | None:
-    if shape is None:
-        return None
-    return TensorType.of(dtype, onnx.numpy_helper.to_array(shape).tolist())
 
 
 def _check_bounds(
@@ -278,7 +274,6 @@ def _types(graph: GraphProto) -> dict[str, TensorType]:
 
 
 def _link(model: RankModel) -> Iterator[Segment | Cut]:
-    """Give each segment its inputs, outputs and constants."""
     delivered = (*(output.value for output in model.header.outputs), *model.keep)
     reads_of = [
         step.reads if isinstance(step, Cut) else tuple(dict.fromkeys(_free(step.nodes, set())))
@@ -340,7 +335,6 @@ def _values(step: Segment | Cut) -> tuple[str, ...]:
 
 
 def _free(nodes: Iterable[NodeProto], known: set[str]) -> Iterator[str]:
-    """Values that nodes, or the bodies inside them, read and do not make."""
     known = set(known)
     for node in nodes:
         for name in node.input:

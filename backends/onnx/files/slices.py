@@ -95,7 +95,6 @@ def _local_transfer(comm: Comm, program: RankProgram) -> Transfer:
 def _split(
     transfer: Transfer, shape: tuple[int, ...]
 ) -> tuple[dict[int, Interval], dict[int, tuple[Interval, ...]]]:
-    """Dims that keep one interval (less than all), and dims that keep several."""
     single: dict[int, Interval] = {}
     several: dict[int, tuple[Interval, ...]] = {}
     for dim, (intervals, size) in enumerate(zip(transfer.read, shape, strict=True)):

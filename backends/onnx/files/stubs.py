@@ -110,7 +110,6 @@ def stub(name: str, node: NodeProto, opset: int) -> FunctionProto:
 
 
 def _zeros(opset: int) -> list[NodeProto]:
-    """Zeros of `target_shape` and `dtype`."""
     cast = _referring("Cast", ["zeros"], "Y", "to", "dtype", AttributeProto.INT)
     if opset < _CONSTANT_OF_SHAPE:
         return [*_old_zeros(), cast]

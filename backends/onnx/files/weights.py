@@ -121,7 +121,8 @@ def check_digest(path: Path, data: bytes, model: ModelProto) -> None:
         BackendError: The file of weights is missing, cut off or no file, or a bit has changed.
     """
     weights = path.with_suffix(".weights")
-    need = max((_end(path, tensor) for tensor in _external(model.graph)), default=0)
+    outside = (t for t in _tensors(model.graph) if t.data_location == TensorProto.EXTERNAL)
+    need = max((_end(path, tensor) for tensor in outside), default=0)
     digest = hashlib.sha256()
     if need:
         _add_file(digest, weights, need)
@@ -172,12 +173,7 @@ def _end(path: Path, tensor: TensorProto) -> int:
     return sum(map(int, numbers))
 
 
-def _external(graph: GraphProto) -> Iterator[TensorProto]:
-    return (t for t in _tensors(graph) if t.data_location == TensorProto.EXTERNAL)
-
-
 def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
-    """Every tensor of a graph: initializers and attributes, at any depth."""
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:

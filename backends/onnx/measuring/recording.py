@@ -94,18 +94,17 @@ class Recorder:
             timed.append((begin, spans.clock(), spans.actions))
         self.executor.observe = None
         runs = kernels_of(self.executor)
-        names = {index: self._names(index) for index in runs}
+        names: dict[int, Mapping[str, _Work]] = {}
+        for index in runs:
+            graph = self.executor.sessions.graph_of(index)
+            by_kernel = nodes_of_kernels(self.executor.model.segment(index).nodes, graph)
+            names[index] = {kernel: _Work.of(nodes) for kernel, nodes in by_kernel.items()}
         recorded = tuple(
             Step(begin, end, tuple(self._events(number, actions, runs, names)))
             for number, (begin, end, actions) in enumerate(timed, 1)
         )
         model = self.executor.model
         return recorded, held_bytes(model, live.by_step, runs, shared=True).total
-
-    def _names(self, index: int) -> Mapping[str, _Work]:
-        segment = self.executor.model.segment(index)
-        by_kernel = nodes_of_kernels(segment.nodes, self.executor.sessions.graph_of(index))
-        return {kernel: _Work.of(nodes) for kernel, nodes in by_kernel.items()}
 
     def _events(
         self,
@@ -223,13 +222,9 @@ def held_bytes(
         if isinstance(step, Cut)
     ]
     stays = [nbytes for at, nbytes in idle.items() if _block(model, at) is None]
-    in_turn = {name for step in _in_blocks(model) for name in step.constants}
-    in_turn -= {
-        name
-        for step in model.steps
-        if isinstance(step, Segment) and step.block is None
-        for name in step.constants
-    }
+    segments = [step for step in model.steps if isinstance(step, Segment)]
+    in_turn = {name for one in segments if one.block is not None for name in one.constants}
+    in_turn -= {name for one in segments if one.block is None for name in one.constants}
     return HeldBytes(
         weights=sum(model.types[name].nbytes for name in model.constants if name not in in_turn),
         sessions=min(stays, default=0) if shared else sum(stays),
@@ -240,12 +235,6 @@ def held_bytes(
 def _block(model: RankModel, index: int) -> int | None:
     step = model.steps[index]
     return step.block if isinstance(step, Segment) else None
-
-
-def _in_blocks(model: RankModel) -> Iterator[Segment]:
-    for step in model.steps:
-        if isinstance(step, Segment) and step.block is not None:
-            yield step
 
 
 def _opened_bytes(model: RankModel, idle: Mapping[int, int]) -> Mapping[int, int]:

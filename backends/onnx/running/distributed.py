@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from partitioner.backends.onnx.files.steps import Cut, RankModel
 from partitioner.backends.onnx.running.executor import write_parts
-from partitioner.backends.onnx.running.turns import Rounds, Turns
+from partitioner.backends.onnx.running.turns import Turns
 from partitioner.backends.process_group import Group, Groups
 from partitioner.backends.regions import box_view, read_region, region_shape, write_region
 from partitioner.backends.tensors import REDUCIBLE, combine, torch_dtype
@@ -70,7 +70,7 @@ class DistributedCommunicator:
         self._device = device
         self._groups = groups
         self._cuts = tuple(step for step in model.steps if isinstance(step, Cut))
-        self._turns: Turns = Rounds(0)
+        self._turns = Turns(0)
         #: Messages by (seq, pass), and by source in the order in which it sends them.
         self._messages: dict[tuple[int, int], list[_Message]] = {}
         self._queues: dict[int, deque[_Message]] = {}
@@ -193,7 +193,6 @@ class DistributedCommunicator:
                 self._get_ready(queue.popleft())
 
     def _sent_in(self, message: _Message) -> int:
-        """The turn in which its source sends a message."""
         source, phase = message.transfer.source, message.cut.comm.phase
         return self._turns.turn(source, phase, message.number)
 
@@ -330,7 +329,6 @@ def _are_rows(arriving: list[Transfer], target: torch.Tensor) -> bool:
 
 
 def _together(tensor: torch.Tensor, region: Region) -> torch.Tensor | None:
-    """A view of a region; None if it does not lie together in memory."""
     view = box_view(tensor, region)
     return view if view is not None and view.is_contiguous() else None
 

@@ -277,8 +277,11 @@ class Executor:
     def _compute(
         self, index: int, segment: Segment, values: Values, freed: Collection[str]
     ) -> None:
-        places = [
-            (sums, self._place(sums, values, freed)) for sums in self.sessions.sums.get(index, ())
+        places = [  # in the image that sums begin with, if it is freed
+            (one, values[one.source])
+            if one.source is not None and one.source in freed
+            else (one, self._empty(self.model.types[one.image]))
+            for one in self.sessions.sums.get(index, ())
         ]
         targets = {sums.target: place for sums, place in places}
         for name in segment.outputs:
@@ -294,12 +297,6 @@ class Executor:
             if segment.block is None:
                 self._bindings[index] = binding
             self._run(binding, segment, values, places)
-
-    def _place(self, sums: Sums, values: Values, freed: Collection[str]) -> torch.Tensor:
-        """Where sums of a segment lie: in the image that they begin with, if it is freed."""
-        if sums.source is not None and sums.source in freed:
-            return values[sums.source]
-        return self._empty(self.model.types[sums.image])
 
     def _run(
         self,
@@ -379,7 +376,6 @@ def _actions(steps: Sequence[Segment | Cut]) -> Iterator[Action]:
 def _frees(
     actions: Sequence[Action], kept: frozenset[str], *, in_phases: bool
 ) -> Mapping[Action, tuple[str, ...]]:
-    """Per action, the values that no later action of the same pass reads."""
     ordered = sorted(actions, key=lambda a: (a.phase if in_phases else 0, a.index, a.role))
     last: dict[str, Action] = {}
     for action in ordered:
@@ -408,7 +404,6 @@ def _in_place(steps: Sequence[Segment | Cut], kept: frozenset[str]) -> Iterator[
 
 @contextmanager
 def _failing(rank: int, cut: Cut) -> Iterator[None]:
-    """Name the rank and the communication in errors of the library."""
     try:
         yield
     except RuntimeError as error:

@@ -144,7 +144,6 @@ class Simulator:
                 raise BackendError(f"the ranks deadlock: {each}")
 
     def _ready(self, rank: int, wait: Waiting) -> bool:
-        """Test whether everything that a rank waits for has been sent."""
         return all(key in self._mail for _, key in _arrivals(wait.cut, rank, wait.number))
 
     def _gather(self, values: Mapping[int, Mapping[str, torch.Tensor]]) -> Lockstep:
@@ -196,8 +195,6 @@ def _feeds(
 
 
 class _Mailbox:
-    """A rank's side of the mail between ranks: a `Communicator`."""
-
     def __init__(self, mail: dict[_Key, torch.Tensor], rank: int) -> None:
         self._mail = mail
         self._rank = rank

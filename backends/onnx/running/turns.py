@@ -8,7 +8,6 @@ of request r being r * M + m.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,8 +42,12 @@ class Turn(Generic[PhasedT]):
     done: int | None = None
 
 
-class Turns(ABC):
-    """The turns of all ranks.
+@dataclass(frozen=True)
+class Turns:
+    """The turns of all ranks: here of requests in flight, in rounds.
+
+    Round t runs phase p of request t - p, and all ranks are in the same round; a single request has
+    one round.
 
     Attributes:
         requests: Number of requests.
@@ -52,46 +55,18 @@ class Turns(ABC):
 
     requests: int
 
-    @classmethod
-    def of(cls, batch: Batch | None, requests: int) -> Turns:
+    @staticmethod
+    def of(batch: Batch | None, requests: int) -> Turns:
         """The turns of requests, which run in micro-batches if there is a batch."""
-        return Rounds(requests) if batch is None else MicroBatchTurns(requests, batch.order)
+        return Turns(requests) if batch is None else MicroBatchTurns(requests, batch.order)
 
     @property
-    @abstractmethod
     def passes(self) -> int:
         """Number of passes."""
-
-    @abstractmethod
-    def of_rank(self, rank: int, actions: Sequence[PhasedT]) -> Iterator[Turn[PhasedT]]:
-        """The turns of a rank, whose actions are in the order of steps."""
-
-    @abstractmethod
-    def turn(self, rank: int, phase: int, number: int) -> int:
-        """The turn in which a rank runs a phase of a pass."""
-
-    @abstractmethod
-    def is_expected(self, rank: int, comm: Comm, number: int, now: int) -> bool:
-        """Tell whether a rank in turn `now` gets ready to receive what a communication brings."""
-
-    @abstractmethod
-    def taken(self, rank: int, comm: Comm, number: int) -> int:
-        """The first turn of a sender behind which the data may be waited for without deadlock."""
-
-
-@dataclass(frozen=True)
-class Rounds(Turns):
-    """Requests in flight: round t runs phase p of request t - p; a single one has one round."""
-
-    requests: int
-
-    @property
-    def passes(self) -> int:
-        """See `Turns`."""
         return self.requests
 
     def of_rank(self, rank: int, actions: Sequence[PhasedT]) -> Iterator[Turn[PhasedT]]:
-        """See `Turns`."""
+        """The turns of a rank, whose actions are in the order of steps."""
         last = max((action.phase for action in actions), default=0)
         for turn in range(self.turn(rank, last, self.requests - 1) + 1):
             numbered = ((action, turn - self.turn(rank, action.phase, 0)) for action in actions)
@@ -102,16 +77,22 @@ class Rounds(Turns):
             )
 
     def turn(self, rank: int, phase: int, number: int) -> int:
-        """See `Turns`; all ranks are in the same round."""
+        """The turn in which a rank runs a phase of a pass."""
         del rank
         return number + phase if self.requests > 1 else 0
 
     def is_expected(self, rank: int, comm: Comm, number: int, now: int) -> bool:
-        """See `Turns`: all that is sent up to this round."""
+        """Tell whether a rank in turn `now` gets ready to receive what a communication brings.
+
+        It does for all that is sent up to this turn.
+        """
         return self.turn(rank, comm.phase, number) <= now
 
     def taken(self, rank: int, comm: Comm, number: int) -> int:
-        """See `Turns`: the round in which it is received."""
+        """The first turn of a sender behind which the data may be waited for without deadlock.
+
+        That is the one in which it is received.
+        """
         return self.turn(rank, comm.target_phase, number)
 
 
@@ -123,7 +104,6 @@ class MicroBatchTurns(Turns):
         order: The order of a request.
     """
 
-    requests: int
     order: RunOrder
     _indices: dict[int, Mapping[tuple[int, int], int]] = field(
         default_factory=dict, compare=False, repr=False

@@ -240,7 +240,6 @@ class Optimized:
 
     @cached_property
     def _makers(self) -> Mapping[str, int]:
-        """The node that makes each value, by its position."""
         nodes = enumerate(self.proto.graph.node)
         return {name: at for at, node in nodes for name in node.output if name}
 
@@ -321,7 +320,6 @@ def _summands(graph: GraphProto) -> Iterator[tuple[str, str]]:
 
 
 def _renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> Iterator[NodeProto]:
-    """The nodes, which have no bodies, with some values renamed."""
     for node in nodes:
         renamed = NodeProto()
         renamed.CopyFrom(node)

@@ -199,7 +199,9 @@ class Agreement:
             if error is not None:
                 raise error
             return
-        problem = "" if error is None else _text_of(error)
+        problem = "" if error is None else one_line(error)
+        if isinstance(error, PartitionerError):
+            problem = str(error)
         try:
             self.check(doing, problem)
         except BackendError as agreed:
@@ -249,7 +251,6 @@ class Agreement:
         ]
 
     def _texts(self, text: str) -> list[str]:
-        """Every rank's text."""
         packed = torch.frombuffer(bytearray(text.encode() + b"\0"), dtype=torch.uint8)
         sizes = self._gather(torch.tensor([packed.numel()]), "comparing texts").tolist()
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
@@ -262,7 +263,6 @@ class Agreement:
         return self._begin_gather(part, doing)()
 
     def _begin_gather(self, part: Tensor, doing: str) -> Callable[[], Tensor]:
-        """Begin to gather; the result waits."""
         whole = part.new_empty((self.ranks * part.shape[0], *part.shape[1:]), device=self._device)
         with self._telling(doing):
             group = resolved_group(self._group)
@@ -321,14 +321,12 @@ def _let_go(agreement: weakref.ref[Agreement]) -> None:
 
 
 def _alone(problem: str) -> bool:
-    """The agreement of one rank with itself."""
     if problem:
         raise BackendError(problem)
     return False
 
 
 def _differ(texts: Mapping[int, str]) -> str:
-    """The refusal of ranks that do different things, from what each of them does."""
     by_text: dict[str, list[int]] = {}
     for rank, text in sorted(texts.items()):
         by_text.setdefault(text, []).append(rank)
@@ -348,12 +346,7 @@ def _joined(problems: Mapping[int, str], ranks: int) -> str:
     return "; ".join(dict.fromkeys(named))
 
 
-def _text_of(error: Exception) -> str:
-    return str(error) if isinstance(error, PartitionerError) else one_line(error)
-
-
 def _error_classes(base: type[PartitionerError]) -> dict[str, type[PartitionerError]]:
-    """The classes of our errors by name."""
     found = {base.__name__: base}
     for one in base.__subclasses__():
         found |= _error_classes(one)

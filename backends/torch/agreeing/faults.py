@@ -67,12 +67,11 @@ class Roll:
     def ended(self) -> list[int]:
         """Ranks whose processes have ended, as far as this process can see."""
         until = time.monotonic() + _PATIENCE_S
-        while not (ranks := self._ended()) and time.monotonic() < until:
+        while True:
+            ranks = [rank for rank, (pid, start) in self.here().items() if _start(pid) != start]
+            if ranks or time.monotonic() >= until:
+                return ranks
             time.sleep(0.01)
-        return ranks
-
-    def _ended(self) -> list[int]:
-        return [rank for rank, (pid, start) in self.here().items() if _start(pid) != start]
 
 
 def _start(pid: int) -> str:
@@ -144,7 +143,6 @@ def _is_of_communication(error: RuntimeError) -> bool:
 
 
 def _failed(trace: TracebackType | None, module: fx.GraphModule) -> tuple[Comm, ...]:
-    """The communications of the collective that a traceback ends in."""
     nodes = {node.name: node for node in module.graph.nodes}
     comms: tuple[Comm, ...] = ()
     while trace is not None:

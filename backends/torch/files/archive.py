@@ -215,7 +215,6 @@ def _integer(data: Mapping[str, Any]) -> int:
 
 
 def _check_graph(data: Any) -> None:
-    """Refuse descriptions that could run code when a graph is rebuilt or run."""
     if isinstance(data, list):
         for item in data:
             _check_graph(item)
@@ -345,7 +344,6 @@ def _number(size: Mapping[str, Any], known: Mapping[str, int]) -> dict[str, int]
 
 
 def _computes_sizes(node: Mapping[str, Any], known: Mapping[str, int]) -> bool:
-    """Test whether the results of a node are known sizes and nothing else."""
     outputs = node["outputs"]
     return bool(outputs) and all(
         set(out) == {_SIZE} and _number(out[_SIZE], known) for out in outputs

@@ -78,16 +78,6 @@ def file_name(rank: int, which: str = "forward") -> str:
     return f"rank{rank}.pt2" if which == "forward" else f"rank{rank}.{name}.pt2"
 
 
-def _common(
-    programs: Programs, rank: int, origin: Origin, stored: tuple[str, ...]
-) -> dict[str, Any]:
-    """The parts of a description that all passes of a rank have."""
-    program = programs.ranks[rank]
-    header = header_data(program, programs, len(program.comms), origin)
-    groups = {"groups": group_ranks(programs), "stored": stored}
-    return {"version": FORMAT_VERSION, **header, **groups}
-
-
 def write_phases(
     folder: Path, programs: Programs, phases: RankPhases, origin: Origin, *, last: bool = False
 ) -> None:
@@ -103,11 +93,17 @@ def write_phases(
     Raises:
         BackendError: PyTorch cannot export a graph.
     """
-    common = _common(programs, phases.rank, origin, phases.stored)
-    common["training"] = programs.order.table.trains
-    common |= {} if phases.order.is_whole else {"staged": True}
+    program = programs.ranks[phases.rank]
+    common: dict[str, Any] = {
+        "version": FORMAT_VERSION,
+        **header_data(program, programs, len(program.comms), origin),
+        "groups": group_ranks(programs),
+        "stored": phases.stored,
+        "training": programs.order.table.trains,
+        **({} if phases.order.is_whole else {"staged": True}),
+    }
     for phase, name, examples in _phases(phases, last=last):
-        graph = phases.graphs[phase].graph
+        graph = phases.graphs[phase]
         data = {**common, "pass": _phase_name(phases, phase, last=last)}
         data |= {"arguments": graph.arguments, "results": graph.results}
         _write(folder / name, graph.module, examples, data)
@@ -119,9 +115,8 @@ def _phases(phases: RankPhases, *, last: bool) -> Iterator[tuple[int, str, tuple
     The phase of all micro-batches together is none of a smaller last one.
     """
     fakes: dict[str, Tensor] = {}
-    for phase, of_phase in phases.graphs.items():
-        graph = of_phase.graph
-        messages = {message.name: message for message in of_phase.receives}
+    for phase, graph in phases.graphs.items():
+        messages = {message.name: message for message in graph.receives}
         examples = tuple(
             torch.empty(messages[name].numel, dtype=messages[name].dtype)
             if name in messages
@@ -142,32 +137,28 @@ def _phase_name(phases: RankPhases, phase: int, *, last: bool) -> str:
 
 def _phase_file(phases: RankPhases, phase: int, *, last: bool) -> str:
     is_first = phase == min(phases.graphs) and not last
-    return phase_file(phases, phase, is_first=is_first, last=last)
-
-
-def phase_file(phases: RankPhases, phase: int, *, is_first: bool, last: bool = False) -> str:
-    """Name of the file of a phase; `is_first` of the first that the rank runs."""
     return file_name(phases.rank, "forward" if is_first else _phase_name(phases, phase, last=last))
 
 
-def with_written_phases(folder: Path, phases: RankPhases, *, last: bool = False) -> RankPhases:
-    """The phases of a rank, with the graphs in a folder's files.
+def with_written_phases(
+    folder: Path, phases: RankPhases, *, last: bool = False, device: torch.device = CPU
+) -> RankPhases:
+    """The phases of a rank, with the graphs in a folder's files, for a device.
 
     Raises:
         BackendError: A file cannot be read, or takes or gives other values.
     """
     graphs = dict(phases.graphs)
-    for phase, of_phase in phases.graphs.items():
+    for phase, graph in phases.graphs.items():
         if last and phases.is_of_all(phase):
             continue
         path = folder / _phase_file(phases, phase, last=last)
         name = _phase_name(phases, phase, last=last)
-        graphs[phase] = replace(of_phase, graph=_read(path, phases, name, of_phase.graph))
+        graphs[phase] = _read(path, phases, name, graph, device)
     return replace(phases, graphs=graphs)
 
 
 def _empty(tensor_type: TensorType, like: Tensor | None = None) -> Tensor:
-    """A tensor with the strides of another one; contiguous without."""
     strides = (torch.empty(tensor_type.shape, device="meta") if like is None else like).stride()
     return torch.empty_strided(tensor_type.shape, strides, dtype=torch_dtype(tensor_type.dtype))
 
@@ -254,7 +245,9 @@ def read_pass(path: Path, device: torch.device = CPU) -> fx.GraphModule:
     return module
 
 
-def _read(path: Path, phases: RankPhases, which: str, graph: PassGraph) -> PassGraph:
+def _read(
+    path: Path, phases: RankPhases, which: str, graph: PassGraph, device: torch.device
+) -> PassGraph:
     """A phase's graph, whose file may take more stored values, and has an order of its own."""
     file = read_rank_file(path)
     if (file.header.rank, file.which) != (phases.rank, which):
@@ -263,4 +256,5 @@ def _read(path: Path, phases: RankPhases, which: str, graph: PassGraph) -> PassG
     is_whole = len(file.arguments) == len(graph.arguments) + len(more)
     if not (is_whole and more <= {*phases.stored}) or {*file.results} != {*graph.results}:
         raise BackendError(f"{path} takes or gives other values than the plan's program")
-    return PassGraph(read_pass(path), file.arguments, file.results)
+    module = read_pass(path, device)
+    return replace(graph, module=module, arguments=file.arguments, results=file.results)

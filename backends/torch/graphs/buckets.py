@@ -23,7 +23,6 @@ from partitioner.backends.torch.graphs.notes import (
     noted_tasks,
 )
 from partitioner.backends.torch.graphs.pieces import assemble
-from partitioner.ir.program import Comm
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -73,25 +72,18 @@ def bucket(graph: fx.Graph) -> None:
     """
     buckets: dict[int, list[_Member]] = defaultdict(list)
     for node in graph.nodes:
-        number = _bucket_of(node)
-        if number is not None:
+        if "shapes" not in node.meta:
+            continue
+        (comm,) = node.meta[COMM]
+        if comm.bucket is not None:
             (wait,) = node.users
-            buckets[number].append(_Member(node, wait, *node.meta["shapes"]))
+            buckets[comm.bucket].append(_Member(node, wait, *node.meta["shapes"]))
     tasks: dict[Task, Sequence[Task]] = {}
     for _, members in sorted(buckets.items()):
         together = [task for member in members for task in noted_tasks(member.sent)]
         tasks |= dict.fromkeys(together, together)
         _join(graph, members)
     join_tasks(graph, tasks)
-
-
-def _bucket_of(node: fx.Node) -> int | None:
-    """Number of the bucket of a collective; None for one alone and for any other node."""
-    if "shapes" not in node.meta:
-        return None
-    (comm,) = node.meta[COMM]
-    assert isinstance(comm, Comm)
-    return comm.bucket
 
 
 def _join(graph: fx.Graph, members: Sequence[_Member]) -> None:
@@ -151,7 +143,6 @@ def _arranges(node: fx.Node) -> bool:
 
 
 def _roots(node: fx.Node) -> Iterator[fx.Node]:
-    """The nodes that a collective's operand is arranged from."""
     for source in node.all_input_nodes:
         if _arranges(source):
             yield from _roots(source)
@@ -176,7 +167,6 @@ def _copy(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 
 def _clear(graph: fx.Graph, node: fx.Node) -> None:
-    """Remove an arrangement that nothing reads any more."""
     if _arranges(node) and not node.users:
         sources = node.all_input_nodes
         graph.erase_node(node)

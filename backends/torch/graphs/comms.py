@@ -92,7 +92,7 @@ class RankComm:
         operand = self._summable(self._dense(self._sent))
         collective = self._call(c10d.all_reduce.default, operand, self._reduction, self._group)
         shape = self._carried(self.source_shape)
-        self._note_shapes(collective, shape, shape)
+        collective.meta["shapes"] = shape, shape  # by which collectives are joined
         return lambda: self._reduced(self._wait(collective))
 
     def _reduce_scatter(self) -> Arrival:
@@ -117,8 +117,8 @@ class RankComm:
             self._group,
         )
         size = math.prod(self.target_shape)  # ranks outside the group may keep the rest
-        shapes = (self._carried((count,)) for count in (size * len(comm.ranks), size))
-        self._note_shapes(collective, *shapes)
+        shapes = self._carried((size * len(comm.ranks),)), self._carried((size,))
+        collective.meta["shapes"] = shapes
         return lambda: self._shaped(self._reduced(self._wait(collective)), self.target_shape)
 
     def _all_gather(self) -> Arrival:
@@ -129,7 +129,7 @@ class RankComm:
             c10d.all_gather_into_tensor.default, operand, len(comm.ranks), self._group
         )
         size = by_source[self.rank].numel * _AS_BYTES.get(comm.dtype, 1)
-        self._note_shapes(collective, (size,), (size * len(comm.ranks),))
+        collective.meta["shapes"] = (size,), (size * len(comm.ranks),)
 
         def arrive() -> fx.Node:
             flat = self._decoded(self._wait(collective))
@@ -225,10 +225,6 @@ class RankComm:
         """Sizes of a tensor that is reduced: complex numbers are pairs."""
         return (*shape, 2) if torch_dtype(self.comm.dtype).is_complex else shape
 
-    def _note_shapes(self, collective: fx.Node, operand: Shape, result: Shape) -> None:
-        """Note the shapes of the operand and of the result, by which collectives are joined."""
-        collective.meta["shapes"] = operand, result
-
     def _part(self, transfer: Transfer) -> fx.Node:
         return take(self.graph, self._sent, transfer.read, self.source_shape)
 
@@ -265,7 +261,6 @@ class RankComm:
         return self._cast(tensor, torch.int32) if self.comm.dtype == "int16" else tensor
 
     def _reduced(self, tensor: fx.Node) -> fx.Node:
-        """The result of a reduction in the communication's type."""
         if torch_dtype(self.comm.dtype).is_complex:
             return self._call(aten.view_as_complex.default, tensor)
         return self._cast(tensor, torch.int16) if self.comm.dtype == "int16" else tensor
@@ -285,7 +280,6 @@ class RankComm:
         return self._call(aten.view.dtype, self._flat(dense), torch.uint8)
 
     def _decoded(self, tensor: fx.Node) -> fx.Node:
-        """The result of a communication in its type."""
         if self.comm.dtype == "bool":
             return self._call(aten.ne.Scalar, tensor, 0)
         if self.comm.dtype not in _AS_BYTES:

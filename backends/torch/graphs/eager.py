@@ -4,28 +4,29 @@ Graphs are functional, as they are read, saved and compiled. Here an all-reduce 
 operand that nothing else reads, a write to a stored value that the program does in place
 (`RankProgram.in_place`) is done so, and an all-gather gets the memory for its result. The last is
 needed: with gloo, `all_gather_into_tensor` calls `allgather_coalesced`, which spoils the heap if
-several are on their way (PyTorch 2.13, `tests/benchmarks/gathers.py`). Both gradients of a layer
-norm are one call (see `joined`), so are copies into one memory (`packed`), and gradients are added
-to sums where they are made (`totals`).
+several are on their way (PyTorch 2.13, `tests/benchmarks/gathers.py`). Fewer calls do the rest: of
+views, of both gradients of a layer norm, of copies into one memory, and of sums of gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import getitem
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 from torch.fx.graph import _BoxedCodeGen
 
+from partitioner.backends.torch.graphs.calls import add_argument
 from partitioner.backends.torch.graphs.emit import IN_PLACE
-from partitioner.backends.torch.graphs.joined import join_norms
-from partitioner.backends.torch.graphs.packed import pack_at_once
-from partitioner.backends.torch.graphs.totals import add_to_sums
-from partitioner.backends.torch.graphs.views import shorten_views
+from partitioner.backends.torch.graphs.notes import OPERATOR, note_tasks, noted_tasks
 from partitioner.backends.torch.graphs.writes import WRITES
+from partitioner.backends.torch.operators.normalization import layer_norm_backward
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
+operators = torch.ops.partitioner
 
 #: Operators that return their operand's elements, in its memory or in a copy.
 _PASSING_ON = frozenset(
@@ -36,6 +37,8 @@ _PASSING_ON = frozenset(
         c10d.all_reduce_.default,
     }
 )
+#: Number of the operands that both gradients of a layer norm read.
+_NORM_OPERANDS = 5
 
 
 def eager(
@@ -59,7 +62,7 @@ def eager(
         elif node.target is c10d.all_reduce.default and _is_free(node.all_input_nodes[0]):
             node.target = c10d.all_reduce_.default
         elif node.meta.get(IN_PLACE):
-            node.target = WRITES[node.target].write
+            node.target = WRITES[node.target]
     join_norms(graph)
     pack_at_once(graph)
     add_to_sums(graph, summed)
@@ -85,3 +88,216 @@ def _is_free(node: fx.Node) -> bool:
         return False
     results = node.target._schema.returns
     return len(results) == 1 and results[0].alias_info is None
+
+
+# Views --------------------------------------------------------------------------------------------
+
+
+def shorten_views(graph: fx.Graph) -> None:
+    """Let one reshape stand for several in a row, and nothing for what turns a tensor and back."""
+    for node in list(graph.nodes):
+        before = node.args[0] if node.target in _VIEWS else None
+        if not isinstance(before, fx.Node) or before.target is not node.target:
+            continue
+        if _undoes_call(node, before):
+            node.replace_all_uses_with(before.args[0])
+            graph.erase_node(node)
+        elif node.target is aten.reshape.default and len(before.users) == 1:
+            # a reshape may copy, which two readers share
+            node.args = (before.args[0], *node.args[1:])
+        if not before.users:
+            graph.erase_node(before)
+
+
+def _undoes_call(node: fx.Node, before: fx.Node) -> bool:
+    """Test whether one of two calls of a view, as a rank's code writes them, undoes the other.
+
+    (`cost_model.profiles.forms.turns_back` tells it of nodes of a plan, by their rules.)
+    """
+    if node.target is aten.permute.default:
+        first, second = (cast("Sequence[int]", one.args[1]) for one in (before, node))
+        return [first[dim] % len(first) for dim in second] == [*range(len(first))]
+    if node.target is aten.transpose.int:
+        return {*node.args[1:]} == {*before.args[1:]}
+    return node.target is aten.t.default
+
+
+_VIEWS = frozenset({aten.reshape.default, aten.t.default, aten.transpose.int, aten.permute.default})
+
+
+# Gradients of layer norms: a plan may cut them in different ways, so they are two nodes -----------
+
+
+def join_norms(graph: fx.Graph) -> None:
+    """Let one call compute what two would, where it can stand in the place of the first of them."""
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    of_data = {
+        _operands(node): node
+        for node in graph.nodes
+        if node.target is operators.layer_norm_grad_input.default
+    }
+    for weights in list(graph.nodes):
+        if weights.target is not operators.layer_norm_grad_weight.default:
+            continue
+        data = of_data.pop(_operands(weights), None)
+        if data is None:
+            continue
+        first, scale = min(data, weights, key=order.__getitem__), data.args[_NORM_OPERANDS]
+        if isinstance(scale, fx.Node) and order[scale] < order[first]:
+            _join_norm(graph, first, data, weights)
+
+
+def _operands(node: fx.Node) -> tuple[Any, ...]:
+    grad_out, x, sizes, mean, rstd = node.args[:_NORM_OPERANDS]
+    assert isinstance(sizes, Sequence)
+    return grad_out, x, tuple(sizes), mean, rstd
+
+
+def _join_norm(graph: fx.Graph, first: fx.Node, data: fx.Node, weights: fx.Node) -> None:
+    with graph.inserting_before(first):
+        call = graph.call_function(layer_norm_grads, data.args)
+        data_gradient, weight_gradients = (
+            graph.call_function(getitem, (call, index)) for index in range(2)
+        )
+    note_tasks((call, data_gradient, weight_gradients), (*noted_tasks(data), *noted_tasks(weights)))
+    for node, result in ((data, data_gradient), (weights, weight_gradients)):
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
+
+
+def layer_norm_grads(
+    grad_out: Tensor,
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Results of the operators `layer_norm_grad_input` and `layer_norm_grad_weight`.
+
+    PyTorch's kernel has one type for the weight, its gradient and that of the bias.
+    """
+    operands = grad_out, x, normalized_shape, mean, rstd
+    data, *of_both = layer_norm_backward(*operands, weight, weight, [True, True, True])
+    return data, tuple(of_both)
+
+
+# Copies into one memory ---------------------------------------------------------------------------
+
+
+def pack_at_once(graph: fx.Graph) -> None:
+    """Let one call make the lines of tensors that a `cat` puts behind each other."""
+    for node in list(graph.nodes):
+        lines = node.args[0] if node.target is aten.cat.default else ()
+        if len(lines) < 2 or node.args[1:] not in ((), (0,)) or node.kwargs:
+            continue
+        if not all(_is_line(line) and [*line.users] == [node] for line in lines):
+            continue
+        node.meta[OPERATOR], node.target = node.target, packed
+        node.args = ([_source_of(line) for line in lines],)
+        for line in dict.fromkeys(lines):
+            _erase_line(graph, line)
+
+
+def packed(tensors: list[Tensor]) -> Tensor:
+    """The elements of several tensors in a new one of one dim."""
+    return torch._C._nn.flatten_dense_tensors(tensors)
+
+
+def _is_line(node: fx.Node) -> bool:
+    return node.target is aten.reshape.default and node.args[1] == [-1] and not node.kwargs
+
+
+def _source_of(line: fx.Node) -> fx.Node:
+    """Find what a line is made of, past `contiguous()`, which leaves its elements as they are."""
+    source = line.all_input_nodes[0]
+    is_dense = source.op == "call_method" and source.target == "contiguous"
+    return source.all_input_nodes[0] if is_dense and not source.kwargs else source
+
+
+def _erase_line(graph: fx.Graph, line: fx.Node) -> None:
+    source = line.all_input_nodes[0]
+    graph.erase_node(line)
+    if source.op == "call_method" and not source.users:
+        graph.erase_node(source)
+
+
+# Sums over micro-batches --------------------------------------------------------------------------
+
+
+# A pass takes the sum of a result behind its other arguments, None before the first micro-batch,
+# and returns the sum in its place. So a gradient is added while the processor has it in its caches,
+# and is not held to the end of the pass.
+
+
+def add_to_sums(graph: fx.Graph, positions: Sequence[int]) -> None:
+    """Let a pass add results to their sums, which become its last arguments.
+
+    Args:
+        graph: The pass; it is changed.
+        positions: Positions of the results, in the order of the arguments.
+    """
+    output = graph.output_node()
+    results = list(output.args[0])  # type: ignore[arg-type]
+    last = next((n for n in reversed(graph.nodes) if n.op == "placeholder"), graph._root)
+    for position in positions:
+        value = results[position]
+        with graph.inserting_after(last):
+            total = last = add_argument(graph, f"sum_of_{value.name}")
+        is_only = len(value.users) == 1 and results.count(value) == 1
+        adding = _ADDING.get(value.target) if is_only else None
+        if adding is not None and not value.kwargs:
+            value.meta[OPERATOR] = value.target
+            value.target, value.args = adding, (total, *value.args)
+            continue
+        behind = last if value.op == "placeholder" else value
+        with graph.inserting_after(behind):
+            results[position] = added = graph.call_function(add, (total, value))
+        note_tasks([added], noted_tasks(value))
+    output.args = (tuple(results),)
+
+
+def add(total: Tensor | None, value: Tensor) -> Tensor:
+    """The sum with a value, or the value if there is no sum yet."""
+    return value if total is None else total.add_(value)
+
+
+def add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """The sum with a product of matrices."""
+    return torch.mm(a, b) if total is None else total.addmm_(a, b)
+
+
+def add_products(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """The sum with a batch of products of matrices."""
+    return torch.bmm(a, b) if total is None else total.baddbmm_(a, b)
+
+
+def add_rows(
+    total: Tensor | None,
+    gradient: Tensor,
+    ids: Tensor,
+    rows: int,
+    padding: int,
+    is_scaled: bool,
+) -> Tensor:
+    """The sum with the gradient of a table of embeddings, by that of its rows.
+
+    On a CPU, where no other order of additions makes it differ from step to step.
+    """
+    if total is None or is_scaled or total.device.type != "cpu":
+        whole = aten.embedding_dense_backward.default(gradient, ids, rows, padding, is_scaled)
+        return add(total, whole)
+    places = ids.reshape(-1)
+    parts = gradient.reshape(places.numel(), total.shape[1])
+    if padding >= 0:
+        parts = parts.masked_fill((places == padding).unsqueeze(1), 0)
+    return total.index_add_(0, places, parts)
+
+
+#: What adds the result of an operator to a sum, by the operator: it takes the sum before its
+#: arguments, all of which must be by position.
+_ADDING: dict[Any, Callable[..., Tensor]] = {
+    aten.mm.default: add_product,
+    aten.bmm.default: add_products,
+    aten.embedding_dense_backward.default: add_rows,
+}

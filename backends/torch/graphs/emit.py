@@ -1,17 +1,22 @@
-"""The graph module of some steps of a rank.
+"""The graph module of a phase of a rank (see `ir.phases`).
 
 Graphs hold local tensors, ATen operators and functional collectives. Values that are stored
 from step to step (parameters, written buffers) are arguments; weights that are not trained and
 small constants are buffers of the graph module.
+
+What passes from a phase of one rank to a phase of another is one message (see `messages`): the
+phase that sends returns it, and the phase that receives it is called with it. Communications inside
+of a phase are collectives in its graph.
 """
 
 from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,12 +27,13 @@ from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.graphs.buckets import bucket
 from partitioner.backends.torch.graphs.calls import add_argument, add_call, hold
 from partitioner.backends.torch.graphs.comms import COLLECTIVES, Arrival, RankComm, wait_for_unread
+from partitioner.backends.torch.graphs.messages import Message, message_name
 from partitioner.backends.torch.graphs.notes import COMM, Task, note_tasks, note_values
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
 from partitioner.ir.ops.aten.state import ALIAS, EITHER, KEEP, REST, STATE, UPDATE
-from partitioner.ir.program import Comm, CommKind, Compute, Part, RankProgram
-from partitioner.ir.types import TensorType, numpy_dtype
+from partitioner.ir.program import Comm, CommKind, Compute, RankProgram
+from partitioner.ir.types import numpy_dtype
 
 #: Nodes that take a value to where it is stored.
 UPDATES = UPDATE, KEEP
@@ -48,13 +54,17 @@ class PassGraph:
 
     Attributes:
         module: The graph; takes the arguments and returns the results, in order.
-        arguments: Names of local values.
-        results: Names of local values; of a pass without any, `NO_VALUE` alone.
+        arguments: Names of local values and messages.
+        results: Names of local values and messages; of a pass without any, `NO_VALUE` alone.
+        receives: The messages among the arguments.
+        sends: The messages among the results.
     """
 
     module: fx.GraphModule
     arguments: tuple[str, ...]
     results: tuple[str, ...]
+    receives: tuple[Message, ...] = ()
+    sends: tuple[Message, ...] = ()
 
 
 def stored_values(steps: Steps) -> tuple[str, ...]:
@@ -76,84 +86,86 @@ def constant_of(program: RankProgram, graph: Graph, device: torch.device, name: 
     tensor_type = program.types[name]
     array = program.literals.get(name)
     if array is None:
-        array = _part(graph, program.constants[name], tensor_type)
+        part = program.constants[name]
+        if part.zero:
+            array = np.zeros(tensor_type.shape, numpy_dtype(tensor_type.dtype))
+        else:
+            array = graph.constants[part.whole].load()
+            array = array if part.region is None else np.array(cut(array, part.region), order="C")
     return from_numpy(array, tensor_type.dtype).to(device)
-
-
-def _part(graph: Graph, part: Part, tensor_type: TensorType) -> np.ndarray:
-    if part.zero:
-        return np.zeros(tensor_type.shape, numpy_dtype(tensor_type.dtype))
-    whole = graph.constants[part.whole].load()
-    return whole if part.region is None else np.array(cut(whole, part.region), order="C")
-
-
-def emit_pass(
-    writer: PassWriter,
-    steps: Steps,
-    results: tuple[str, ...],
-    *,
-    constant: Callable[[str], Tensor],
-) -> PassGraph:
-    """The graph of some steps of a rank.
-
-    Args:
-        writer: Writes it.
-        steps: The steps.
-        results: Local values that it returns.
-        constant: Gives the contents of a constant or literal.
-    """
-    program, rank = writer.program, writer.program.rank
-    outside = writer.outside(steps) | (set(results) - writer.written(steps))
-    outside |= {*writer.at_rest(steps)}
-    constants = outside & {*program.constants, *program.literals}
-    arguments = (*sorted(outside - constants), *writer.received(steps))
-    for name in arguments:
-        writer.known[name] = add_argument(writer.graph, _identifier(name))
-    for name in sorted(constants):
-        key = hold(writer.root, _identifier(name), constant(name))
-        writer.known[name] = writer.graph.get_attr(key)
-    for step in steps:
-        task: Task = step.seq if isinstance(step, Comm) else step.origin
-        with writer.noting(task):
-            if isinstance(step, Comm):
-                writer.communicate(step)
-            else:
-                writer.compute(step.node, task)
-    graph, results = writer.graph, (*results, *writer.sent)
-    returned = tuple(writer.value(name) for name in results)
-    wait_for_unread(graph)
-    if not results:  # PyTorch saves no program without results
-        zeros = torch.ops.aten.zeros.default
-        empty = graph.call_function(zeros, ([0],), {"device": writer.device})
-        returned, results = (empty,), (NO_VALUE,)
-    graph.output(returned)
-    note_values(writer.known)
-    bucket(graph)
-    graph.lint()
-    return PassGraph(fx.GraphModule(writer.root, graph, f"Rank{rank}"), arguments, results)
 
 
 @dataclass
 class PassWriter:
-    """Writes the graph of a pass, step after step.
+    """Writes the graph of a phase, step after step.
 
     Attributes:
+        phase: The phase.
+        keeps: Whether values at rest are arguments, which the pass brings up to date; else it makes
+            them anew.
         root: Has the constants and branches that the graph names.
         known: Node of each local value, or what adds it when it is read.
         pending: Task of each value that is added when it is read.
-        sent: Names of what the pass returns for other ranks, beside its results.
-        keeps: Whether values at rest are arguments, which the pass brings up to date; else it makes
-            them anew.
+        messages: The messages that it receives, by name.
+        arrived: What each communication has brought, by its number and by source, as it is carried.
+        departing: Communications with what they send, as it is carried, by name of the message.
+        leaving: The messages that it sends, each added when it is packed.
     """
 
     program: RankProgram
     device: torch.device
+    phase: int
+    keeps: bool = False
     graph: fx.Graph = field(default_factory=fx.Graph)
     root: torch.nn.Module = field(default_factory=torch.nn.Module)
     known: dict[str, fx.Node | Arrival] = field(default_factory=dict)
     pending: dict[str, Task] = field(default_factory=dict)
-    sent: list[str] = field(default_factory=list)
-    keeps: bool = False
+    messages: dict[str, Message] = field(default_factory=dict)
+    arrived: dict[int, dict[int, fx.Node]] = field(default_factory=dict)
+    departing: dict[str, list[tuple[Comm, fx.Node]]] = field(default_factory=dict)
+    leaving: list[Message] = field(default_factory=list)
+
+    def write(
+        self, steps: Steps, results: tuple[str, ...], constant: Callable[[str], Tensor]
+    ) -> PassGraph:
+        """The graph of the phase.
+
+        Args:
+            steps: Its steps.
+            results: Local values that it returns, beside messages.
+            constant: Gives the contents of a constant or literal.
+        """
+        outside = self.outside(steps) | (set(results) - self.written(steps))
+        outside |= {*self.at_rest(steps)}
+        constants = outside & {*self.program.constants, *self.program.literals}
+        self._receive(steps)
+        arguments = (*sorted(outside - constants), *self.messages)
+        for name in arguments:
+            self.known[name] = add_argument(self.graph, _identifier(name))
+        for name in sorted(constants):
+            key = hold(self.root, _identifier(name), constant(name))
+            self.known[name] = self.graph.get_attr(key)
+        for step in steps:
+            task: Task = step.seq if isinstance(step, Comm) else step.origin
+            with self.noting(task):
+                if isinstance(step, Comm):
+                    self.communicate(step)
+                else:
+                    self.compute(step.node, task)
+        results = (*results, *self.departing)
+        returned = tuple(self.value(name) for name in results)
+        wait_for_unread(self.graph)
+        if not results:  # PyTorch saves no program without results
+            zeros = torch.ops.aten.zeros.default
+            empty = self.graph.call_function(zeros, ([0],), {"device": self.device})
+            returned, results = (empty,), (NO_VALUE,)
+        self.graph.output(returned)
+        note_values(self.known)
+        bucket(self.graph)
+        self.graph.lint()
+        module = fx.GraphModule(self.root, self.graph, f"Rank{self.program.rank}")
+        messages = tuple(self.messages.values()), tuple(self.leaving)
+        return PassGraph(module, arguments, results, *messages)
 
     def at_rest(self, steps: Steps) -> Iterator[str]:
         """Names of the arguments that hold values between steps, apart from stored ones."""
@@ -167,15 +179,31 @@ class PassWriter:
             if node.op == REST and node.inputs[0] not in stored:
                 yield rest_argument(node.outputs[0])
 
-    def received(self, steps: Steps) -> tuple[str, ...]:
-        """Names of what the pass is called with from other ranks; here none."""
-        del steps
-        return ()
+    def _receive(self, steps: Steps) -> None:
+        rank = self.program.rank
+        by_sender: dict[tuple[int, int], list[Comm]] = {}
+        for step in steps:
+            if isinstance(step, Comm) and self._arrives(step):
+                for source in sorted({t.source for t in step.transfers if t.target == rank}):
+                    by_sender.setdefault((step.phase, source), []).append(step)
+        messages = (Message.of(comms, source, rank) for (_, source), comms in by_sender.items())
+        self.messages = {message.name: message for message in messages}
+
+    def _arrives(self, comm: Comm) -> bool:
+        passes = comm.phase != comm.target_phase
+        is_target = self.program.rank in comm.targets()
+        return passes and comm.target_phase == self.phase and is_target
 
     def touched(self, step: Compute | Comm) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Local values that a step reads and makes; those that an update writes over count not."""
+        """Local values that a step reads and makes in this phase.
+
+        Those that an update writes over count not.
+        """
         if isinstance(step, Comm):
-            return step.touched(self.program.rank)
+            reads, writes = step.touched(self.program.rank)
+            if step.phase != step.target_phase:
+                return (reads, ()) if step.phase == self.phase else ((), writes)
+            return reads, writes
         reads, writes = step.touched
         return step.node.inputs[:1] if step.node.op in UPDATES else reads, writes
 
@@ -210,7 +238,6 @@ class PassWriter:
         note_tasks(self._behind(last), [task])
 
     def _behind(self, node: fx.Node) -> Iterator[fx.Node]:
-        """The nodes of the graph behind one."""
         while (node := node.next) is not self.graph._root:
             yield node
 
@@ -218,7 +245,11 @@ class PassWriter:
         """Add a node of the program, which is of a task."""
         if node.op == STATE:
             return
-        if self._is_late(node) or self._rests(node):
+        row = row_of(node)
+        views = row is not None and (row.view or node.op == REST) and len(node.outputs) == 1
+        # what only renames or reshapes a value on its way need not wait for it
+        is_late = views and not isinstance(self.known[node.inputs[0]], fx.Node)
+        if is_late or self._rests(node):
             self.known[node.outputs[0]] = lambda: self._late(node)
             self.pending[node.outputs[0]] = task
         elif node.op in (*ALIASES, *UPDATES, REST):
@@ -228,31 +259,19 @@ class PassWriter:
         else:
             self._call(node)
 
-    def _is_late(self, node: Node) -> bool:
-        """Test whether a node only renames or reshapes a value on its way: no need to wait."""
-        row = row_of(node)
-        views = row is not None and (row.view or node.op == REST) and len(node.outputs) == 1
-        return views and not isinstance(self.known[node.inputs[0]], fx.Node)
-
     def _rests(self, node: Node) -> bool:
         """Test whether a node's value is held by an argument between steps."""
         return node.op == REST and rest_argument(node.outputs[0]) in self.known
 
-    def _refreshed(self, node: Node) -> fx.Node:
-        """The argument that holds a value between steps, once the value has arrived in it."""
+    def _late(self, node: Node) -> fx.Node:
+        if node.op not in (REST, *ALIASES, *UPDATES):
+            self._call(node)
+            return self.value(node.outputs[0])
         value = self.value(node.inputs[0])
         if not self._rests(node):
             return value
-        held = self.value(rest_argument(node.outputs[0]))
+        held = self.value(rest_argument(node.outputs[0]))  # it is brought up to date
         return self.graph.call_function(torch.ops.aten.copy_.default, (held, value))
-
-    def _late(self, node: Node) -> fx.Node:
-        if node.op == REST:
-            return self._refreshed(node)
-        if node.op in (*ALIASES, *UPDATES):
-            return self.value(node.inputs[0])
-        self._call(node)
-        return self.value(node.outputs[0])
 
     def _call(self, node: Node) -> None:
         name = _identifier(node.outputs[0] or node.name)
@@ -262,10 +281,17 @@ class PassWriter:
             calls[result].meta[IN_PLACE] = True
 
     def communicate(self, comm: Comm) -> None:
-        """Start a communication; its collective is noted for errors that name it.
+        """Start a collective, which is noted for errors that name it, or pack or unpack messages.
 
         A part of what is on its way is taken once it is read: nothing waits for it here.
         """
+        if comm.phase != comm.target_phase:
+            if self._arrives(comm):
+                own = self.part_in(comm, sends=False)
+                self.known[comm.target] = own.unpacked(self._unpacked(comm))
+            else:
+                self._send(comm)
+            return
         if comm.kind is CommKind.SLICE and not isinstance(self.known[comm.source], fx.Node):
             self.known[comm.target] = lambda: self._late_slice(comm)
             self.pending[comm.target] = comm.seq
@@ -280,6 +306,32 @@ class PassWriter:
         if arrival is not None:
             self.known[comm.target] = arrival
             self.pending[comm.target] = comm.seq
+
+    def _unpacked(self, comm: Comm) -> Mapping[int, fx.Node]:
+        """Take all messages apart, once, into views; returns what a communication has brought."""
+        for message in () if self.arrived else self.messages.values():
+            parts = message.unpacked(self.graph, self.value(message.name))
+            for number, part in parts.items():
+                self.arrived.setdefault(number, {})[message.source] = part
+        return self.arrived[comm.seq]
+
+    def _send(self, comm: Comm) -> None:
+        """Add what a communication sends to the messages that carry it."""
+        rank, own = self.program.rank, self.part_in(comm, sends=True)
+        for target in sorted({t.target for t in comm.transfers if t.source == rank}):
+            name = message_name(comm.phase, rank, comm.target_phase, target)
+            if name not in self.departing:
+                self.departing[name] = []
+                self.known[name] = partial(self._packed, name, target)
+                self.pending[name] = comm.seq
+            self.departing[name].append((comm, own.packed(target)))
+
+    def _packed(self, name: str, target: int) -> fx.Node:
+        """A message that leaves, when all that it carries is there."""
+        departing = self.departing[name]
+        message = Message.of((comm for comm, _ in departing), self.program.rank, target)
+        self.leaving.append(message)
+        return message.packed(self.graph, {comm.seq: node for comm, node in departing})
 
     def _late_slice(self, comm: Comm) -> fx.Node:
         """A part of what has arrived, in memory of its own: the rest is freed."""

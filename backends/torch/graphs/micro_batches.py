@@ -115,7 +115,6 @@ class MicroBatches:
         }
 
     def _mean(self, scalars: Sequence[Tensor]) -> Tensor:
-        """The mean over the batch of means over its micro-batches."""
         if not self.rest:
             return torch.stack(list(scalars)).mean(0)
         return torch.stack([x * share for x, share in zip(scalars, self.shares, strict=True)]).sum(

@@ -1,14 +1,9 @@
-"""A rank's program as a graph for each phase (see `ir.phases`).
-
-What passes from a phase of one rank to a phase of another is one message (see `messages`): the
-phase that sends returns it, and the phase that receives it is called with it. Communications inside
-of a phase are collectives in its graph.
-"""
+"""A rank's program as a graph for each phase (see `emit`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -21,34 +16,15 @@ from partitioner.backends.torch.graphs.emit import (
     NO_VALUE,
     PassGraph,
     PassWriter,
+    Steps,
     constant_of,
-    emit_pass,
     stored_values,
 )
-from partitioner.backends.torch.graphs.messages import Message, message_name
 from partitioner.ir.graph import Graph
 from partitioner.ir.phases import Part as StepPart
 from partitioner.ir.phases import Phases, RunOrder
 from partitioner.ir.program import Comm, Compute, Output, Part, Programs, RankProgram
 from partitioner.ir.types import TensorType
-
-Steps = Sequence[Compute | Comm]
-
-
-@dataclass(frozen=True)
-class PhaseGraph:
-    """A phase of a rank.
-
-    Attributes:
-        graph: Its arguments are local values and messages received, its results local values and
-            messages sent.
-        receives: The messages among the arguments.
-        sends: The messages among the results.
-    """
-
-    graph: PassGraph
-    receives: tuple[Message, ...]
-    sends: tuple[Message, ...]
 
 
 @dataclass(frozen=True)
@@ -66,7 +42,7 @@ class RankPhases:
     """
 
     rank: int
-    graphs: Mapping[int, PhaseGraph]
+    graphs: Mapping[int, PassGraph]
     stored: tuple[str, ...]
     inputs: Mapping[str, Part]
     outputs: tuple[Output, ...]
@@ -77,7 +53,7 @@ class RankPhases:
     @property
     def passes(self) -> Mapping[str, PassGraph]:
         """The graphs by name: ``setup``, ``forward 0``; ``forward`` if there is one of them."""
-        named = {self.name(phase): graph.graph for phase, graph in self.graphs.items()}
+        named = {self.name(phase): graph for phase, graph in self.graphs.items()}
         for part in (StepPart.FORWARD, StepPart.BACKWARD):
             of_part = [name for name in named if name.startswith(f"{part} ")]
             if len(of_part) == 1:
@@ -89,49 +65,44 @@ class RankPhases:
         """Local names of outputs."""
         return frozenset(output.value for output in self.outputs)
 
-    @property
-    def numbers(self) -> Phases:
-        """The numbers of the phases."""
-        return self.order.phases
-
     def name(self, phase: int) -> str:
         """``setup``, ``forward 0``; ``forward`` of a whole batch."""
-        part, stage = self.numbers.of(phase)
+        part, stage = self.order.phases.of(phase)
         stageless = part in (StepPart.SETUP, StepPart.DELIVER, StepPart.REDUCE)
         return str(part) if stageless or self.order.is_whole else f"{part} {stage}"
 
     def words(self, phase: int) -> str:
         """``forward (stage 0)``; ``forward`` of a whole batch."""
-        part, stage = self.numbers.of(phase)
+        part, stage = self.order.phases.of(phase)
         return str(part) if self.order.is_whole else f"{part} (stage {stage})"
 
     def is_once(self, phase: int) -> bool:
         """Tell whether a phase runs once a step."""
-        return self.numbers.is_once(phase)
+        return self.order.phases.is_once(phase)
 
     @cached_property
     def adds(self) -> Mapping[int, tuple[str, ...]]:
         """The results of each phase of which nothing but the sum over micro-batches is read."""
         graphs = (of for phase, of in self.graphs.items() if not self.is_once(phase))
-        only_summed = self.summed.difference(*(of.graph.arguments for of in graphs))
+        only_summed = self.summed.difference(*(of.arguments for of in graphs))
         return {
-            phase: tuple(name for name in of.graph.results if name in only_summed)
+            phase: tuple(name for name in of.results if name in only_summed)
             for phase, of in self.graphs.items()
         }
 
     def eager(self, phase: int) -> fx.GraphModule:
         """A phase as a pass that adds to sums: it takes those of `adds` behind its arguments."""
-        graph = self.graphs[phase].graph
+        graph = self.graphs[phase]
         summed = [graph.results.index(name) for name in self.adds[phase]]
         return eager(graph.module, boxed=True, summed=summed)
 
     def is_of_all(self, phase: int) -> bool:
         """Tell whether a phase is one of all micro-batches together, of whatever sizes."""
-        return phase == self.numbers.number(StepPart.REDUCE)
+        return phase == self.order.phases.number(StepPart.REDUCE)
 
     def is_forward(self, phase: int) -> bool:
         """Tell whether a phase runs where no gradients are wanted."""
-        part, _ = self.numbers.of(phase)
+        part, _ = self.order.phases.of(phase)
         return part in (StepPart.SETUP, StepPart.FORWARD, StepPart.DELIVER)
 
 
@@ -190,12 +161,11 @@ def step_runs(order: RunOrder, rank: int, rest: Rest | None) -> tuple[tuple[int,
 
 
 def _in_common(phases: RankPhases) -> Any:
-    """The facts that the phases of all micro-batches of a step share."""
     outputs = {output.whole: output.value for output in phases.outputs}
     once = {
         name
         for phase, graph in phases.graphs.items()
-        for name in graph.graph.results
+        for name in graph.results
         if phases.is_once(phase)
     }
     return phases.stored, once, phases.summed, outputs
@@ -218,7 +188,7 @@ def emit_phases(
     """
     program, order = programs.ranks[rank], programs.order
     phases, pieces = order.phases, _pieces(program, order.phases)
-    writers = {phase: _PhaseWriter(program, device, phase=phase, keeps=keeps) for phase in pieces}
+    writers = {phase: PassWriter(program, device, phase, keeps) for phase in pieces}
     made = {phase: writers[phase].written(steps) for phase, steps in pieces.items()}
     backward = {value for n in graph.nodes if n.name in graph.backward for value in n.writes}
     for output in program.outputs:
@@ -229,18 +199,17 @@ def emit_phases(
     outputs = dict.fromkeys(output.value for output in program.outputs)
     kept = set().union(*outside.values())
     constant = cache(partial(constant_of, program, graph, device))
-    graphs: dict[int, PhaseGraph] = {}
+    graphs: dict[int, PassGraph] = {}
     for phase, steps in pieces.items():
-        writer, of_phase = writers[phase], made[phase]
+        of_phase = made[phase]
         delivered = [name for name in outputs if name in of_phase]
         results = (*delivered, *sorted(of_phase & kept - outputs.keys()))
-        emitted = emit_pass(writer, steps, results, constant=constant)
+        emitted = writers[phase].write(steps, results, constant)
         talks = any(isinstance(step, Comm) for step in steps)
         # a rank has a file, also if it does nothing
         is_last = phase == max(pieces) and not graphs
         if talks or is_last or emitted.results != (NO_VALUE,):
-            received = tuple(writer.messages.values())
-            graphs[phase] = PhaseGraph(emitted, received, tuple(writer.leaving))
+            graphs[phase] = emitted
     summed = {output.value for output in program.outputs if output.whole in backward}
     summed |= outside.get(phases.number(StepPart.REDUCE), set())
     summed &= {name for name, phase in made_in.items() if not phases.is_once(phase)}
@@ -277,84 +246,3 @@ def _phases_on(step: Compute | Comm, rank: int) -> Iterator[int]:
         yield step.phase
     if rank in step.targets():
         yield step.target_phase
-
-
-@dataclass
-class _PhaseWriter(PassWriter):
-    """Writes the graph of a phase.
-
-    Attributes:
-        phase: The phase.
-        messages: The messages that it receives, by name.
-        leaving: The messages that it sends, each added when it is packed.
-        arrived: What each communication has brought, by its number and by source, as it is carried.
-        departing: Communications with what they send, as it is carried, by name of the message.
-    """
-
-    phase: int = -1
-    messages: dict[str, Message] = field(default_factory=dict)
-    leaving: list[Message] = field(default_factory=list)
-    arrived: dict[int, dict[int, fx.Node]] = field(default_factory=dict)
-    departing: dict[str, list[tuple[Comm, fx.Node]]] = field(default_factory=dict)
-
-    def touched(self, step: Compute | Comm) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Local values that a step reads and makes in this phase."""
-        reads, writes = super().touched(step)
-        if isinstance(step, Comm) and step.phase != step.target_phase:
-            return (reads, ()) if step.phase == self.phase else ((), writes)
-        return reads, writes
-
-    def received(self, steps: Steps) -> tuple[str, ...]:
-        """Names of the messages that the phase is called with."""
-        rank = self.program.rank
-        by_sender: dict[tuple[int, int], list[Comm]] = {}
-        for step in steps:
-            if isinstance(step, Comm) and self._arrives(step):
-                for source in sorted({t.source for t in step.transfers if t.target == rank}):
-                    by_sender.setdefault((step.phase, source), []).append(step)
-        messages = (Message.of(comms, source, rank) for (_, source), comms in by_sender.items())
-        self.messages = {message.name: message for message in messages}
-        return tuple(self.messages)
-
-    def communicate(self, comm: Comm) -> None:
-        """Add a collective, the unpacking of messages, or the packing of some."""
-        if comm.phase == comm.target_phase:
-            super().communicate(comm)
-        elif self._arrives(comm):
-            if not self.arrived:
-                self._unpack()
-            own = self.part_in(comm, sends=False)
-            self.known[comm.target] = own.unpacked(self.arrived[comm.seq])
-        else:
-            self._send(comm)
-
-    def _unpack(self) -> None:
-        """Take all messages apart: their parts are views."""
-        for message in self.messages.values():
-            parts = message.unpacked(self.graph, self.value(message.name))
-            for number, part in parts.items():
-                self.arrived.setdefault(number, {})[message.source] = part
-
-    def _send(self, comm: Comm) -> None:
-        """Add what a communication sends to the messages that carry it."""
-        rank, own = self.program.rank, self.part_in(comm, sends=True)
-        for target in sorted({t.target for t in comm.transfers if t.source == rank}):
-            name = message_name(comm.phase, rank, comm.target_phase, target)
-            if name not in self.departing:
-                self.departing[name] = []
-                self.known[name] = partial(self._packed, name, target)
-                self.pending[name] = comm.seq
-                self.sent.append(name)
-            self.departing[name].append((comm, own.packed(target)))
-
-    def _packed(self, name: str, target: int) -> fx.Node:
-        """A message that leaves, when all that it carries is there."""
-        departing = self.departing[name]
-        message = Message.of((comm for comm, _ in departing), self.program.rank, target)
-        self.leaving.append(message)
-        return message.packed(self.graph, {comm.seq: node for comm, node in departing})
-
-    def _arrives(self, comm: Comm) -> bool:
-        passes = comm.phase != comm.target_phase
-        is_target = self.program.rank in comm.targets()
-        return passes and comm.target_phase == self.phase and is_target

@@ -136,7 +136,6 @@ class Signature:
         return zip(self.inputs, self.example, strict=True)
 
     def _ordered(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Keyword arguments in the order of the trace."""
         names = self.in_spec.child(1).context
         ordered = {name: kwargs[name] for name in names if name in kwargs}
         ordered.update({name: value for name, value in kwargs.items() if name not in ordered})

@@ -21,11 +21,12 @@ from partitioner.backends.process_group import (
     gpu_name,
     timed_steps,
 )
+from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
 from partitioner.backends.torch.graphs.notes import OPERATOR, noted_tasks
 from partitioner.backends.torch.measuring.clocks import Clock
 from partitioner.backends.torch.measuring.optimizers import OPTIMIZERS
 from partitioner.backends.torch.measuring.timing import NAME, stored_part, watch_steps
-from partitioner.backends.torch.state.shards import distributed_as, part_of
+from partitioner.backends.torch.state.shards import part_of
 from partitioner.ir.exchange import Region
 
 c10d = torch.ops._c10d_functional
@@ -162,18 +163,15 @@ class Training:
             return
         for one, parameter in zip(self.updates, self.parameters, strict=True):
             gradient = part_of(gradients[one.gradient], one.part)
-            parameter.grad = _like(parameter, gradient)
+            if isinstance(parameter, RankTensor):
+                gradient = parameter.like(gradient)
+            parameter.grad = gradient
         self.optimizer.step()
         self.optimizer.zero_grad()
 
 
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _like(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient as a parameter has it."""
-    return distributed_as(parameter, gradient) if isinstance(parameter, DTensor) else gradient
 
 
 def held_bytes(

@@ -36,7 +36,6 @@ class Step:
 
 
 def _part(x: Tensor, place: int, count: int) -> Tensor:
-    """Take one of so many equal parts of the columns."""
     width = x.shape[-1] // count
     return x.narrow(-1, place * width, width)
 
@@ -54,7 +53,6 @@ def _put(view: Callable[..., Tensor], grad: Tensor, _: Tensor, x: Tensor, *more:
 
 
 def _one(slope: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., Sequence[Tensor]]:
-    """The slopes of a step with one operand, from the gradient, the result and the operand."""
     return lambda grad, result, x: (slope(grad, result, x),)
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from partitioner.backends.torch.operators.fused_attention import Call, kernel_for
 from partitioner.backends.torch.operators.registry import gradient, operator
+from partitioner.backends.torch.operators.vocabulary import widened
 
 _SAVED = "Tensor out, Tensor logsumexp"
 #: A log-sum-exp below this has lost the number of its columns (a float32 keeps 7 digits).
@@ -41,14 +42,13 @@ class _Attention(Call):
     def grouped(self, x: Tensor) -> Tensor:
         """A tensor by query heads as (batch, kv heads, group, ...), in at least float32."""
         heads = self.key.shape[1]
-        return _wide(x).reshape((x.shape[0], heads, x.shape[1] // heads, *x.shape[2:]))
+        return widened(x).reshape((x.shape[0], heads, x.shape[1] // heads, *x.shape[2:]))
 
     def scores(self) -> Tensor:
         """(batch, kv heads, group, rows, columns)."""
         scores = self.grouped(self.query) @ _shared(self.key).mT * self.factor
         if self.is_causal:
-            seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-            scores = scores.masked_fill(seen.logical_not(), float("-inf"))
+            scores = _before(scores)
         mask = self.added_mask
         if mask is None:
             return scores
@@ -79,13 +79,14 @@ class _Attention(Call):
         return weights, weights * (grouped @ _shared(self.value).mT - rows)
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
+def _before(scores: Tensor) -> Tensor:
+    """Scores, those of columns that come after their row minus infinity."""
+    seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    return scores.masked_fill(seen.logical_not(), float("-inf"))
 
 
 def _shared(x: Tensor) -> Tensor:
-    """Keys or values beside grouped queries."""
-    return _wide(x).unsqueeze(2)
+    return widened(x).unsqueeze(2)
 
 
 def _rows_first(x: Tensor, depth: int) -> Tensor:
@@ -119,16 +120,9 @@ def _forward(call: _Attention) -> tuple[Tensor, Tensor]:
 @operator(
     f"attention({_OPERANDS}, bool is_causal, float? scale) -> (Tensor, Tensor)", _empty_results
 )
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-) -> tuple[Tensor, Tensor]:
+def attention(*call: Any) -> tuple[Tensor, Tensor]:
     """(result, log-sum-exp of the scores)."""
-    return _forward(_Attention(query, key, value, mask, is_causal, scale))
+    return _forward(_Attention(*call))
 
 
 def _empty_gradients(_: Tensor, *operands: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -162,20 +156,10 @@ def _backward(
     " -> (Tensor, Tensor, Tensor)",
     _empty_gradients,
 )
-def attention_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    out: Tensor,
-    logsumexp: Tensor,
-    is_causal: bool,
-    scale: float | None,
-) -> tuple[Tensor, ...]:
+def attention_backward(grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
     """Gradients of query, key and value."""
-    call = _Attention(query, key, value, mask, is_causal, scale)
-    return _backward(call, grad, out, logsumexp, is_whole=True)
+    *operands, out, logsumexp, is_causal, scale = call
+    return _backward(_Attention(*operands, is_causal, scale), grad, out, logsumexp, is_whole=True)
 
 
 @operator(
@@ -185,19 +169,11 @@ def attention_backward(
         mask, memory_format=torch.contiguous_format
     ),
 )
-def attention_mask_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    scale: float | None,
-) -> Tensor:
+def attention_mask_backward(grad: Tensor, *call: Any) -> Tensor:
     """Gradient of a mask of numbers (a learned bias)."""
-    call = _Attention(query, key, value, mask, False, scale)
-    _, slope = call.slope(grad, out, logsumexp, is_whole=True)
+    *operands, mask, out, logsumexp, scale = call
+    whole = _Attention(*operands, mask, False, scale)
+    _, slope = whole.slope(grad, out, logsumexp, is_whole=True)
     return slope.flatten(1, 2).sum_to_size(mask.shape).to(mask.dtype)
 
 
@@ -210,6 +186,9 @@ class _Block:
     is_causal: bool
 
 
+_Pieces = Sequence[tuple[int, int]]
+
+
 def _blocks(rows: Sequence[int], columns: Sequence[int]) -> Iterator[_Block]:
     """The blocks in which rows see columns that do not come after them.
 
@@ -217,39 +196,20 @@ def _blocks(rows: Sequence[int], columns: Sequence[int]) -> Iterator[_Block]:
         rows: Start and length of each interval of whole positions of the rows, one after the other.
         columns: The same of the columns.
     """
-    ends = sorted(
-        {end for start, size in (*_pairs(rows), *_pairs(columns)) for end in (start, start + size)}
-    )
-    for row, first, size in _split(rows, ends):
-        here = slice(row, row + size)
-        seen: slice | None = None
-        for column, start, width in _split(columns, ends):
-            there = slice(column, column + width)
-            if start == first:
-                yield _Block(here, there, True)
-            elif start < first and seen is not None and seen.stop == column:
-                seen = slice(seen.start, there.stop)
-            elif start < first:
-                if seen is not None:
-                    yield _Block(here, seen, False)
-                seen = there
-        if seen is not None:
-            yield _Block(here, seen, False)
+    of_both = _pairs(rows), _pairs(columns)
+    ends = sorted({end for of in of_both for start, size in of for end in (start, start + size)})
+    met, seen = (_split(pieces, ends) for pieces in of_both)
+    return _met(met, seen, _packed(met), _packed(seen), True)
 
 
-def _pairs(intervals: Sequence[int]) -> Sequence[tuple[int, int]]:
+def _pairs(intervals: Sequence[int]) -> _Pieces:
     return tuple(zip(intervals[::2], intervals[1::2], strict=True))
 
 
-def _split(intervals: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(local position, whole position, length) of the intervals, split at these whole positions."""
-    local = 0
-    for start, size in _pairs(intervals):
-        inner = [start, *(end for end in ends if start < end < start + size), start + size]
-        for low, high in itertools.pairwise(inner):
-            if high > low:
-                yield local, low, high - low
-                local += high - low
+def _split(pieces: _Pieces, ends: Sequence[int]) -> _Pieces:
+    cuts = ([start, *(e for e in ends if start < e < start + n), start + n] for start, n in pieces)
+    pairs = itertools.chain.from_iterable(map(itertools.pairwise, cuts))
+    return [(low, high - low) for low, high in pairs if high > low]
 
 
 def _of_block(call: _Attention, block: _Block) -> _Attention:
@@ -275,18 +235,13 @@ def _visible(call: _Attention, logsumexp: Tensor) -> Tensor:
         return logsumexp
     scores = mask.expand(*mask.shape[:2], call.query.shape[2], call.key.shape[2])
     if call.is_causal:
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        scores = scores.masked_fill(seen.logical_not(), float("-inf"))
+        scores = _before(scores)
     return logsumexp.masked_fill(scores.amax(-1) == float("-inf"), float("-inf"))
 
 
-def _part(
-    whole: _Attention, blocks: Iterable[_Block], out: Tensor, logsumexp: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Results over some blocks, written to tensors of their form.
-
-    The log-sum-exp of rows that see no column is minus infinity.
-    """
+def _part(whole: _Attention, blocks: Iterable[_Block]) -> tuple[Tensor, Tensor]:
+    """Results over some blocks; the log-sum-exp of rows that see no column is minus infinity."""
+    out, logsumexp = _empty_results(whole.query, whole.key, whole.value)
     out.zero_()
     logsumexp.fill_(float("-inf"))
     for block in blocks:
@@ -300,17 +255,15 @@ def _part(
 
 
 def _joined(a: Tensor, lse_a: Tensor, b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Two results over different columns as the one over all of them."""
     total = torch.logaddexp(lse_a, lse_b)
     finite = total.masked_fill(total == float("-inf"), 0.0)
     shares = (torch.exp(lse - finite).unsqueeze(-1) for lse in (lse_a, lse_b))
-    out = sum(_wide(x) * share for x, share in zip((a, b), shares, strict=True))
+    out = sum(widened(x) * share for x, share in zip((a, b), shares, strict=True))
     assert isinstance(out, Tensor)
     return out.to(a.dtype), total
 
 
 def _closed(logsumexp: Tensor) -> Tensor:
-    """The log-sum-exp, that of rows that see no column 0."""
     return logsumexp.masked_fill(logsumexp == float("-inf"), 0.0)
 
 
@@ -334,19 +287,10 @@ def _part_backward(
     f"attention_part({_OPERANDS}, float? scale, int[] rows, int[] columns) -> (Tensor, Tensor)",
     _empty_results,
 )
-def attention_part(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
-    rows: Sequence[int],
-    columns: Sequence[int],
-) -> tuple[Tensor, Tensor]:
+def attention_part(*call: Any) -> tuple[Tensor, Tensor]:
     """(result, log-sum-exp) of causal attention over these rows and columns of a whole one."""
-    call = _Attention(query, key, value, mask, False, scale)
-    blocks = _blocks(rows, columns)
-    out, logsumexp = _part(call, blocks, *_empty_results(query, key, value))
+    *operands, scale, rows, columns = call
+    out, logsumexp = _part(_Attention(*operands, False, scale), _blocks(rows, columns))
     return out, logsumexp.copy_(_closed(logsumexp))
 
 
@@ -355,21 +299,11 @@ def attention_part(
     "int[] columns) -> (Tensor, Tensor, Tensor)",
     _empty_gradients,
 )
-def attention_part_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    out: Tensor,
-    logsumexp: Tensor,
-    scale: float | None,
-    rows: Sequence[int],
-    columns: Sequence[int],
-) -> tuple[Tensor, ...]:
+def attention_part_backward(grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
     """Shares of these rows and columns in the gradients of query, key and value."""
-    call = _Attention(query, key, value, mask, False, scale)
-    return _part_backward(call, _blocks(rows, columns), grad, out, logsumexp)
+    *operands, out, logsumexp, scale, rows, columns = call
+    whole = _Attention(*operands, False, scale)
+    return _part_backward(whole, _blocks(rows, columns), grad, out, logsumexp)
 
 
 def _step_blocks(
@@ -386,8 +320,7 @@ def _step_blocks(
             pieces first.
         is_causal: Whether columns that come after a row are left out.
     """
-    pieces = iter(_pairs(intervals))
-    parts = [[*itertools.islice(pieces, count)] for count in counts]
+    parts = _parts(intervals, counts)
     if step < 0:
         rows, columns = parts
         yield from _met(rows, columns, _packed(rows), _packed(columns), is_causal)
@@ -398,6 +331,11 @@ def _step_blocks(
         rows, columns = parts[part], parts[(part + step) % len(parts)]
         lie = columns if step == 0 else [(start + at, size) for at, size in _packed(columns)]
         yield from _met(rows, columns, rows, lie, is_causal)
+
+
+def _parts(intervals: Sequence[int], counts: Sequence[int]) -> list[_Pieces]:
+    pieces = iter(_pairs(intervals))
+    return [[*itertools.islice(pieces, count)] for count in counts]
 
 
 def _raised(mask: Tensor | None) -> Tensor | None:
@@ -418,16 +356,12 @@ def _in_order(
     """A mask over all columns with those of a step's keys, in their order; see `_step_blocks`."""
     if mask is None or mask.shape[-1] == 1 or step == 0:
         return mask
-    pieces = iter(_pairs(intervals))
-    parts = [[*itertools.islice(pieces, count)] for count in counts]
+    parts = _parts(intervals, counts)
     turned = parts[1:] if step < 0 else [*parts[step:], *parts[:step]]
     columns = [mask[..., start : start + size] for part in turned for start, size in part]
     ordered = torch.cat(columns, -1)
     assert ordered.shape[-1] == width
     return ordered
-
-
-_Pieces = Sequence[tuple[int, int]]
 
 
 def _packed(pieces: _Pieces) -> _Pieces:
@@ -480,22 +414,16 @@ def _runs_of(slices: Sequence[slice]) -> list[slice]:
     "int[] intervals, int[] counts, int step) -> (Tensor, Tensor)",
     _empty_results,
 )
-def attention_step(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    intervals: Sequence[int],
-    counts: Sequence[int],
-    step: int,
-) -> tuple[Tensor, Tensor]:
+def attention_step(*call: Any) -> tuple[Tensor, Tensor]:
     """(result, log-sum-exp) of a step of a ring; see `_step_blocks`."""
-    mask = _in_order(_raised(mask), key.shape[2], intervals, counts, step)
-    call = _Attention(query, key, value, mask, False, scale)
-    blocks = _step_blocks(intervals, counts, step, is_causal)
-    return _part(call, blocks, *_empty_results(query, key, value))
+    return _part(*_step(call))
+
+
+def _step(call: Sequence[Any]) -> tuple[_Attention, Iterator[_Block]]:
+    """A step of a ring, without what is saved of it, as an attention and its blocks."""
+    query, key, value, mask, is_causal, scale, *ring = call
+    mask = _in_order(_raised(mask), key.shape[2], *ring)
+    return _Attention(query, key, value, mask, False, scale), _step_blocks(*ring, is_causal)
 
 
 @operator(
@@ -504,25 +432,10 @@ def attention_step(
     " -> (Tensor, Tensor, Tensor)",
     _empty_gradients,
 )
-def attention_step_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    out: Tensor,
-    logsumexp: Tensor,
-    is_causal: bool,
-    scale: float | None,
-    intervals: Sequence[int],
-    counts: Sequence[int],
-    step: int,
-) -> tuple[Tensor, ...]:
+def attention_step_backward(grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
     """Shares of a step of a ring in the gradients of query, key and value."""
-    mask = _in_order(_raised(mask), key.shape[2], intervals, counts, step)
-    call = _Attention(query, key, value, mask, False, scale)
-    blocks = _step_blocks(intervals, counts, step, is_causal)
-    return _part_backward(call, blocks, grad, out, logsumexp)
+    (*operands, out, logsumexp), settings = call[:6], call[6:]
+    return _part_backward(*_step((*operands, *settings)), grad, out, logsumexp)
 
 
 @operator(

@@ -142,10 +142,6 @@ class _Bags:
         return None if self.weights is None else self.weights[kept]
 
 
-def _times(rows: Tensor, factors: Tensor | None) -> Tensor:
-    return rows if factors is None else rows * factors.unsqueeze(1)
-
-
 @operator(
     f"embedding_bag(Tensor table, {_CALL}, {_SETTINGS}) -> Tensor",
     lambda table, *call: table.new_empty((sum(call[-1]), table.shape[1])),
@@ -187,9 +183,9 @@ def embedding_bag_backward(grad: Tensor, *call: Any) -> Tensor:
     bags = _Bags(*call)
     kept, rows, at = bags.chosen()
     table = grad.new_zeros((sum(bags.lengths), grad.shape[1]))
-    return table.index_add_(
-        0, rows, _times(grad.index_select(0, at), bags.factors(kept, at, grad.dtype))
-    )
+    factors = bags.factors(kept, at, grad.dtype)
+    added = grad.index_select(0, at)
+    return table.index_add_(0, rows, added if factors is None else added * factors.unsqueeze(1))
 
 
 @operator(

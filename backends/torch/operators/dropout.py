@@ -73,6 +73,7 @@ def _part_of(
     pieces: Sequence[int],
     starts: Sequence[int],
     lengths: Sequence[int],
+    *,
     device: torch.device,
 ) -> Part:
     """A shard of a tensor: dim i has `pieces[i]` pieces, each of a start and a length."""
@@ -93,18 +94,16 @@ def _part_of(
 
 def whole_of(shape: Sequence[int], device: torch.device) -> Part:
     """All of a tensor."""
-    return _part_of(shape, [1] * len(shape), [0] * len(shape), shape, device)
+    return _part_of(shape, [1] * len(shape), [0] * len(shape), shape, device=device)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Finaliser of SplitMix64."""
     x = (x ^ _shifted(x, 30)) * (0xBF58476D1CE4E5B9 - (1 << 64))
     x = (x ^ _shifted(x, 27)) * (0x94D049BB133111EB - (1 << 64))
     return x ^ _shifted(x, 31)
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Right shift without a sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -159,17 +158,10 @@ def dropout(x: Tensor, seed: Tensor, p: float, index: int) -> tuple[Tensor, Tens
     _dropout_fake,
 )
 def dropout_part(
-    x: Tensor,
-    seed: Tensor,
-    p: float,
-    index: int,
-    shape: Sequence[int],
-    pieces: Sequence[int],
-    starts: Sequence[int],
-    lengths: Sequence[int],
+    x: Tensor, seed: Tensor, p: float, index: int, *part: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """`dropout` of a shard of a tensor of that shape."""
-    return _dropped(x, _part_of(shape, pieces, starts, lengths, x.device), seed, p, index)
+    return _dropped(x, _part_of(*part, device=x.device), seed, p, index)
 
 
 def _drawn(part: Part, seed: Tensor, index: int, dtype: torch.dtype) -> Tensor:
@@ -193,7 +185,6 @@ def uniform(seed: Tensor, index: int, size: Sequence[int], dtype: torch.dtype) -
 
 
 def _local(pieces: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """Sizes of a shard."""
     left = iter(lengths)
     return [sum(islice(left, count)) for count in pieces]
 
@@ -205,14 +196,8 @@ def _local(pieces: Sequence[int], lengths: Sequence[int]) -> list[int]:
     ),
 )
 def uniform_part(
-    seed: Tensor,
-    index: int,
-    size: Sequence[int],
-    dtype: torch.dtype,
-    pieces: Sequence[int],
-    starts: Sequence[int],
-    lengths: Sequence[int],
+    seed: Tensor, index: int, size: Sequence[int], dtype: torch.dtype, *part: Sequence[int]
 ) -> Tensor:
     """The numbers of a shard of a tensor of that size."""
-    part = _part_of(size, pieces, starts, lengths, seed.device)
-    return _drawn(part, seed, index, dtype).view(_local(pieces, lengths))
+    numbers = _drawn(_part_of(size, *part, device=seed.device), seed, index, dtype)
+    return numbers.view(_local(part[0], part[2]))

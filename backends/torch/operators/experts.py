@@ -25,15 +25,15 @@ first products are (tokens of all ranks, chosen, columns).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from partitioner.backends.torch.operators.activations import Program
+from partitioner.backends.torch.operators.activations import STEPS, Program
 from partitioner.backends.torch.operators.registry import gradient, operator
 from partitioner.backends.torch.operators.sent import (
     Call,
@@ -52,16 +52,8 @@ _OPERANDS = "Tensor x, Tensor ids, Tensor weights, Tensor up, Tensor down"
 _BIASES = ", Tensor up_bias, Tensor down_bias"
 _SETTINGS = "str activation, bool gated, bool keep, int size, int[] starts, int[] lengths"
 
-#: The activation and its gradient (from the result's gradient and the operand) by name.
-ACTIVATIONS: Mapping[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
-    "gelu": (_aten.gelu, _aten.gelu_backward),
-    "gelu-tanh": (
-        partial(_aten.gelu, approximate="tanh"),
-        partial(_aten.gelu_backward, approximate="tanh"),
-    ),
-    "relu": (_aten.relu, lambda grad, x: _aten.threshold_backward(grad, x, 0)),
-    "silu": (_aten.silu, _aten.silu_backward),
-}
+#: Steps that are activations by themselves; others are programs.
+ACTIVATIONS = frozenset({"gelu", "gelu-tanh", "relu", "silu"})
 
 
 @dataclass(frozen=True)
@@ -168,7 +160,7 @@ class _Layer:
         """The activation of the first product."""
         if self.activation not in ACTIVATIONS:
             return Program.of(self.activation).results(before)[-1]
-        act = ACTIVATIONS[self.activation][0]
+        act = STEPS[self.activation].compute
         if not self.gated:
             return act(before)
         gate, other = before.chunk(2, -1)
@@ -189,15 +181,16 @@ class _Layer:
         """The gradient of the first product from that of the activation."""
         if self.activation not in ACTIVATIONS:
             return Program.of(self.activation).gradient(grad, before)
-        act, slope = ACTIVATIONS[self.activation]
+        act = STEPS[self.activation]
         if not self.gated:
-            return slope(grad, before)
+            (slope,) = act.slopes(grad, before, before)  # which look at no result
+            return cast("Tensor", slope)
         gate, other = before.chunk(2, -1)
-        return torch.cat([slope(grad * other, gate), grad * act(gate)], -1)
+        (of_gate,) = act.slopes(grad * other, gate, gate)
+        return torch.cat([of_gate, grad * act.compute(gate)], -1)
 
 
 def _result_type(x: Tensor, weights: Tensor) -> torch.dtype:
-    """The type of tokens times weights of choices."""
     return torch.promote_types(x.dtype, weights.dtype)
 
 
@@ -221,7 +214,6 @@ def _experts(biased: bool, *call: Any) -> tuple[Tensor, Tensor]:
 
 
 def _experts_backward(biased: bool, grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
-    """Gradients of tokens, weights, `up`, `down` and biases."""
     count = 7 if biased else 5
     layer = _Layer.of((*call[:count], *call[count + 1 :]), biased=biased)
     return layer.gradients(grad, call[count])

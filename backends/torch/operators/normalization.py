@@ -30,7 +30,6 @@ _MOST_COUNTED = 2**31
 
 
 def _statistics_dtype(x: Tensor) -> torch.dtype:
-    """Element type of the means and deviations of a tensor."""
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
@@ -62,7 +61,6 @@ def _moments(sums: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _deviation(var: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """The inverse deviation."""
     return torch.rsqrt(var + eps, out=var.new_empty(var.shape, dtype=dtype))
 
 
@@ -194,6 +192,24 @@ def _empty_weights(
     return grad_out.new_empty(list(size), dtype=dtype), grad_out.new_empty(list(size), dtype=dtype)
 
 
+def layer_norm_backward(
+    grad_out: Tensor,
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    wanted: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    """PyTorch's gradients of data, weight and bias, as far as they are `wanted`."""
+    statistics = mean.contiguous(), rstd.contiguous()
+    gradients: tuple[Tensor, ...] = aten.native_layer_norm_backward(
+        grad_out, x, normalized_shape, *statistics, weight, bias, wanted
+    )
+    return gradients
+
+
 @operator(
     "layer_norm_grad_weight(Tensor grad_out, Tensor x, SymInt[] normalized_shape, Tensor mean,"
     " Tensor rstd, ScalarType dtype) -> (Tensor, Tensor)",
@@ -206,20 +222,11 @@ def layer_norm_grad_weight(
     mean: Tensor,
     rstd: Tensor,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Gradients of weight and bias, whose element type is `dtype`."""
     scale = grad_out.new_empty(list(normalized_shape), dtype=dtype)  # only its type is read
-    _, weight, bias = aten.native_layer_norm_backward(
-        grad_out,
-        x,
-        normalized_shape,
-        mean.contiguous(),
-        rstd.contiguous(),
-        scale,
-        scale,
-        [False, True, True],
-    )
-    return weight, bias
+    operands = grad_out, x, normalized_shape, mean, rstd
+    return layer_norm_backward(*operands, scale, scale, [False, True, True])[1:]
 
 
 @operator(
@@ -236,22 +243,25 @@ def layer_norm_grad_input(
     weight: Tensor | None,
 ) -> Tensor:
     """Gradient of the data."""
-    data: Tensor = aten.native_layer_norm_backward(
-        grad_out,
-        x,
-        normalized_shape,
-        mean.contiguous(),
-        rstd.contiguous(),
-        weight,
-        None,
-        [True, False, False],
-    )[0]
-    return data
+    operands = grad_out, x, normalized_shape, mean, rstd
+    return layer_norm_backward(*operands, weight, None, [True, False, False])[0]
 
 
-def _sizes(x: Tensor) -> tuple[int, int, int]:
-    """Images, channels, and elements a channel of an image."""
-    return x.shape[0], x.shape[1], math.prod(x.shape[2:])
+def _group_norm_backward(
+    grad_out: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    scale: Tensor | None,
+    group: int,
+    wanted: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    operands = (one.contiguous() for one in (grad_out, x, mean, rstd))
+    images, channels, *plane = x.shape
+    gradients: tuple[Tensor, ...] = aten.native_group_norm_backward(
+        *operands, scale, images, channels, math.prod(plane), group, wanted
+    )
+    return gradients
 
 
 @operator(
@@ -261,20 +271,10 @@ def _sizes(x: Tensor) -> tuple[int, int, int]:
 )
 def group_norm_grad_weight(
     grad_out: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, group: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Gradients of weight and bias, whose element type is `dtype`."""
     scale = grad_out.new_empty(x.shape[1], dtype=dtype)  # only its type is read
-    _, weight, bias = aten.native_group_norm_backward(
-        grad_out.contiguous(),
-        x.contiguous(),
-        mean.contiguous(),
-        rstd.contiguous(),
-        scale,
-        *_sizes(x),
-        group,
-        [False, True, True],
-    )
-    return weight, bias
+    return _group_norm_backward(grad_out, x, mean, rstd, scale, group, [False, True, True])[1:]
 
 
 @operator(
@@ -287,17 +287,7 @@ def group_norm_grad_input(
 ) -> Tensor:
     """Gradient of the data."""
     scale = None if weight is None else weight.contiguous()
-    data: Tensor = aten.native_group_norm_backward(
-        grad_out.contiguous(),
-        x.contiguous(),
-        mean.contiguous(),
-        rstd.contiguous(),
-        scale,
-        *_sizes(x),
-        group,
-        [True, False, False],
-    )[0]
-    return data
+    return _group_norm_backward(grad_out, x, mean, rstd, scale, group, [True, False, False])[0]
 
 
 def _planes(x: Tensor, count: int) -> Tensor:

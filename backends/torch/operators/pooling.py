@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -28,7 +29,6 @@ def _coordinates(indices: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 
 def _flat(coordinates: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Inverse of `_coordinates`."""
     flat = coordinates[0]
     for coordinate, size in zip(coordinates[1:], sizes[1:], strict=True):
         flat = flat * size + coordinate
@@ -132,8 +132,5 @@ def max_pool_grad_part(
         inside &= (coordinate >= 0) & (coordinate < size)
     places = torch.where(inside, _flat(shifted, sizes), 0).flatten(-space)
     added = torch.where(inside, grad_out, 0).flatten(-space)
-    count = 1
-    for size in sizes:
-        count *= size
-    part = grad_out.new_zeros([*batch, count])
+    part = grad_out.new_zeros([*batch, math.prod(sizes)])
     return part.scatter_add_(-1, places, added).view([*batch, *sizes])

@@ -84,7 +84,8 @@ def embedding_part_backward(
     return table[:rows]
 
 
-def _wide(x: Tensor) -> Tensor:
+def widened(x: Tensor) -> Tensor:
+    """The elements in at least float32."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -134,18 +135,18 @@ def cross_entropy_parts(
     check_ids(target, size, "cross entropy target", ignore_index)
     dim = _class_dim(logits)
     places, inside = local_places(target, starts, lengths)
-    highest = _wide(maximum)
+    highest = widened(maximum)
     if logits.shape[dim]:
-        chosen = _wide(logits.gather(dim, places.unsqueeze(dim))) - highest
+        chosen = widened(logits.gather(dim, places.unsqueeze(dim))) - highest
         chosen = chosen.squeeze(dim).masked_fill_(inside.logical_not(), 0)
     else:
-        wide = torch.promote_types(_wide(logits).dtype, highest.dtype)
+        wide = torch.promote_types(widened(logits).dtype, highest.dtype)
         chosen = highest.new_zeros(target.shape, dtype=wide)
     if not _is_in_blocks(logits):
-        return (_wide(logits) - highest).exp_().sum(dim), chosen
+        return (widened(logits) - highest).exp_().sum(dim), chosen
     sums = torch.empty_like(chosen)
     for rows in _row_blocks(logits):
-        less = _wide(logits[rows]) - highest[rows]
+        less = widened(logits[rows]) - highest[rows]
         torch.sum(less.exp_(), 1, out=sums[rows])
     return sums, chosen
 
@@ -168,7 +169,7 @@ def cross_entropy_grad(
     dim = _class_dim(logits)
     places, inside = local_places(target, starts, lengths)
     inner = grad_target.masked_fill(inside.logical_not(), 0).unsqueeze(dim)
-    call = _wide(maximum), grad_sum.unsqueeze(dim), places.unsqueeze(dim), inner
+    call = widened(maximum), grad_sum.unsqueeze(dim), places.unsqueeze(dim), inner
     slopes = torch.empty_like(logits)
     for rows in _row_blocks(logits) if _is_in_blocks(logits) else (slice(None),):
         _write_slopes(slopes[rows], logits[rows], *(tensor[rows] for tensor in call))
@@ -186,7 +187,7 @@ def _write_slopes(
     """Write the gradient of logits, computed at least in float32; the others have one class."""
     dim = _class_dim(logits)
     wide = slopes if slopes.dtype == torch.promote_types(logits.dtype, highest.dtype) else None
-    computed = torch.sub(_wide(logits), highest, out=wide).exp_().mul_(grad_sum)
+    computed = torch.sub(widened(logits), highest, out=wide).exp_().mul_(grad_sum)
     if logits.shape[dim]:
         computed.scatter_add_(dim, places, inner)
     if wide is None:

@@ -222,7 +222,7 @@ class AllRanks:
         for rank, of in enumerate(values):
             runs.update((rank, run) for run in of.plan.runs if (run.phase, run.micro_batch) == turn)
         phase, micro_batch = turn
-        modules = {r: self._all[r][micro_batch].graphs[phase].graph.module for r in runs}
+        modules = {r: self._all[r][micro_batch].graphs[phase].module for r in runs}
         arguments = {rank: values[rank].arguments(run) for rank, run in runs.items()}
         with torch.no_grad(), torch.autocast("cpu", enabled=False):  # the graphs have their casts
             results = run_lockstep(modules, arguments, observe)

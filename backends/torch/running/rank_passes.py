@@ -121,7 +121,7 @@ class RankPasses:
         """The pass of each phase; that of the first phase enters the gate."""
         passes: dict[int, Pass] = {}
         for phase, graph in phases.graphs.items():
-            graph.graph.module.to(self.device)
+            graph.module.to(self.device)
             module = phases.eager(phase)
             passes[phase] = direct(gated(module, self._gate) if phase == first else module)
         return passes
@@ -140,7 +140,7 @@ class RankPasses:
         """Compile the graphs with `torch.compile`, with its arguments."""
 
         def compiled(phases: RankPhases) -> dict[int, Pass]:
-            modules = {phase: graph.graph.module for phase, graph in phases.graphs.items()}
+            modules = {phase: graph.module for phase, graph in phases.graphs.items()}
             return {
                 phase: partial(_unboxed, torch.compile(module, *args, **kwargs))
                 for phase, module in modules.items()

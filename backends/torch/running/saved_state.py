@@ -11,10 +11,10 @@ from torch.distributed.tensor import DTensor
 
 from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.agreeing.faults import telling
+from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
 from partitioner.backends.torch.running.held_state import HeldState
 from partitioner.backends.torch.state.own_state import KEY, OwnState
 from partitioner.backends.torch.state.shards import (
-    distributed_as,
     gathered_value,
     part_of,
     region_on,
@@ -52,7 +52,8 @@ def full_state(
 def take_parts(held: HeldState, state: dict[str, Any], prefix: str) -> dict[str, Tensor]:
     """Put this rank's shards in the place of whole tensors in a state that is loaded.
 
-    DTensors in the state become whole where the module has no shards: all ranks must load it.
+    DTensors in the state that lie on other ranks than the module's become whole: all ranks must
+    load it.
 
     Returns:
         The whole tensors by first name.
@@ -65,11 +66,16 @@ def take_parts(held: HeldState, state: dict[str, Any], prefix: str) -> dict[str,
             if isinstance(value, Tensor) and not isinstance(value, DTensor):
                 wholes[first] = value
         tensor = held.tensors.get(first)
-        if not held.places.are_cut[entry.parameter]:
-            state |= {n: x.full_tensor() for n, x in given.items() if isinstance(x, DTensor)}
+        holders = held.places.by_name[first].mesh.devices
+        is_whole = not held.places.are_parts[entry.parameter]
+        for name, value in given.items():
+            if isinstance(value, DTensor) and (
+                is_whole or value.device_mesh.size() != len(holders)
+            ):
+                state[name] = value.full_tensor()
         for name in names if tensor is None else ():
             state.pop(name, None)  # other ranks hold it
-        if not isinstance(tensor, DTensor):
+        if not isinstance(tensor, RankTensor):
             continue
         region = region_on(held.places.by_name[first], held.rank)
         for name in names:
@@ -77,6 +83,6 @@ def take_parts(held: HeldState, state: dict[str, Any], prefix: str) -> dict[str,
             if value is None or isinstance(value, DTensor) or value.shape != tensor.shape:
                 continue  # PyTorch's own message names both sizes
             part = part_of(value.detach(), region)
-            state[name] = distributed_as(tensor, part.to(tensor.device))
+            state[name] = tensor.like(part.to(tensor.device))
     state |= {prefix + name: tensor for name, tensor in held.elsewhere.items()}
     return wholes

@@ -101,7 +101,7 @@ class StepPlan:
         runs = [run for run in runs if run[0] in phases[run[1]].graphs]
         self._last: dict[tuple[int, str], int] = {}  # position of the last reader
         for position, (phase, micro_batch) in enumerate(runs):
-            for name in phases[micro_batch].graphs[phase].graph.arguments:
+            for name in phases[micro_batch].graphs[phase].arguments:
                 self._last[micro_batch, name] = position
         self.runs = tuple(self._run(position, *run) for position, run in enumerate(runs))
 
@@ -114,17 +114,17 @@ class StepPlan:
         of = self.phases[micro_batch]
         graph, is_once = of.graphs[phase], of.is_once(phase)
         messages = {message.name: message for message in graph.sends}
-        results = [one for one in enumerate(graph.graph.results) if one[1] not in messages]
+        results = [one for one in enumerate(graph.results) if one[1] not in messages]
         summed = [one for one in results if one[1] in of.summed]
         later = range(micro_batch + 1, len(self.phases))
         return Run(
             phase,
             micro_batch,
             is_once,
-            graph.graph.arguments,
+            graph.arguments,
             tuple(
                 name
-                for name in dict.fromkeys(graph.graph.arguments)
+                for name in dict.fromkeys(graph.arguments)
                 if self._last[micro_batch, name] == position and name not in self._keep
             ),
             of.adds[phase] if self._adds else (),
@@ -140,7 +140,7 @@ class StepPlan:
             tuple(summed),
             tuple(
                 (place, messages[name])
-                for place, name in enumerate(graph.graph.results)
+                for place, name in enumerate(graph.results)
                 if name in messages
             ),
             tuple(
@@ -241,7 +241,7 @@ class StepValues:
         written = {place for place, *_ in run.writes}
         read = {place for place, _ in run.kept}
         uses = Counter(map(memory_of, results))
-        module = self.plan.phases[run.micro_batch].graphs[run.phase].graph.module
+        module = self.plan.phases[run.micro_batch].graphs[run.phase].module
         taken = self._argument_memory.union(map(memory_of, module.buffers()))
         return {
             place

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from partitioner.api.lowering import lower
 from partitioner.api.verify.compare import Verification
 from partitioner.backends.arrays import save_named_arrays
 from partitioner.backends.header import Origin
-from partitioner.backends.observed import STEPS
+from partitioner.backends.observed import STEPS, RankLog
 from partitioner.backends.optimization import Optimization
 from partitioner.cost_model.cluster.resolve import device_type
 from partitioner.cost_model.cluster.topology import Cluster
@@ -37,7 +37,7 @@ from partitioner.foundations.files import (
     write_file,
 )
 from partitioner.foundations.no_gc import no_collection
-from partitioner.frontends.inputs import InputRange, drawn_inputs, input_ranges
+from partitioner.frontends.inputs import InputRange, drawn_inputs
 from partitioner.ir.errors import hints_keywords
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
@@ -51,8 +51,6 @@ from partitioner.search.limits import MOST_EXPLICIT
 
 if TYPE_CHECKING:
     import networkx as nx
-
-    from partitioner.backends.launch import LocalRun
 
 
 class ProfiledRun(Comparison[PlannedT_co]):
@@ -97,7 +95,6 @@ class Ranks(ABC):
         """Run the files that `write` left in a folder, one process of this machine a rank.
 
         Args:
-            folder: The folder.
             count: Number of requests in flight or, in training, of steps, at least 1; one more
                 goes before them.
 
@@ -123,13 +120,8 @@ class Model(ABC):
 
     @property
     @abstractmethod
-    def graph(self) -> Graph:
-        """The traced graph."""
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The model's name, for people and file names."""
+    def described(self) -> GraphFile:
+        """The model as it is looked at without its weights."""
 
     @property
     @abstractmethod
@@ -137,14 +129,24 @@ class Model(ABC):
         """The model's file, which nothing may overwrite; None for a model without one."""
 
     @property
-    @abstractmethod
+    def graph(self) -> Graph:
+        """The graph that is planned."""
+        return self.described.graph
+
+    @property
+    def name(self) -> str:
+        """The model's name, for people and file names."""
+        return self.described.name
+
+    @property
     def delivered(self) -> frozenset[str]:
         """Values of the graph that every rank delivers whole."""
+        return self.described.delivered
 
     @property
     def ranges(self) -> Mapping[str, InputRange]:
         """The values that each input of a request may hold, by name."""
-        return input_ranges(self.graph)
+        return self.described.ranges
 
     @property
     def input_types(self) -> Mapping[str, TensorType]:
@@ -381,8 +383,7 @@ class Compiled(Planned):
                 json.dumps(summary, indent=1, allow_nan=False) + "\n"
             )
             self.model.write_request(folder, target)
-            model = self.model
-            GraphFile(model.name, model.graph, model.delivered, model.ranges).write(folder)
+            self.model.described.write(folder)
             if self.measured is not None:
                 (folder / FILE).write_text(self.measured.to_json(), encoding="utf-8")
             timeline = simulate(self.schedule)
@@ -507,12 +508,14 @@ class Compiled(Planned):
             folder = Path(name)
             self.ranks.write(folder)
             run = self.model.files(folder).run(arrays, requests, steps)
-        return self.compared(run, requests)
+        return self.compared(run.logs, run.seconds, requests)
 
-    def compared(self, run: LocalRun, requests: int = 1) -> ProfiledRun[Self]:
-        """The prediction beside a run whose steps were recorded, of so many requests in flight."""
-        stream_s = run.seconds / requests if requests > 1 else None
-        measured = Measured.of(self.plan.digest, run.logs, stream_s)
+    def compared(
+        self, logs: Sequence[RankLog], seconds: float = 0.0, requests: int = 1
+    ) -> ProfiledRun[Self]:
+        """The prediction beside what ranks recorded, and so many requests in flight took."""
+        stream_s = seconds / requests if requests > 1 else None
+        measured = Measured.of(self.plan.digest, logs, stream_s)
         return ProfiledRun(replace(self, measured=measured), measured)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 #: Fewest and most timed runs of a program.
 _LEAST_REPEATS, _MOST_REPEATS = 5, 50
@@ -17,8 +17,7 @@ _SPREAD = 0.03
 _ENOUGH_S = 0.1
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     """Timed runs of a program.
 
     Attributes:
@@ -39,7 +38,7 @@ class Timing:
         return cls(median, (high - low) / 2 / median if median else 0.0, len(runs))
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Do nothing."""
 
 
@@ -48,7 +47,7 @@ def timed_runs(
     clock: Callable[[], float] = time.perf_counter,
     end_s: float = float("inf"),
     anyone: Callable[[Sequence[bool]], Sequence[bool]] = list,
-    before_turn: Callable[[], object] = _nothing,
+    before_turn: Callable[[], object] = nothing,
     before_runs: Sequence[Callable[[], object]] = (),
     stopwatch: Callable[[Callable[[], object]], float] | None = None,
 ) -> list[list[float]]:
@@ -58,7 +57,6 @@ def timed_runs(
 
     Args:
         programs: Functions that run one each.
-        clock: Gives seconds.
         end_s: Time of `clock` at which all end, after the fewest runs. Programs whose fewest runs
             do not fit are left out, the last ones first, and have no runs; the first one is run.
         anyone: Which of some wishes any of the processes has that measure the same programs at
@@ -74,7 +72,7 @@ def timed_runs(
         return clock() - begin_s
 
     seconds_of = stopwatch or by_clock
-    before = before_runs or [_nothing] * len(programs)
+    before = before_runs or [nothing] * len(programs)
     runs: list[list[float]] = [[] for _ in programs]
     spent_s = [0.0] * len(programs)
 
@@ -115,8 +113,6 @@ def _left_out(ended_s: Sequence[float], programs: int, end_s: float) -> list[boo
     Args:
         ended_s: When the turn began, and when the first run of each program ended, as far as they
             were run.
-        programs: Their number.
-        end_s: As of `timed_runs`.
     """
     begin_s, now_s = ended_s[0], ended_s[-1]
     turn_ends = [now_s + (_LEAST_REPEATS - 1) * (one_s - begin_s) for one_s in ended_s[1:]]

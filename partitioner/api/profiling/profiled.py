@@ -75,15 +75,20 @@ class Profiled:
         """A few lines for people."""
         threads = units.count(self.threads, "thread")
         now = f"{self.measured} measured now in {units.seconds(self.seconds)}"
+        links = f"{self.links} sizes and kinds measured now" if self.links else "nothing new"
         lines = [
             f"{units.count(self.forms, 'form')} of operators: {now}, {self.known} known before",
             f"  device   {self.device}, {threads}",
             f"  backend  {self.backend}",
-            f"  links    {self._links}",
-            *self._border,
-            *self._whole,
-            f"  profile  {self.file}",
+            f"  links    {links}",
         ]
+        if self.border_s is not None:
+            border = units.seconds(self.border_s)
+            lines.append(f"  border   {border} more for each communication, which ends a session")
+        if self.whole_s is not None:
+            whole = units.seconds(self.whole_s)
+            lines.append(f"  whole    {whole} in one process with all cores")
+        lines.append(f"  profile  {self.file}")
         if self.machine != self.device:
             lines.append(
                 f"  note: this machine is {self.machine}; its seconds now count for {self.device}, "
@@ -132,20 +137,3 @@ class Profiled:
         if self.measured or self.links:
             return "; the next run goes on"
         return "; give a longer --time-limit: this one is too short"
-
-    @property
-    def _whole(self) -> list[str]:
-        if self.whole_s is None:
-            return []
-        return [f"  whole    {units.seconds(self.whole_s)} in one process with all cores"]
-
-    @property
-    def _border(self) -> list[str]:
-        if self.border_s is None:
-            return []
-        border = units.seconds(self.border_s)
-        return [f"  border   {border} more for each communication, which ends a session"]
-
-    @property
-    def _links(self) -> str:
-        return f"{self.links} sizes and kinds measured now" if self.links else "nothing new"

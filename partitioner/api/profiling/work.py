@@ -30,7 +30,6 @@ class Item:
     """A form to measure.
 
     Attributes:
-        program: The form as a program of one rank.
         before: The program without the form, where that stands behind other operators: what both
             take differs by the form. None if the program is the form alone.
         entry: What becomes its entry, without figures.
@@ -65,7 +64,6 @@ class Work:
         file: The profile.
         device: Fingerprint of the device.
         threads: Threads of one operator.
-        items: The forms.
         end_s: Time of `time.perf_counter`, one clock for all processes of a machine, at which the
             measurements end.
     """

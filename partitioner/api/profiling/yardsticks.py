@@ -6,8 +6,7 @@ the caches shows nothing of memory, nor one of convolutions of small products: t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from partitioner.ir.graph import Graph, Node
@@ -22,19 +21,6 @@ PRODUCTS = ((128, 128, 128), (512, 512, 512), (1024, 1024, 1024), (1, 2048, 2048
 _OPSET = 17
 
 
-@dataclass(frozen=True)
-class _Words:
-    """The operators of a backend: one that reads a tensor and writes one like it, and a product."""
-
-    copy: str
-    copy_attrs: Mapping[str, Any]
-    product: str
-
-
-_TORCH = _Words("aten::clone", {"memory_format": "contiguous_format"}, "aten::mm")
-_ONNX = _Words("Relu", {}, "MatMul")
-
-
 def yardsticks(memory_bytes: float, *, is_module: bool) -> Graph:
     """The operators as a graph, each with inputs of its own.
 
@@ -42,7 +28,10 @@ def yardsticks(memory_bytes: float, *, is_module: bool) -> Graph:
         memory_bytes: Of a device.
         is_module: Whether PyTorch runs them, not ONNX Runtime.
     """
-    words = _TORCH if is_module else _ONNX
+    copy, product, attrs = "Relu", "MatMul", dict[str, Any]()
+    if is_module:
+        copy, product = "aten::clone", "aten::mm"
+        attrs = {"memory_format": "contiguous_format"}
     types: dict[str, TensorType] = {}
     nodes: list[Node] = []
 
@@ -55,9 +44,9 @@ def yardsticks(memory_bytes: float, *, is_module: bool) -> Graph:
     for nbytes in MOVED_BYTES:
         if nbytes <= memory_bytes * _MEMORY_SHARE:
             shape = nbytes // 8 // 1024, 1024
-            add(words.copy, (shape, shape), **words.copy_attrs)
+            add(copy, (shape, shape), **attrs)
     for m, k, n in PRODUCTS:
-        add(words.product, ((m, k), (k, n), (m, n)))
+        add(product, ((m, k), (k, n), (m, n)))
     made = {value for node in nodes for value in node.outputs}
     return Graph(
         "yardsticks",

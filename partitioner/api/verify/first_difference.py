@@ -80,11 +80,13 @@ def first_difference(
                 continue
             node = graph.producers[value]
             scale = max(floor if node.name in graph.backward else 0.0, largest(whole))
-            compared = (
-                (holders, _compared(value, part, expected, scale, allowed[value], table))
-                for holders, part, expected in _pairs(parts, home.placement, whole)
-            )
-            wrong = [(holders, part) for holders, part in compared if not part.equal]
+            wrong: list[tuple[tuple[int, ...], Difference]] = []
+            for holders, part, expected in _pairs(parts, home.placement, whole):
+                found = compare(value, part, expected, scale, table=table)
+                # Of integers and booleans the tolerance is the share that may differ.
+                size = part.size if found.counts else 1
+                found = replace(found, tolerance=size * allowed[value])
+                wrong += [] if found.equal else [(holders, found)]
             if wrong:
                 worst = max(
                     (part for _, part in wrong), key=lambda d: (math.isnan(d.error), d.error)
@@ -112,21 +114,6 @@ def tolerances(graph: Graph, table: Mapping[str, float] = TOLERANCE) -> dict[str
             real = np.zeros((), numpy_dtype(graph.types[value].dtype)).real.dtype
             by_value[value] = max(table.get(real.name, 0.0) if computes else 0.0, *read, 0.0)
     return by_value
-
-
-def _compared(
-    value: str,
-    part: np.ndarray,
-    expected: np.ndarray,
-    scale: float,
-    tolerance: float,
-    table: Mapping[str, float],
-) -> Difference:
-    """A part compared; for integers and booleans the tolerance is the share that may differ."""
-    difference = compare(value, part, expected, scale, table=table)
-    if difference.counts:
-        tolerance *= part.size
-    return replace(difference, tolerance=tolerance)
 
 
 def _pairs(

@@ -8,7 +8,6 @@ from functools import cached_property
 
 import torch
 from torch import nn
-from torch.export import ExportedProgram
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
@@ -176,7 +175,10 @@ def trace_module(
         _check_statistics(module)
         raise
     if options.training:
-        _check_memory(module, program)
+        plain = {n: x for n, x in program.constants.items() if isinstance(x, torch.Tensor)}
+        parameters = dict(module.named_parameters())
+        trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
+        check_memory_apart({**plain, **parameters, **dict(module.named_buffers())}, trained)
     replace_experts(program.graph_module, training=options.training)
     replace_lookups(program.graph_module)
     rewrites = state_dtypes, replace_counted, replace_attention, replace_bags, replace_losses
@@ -207,11 +209,3 @@ def _check_statistics(module: nn.Module) -> None:
                 "weights a batch by how many were before it: give it a number, as momentum=0.1, or "
                 "call its eval() before compile"
             )
-
-
-def _check_memory(module: nn.Module, program: ExportedProgram) -> None:
-    """Refuse a trained parameter in the memory of another tensor of the module."""
-    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-    plain = {n: x for n, x in program.constants.items() if isinstance(x, torch.Tensor)}
-    trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
-    check_memory_apart({**plain, **parameters, **buffers}, trained)

@@ -29,13 +29,20 @@ def dot(result: Planned) -> str:
     dotted if an earlier edge carries them all. The same plan gives the same text.
     """
     ids = _ids(result)
-    lines = ["digraph plan {", *_head(result), *_clusters(result, ids), *_terminals(result, ids)]
+    title = _quoted(f"{shown(result.graph.name)} on {shown(result.cluster.name)}")
+    lines = [
+        "digraph plan {",
+        f"  graph [label={title} labelloc=t fontname=Helvetica compound=true]",
+        "  node [shape=box style=filled fontname=Helvetica fontsize=10 margin=0.08]",
+        "  edge [fontname=Helvetica fontsize=9 arrowsize=0.6]",
+        *_clusters(result, ids),
+        *_terminals(result, ids),
+    ]
     lines += [_edge(edge, ids) for edge in edges(result.graph, result.schedule)]
     return "\n".join([*lines, "}", ""])
 
 
 def _ids(result: Planned) -> dict[Terminal, str]:
-    """Identifiers without the model's names."""
     ids: dict[Terminal, str] = {
         (NODE, placed.node.name): f"n{index}"
         for index, placed in enumerate(placed_nodes(result.schedule))
@@ -43,13 +50,6 @@ def _ids(result: Planned) -> dict[Terminal, str]:
     ids.update({(INPUT, value): f"i{i}" for i, value in enumerate(result.graph.inputs)})
     ids.update({(OUTPUT, value): f"o{i}" for i, value in enumerate(result.graph.outputs)})
     return ids
-
-
-def _head(result: Planned) -> Iterator[str]:
-    title = f"{shown(result.graph.name)} on {shown(result.cluster.name)}"
-    yield f"  graph [label={_quoted(title)} labelloc=t fontname=Helvetica compound=true]"
-    yield "  node [shape=box style=filled fontname=Helvetica fontsize=10 margin=0.08]"
-    yield "  edge [fontname=Helvetica fontsize=9 arrowsize=0.6]"
 
 
 def _clusters(result: Planned, ids: Mapping[Terminal, str]) -> Iterator[str]:

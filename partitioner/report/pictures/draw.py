@@ -103,7 +103,10 @@ class _Picture:
         for index, box in enumerate(self.diagram.boxes):
             self._draw_box(axes, box, layout.at[index])
         for end, values in self.diagram.terminals.items():
-            self._draw_terminal(axes, values, end[0], layout.at[end])
+            at = layout.at[end]
+            _rectangle(axes, at, facecolor=PAPER, edgecolor=QUIET, linewidth=0.6, rounding=0.08)
+            first_type = str(self.result.graph.types[values[0]])
+            _two_lines(axes, at, terminal_lines(values, end[0], first_type))
         self._title(figure)
         self._legend(figure)
         return figure
@@ -126,19 +129,15 @@ class _Picture:
         """Tell whether colours repeat, so that boxes must name their group."""
         return len(self.result.plan.groups) > len(GROUPS)
 
-    def _draw_terminal(self, axes: Axes, values: Sequence[str], kind: str, at: Point) -> None:
-        _rectangle(axes, at, facecolor=PAPER, edgecolor=QUIET, linewidth=0.6, rounding=0.08)
-        first_type = str(self.result.graph.types[values[0]])
-        _two_lines(axes, at, terminal_lines(values, kind, first_type))
-
     def _draw_arc(self, axes: Axes, arc: Arc) -> None:
         from matplotlib.patches import FancyArrowPatch
         from matplotlib.path import Path as Outline
 
         edge = _downward(arc)
-        points = _clipped(self.layout.routes[edge])
+        (x0, y0), *between, (x1, y1) = self.layout.routes[edge]
+        points = [(x0, y0 + _BOX_SHARE / 2), *between, (x1, y1 - _BOX_SHARE / 2)]
         if edge != (arc.source, arc.target):
-            points = points[::-1]
+            points.reverse()
         colour, width = (COMM, 1.3) if arc.needs_comm else (QUIET, 0.6)
         vertices, codes = _rounded(points)
         axes.add_patch(
@@ -244,12 +243,6 @@ def _two_lines(axes: Axes, at: Point, lines: Sequence[str]) -> None:
             va="center",
             zorder=4,
         )
-
-
-def _clipped(points: Sequence[Point]) -> list[Point]:
-    """A route from the bottom of its first box to the top of its last."""
-    (x0, y0), (x1, y1) = points[0], points[-1]
-    return [(x0, y0 + _BOX_SHARE / 2), *points[1:-1], (x1, y1 - _BOX_SHARE / 2)]
 
 
 def _rounded(points: Sequence[Point]) -> tuple[list[Point], list[int]]:

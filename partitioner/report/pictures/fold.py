@@ -29,7 +29,6 @@ class Box:
     Attributes:
         nodes: At least one, in the plan's order.
         cut: Their cut (`how_cut`), or "mixed cuts" if these differ.
-        is_cut: Any of them is cut.
     """
 
     nodes: tuple[PlacedNode, ...]

@@ -112,7 +112,6 @@ class _Grid:
 
     @cached_property
     def depth(self) -> Mapping[Item, int]:
-        """The layer of each item."""
         return {item: index for index, row in enumerate(self.layers) for item in row}
 
     def swept(self) -> _Grid:
@@ -137,7 +136,6 @@ class _Grid:
         return total
 
     def width(self, item: Item) -> float:
-        """Width of an item, in boxes."""
         return 1.0 if item in self.graph else _WAYPOINT
 
     def centres(self) -> dict[Item, float]:
@@ -154,14 +152,10 @@ class _Grid:
         near = [*self.up.get(item, ()), *self.down.get(item, ())]
         if not near:
             return x[item]
-        weights = [self._weight(item, other) for other in near]
+        # Large between two boxes and within a long edge, to keep these straight.
+        weights = [(4.0, 0.4, 2.0)[(item in self.graph) + (n in self.graph)] for n in near]
         pull = sum(w * x[n] for w, n in zip(weights, near, strict=True))
         return pull / (sum(weights) + _CENTRE)
-
-    def _weight(self, item: Item, other: Item) -> float:
-        """Large between two boxes and within a long edge, to keep these straight; else small."""
-        boxes = (item in self.graph) + (other in self.graph)
-        return (4.0, 0.4, 2.0)[boxes]
 
     def _spread(self, row: Sequence[Item], wanted: Sequence[float]) -> dict[Item, float]:
         """The centres nearest to the wanted ones that keep order and distance (least squares).

@@ -19,7 +19,8 @@ def shown(text: str, limit: int = MAX_CHARACTERS) -> str:
     'model.…_proj.MatMul'
     """
     cut = shorten(text, 4 * limit)  # escapes lengthen: no need to escape 10,000 characters
-    return shorten("".join(map(_visible, cut)), limit)
+    seen = (c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
+    return shorten("".join(seen), limit)
 
 
 def shorten(text: str, limit: int) -> str:
@@ -28,9 +29,3 @@ def shorten(text: str, limit: int) -> str:
         return text
     head = (limit - 1) // 3 if limit >= _ROOM else 0
     return text[:head] + ELISION + text[len(text) - (limit - 1 - head) :]
-
-
-def _visible(character: str) -> str:
-    if character.isprintable():
-        return character
-    return character.encode("unicode_escape").decode("ascii")

@@ -24,7 +24,7 @@ from partitioner.ir.ops.onnx.reduction import reduced_dims, softmax_dims
 from partitioner.ir.ops.table import OpView
 from partitioner.ir.types import numpy_dtype
 from partitioner.rewrites.keys import weighs_values
-from partitioner.rewrites.onnx.part_writer import Form, PartWriter
+from partitioner.rewrites.node_writer import Form, PartWriter
 
 #: Least elements along the reduced dims for a second form: a row of fewer, 4 KiB, is gathered in
 #: less time than an all-reduce takes to start, by the figures of all presets but `ideal`.
@@ -36,23 +36,21 @@ Dims = Callable[[OpView], frozenset[int]]
 
 
 def _softmax_dims(view: OpView) -> frozenset[int]:
-    return (
-        frozenset(dim % view.rank() for dim in softmax_dims(view)) if view.rank() else frozenset()
-    )
+    return frozenset(dim % view.rank() for dim in softmax_dims(view))
 
 
 def _arg_dims(view: OpView) -> frozenset[int]:
-    return frozenset({view.dim("axis", 0)}) if view.rank() else frozenset()
+    return frozenset({view.dim("axis", 0)})
 
 
 def _norm_dims(view: OpView) -> frozenset[int]:
-    return frozenset({view.dim("axis", -1)}) if view.rank() else frozenset()
+    return frozenset({view.dim("axis", -1)})
 
 
 def _dims(of: Dims, graph: Graph, node: Node, dtypes: tuple[str, ...]) -> frozenset[int]:
     """The reduced dims of a node whose data has one of these types; none if it has no parts."""
     data = graph.types[node.inputs[0]]
-    if data.dtype not in dtypes or not data.nbytes:
+    if data.dtype not in dtypes or not data.nbytes or not data.rank:
         return frozenset()
     try:
         return of(OpView(node, graph))
@@ -61,7 +59,6 @@ def _dims(of: Dims, graph: Graph, node: Node, dtypes: tuple[str, ...]) -> frozen
 
 
 def _divides(graph: Graph, node: Node) -> bool:
-    """Test whether a reduction combines elements."""
     dims = _dims(reduced_dims, graph, node, ("float32", "float64"))
     return math.prod(graph.types[node.inputs[0]].shape[dim] for dim in dims) > 1
 
@@ -90,18 +87,12 @@ def _is_long_softmax(graph: Graph, node: Node) -> bool:
     return _is_long(graph, node, _softmax_dims) and not weighs_values(graph, node.outputs[0])
 
 
-def _root_of_squares(writer: PartWriter) -> None:
+def _of_sum(op: str, reduction: str, writer: PartWriter) -> None:
+    """Write an operator of a reduction."""
     view = writer.view
     keepdims, dims = view.int_attr("keepdims", 1), sorted(reduced_dims(view))
-    squares = writer.reduced("ReduceSumSquare", writer.operand, dims, keepdims=keepdims)
-    writer.add("Sqrt", [squares], made=writer.result)
-
-
-def _log_of_sum(writer: PartWriter) -> None:
-    view = writer.view
-    keepdims, dims = view.int_attr("keepdims", 1), sorted(reduced_dims(view))
-    total = writer.reduced("ReduceSum", writer.operand, dims, keepdims=keepdims)
-    writer.add("Log", [total], made=writer.result)
+    total = writer.reduced(reduction, writer.operand, dims, keepdims=keepdims)
+    writer.add(op, [total], made=writer.result)
 
 
 def _log_of_exponentials(writer: PartWriter) -> None:
@@ -149,14 +140,13 @@ def _lp_normalization(writer: PartWriter) -> None:
 
 
 def _place(writer: PartWriter) -> None:
-    """ArgMax or ArgMin."""
     view = writer.view
     dims = sorted(_arg_dims(view))
     write = _last_place if view.int_attr("select_last_index", 0) else _first_place
     place = write(writer, dims, least=writer.node.op == "ArgMin")
     keep = writer.type(place).shape == writer.graph.types[writer.result].shape
     made = writer.result if keep else ""
-    index = writer.add("Cast", [place], made=made, dtype="int64", to=_INT64)
+    index = writer.add("Cast", [place], made=made, dtype="int64", attrs={"to": _INT64})
     if not keep:
         _shaped(writer, index)
 
@@ -209,13 +199,12 @@ def _last_place(writer: PartWriter, dims: list[int], *, least: bool) -> str:
 
 
 def _hardmax(writer: PartWriter) -> None:
-    """Mark the first place of the largest element with 1."""
     dims = sorted(_softmax_dims(writer.view))
     place = _first_place(writer, dims, least=False)
     places = _places(writer, dims)
     equal = writer.add("Equal", [places, place], dtype="bool")
     shape = writer.type(writer.operand).shape
-    writer.add("Cast", [equal], shape, made=writer.result, to=_FLOAT)
+    writer.add("Cast", [equal], shape, made=writer.result, attrs={"to": _FLOAT})
 
 
 def _places(writer: PartWriter, dims: list[int]) -> str:
@@ -232,7 +221,7 @@ def _count(shape: tuple[int, ...], dims: list[int]) -> int:
 def _shaped(writer: PartWriter, x: str) -> None:
     """The node's result in its shape, with or without the reduced dims."""
     result = writer.result
-    writer.reshape(x, writer.graph.types[result].shape, made=result)
+    writer.reshaped(x, writer.graph.types[result].shape, made=result)
 
 
 _ARG = Form(
@@ -244,8 +233,8 @@ _ARG = Form(
 
 #: Reductions whose parts are one kernel more, on what is as small as the result.
 WITHOUT_KERNELS: Mapping[str, Form] = {
-    "ReduceL2": Form(_divides, _root_of_squares),
-    "ReduceLogSum": Form(_divides, _log_of_sum),
+    "ReduceL2": Form(_divides, partial(_of_sum, "Sqrt", "ReduceSumSquare")),
+    "ReduceLogSum": Form(_divides, partial(_of_sum, "Log", "ReduceSum")),
 }
 
 #: Reductions whose parts go over the data more often than the kernel of ONNX Runtime.

@@ -103,7 +103,7 @@ class _BackwardNames:
         inputs: tuple[str, ...] = (value,)
         name, op = f"{node.name}/taken", EITHER
         if access is Access.ALIAS:
-            path = _path(value) if node.op == STATE else node.name
+            path = path_of(value) if node.op == STATE else node.name
             name, op = f"{path}/backward", ALIAS
         elif access is Access.OFFERED:
             if value not in self.clones:
@@ -131,11 +131,12 @@ def forward_aliases(graph: Graph) -> Graph:
         for value in node.reads:
             if value in again and value not in aliases:
                 aliases[value] = writer.copied(value, "forward")
-                writer.add(f"{_path(value)}/forward", ALIAS, (value,), made=(aliases[value],))
+                writer.add(f"{path_of(value)}/forward", ALIAS, (value,), made=(aliases[value],))
         writer.nodes.append(reading(node, aliases))
     writer.nodes += backward
     return writer.graph()
 
 
-def _path(value: str) -> str:
+def path_of(value: str) -> str:
+    """The name of the node of a stored value."""
     return "/" + value.replace(".", "/")

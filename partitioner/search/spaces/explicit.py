@@ -32,9 +32,9 @@ from partitioner.solver import Infeasible, Objective, Solution, solve
 from partitioner.solver.joint.solve import LEAST_GAP
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules, strategies
+from partitioner.strategies.shares import device_shares
 from partitioner.strategies.side_by_side import side_by_side
 from partitioner.strategies.spaces import Family, families
-from partitioner.strategies.speeds import device_speeds
 
 #: Steps of building and presolving a problem, for each choice and each item.
 CHOICE_STEPS, ITEM_STEPS = 150, 15
@@ -57,9 +57,9 @@ class JointSearch:
     resharder: Resharder
 
     @cached_property
-    def speeds(self) -> Mapping[int, float] | None:
-        """The speed of every device on this graph; None if all are equal."""
-        return device_speeds(self.graph, self.rules, self.cluster)
+    def shares(self) -> tuple[Mapping[int, float], ...]:
+        """Shares of this graph that the devices may have, beside balanced ones."""
+        return device_shares(self.graph, self.rules, self.cluster)
 
     def goal(self, family: Family) -> Objective:
         """The objective of the joint problem.
@@ -161,7 +161,7 @@ class JointSearch:
         constraints = self.request.constraints
         parts = _parts(family, constraints)
         derived = partial(
-            strategies, self.graph, self.rules, speeds=self.speeds, fused=fused, check=check
+            strategies, self.graph, self.rules, shares=self.shares, fused=fused, check=check
         )
         by_group = [derived(mesh) for mesh in family.groups]
         by_part = {

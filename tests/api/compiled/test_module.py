@@ -108,9 +108,8 @@ def with_spoilt(
 ) -> RankPhases:
     """The phases of a rank, one of which has other nodes of an operator."""
     (phase,) = (phase for phase in phases.graphs if phases.name(phase) == which)
-    of_phase = phases.graphs[phase]
-    graph = spoilt(of_phase.graph, operator, change)
-    return replace(phases, graphs={**phases.graphs, phase: replace(of_phase, graph=graph)})
+    graph = spoilt(phases.graphs[phase], operator, change)
+    return replace(phases, graphs={**phases.graphs, phase: graph})
 
 
 def spoilt(part: PassGraph, operator: str, change: Callable[[fx.Node], None]) -> PassGraph:
@@ -504,16 +503,13 @@ def test_a_file_has_its_own_order_of_values(training: ModuleProgram, tmp_path: P
     """It may take stored values that its pass does not read, as files once did."""
     all_ranks = training.ranks.all_ranks
     for phases in all_ranks.ranks:
-        graphs = {
-            phase: replace(of, graph=turned(of.graph, phases.stored))
-            for phase, of in phases.graphs.items()
-        }
+        graphs = {phase: turned(graph, phases.stored) for phase, graph in phases.graphs.items()}
         write_phases(tmp_path, training.programs, replace(phases, graphs=graphs), Origin())
     read = [with_written_phases(tmp_path, phases) for phases in all_ranks.ranks]
     for of, written in zip(all_ranks.ranks, read, strict=True):
         for phase, graph in of.graphs.items():
-            assert written.graphs[phase].graph.results == graph.graph.results[::-1]
-            assert {*of.stored} <= {*written.graphs[phase].graph.arguments}
+            assert written.graphs[phase].results == graph.results[::-1]
+            assert {*of.stored} <= {*written.graphs[phase].arguments}
     changed = all_ranks.with_phases([[phases] for phases in read])
     assert verify_module(training.model.module, changed, 0)
 

@@ -78,7 +78,7 @@ def has_same_gradients(
     torch.testing.assert_close(loss.detach(), expected.detach())
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None
-        torch.testing.assert_close(parameter.grad, whole.get_parameter(name).grad)
+        torch.testing.assert_close(parameter.grad.full_tensor(), whole.get_parameter(name).grad)
 
 
 def columns(rank: int) -> None:

@@ -13,7 +13,7 @@ from partitioner.solver import brute_force, evaluate_choices
 from partitioner.solver.placement.exchange import exchange
 from partitioner.solver.placement.fleet import Knapsack, Star, fleet, longest_runs
 from partitioner.solver.placement.orders import frontier_order
-from partitioner.solver.placement.pairs import FEWEST, split
+from partitioner.solver.placement.pairs import FEWEST, MOST_ENTRIES, split
 from partitioner.solver.placement.sweep import MOST_OPEN, StarTerm, lay_out, sweep
 from partitioner.solver.progress import Progress
 from partitioner.solver.work import Work
@@ -130,6 +130,33 @@ def test_the_best_split_is_the_best_there_is(seed: int) -> None:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", range(20))
+def test_the_best_split_of_a_part_is_the_best_there_is(seed: int) -> None:
+    """The other nodes of the two stay together, by device."""
+    rng = random.Random(seed)
+    first, second = random_sack(rng), random_sack(rng)
+    nodes = rng.sample(range(COUNT), 7)
+    together = [frozenset(nodes[:2]), frozenset(nodes[2:4])]
+    part = [node for node in order_of((*first.stars, *second.stars)) if node in nodes[4:]]
+    limit = first.seconds(frozenset(nodes)) + second.seconds(frozenset(nodes))
+    splits = split(first, second, part, limit, together)
+    assert splits is not None
+    units = [*together, *(frozenset({node}) for node in part)]
+    best = min(
+        max(first.seconds(inside), second.seconds(frozenset(nodes) - inside))
+        for size in range(len(units) + 1)
+        for taken in itertools.combinations(units, size)
+        for inside in [frozenset().union(*taken)]
+    )
+    ours = [splits.on_first(quanta) for quanta in splits.within(limit)[:6]]
+    assert all(unit <= inside or not unit & inside for inside in ours for unit in together)
+    least = min(
+        max(first.seconds(inside), second.seconds(frozenset(nodes) - inside)) for inside in ours
+    )
+    assert best - 1e-9 <= least <= best + 8 * limit / FEWEST
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("seed", range(20))
 def test_longest_runs_fit_and_cannot_be_longer(seed: int) -> None:
     rng = random.Random(seed)
     sack = random_sack(rng)
@@ -197,3 +224,23 @@ def test_exchange_ends_near_the_best_plan(seed: int) -> None:
     assert devices is not None
     exchange(progress, devices, 40)
     assert best[1] - 1e-9 <= progress.cost <= 1.02 * best[1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_exchange_splits_in_parts_where_tables_are_too_large(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = placement(seed, 24, 3)
+    devices = fleet(problem)
+    assert devices is not None
+    costs = []
+    for most in (MOST_ENTRIES, 60_000):  # 100 cells of the fewest quanta
+        monkeypatch.setattr("partitioner.solver.placement.pairs.MOST_ENTRIES", most)
+        progress = Progress(problem, "throughput", 1e-4, Work(), 0)
+        progress.offer([node // 8 for node in range(24)], "start")
+        before = progress.cost
+        exchange(progress, devices, 3)
+        costs.append(progress.cost)
+    assert split(*(devices.knapsacks[g] for g in (0, 1)), devices.order, before) is None
+    assert costs[1] < 0.95 * before
+    assert costs[1] < 1.1 * costs[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import fx
 from partitioner.backends.tensors import to_numpy
 from partitioner.backends.torch.state.initialise import without_contents
 from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.torch.building.dtensor_rules import derived_rule
 from partitioner.frontends.torch.building.nodes import encode_call
 from partitioner.frontends.torch.element_types import dtype_name
 from partitioner.ir.graph import Attr, Constant, Graph
@@ -38,13 +39,6 @@ _SEEDED = frozenset({"aten::native_dropout", "aten::rand"})
 _RANDOM = frozenset({"aten::normal_functional"})
 
 OpCall = tuple[str, tuple[str, ...], dict[str, Attr]]  #: An op, its inputs, its attributes.
-
-
-def _draws(operator: torch._ops.OpOverload, op: str, attrs: Mapping[str, Attr]) -> bool:
-    """Test whether a call draws numbers; attention without dropout does not."""
-    if attrs.get("dropout_p") == 0.0:
-        return False
-    return op in _RANDOM or torch.Tag.nondeterministic_seeded in operator.tags
 
 
 #: What calls are added to.
@@ -128,12 +122,15 @@ class Calls(GraphWriter):
         if op in _SAME:
             self.values[node.name] = inputs[0]
             return
-        if op not in _SEEDED and _draws(node.target, op, attrs):
-            raise FrontendError(f"{path or '/'}: random operator {op} is not supported")
+        is_random = op in _RANDOM or torch.Tag.nondeterministic_seeded in node.target.tags
         if op in _SEEDED:
             op, inputs, attrs = self.seeded(node, inputs, attrs)
+        elif is_random and attrs.get("dropout_p") != 0.0:  # attention without dropout draws nothing
+            raise FrontendError(f"{path or '/'}: random operator {op} is not supported")
         if op not in ROWS:
-            attrs = {**attrs, **_derived_rule(node)}
+            call = fx.node.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
+            rule = derived_rule(node.target, *call, node.meta["val"])
+            attrs = {**attrs, RULE: rule} if rule else attrs
         outputs = tuple(self._add_results(node))
         if op in _NORMS and inputs[1]:
             dtype = self.types[inputs[1]].dtype
@@ -221,16 +218,6 @@ def flat_outputs(graph: fx.Graph) -> list[fx.Node | None]:
     (results,) = graph.output_node().args
     assert isinstance(results, list | tuple)
     return [item if isinstance(item, fx.Node) else None for item in results]
-
-
-def _derived_rule(node: fx.Node) -> dict[str, Attr]:
-    """The attribute with the rule that DTensor's placements give for a call, if there is one."""
-    from partitioner.frontends.torch.building.dtensor_rules import derived_rule
-
-    assert isinstance(node.target, torch._ops.OpOverload)
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
-    rule = derived_rule(node.target, args, kwargs, node.meta["val"])
-    return {RULE: rule} if rule else {}
 
 
 def _type(tensor: torch.Tensor, name: str) -> TensorType:

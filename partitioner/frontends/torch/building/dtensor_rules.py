@@ -97,7 +97,6 @@ class _Call:
         return [*self.results, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
 
     def factors(self) -> dict[tuple[int, int], str]:
-        """Names of the factors, by index of the tensor and dim."""
         if not all(isinstance(result, Tensor) for result in self.results):
             return {}
         names: dict[tuple[int, int], str] = {}

@@ -40,7 +40,7 @@ from partitioner.ir.types import TensorType
 from partitioner.rewrites.keys import keys_in_parts
 from partitioner.rewrites.passes.offers import with_offers
 from partitioner.rewrites.passes.ordering import early_updates, fetched_early
-from partitioner.rewrites.passes.reads import backward_apart, forward_aliases, plain_access
+from partitioner.rewrites.passes.reads import backward_apart, forward_aliases, path_of, plain_access
 from partitioner.rewrites.ring import ring_of
 from partitioner.rewrites.settle import chosen
 
@@ -176,12 +176,7 @@ class _ModuleCalls(Calls):
 
     Attributes:
         inputs: Graph inputs.
-        tangent: Graph input for the gradient of the loss; "" for inference.
-        seed: Graph input that seeds random draws; "" if there are none.
-        stored: Value of each stored parameter or buffer, by its first name.
-        fixed: Value of each constant parameter or buffer, by its first name.
-        rests: Value of each parameter as it lies at rest, by its first name, where that is not
-            where its optimizer's state lies.
+        tangent, seed, stored, fixed, rests: See `ModuleGraph`.
         draws: How many random draws there are.
         steps: Names of the nodes that only stand for the steps of the optimizer.
     """
@@ -238,12 +233,12 @@ class _ModuleCalls(Calls):
             attrs = {"state_bytes": kept * tensor.element_size()}
             if trained and self.at_rest:
                 attrs["apart"] = 1
-            self.add(_path(first), STATE, (), made=(value,), attrs=attrs)
+            self.add(path_of(first), STATE, (), made=(value,), attrs=attrs)
             self.stored[first] = value
             if trained and self.at_rest:
-                parts = self._alias(value, f"{_path(first)}/parts", "parts")
+                parts = self._alias(value, f"{path_of(first)}/parts", "parts")
                 rest = self.values[node.name] = self.rests[first] = self.copied(value, "rest")
-                self.add(f"{_path(first)}/rest", REST, (parts,), made=(rest,))
+                self.add(f"{path_of(first)}/rest", REST, (parts,), made=(rest,))
         else:
             steers = not (parameter or tensor.is_floating_point() or without_contents(tensor))
             load = constant_loader(tensor, first)
@@ -266,7 +261,6 @@ class _ModuleCalls(Calls):
         return "partitioner::uniform", (self.seed,), attrs
 
     def add_updates(self, role: Role) -> dict[str, str]:
-        """Add the updates of gradients or buffers; returns the new values by first names."""
         word = "gradient" if role is Role.GRADIENT else "next"
         updates: dict[str, str] = {}
         for slot, node in self._outputs(role):
@@ -280,12 +274,12 @@ class _ModuleCalls(Calls):
             attrs: dict[str, Attr] = {"role": word}
             if role is Role.GRADIENT:
                 attrs["optimizer"] = self.optimizer
-            name = f"{_path(first)}/{word}"
+            name = f"{path_of(first)}/{word}"
             if role is Role.GRADIENT and self.at_rest == "zero1" and first in self.rests:
                 kept = (self.values[node.name], self.rests[first])
                 self.add(name, KEEP, kept, made=outputs, attrs={"role": word})
                 parts = self._alias(updates[first], f"{name}/parts", "parts")
-                name, attrs = f"{_path(first)}/step", {"optimizer": self.optimizer}
+                name, attrs = f"{path_of(first)}/step", {"optimizer": self.optimizer}
                 inputs, outputs = (parts, self.stored[first]), (self.copied(first, "step"),)
             self.add(name, UPDATE, inputs, made=outputs, attrs=attrs)
             if outputs[0] != updates[first]:
@@ -318,10 +312,6 @@ class _ModuleCalls(Calls):
     def _outputs(self, role: Role) -> list[tuple[Slot, fx.Node | None]]:
         outputs = zip(self.captured.outputs, flat_outputs(self.module.graph), strict=True)
         return [(slot, node) for slot, node in outputs if slot.role is role]
-
-
-def _path(name: str) -> str:
-    return "/" + name.replace(".", "/")
 
 
 def _plain_graph(

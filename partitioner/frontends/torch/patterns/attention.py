@@ -48,7 +48,6 @@ def _attention(write: Rewriter, args: Arguments) -> fx.Node | None:
 def _multi_head(
     write: Rewriter, args: Arguments, operands: list[fx.Node], mask: fx.Node | None
 ) -> fx.Node:
-    """Attention of operands of (batch, heads, rows, channels)."""
     batch = max(value(node).shape[0] for node in operands)
     expanded = [
         node

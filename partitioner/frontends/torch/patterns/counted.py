@@ -34,10 +34,11 @@ def _view(write: Rewriter, args: Arguments) -> fx.Node | None:
     dims = []
     for length, index in zip(shape, indices, strict=False):
         counts = None if index is None else _computed(index)
-        dim = None if counts is None else _counted_dim(counts, length)
-        if dim is None:
+        if counts is None or counts.dtype != torch.int64 or length not in counts.shape:
             return None
-        dims.append(dim)
+        if not torch.equal(counts.flatten(), torch.arange(length)):
+            return None
+        dims.append(counts.shape.index(length) - counts.dim())  # from the last one
     longest = {dim for dim, length in zip(dims, shape, strict=False) if length > 1}
     if len(longest) < sum(length > 1 for length in shape[: len(dims)]):
         return None  # two indices count along one dim: a diagonal
@@ -45,15 +46,6 @@ def _view(write: Rewriter, args: Arguments) -> fx.Node | None:
     moved = write.call(_aten.permute.default, x, [*order, *range(len(dims), len(shape))])
     viewed = write.call(_aten.reshape.default, moved, list(value(write.node).shape))
     return write.call(_aten.clone.default, viewed)  # which nothing writes through
-
-
-def _counted_dim(counts: Tensor, length: int) -> int | None:
-    """The dim, from the last one, along which an index counts so many; None if it does not."""
-    if counts.dtype != torch.int64 or counts.numel() != length or length not in counts.shape:
-        return None
-    if not torch.equal(counts.flatten(), torch.arange(length)):
-        return None
-    return counts.shape.index(length) - counts.dim()
 
 
 def _computed(node: fx.Node, depth: int = 0) -> Tensor | None:

@@ -17,7 +17,11 @@ from torch import Tensor
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
 from partitioner.frontends.torch.patterns import random as torch_random
-from partitioner.frontends.torch.patterns.strides import as_strided, as_strided_scatter
+from partitioner.frontends.torch.patterns.strides import (
+    as_strided,
+    as_strided_scatter,
+    memory_order,
+)
 
 aten = torch.ops.aten
 own = torch.ops.partitioner
@@ -79,13 +83,8 @@ def native_group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *se
     if not _is_image(x, weight):
         return NotImplemented
     sums = own.group_norm_sums(x, groups)
-    mean, rstd = own.group_norm_statistics(sums, _group_count(x, groups), eps, x.dtype)
+    mean, rstd = own.group_norm_statistics(sums, math.prod(x.shape[1:]) // groups, eps, x.dtype)
     return own.group_norm_apply(x, mean, rstd, weight, bias), mean, rstd
-
-
-def _group_count(x: Tensor, groups: int) -> int:
-    """Elements of a group of an image."""
-    return math.prod(x.shape[1:]) // groups
 
 
 def native_group_norm_backward(
@@ -100,7 +99,7 @@ def native_group_norm_backward(
     _, _, _, groups, mask = settings
     if _is_image(x, weight):
         sums = own.group_norm_grad_sums(grad_out, x, mean, rstd)
-        count = _group_count(x, groups)
+        count = math.prod(x.shape[1:]) // groups
         data = own.group_norm_grad_planes(grad_out, x, mean, rstd, weight, sums, count)
         # an image's row each: first of the result's products, then of the gradient
         rows = [aten.sum.dim_IntList(aten.select.int(sums, 0, row), [0]) for row in (1, 0)]
@@ -114,12 +113,10 @@ def native_group_norm_backward(
 
 
 def _weight_dtype(x: Tensor, *weights: Tensor | None) -> torch.dtype:
-    """Element type of the gradients of weight and bias."""
     return next((weight.dtype for weight in weights if weight is not None), x.dtype)
 
 
 def _masked(pair: Sequence[Tensor], mask: Mask) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of weight and bias that are wanted."""
     weight, bias = pair
     return weight if mask[1] else None, bias if mask[2] else None
 
@@ -170,7 +167,6 @@ def _batch_norm(
 
 
 def _count(x: Tensor) -> int:
-    """Elements of a channel."""
     return math.prod(x.shape) // x.shape[1]
 
 
@@ -216,19 +212,12 @@ def copied(old: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     new: Tensor = aten.alias(source) if same else aten._to_copy(source, dtype=old.dtype)
     if new.shape != old.shape:
         new = aten.expand(new, old.shape)
-    order = _memory_order(old)
-    if order == _memory_order(new) and new.shape == source.shape:
+    order = memory_order(old)
+    if order == memory_order(new) and new.shape == source.shape:
         return new
     turned = aten.clone(aten.permute(new, order), memory_format=torch.contiguous_format)
     back: Tensor = aten.permute(turned, sorted(range(len(order)), key=order.__getitem__))
     return back
-
-
-def _memory_order(x: Tensor) -> list[int]:
-    """The dims by their strides, the longest first; those of one element keep their places."""
-    longer = sorted((dim for dim in range(x.dim()) if x.shape[dim] > 1), key=x.stride, reverse=True)
-    dims = iter(longer)
-    return [next(dims) if x.shape[dim] > 1 else dim for dim in range(x.dim())]
 
 
 #: Functions that compute operators from others, by overload.

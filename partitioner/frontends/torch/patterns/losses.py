@@ -66,8 +66,6 @@ def _ignored(write: Rewriter, args: Arguments) -> fx.Node:
 
 @dataclass(frozen=True)
 class _Loss:
-    """A call of a loss."""
-
     write: Rewriter
     args: Arguments
     ignored: fx.Node  #: True where a target is the ignored class.
@@ -80,7 +78,6 @@ class _Loss:
 
     @property
     def dim(self) -> int:
-        """Dim of the classes."""
         return min(1, value(self.logits).dim() - 1)
 
     def classes(self) -> fx.Node:
@@ -88,7 +85,6 @@ class _Loss:
         return self.write.call(_aten.masked_fill.Scalar, self.args["target"], self.ignored, 0)
 
     def reduced(self, losses: fx.Node) -> fx.Node:
-        """The losses of all rows, weighted and reduced."""
         call, weights = self.write.call, None
         if self.args["weight"] is not None:
             weights = call(_aten.index.Tensor, self.args["weight"], [self.classes()])

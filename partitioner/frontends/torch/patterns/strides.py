@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from partitioner.frontends.errors import FrontendError
-from partitioner.frontends.torch.patterns.rewrite import Rewriter, graph_modules
+from partitioner.frontends.torch.patterns.rewrite import Rewriter, rewrite_nodes
 
 aten = torch.ops.aten
 
@@ -33,24 +33,19 @@ _BY_STRIDES = frozenset(
 
 def make_contiguous(module: fx.GraphModule) -> None:
     """Insert copies before operators that go by strides, where an operand is not contiguous."""
-    for part in graph_modules(module):
-        calls = [
-            n for n in part.graph.nodes if getattr(n.target, "overloadpacket", 0) in _BY_STRIDES
-        ]
-        for node in calls:
-            write = Rewriter(node)
-            for operand in filter(_is_strided, node.all_input_nodes):
-                copy = write.call(
-                    aten.clone.default, operand, memory_format=torch.contiguous_format
-                )
-                node.replace_input_with(operand, copy)
-        if calls:
-            part.recompile()
 
+    def insert(node: fx.Node) -> bool:
+        if getattr(node.target, "overloadpacket", 0) not in _BY_STRIDES:
+            return False
+        write = Rewriter(node)
+        for operand in node.all_input_nodes:
+            tensor = operand.meta.get("val")
+            if isinstance(tensor, Tensor) and not tensor.is_contiguous():
+                dense = {"memory_format": torch.contiguous_format}
+                node.replace_input_with(operand, write.call(aten.clone.default, operand, **dense))
+        return True
 
-def _is_strided(operand: fx.Node) -> bool:
-    tensor = operand.meta.get("val")
-    return isinstance(tensor, Tensor) and not tensor.is_contiguous()
+    rewrite_nodes(module, insert)
 
 
 def as_strided(
@@ -64,7 +59,7 @@ def as_strided(
     start = _check_inside("as_strided", x, size, stride, storage_offset)
     if x.is_contiguous() and x.storage_offset() == 0:
         return NotImplemented  # type: ignore[no-any-return]
-    dims = _memory_order(x)
+    dims = memory_order(x)
     ordered: Tensor = aten.as_strided.default(x.permute(dims).clone(), size, stride, start)
     return ordered
 
@@ -84,15 +79,18 @@ def as_strided_scatter(
     start = _check_inside("as_strided_scatter", x, size, stride, storage_offset)
     if x.is_contiguous() and x.storage_offset() == 0:
         return NotImplemented  # type: ignore[no-any-return]
-    dims = _memory_order(x)
+    dims = memory_order(x)
     written: Tensor = aten.as_strided_scatter.default(
         x.permute(dims).clone(), src, size, stride, start
     )
     return written.permute([dims.index(dim) for dim in range(x.dim())])
 
 
-def _memory_order(x: Tensor) -> list[int]:
-    return sorted(range(x.dim()), key=lambda dim: (x.stride()[dim], x.shape[dim]), reverse=True)
+def memory_order(x: Tensor) -> list[int]:
+    """The dims by their strides, the longest first; those of one element keep their places."""
+    longer = sorted((dim for dim in range(x.dim()) if x.shape[dim] > 1), key=x.stride, reverse=True)
+    dims = iter(longer)
+    return [next(dims) if x.shape[dim] > 1 else dim for dim in range(x.dim())]
 
 
 def _check_inside(
@@ -102,7 +100,7 @@ def _check_inside(
     start = 0 if storage_offset is None else storage_offset - int(x.storage_offset())
     last = start + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     is_inside = math.prod(size) == 0 or (start >= 0 and last < x.numel())
-    if not (x.permute(_memory_order(x)).is_contiguous() and is_inside):
+    if not (x.permute(memory_order(x)).is_contiguous() and is_inside):
         raise FrontendError(
             f"{name}({list(size)}, {list(stride)}) of a part of a larger tensor: ranks have no "
             "memory around a part; index or slice the larger one"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from partitioner.backends.torch.guards.global_hooks import global_hooks
 from partitioner.frontends.errors import FrontendError
-from partitioner.frontends.torch.exporting import replaced, writing
+from partitioner.frontends.torch.exporting import is_writing, refused, replaced
 from partitioner.frontends.torch.refusing.reasons import called_at
 
 
@@ -76,8 +76,7 @@ class Assigned:
         if key in self.numbers:
             self.numbers[key].after = value
         elif _is_number(before) and _is_number(value) and before != value:
-            place = called_at()
-            place = f"{place}: " if place else ""
+            place = f"{place}: " if (place := called_at()) else ""
             self.numbers[key] = Number(module, name, before, value, place)
 
 
@@ -97,13 +96,25 @@ def refusing_effects(module: nn.Module) -> Iterator[Assigned]:
             f"{name} is a hook of all modules, also of PyTorch's own: set it on parts of this one"
         )
     assigned = Assigned()
+    seed = refused(
+        torch.random.manual_seed,
+        "forward calls torch.manual_seed: a program's draws follow from the seed of "
+        "program.module() and the step; make fixed random tensors buffers",
+    )
     replacements: Mapping[tuple[Any, str], Any] = {
-        (torch, "manual_seed"): _refused_seed(),
-        (torch.random, "manual_seed"): _refused_seed(),
+        (torch, "manual_seed"): seed,
+        (torch.random, "manual_seed"): seed,
         (nn.Module, "__setattr__"): _noted(assigned),
         (Tensor, "data"): _detached(),
-        (torch.autograd, "grad"): _refused_gradient("grad"),
-        (torch.autograd, "backward"): _refused_gradient("backward"),
+        **{
+            (torch.autograd, name): refused(
+                getattr(torch.autograd, name),
+                f"forward calls torch.autograd.{name}, which is not traced: a program has no "
+                "gradients of gradients; write the derivative's formula in forward, or train such "
+                "a loss (a gradient penalty) without this program",
+            )
+            for name in ("grad", "backward")
+        },
     }
     before = _generators(module)
     with replaced(replacements):
@@ -119,21 +130,21 @@ def refusing_effects(module: nn.Module) -> Iterator[Assigned]:
 
 def _generators(module: nn.Module) -> dict[str, str]:
     """The states of Python's and NumPy's generators, and of those that parts of the module hold."""
-    states = {"Python's random": repr(random.getstate()), "NumPy's random": _numpy_state(np.random)}
+    shared: Any = np.random
+    states = {
+        "Python's random": repr(random.getstate()),
+        "NumPy's random": _text(shared.get_state(legacy=False)),
+    }
     for path, part in module.named_modules():
         for name, value in vars(part).items():
             where = f"{path}.{name}".lstrip(".")
             if isinstance(value, random.Random):
                 states[where] = repr(value.getstate())
             elif isinstance(value, np.random.RandomState):
-                states[where] = _numpy_state(value)
+                states[where] = _text(value.get_state(legacy=False))
             elif isinstance(value, np.random.Generator):
                 states[where] = _text(value.bit_generator.state)
     return states
-
-
-def _numpy_state(generator: Any) -> str:
-    return _text(generator.get_state(legacy=False))
 
 
 def _text(state: Any) -> str:
@@ -143,40 +154,11 @@ def _text(state: Any) -> str:
     return repr(state.tolist() if isinstance(state, np.ndarray) else state)
 
 
-def _refused_seed() -> Callable[[Any], Any]:
-    original = torch.random.manual_seed
-
-    def manual_seed(seed: Any) -> Any:
-        if writing() is None:
-            return original(seed)
-        raise FrontendError(
-            "forward calls torch.manual_seed: a program's draws follow from the seed of "
-            "program.module() and the step; make fixed random tensors buffers"
-        )
-
-    return manual_seed
-
-
-def _refused_gradient(name: str) -> Callable[..., Any]:
-    original = getattr(torch.autograd, name)
-
-    def differentiate(*args: Any, **kwargs: Any) -> Any:
-        if writing() is None:
-            return original(*args, **kwargs)
-        raise FrontendError(
-            f"forward calls torch.autograd.{name}, which is not traced: a program has no gradients "
-            "of gradients; write the derivative's formula in forward, or train such a loss (a "
-            "gradient penalty) without this program"
-        )
-
-    return differentiate
-
-
 def _noted(assigned: Assigned) -> Callable[..., None]:
     original = nn.Module.__setattr__
 
     def set_attribute(module: nn.Module, name: str, value: Any) -> None:
-        if writing() is not None:
+        if is_writing():
             assigned.add(module, name, value)
         original(module, name, value)
 
@@ -208,4 +190,4 @@ def _detached() -> property:
 def _of_user() -> bool:
     """Test whether a forward pass uses a tensor's attribute in code that is not PyTorch's."""
     name = str(sys._getframe(2).f_globals.get("__name__", ""))
-    return writing() is not None and not name.startswith("torch.")
+    return is_writing() and not name.startswith("torch.")

@@ -35,18 +35,15 @@ _WAYS = (
 
 def reason(error: BaseException) -> str:
     """The first line of PyTorch's message, or the two that it introduces; then a way out."""
-    text = _said(error)
-    ways = (way for word, way in _WAYS if word in text)
-    return "".join((text, *(f": {way}" for way in list(ways)[:1])))
-
-
-def _said(error: BaseException) -> str:
-    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-        return f"sizes or values that {error.func} gives depend on data"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if len(lines) > 2 and lines[0].endswith(":"):
-        lines = [f"{lines[1]} ({lines[2]})"]
-    return one_line(lines[0])[:300] if lines else type(error).__name__
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        text = f"sizes or values that {error.func} gives depend on data"
+    elif len(lines) > 2 and lines[0].endswith(":"):
+        text = one_line(f"{lines[1]} ({lines[2]})")[:300]
+    else:
+        text = one_line(lines[0])[:300] if lines else type(error).__name__
+    way = next((f": {way}" for word, way in _WAYS if word in text), "")
+    return text + way
 
 
 def raised_at(trace: TracebackType | None) -> str:

@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from partitioner.backends.torch.guards.originals import refuse_old_weights
 from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.torch.exporting import named_tensors
 
 #: Values that attributes of each submodule hold, by its name and by their path: "config.heads[0]".
 Settings = Mapping[str, Mapping[str, object]]
@@ -58,14 +59,21 @@ class Snapshot:
             assigned: Attributes that the forward pass assigns, by the module's `id` and name.
             constants: Names of tensors that are constants of the graph.
         """
+        tensors = named_tensors(module)
         parameters = dict(module.named_parameters(remove_duplicate=False))
-        buffers = dict(module.named_buffers(remove_duplicate=False))
-        fixed = {name: tensor for name, tensor in buffers.items() if name in constants}
+        after = settings_of(module, assigned)
         return cls(
-            _unchanged(settings_of(module, assigned), before),
+            {
+                path: {
+                    name: value
+                    for name, value in known.items()
+                    if _same(before.get(path, {}).get(name, _GONE), value)
+                }
+                for path, known in after.items()
+            },
             {path: part.training for path, part in module.named_modules()},
-            parameters | fixed,
-            {name: tensor.dtype for name, tensor in {**parameters, **buffers}.items()},
+            {name: x for name, x in tensors.items() if name in parameters or name in constants},
+            {name: tensor.dtype for name, tensor in tensors.items()},
             frozenset(name for name, tensor in parameters.items() if tensor.requires_grad),
             _hooks(module),
         )
@@ -95,10 +103,7 @@ class Snapshot:
                 raise _changed(
                     path or type(module).__name__, f"in {before} mode", f"in {after} mode"
                 )
-        tensors: dict[str, torch.Tensor] = {
-            **dict(module.named_parameters(remove_duplicate=False)),
-            **dict(module.named_buffers(remove_duplicate=False)),
-        }
+        tensors = named_tensors(module)
         for name, dtype in self.types.items():
             tensor = tensors.get(name)
             if tensor is None or (name in self.tensors and tensor is not self.tensors[name]):
@@ -165,7 +170,6 @@ _STANDARD = frozenset(vars(nn.Module()))
 _MOST, _DEEPEST = 10_000, 6
 
 
-@dataclass(frozen=True)
 class _Gone:
     def __repr__(self) -> str:
         return "gone"
@@ -240,18 +244,6 @@ def _is_data(value: object, depth: int = 0) -> bool:
 
 def _same(one: object, other: object) -> bool:
     return one == other or (one != one and other != other)  # NaN is not itself
-
-
-def _unchanged(now: Settings, before: Settings) -> Settings:
-    """The settings that are as they were before."""
-    return {
-        path: {
-            name: value
-            for name, value in known.items()
-            if _same(before.get(path, {}).get(name, _GONE), value)
-        }
-        for path, known in now.items()
-    }
 
 
 #: Tables of a module's hooks.

@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from partitioner.frontends.errors import FrontendError
-from partitioner.frontends.torch.exporting import replaced, writing
+from partitioner.frontends.torch.exporting import is_writing, replaced
 
 Tensors = Mapping[tuple[nn.Module, str], Tensor | None]
 
@@ -46,7 +46,7 @@ def writing_assigned_buffers(module: nn.Module) -> Iterator[set[str]]:
         buffers, parameters = _tensors(module, "_buffers"), _tensors(module, "_parameters")
         with replaced({(nn.modules.module, "_global_buffer_registration_hooks"): {}}):
             result = forward(*args, **kwargs)
-        if writing() is not None:
+        if is_writing():
             for part, name in _changed(parameters, _tensors(module, "_parameters")):
                 raise FrontendError(
                     f"forward assigns its parameter {paths.get(part, '')}{name}: write to it "
@@ -90,7 +90,10 @@ def written_early(program: ExportedProgram, buffers: set[str], *, training: bool
                 reader.replace_input_with(buffer, copied)
         chain = _chain(write)
         source = chain[0].all_input_nodes[-1]
-        after = max([source, *_users_of_memory(buffer, last), *_writers(source, last)])
+        # results are no views of the buffer: see `_apart`
+        users = {user for node in _sharing(buffer, last) for user in node.users} - last
+        users = {user for user in users if user.op != "output"}
+        after = max([source, *users, *_writers(source, last)])
         if after.op == "placeholder":
             continue
         for node in reversed(chain):
@@ -98,15 +101,6 @@ def written_early(program: ExportedProgram, buffers: set[str], *, training: bool
             where = ("nn_module_stack", "stack_trace")
             node.meta.update({key: after.meta[key] for key in where if key in after.meta})
     program.graph_module.recompile()
-
-
-def _users_of_memory(buffer: fx.Node, last: Collection[fx.Node]) -> set[fx.Node]:
-    """The nodes that read or write a buffer, also by its views, but for those that end the pass.
-
-    Results are no views of it: see `_apart`.
-    """
-    users = {user for node in _sharing(buffer, last) for user in node.users} - {*last}
-    return {user for user in users if user.op != "output"}
 
 
 def _writers(source: fx.Node, last: Collection[fx.Node]) -> Iterator[fx.Node]:
@@ -139,7 +133,9 @@ def _operands(node: fx.Node, *, writes: bool = False) -> list[fx.Node]:
     schema = operator._schema
     is_view = any(one.alias_info is not None for one in schema.returns)
     if not writes and not is_view:
-        return nodes if _is_composed(operator) else []
+        # an operator that calls others may hide a view
+        composed = torch._C.DispatchKey.CompositeImplicitAutograd
+        return nodes if operator.has_kernel_for_dispatch_key(composed) else []
     aliases = {one.name: one.alias_info for one in schema.arguments}
     actuals = {**dict(zip(aliases, node.args, strict=False)), **node.kwargs}
     return [
@@ -149,11 +145,6 @@ def _operands(node: fx.Node, *, writes: bool = False) -> list[fx.Node]:
         for leaf in pytree.tree_leaves(actual)
         if isinstance(leaf, fx.Node)
     ]
-
-
-def _is_composed(operator: torch._ops.OpOverload) -> bool:
-    """Test whether an operator calls others, so that its schema may hide a view."""
-    return operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 def _chain(write: fx.Node) -> list[fx.Node]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +39,8 @@ from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import BackwardHook
 
 from partitioner.frontends.errors import FrontendError
-from partitioner.frontends.torch.exporting import replaced, writing
+from partitioner.frontends.torch.exporting import is_writing, refused, replaced, writing
+from partitioner.frontends.torch.patterns.rewrite import graph_modules
 from partitioner.frontends.torch.refusing.reasons import reason
 
 
@@ -72,7 +73,7 @@ class Recorded:
     @property
     def here(self) -> bool:
         """Tell whether a call is to be recorded: a graph is written, and no recorded call runs."""
-        return not self.busy and writing() is not None
+        return not self.busy and is_writing()
 
     def record(
         self, call: Callable[..., Any], now: Callable[[], Any], tensors: Sequence[Tensor]
@@ -85,9 +86,8 @@ class Recorded:
                 results = now()
         finally:
             self.busy = False
-        found = [fetch_object_proxy(mode.tracer, tensor) for tensor in tensors]
-        proxies = [getattr(one, "proxy", one) for one in found]
-        arguments = (len(self.calls), *proxies)
+        found = (fetch_object_proxy(mode.tracer, tensor) for tensor in tensors)
+        arguments = (len(self.calls), *(getattr(one, "proxy", one) for one in found))
         node = mode.tracer.create_proxy("call_function", _RECORDED, arguments, {})
         self.calls.append(call)
         track_tensor_tree(results, node, constant=None, tracer=mode.tracer)
@@ -95,7 +95,7 @@ class Recorded:
 
     def repeated_in(self, module: fx.GraphModule) -> None:
         """Make the recorded nodes of an exported graph calls again, in place."""
-        for part in [part for part in module.modules() if isinstance(part, fx.GraphModule)]:
+        for part in graph_modules(module):
             for node in part.graph.find_nodes(op="call_function", target=_RECORDED):
                 number, *tensors = node.args
                 node.target, node.args = self.calls[number], tuple(tensors)
@@ -124,10 +124,14 @@ def recording(module: nn.Module, *, training: bool) -> Iterator[Recorded]:
         (BackwardHook, "setup_output_hook"): _recorded_module_hook(calls, "setup_output_hook"),
         (torch.inference_mode, "__enter__"): _without_grad(calls),
         (saved_tensors_hooks, "__enter__"): _refused_packing(calls),
-        (Tensor, "retain_grad"): _refused_in_forward(calls, "retain_grad"),
-        (Tensor, "register_post_accumulate_grad_hook"): _refused_in_forward(
-            calls, "register_post_accumulate_grad_hook"
-        ),
+        **{
+            (Tensor, name): refused(
+                getattr(Tensor, name),
+                f"forward calls {name}(), which would act once, while it is traced: remove it",
+                lambda: calls.here,
+            )
+            for name in ("retain_grad", "register_post_accumulate_grad_hook")
+        },
     }
     with replaced(replacements):
         yield calls
@@ -184,14 +188,13 @@ def _checkpointed(run: Callable[..., Any], _: bool, *args: Any) -> Any:
     Raises:
         FrontendError: Gradients are wanted, and no argument has one.
     """
-    if torch.is_grad_enabled() and not any(one.requires_grad for one in _tensors(args)):
+    has_gradient = any(one.requires_grad for one in _tensors(args))
+    if torch.is_grad_enabled() and not has_gradient:
         raise FrontendError(
             "a checkpoint with use_reentrant=True gives its parameters no gradient where none of "
             "its arguments requires one: use use_reentrant=False"
         )
-    with torch.set_grad_enabled(
-        torch.is_grad_enabled() and any(one.requires_grad for one in _tensors(args))
-    ):
+    with torch.set_grad_enabled(torch.is_grad_enabled() and has_gradient):
         return run(*args)
 
 
@@ -212,7 +215,6 @@ def _tensors(leaves: Sequence[Any]) -> list[Tensor]:
 
 
 def _filled(leaves: Sequence[Any], tensors: Sequence[Tensor]) -> list[Any]:
-    """The leaves with other tensors in the place of theirs."""
     left = iter(tensors)
     return [next(left) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
@@ -235,7 +237,8 @@ def _recorded_tensor_hook(calls: Recorded) -> Callable[..., Any]:
         held = _held_tensors(hook)
 
         def call(hooked: Tensor, *others: Tensor) -> None:
-            _set_hook(hooked, _guarded_hook(_holding(hook, held, others), what))
+            guarded = _guarded_hook(_holding(hook, held, others), what)
+            hooked.register_hook(guarded)  # type: ignore[no-untyped-call]
 
         calls.record(call, lambda: None, [tensor, *held.values()])
         return _Handle(what)
@@ -256,11 +259,10 @@ def _recorded_module_hook(calls: Recorded, name: str) -> Callable[..., Any]:
             if name == "setup_input_hook":  # the first of the two, with a state of its own
                 hooks.again = BackwardHook(  # type: ignore[attr-defined]
                     hooks.module,
-                    [_guarded_hook(one, _of_module(one, hooks.module)) for one in hooks.user_hooks],
-                    [
-                        _guarded_hook(one, _of_module(one, hooks.module))
-                        for one in hooks.user_pre_hooks
-                    ],
+                    *(
+                        [_guarded_hook(one, _of_module(one, hooks.module)) for one in some]
+                        for some in (hooks.user_hooks, hooks.user_pre_hooks)
+                    ),
                 )
             filled = pytree.tree_unflatten(_filled(leaves, tensors), spec)
             return original(hooks.again, filled)  # type: ignore[attr-defined]
@@ -296,15 +298,10 @@ def keep_parameter_hooks(module: nn.Module, program: ExportedProgram) -> None:
 
 def _hooks_set(hooks: Sequence[Callable[..., Any]]) -> Callable[[Tensor], None]:
     def call(parameter: Tensor) -> None:
-        if parameter.requires_grad:
-            for hook in hooks:
-                _set_hook(parameter, hook)
+        for hook in hooks if parameter.requires_grad else ():
+            parameter.register_hook(hook)  # type: ignore[no-untyped-call]
 
     return call
-
-
-def _set_hook(tensor: Tensor, hook: Callable[..., Any]) -> None:
-    tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def _guarded_hook(hook: Callable[..., Any], what: str) -> Callable[..., Any]:
@@ -337,20 +334,15 @@ def _of_module(hook: Any, module: nn.Module) -> str:
 
 def _held_tensors(hook: Any) -> dict[int, Tensor]:
     """The tensors that a function takes from around it, by place in its closure."""
-    cells = getattr(hook, "__closure__", None) or ()
-    values = {place: _contents(cell) for place, cell in enumerate(cells)}
-    return {place: value for place, value in values.items() if isinstance(value, Tensor)}
-
-
-def _contents(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it has none yet
-        return None
+    held = {}
+    for place, cell in enumerate(getattr(hook, "__closure__", None) or ()):
+        with suppress(ValueError):  # a cell may have no contents yet
+            if isinstance(cell.cell_contents, Tensor):
+                held[place] = cell.cell_contents
+    return held
 
 
 def _holding(hook: Any, held: Mapping[int, Tensor], others: Sequence[Tensor]) -> Any:
-    """The function with other tensors in its closure."""
     if not held:
         return hook
     cells = list(hook.__closure__)
@@ -373,7 +365,6 @@ class _Handle:
         self.what = what
 
     def remove(self) -> None:
-        """Refuse: the trace has it."""
         raise FrontendError(f"{self.what}: forward removes it, which cannot be traced")
 
 
@@ -432,21 +423,7 @@ def _refused_packing(calls: Recorded) -> Callable[..., None]:
     return enter
 
 
-def _refused_in_forward(calls: Recorded, name: str) -> Callable[..., Any]:
-    original = getattr(Tensor, name)
-
-    def refuse(tensor: Tensor, *args: Any) -> Any:
-        if not calls.here:
-            return original(tensor, *args)
-        raise FrontendError(
-            f"forward calls {name}(), which would act once, while it is traced: remove it"
-        )
-
-    return refuse
-
-
 def _check_hooks(module: nn.Module) -> None:
-    """Refuse hooks of a module that cannot be traced."""
     for path, part in module.named_modules():
         if part._backward_hooks and not part._is_full_backward_hook:
             raise FrontendError(
@@ -474,11 +451,8 @@ class _ArgumentsOnly(TorchFunctionMode):
     ) -> Any:
         """Call a function of tensors that are arguments, or were computed from them."""
         del types
-        leaves = (
-            ()
-            if getattr(func, "__name__", "") == "__get__"
-            else pytree.tree_leaves((args, kwargs or {}))
-        )
+        reads = getattr(func, "__name__", "") == "__get__"
+        leaves = () if reads else pytree.tree_leaves((args, kwargs or {}))
         for tensor in filter(_is_foreign, _tensors(leaves)):
             raise FrontendError(
                 f"{self.what} reads a tensor {list(tensor.shape)} that is not its argument, and "
@@ -488,7 +462,6 @@ class _ArgumentsOnly(TorchFunctionMode):
 
 
 def _is_foreign(tensor: Tensor) -> bool:
-    """Test whether a trace does not know a tensor."""
     mode = get_proxy_mode()
     if isinstance(tensor, FunctionalTensor):
         tensor = torch._from_functional_tensor(tensor.elem)

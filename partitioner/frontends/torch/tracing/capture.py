@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.element_types import dtype_name
-from partitioner.frontends.torch.exporting import replaced
+from partitioner.frontends.torch.exporting import named_tensors, replaced
 from partitioner.frontends.torch.patterns.rewrite import graph_modules
 from partitioner.frontends.torch.refusing.forward_effects import Assigned, refusing_effects
 from partitioner.frontends.torch.refusing.reasons import depends_at, raised_at, reason
@@ -159,8 +159,7 @@ def export_module(
             return program
         except FrontendError as error:
             place = raised_at(error.__traceback__)
-            said = f"{place}: {_one_line(error)}" if place else str(_one_line(error))
-            raise FrontendError(said) from error.__cause__
+            raise _one_line(error, place) from error.__cause__
         except Exception as error:
             graphs.append(f"{getattr(error, 'partial_fx_graph', '')}\n")
             place = raised_at(error.__traceback__) or type(module).__name__
@@ -216,9 +215,9 @@ def _alike(program: ExportedProgram, other: ExportedProgram) -> bool:
     )
 
 
-def _one_line(error: FrontendError) -> FrontendError:
-    """An error of ours without what PyTorch adds to its message: where it ran its graph."""
-    return FrontendError(str(error).partition("\n")[0])
+def _one_line(error: FrontendError, place: str = "") -> FrontendError:
+    """An error of ours at a place, without what PyTorch adds to it: where it ran its graph."""
+    return FrontendError((f"{place}: " if place else "") + str(error).partition("\n")[0])
 
 
 @contextmanager
@@ -282,13 +281,8 @@ def capture(
         place = depends_at(module, program)
         said = f"{place}: " if place else ""
         raise FrontendError(f"{said}the {passes} cannot be traced: {reason(error)}") from error
-    tensors: dict[str, torch.Tensor] = {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-    first_names: dict[int, str] = {}
-    for name, tensor in tensors.items():
-        first_names.setdefault(id(tensor), name)
+    tensors = named_tensors(module)
+    first_names = {id(tensor): name for name, tensor in reversed(tensors.items())}
     ties = {name: first_names[id(tensor)] for name, tensor in tensors.items()}
     placeholders = joint.graph.find_nodes(op="placeholder")
     inputs = tuple(_input_slot(node.meta["desc"]) for node in placeholders)
@@ -310,7 +304,12 @@ def capture(
         out_spec,
         tensors | attributes,
         ties | {name: name for name in attributes},
-        frozenset(_persistent(module)),
+        frozenset(
+            f"{path}.{name}".lstrip(".")
+            for path, part in module.named_modules(remove_duplicate=False)
+            for name, tensor in {**part._parameters, **part._buffers}.items()
+            if tensor is not None and name not in part._non_persistent_buffers_set
+        ),
         tuple(str(name) for name in program.graph_signature.user_inputs),
         tuple(pytree.tree_flatten(program.example_inputs)[0]),
         tuple(arg.value if isinstance(arg, ConstantArgument) else None for arg in results),
@@ -346,7 +345,6 @@ def _differentiable_results(module: nn.Module, program: ExportedProgram) -> tupl
 
 
 def _detach_outputs(program: ExportedProgram) -> None:
-    """Cut every output but the loss off from differentiation."""
     graph = program.graph_module.graph
     last = graph.output_node()
     results = list(last.args[0])
@@ -465,12 +463,3 @@ def _output_slot(desc: Any, frozen: Container[str], *, training: bool) -> Slot:
             )
         return Slot(Role.BUFFER, target)
     raise FrontendError(f"an output of kind {name} ({desc}) is not supported")
-
-
-def _persistent(module: nn.Module) -> Iterator[str]:
-    """The names of all parameters and of the buffers that are saved."""
-    for path, part in module.named_modules(remove_duplicate=False):
-        names = {**part._parameters, **part._buffers}
-        for name in names.keys() - part._non_persistent_buffers_set:
-            if names[name] is not None:
-                yield f"{path}.{name}".lstrip(".")

@@ -92,25 +92,25 @@ def joint_trace(program: ExportedProgram, table: Table, *, training: bool) -> Jo
     Layers that are proven to repeat are traced a few times, and the trace is extended by
     the others.
     """
-    names = _plain_attributes(program)
+    constants = program.graph_signature.inputs_to_lifted_tensor_constants
+    names = [  # of the tensors that user code reads and no module registers
+        constants[node.name]
+        for node in program.graph.find_nodes(op="placeholder")
+        if node.name in constants
+        and not all(user.target is aten.lift_fresh_copy.default for user in node.users)
+    ]
     with plain_trace():
         layers = repeated_layers(program)
         if layers is not None:
-            few = _with_graph(program, layers.graph)
+            few = copy.copy(program)
+            few._graph_module = _make_graph_module(program.graph_module, layers.graph)
+            few._graph_module.meta.update(program.graph_module.meta)
             with suppress(Exception):  # that of all layers raises it, with their numbers
                 joint, attributes = _functional_trace(few, names, table, training=training)
                 whole = unrolled(joint.graph, layers)
                 if whole is not None:
                     return _make_graph_module(joint, whole), attributes
     return _functional_trace(program, names, table, training=training)
-
-
-def _with_graph(program: ExportedProgram, graph: fx.Graph) -> ExportedProgram:
-    """The program with another graph of the same placeholders and results."""
-    other = copy.copy(program)
-    other._graph_module = _make_graph_module(program.graph_module, graph)
-    other._graph_module.meta.update(program.graph_module.meta)
-    return other
 
 
 def _functional_trace(
@@ -177,20 +177,6 @@ def _may_write(module: fx.GraphModule) -> bool:
         if writes:
             return True
     return False
-
-
-def _plain_attributes(program: ExportedProgram) -> Sequence[str]:
-    """Names of the tensors that user code reads and no module registers.
-
-    These are plain attributes of modules and variables outside of them.
-    """
-    names = program.graph_signature.inputs_to_lifted_tensor_constants
-    return [
-        names[node.name]
-        for node in program.graph.find_nodes(op="placeholder")
-        if node.name in names
-        and not all(user.target is aten.lift_fresh_copy.default for user in node.users)
-    ]
 
 
 def _register_attributes(flat: nn.Module, names: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ previous layer, its own weights, or what all layers read. What follows reads the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,14 +149,7 @@ def _crossing(calls: Sequence[fx.Node], operands: Sequence[Sequence[fx.Node]]) -
 
 @dataclass
 class _Finder:
-    """Compares the layers of a program.
-
-    Attributes:
-        program: The program.
-        calls: Its calls, in order.
-        operands: Of each call the nodes among its arguments.
-        start, period, count: Position of the first layer, calls of a layer, and layers.
-    """
+    """Compares the layers of a program: `count`, of `period` calls each, from call `start` on."""
 
     program: ExportedProgram
     calls: Sequence[fx.Node]
@@ -177,7 +170,6 @@ class _Finder:
         }
 
     def layers(self) -> RepeatedLayers | None:
-        """The layers, if they are proven to be equal."""
         stop = self.start + self.count * self.period
         inner = range(self.start + self.period, stop)
         if not (all(map(self._repeats, inner)) and self._are_apart(stop)):
@@ -195,7 +187,8 @@ class _Finder:
         """Test whether a call is that of the layer before, on the operands of its own layer."""
         layer, before = (index - self.start) // self.period, index - self.period
         pairs = zip(self.operands[before], self.operands[index], strict=True)
-        stacks = [tuple(_stack(self.calls[at])) for at in (before, index)]
+        calls = (self.calls[before], self.calls[index])
+        stacks = [tuple((call.meta.get("nn_module_stack") or {}).items()) for call in calls]
         return (
             all(self._matches(layer, old, new) for old, new in pairs)
             and len(stacks[0]) == len(stacks[1])
@@ -210,26 +203,19 @@ class _Finder:
                 self.weights.shared.add(name)
             return self._at(operand) < self.start
         if operand in self.at:
-            first, old, new = (
-                self.start + (layer - 1) * self.period,
-                *map(self._at, (before, operand)),
-            )
+            first = self.start + (layer - 1) * self.period
+            old, new = self._at(before), self._at(operand)
             enters = layer == 1 and old < self.start and new < first + self.period
             return new >= first and (new - old == self.period or enters)
         names = self.names.get(before.name), self.names.get(operand.name)
-        if None in names or not self._are_like(*names):
+        facts = {(type(x), getattr(x, "requires_grad", False)) for x in map(self._tensor, names)}
+        if None in names or len(facts) > 1:  # trained or not, parameters or not
             return False
         return self.weights.links(layer, *names)
 
     def _at(self, node: fx.Node) -> int:
         """Position of a call; -1 for a placeholder."""
         return self.at.get(node, -1)
-
-    def _are_like(self, *names: str | None) -> bool:
-        """Test whether weights are alike: trained or not, parameters or not."""
-        tensors = [self._tensor(name) for name in names]
-        facts = [(type(tensor), getattr(tensor, "requires_grad", False)) for tensor in tensors]
-        return facts[0] == facts[1]
 
     def _tensor(self, name: str | None) -> Any:
         state = self.program.state_dict
@@ -299,8 +285,3 @@ def type_of(value: Any) -> Hashable:
     if not all(isinstance(size, int) for size in sizes):
         return "of unknown sizes", id(value)
     return value.dtype, value.device, tuple(value.shape), sizes
-
-
-def _stack(node: fx.Node) -> Iterator[Hashable]:
-    """The submodules that a call is in, outer ones first."""
-    yield from (node.meta.get("nn_module_stack") or {}).items()

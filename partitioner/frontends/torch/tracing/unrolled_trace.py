@@ -55,8 +55,6 @@ class _Trace:
     """A trace of few layers, by the positions of its calls.
 
     Attributes:
-        joint: The trace.
-        layers: The layers.
         forward_steps: By how much the number in the names of each operator's calls grows from
             layer to layer of the forward pass.
         backward_steps: The same of the backward pass.
@@ -69,18 +67,15 @@ class _Trace:
 
     @cached_property
     def calls(self) -> Sequence[fx.Node]:
-        """All nodes but placeholders and the output."""
         outer = ("placeholder", "output")
         return [node for node in self.joint.nodes if node.op not in outer]
 
     @cached_property
     def at(self) -> Mapping[fx.Node, int]:
-        """Position of each call."""
         return {node: index for index, node in enumerate(self.calls)}
 
     @cached_property
     def turn(self) -> int:
-        """Position where the backward pass begins."""
         passes = (
             index
             for index, node in enumerate(self.calls)
@@ -121,7 +116,6 @@ class _Trace:
 
     @cached_property
     def weights(self) -> Mapping[fx.Node, str]:
-        """Names of the placeholders of weights."""
         placeholders = self.joint.find_nodes(op="placeholder")
         return {node: getattr(node.meta["desc"], "target", "") for node in placeholders}
 
@@ -282,8 +276,6 @@ class _Unrolled:
     """Writes the trace of all layers.
 
     Attributes:
-        trace: The trace of few layers.
-        graph: The new trace.
         copies: The new node of each node that is copied once.
         forward: The new calls of the layers' forward passes, by layer and number.
         turns: The new calls of the repeated stretch of the backward pass, by repetition.
@@ -317,30 +309,29 @@ class _Unrolled:
 
     def _write_forward(self) -> None:
         spans = self.trace.spans
-        self._write_all(range(spans[MIDDLE].stop), 0)
+        self._copy(range(spans[MIDDLE].stop), 0, 0, 0)
         for repetition in range(1, self._left_out + 1):
             for index in spans[MIDDLE]:
                 self._write(index, repetition, repetition, 0)
-        self._write_all(range(spans[MIDDLE].stop, self.trace.turn), self._left_out)
+        left_out = self._left_out
+        self._copy(range(spans[MIDDLE].stop, self.trace.turn), left_out, left_out, 0)
 
     def _write_backward(self) -> None:
-        one, other = self.trace.turns
-        self._write_all(range(self.trace.turn, one.stop), self._left_out)
+        (one, other), left_out = self.trace.turns, self._left_out
+        self._copy(range(self.trace.turn, one.stop), left_out, left_out, 0)
         self.turns.append([self.copies[self.trace.calls[index]] for index in one])
-        for repetition in range(1, self._left_out + 1):
+        for repetition in range(1, left_out + 1):
             self.turns.append([])
             for index in one:
-                node = self._write(index, self._left_out - repetition, self._left_out, repetition)
+                node = self._write(index, left_out - repetition, left_out, repetition)
                 self.turns[repetition].append(node)
-        for index in range(other.start, len(self.trace.calls)):
-            self.copies[self.trace.calls[index]] = self._write(
-                index, 0, self._left_out, self._left_out
-            )
+        self._copy(range(other.start, len(self.trace.calls)), 0, left_out, left_out)
 
-    def _write_all(self, positions: range, layers: int) -> None:
-        """Write calls that are copied once, which are so many layers later."""
+    def _copy(self, positions: range, layers: int, forward: int, backward: int) -> None:
+        """Write calls that are copied once; see `_write`."""
         for index in positions:
-            self.copies[self.trace.calls[index]] = self._write(index, layers, layers, 0)
+            call = self.trace.calls[index]
+            self.copies[call] = self._write(index, layers, forward, backward)
 
     def _write(self, index: int, layers: int, forward: int, backward: int) -> fx.Node:
         """Write a call again.

@@ -11,7 +11,7 @@ from partitioner.backends.onnx.files.load import load_rank
 from partitioner.backends.onnx.files.steps import Cut
 from partitioner.backends.onnx.running import distributed
 from partitioner.backends.onnx.running.distributed import DistributedCommunicator, rank_sets
-from partitioner.backends.onnx.running.turns import Rounds
+from partitioner.backends.onnx.running.turns import Turns
 from partitioner.backends.process_group import Groups
 
 
@@ -55,7 +55,7 @@ def receive(communicator: DistributedCommunicator, cut: Cut, request: int) -> to
 
 def test_what_is_sent_in_a_round_is_expected_from_its_start(posted: list[int]) -> None:
     communicator, (there, _, _) = second_rank()
-    communicator.begin(Rounds(3))
+    communicator.begin(Turns(3))
     assert posted == [0, 0]  # both values of request 0
     receive(communicator, there, 0)  # in round 1: what is sent meanwhile is expected
     assert posted == [0] * 4
@@ -65,7 +65,7 @@ def test_what_is_sent_in_a_round_is_expected_from_its_start(posted: list[int]) -
 
 def test_a_single_request_expects_one_message_at_a_time(posted: list[int]) -> None:
     communicator, cuts = second_rank()
-    communicator.begin(Rounds(1))
+    communicator.begin(Turns(1))
     for count, cut in enumerate(cuts, start=1):
         assert len(posted) == count
         receive(communicator, cut, 0)
@@ -83,7 +83,7 @@ def test_data_arrives_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(distributed.dist, "irecv", irecv)
     communicator, (there, _, _) = second_rank()
-    communicator.begin(Rounds(3))
+    communicator.begin(Turns(3))
     values = [receive(communicator, there, request) for request in range(2)]
     assert [value.data_ptr() for value in values] == [arrived[0], arrived[2]]
     assert there.target is not None
@@ -94,7 +94,7 @@ def test_data_arrives_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_gpus_expect_a_message_when_it_is_needed(posted: list[int]) -> None:
     communicator, (there, skip, _) = second_rank("meta")
-    communicator.begin(Rounds(3))
+    communicator.begin(Turns(3))
     assert posted == []
     receive_on_meta = torch.empty(skip.target.shape, device="meta")  # type: ignore[union-attr]
     communicator.receive(there, 0, receive_on_meta)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from partitioner.backends.onnx.running.turns import MicroBatchTurns, Rounds, Turns
+from partitioner.backends.onnx.running.turns import MicroBatchTurns, Turns
 from partitioner.ir.phases import RunOrder
 from partitioner.ir.pipeline import pipeline_schedule
 from partitioner.ir.program import Comm, CommKind
@@ -31,7 +31,7 @@ def message(phase: int, target_phase: int) -> Comm:
     )
 
 
-@pytest.mark.parametrize("turns", [Rounds(1), Rounds(4), micro_batches(), micro_batches(1, 5)])
+@pytest.mark.parametrize("turns", [Turns(1), Turns(4), micro_batches(), micro_batches(1, 5)])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_pass_runs_each_step_once_in_the_turn_that_others_compute(
     turns: Turns, rank: int
@@ -54,9 +54,9 @@ def test_each_pass_runs_each_step_once_in_the_turn_that_others_compute(
 
 def test_several_requests_shift_phases_and_a_single_one_has_one_round() -> None:
     steps = [Step("a", 0), Step("b", 1)]
-    names = [[(s.name, n) for s, n in turn.actions] for turn in Rounds(2).of_rank(0, steps)]
+    names = [[(s.name, n) for s, n in turn.actions] for turn in Turns(2).of_rank(0, steps)]
     assert names == [[("a", 0)], [("a", 1), ("b", 0)], [("b", 1)]]
-    (turn,) = Rounds(1).of_rank(0, steps)
+    (turn,) = Turns(1).of_rank(0, steps)
     assert [number for _, number in turn.actions] == [0, 0]
 
 
@@ -74,7 +74,7 @@ def test_data_is_expected_a_turn_ahead() -> None:
     turns, comm = micro_batches(), message(1, 2)
     expected = {now: turns.is_expected(1, comm, 2, now) for now in range(4)}
     assert expected == {0: False, 1: False, 2: True, 3: True}
-    rounds = Rounds(3)
+    rounds = Turns(3)
     assert not rounds.is_expected(1, comm, 1, 1)
     assert rounds.is_expected(1, comm, 1, 2)
 
@@ -83,4 +83,4 @@ def test_a_sender_waits_for_data_once_the_receiver_cannot_be_behind() -> None:
     turns, comm = micro_batches(), message(1, 2)
     last = len(turns.order.runs(0)) - 1  # of the first request
     assert [turns.taken(0, comm, number) for number in range(4)] == [*[last] * 3, 2 * last + 1]
-    assert Rounds(3).taken(0, comm, 1) == 3
+    assert Turns(3).taken(0, comm, 1) == 3

@@ -5,8 +5,7 @@ import torch
 from torch import fx
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers operators
-from partitioner.backends.torch.graphs.eager import eager
-from partitioner.backends.torch.graphs.joined import layer_norm_grads
+from partitioner.backends.torch.graphs.eager import eager, layer_norm_grads
 from partitioner.backends.torch.graphs.notes import note_tasks, noted_tasks
 
 operators = torch.ops.partitioner

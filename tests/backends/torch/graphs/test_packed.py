@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import fx
 
-from partitioner.backends.torch.graphs.eager import eager
-from partitioner.backends.torch.graphs.packed import packed
+from partitioner.backends.torch.graphs.eager import eager, packed
 
 aten = torch.ops.aten
 

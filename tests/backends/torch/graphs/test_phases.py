@@ -29,8 +29,8 @@ from helpers.plans.staged import (
 )
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.graphs.eager import add, add_product
 from partitioner.backends.torch.graphs.micro_batches import MicroBatches
-from partitioner.backends.torch.graphs.totals import add, add_product
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
@@ -245,7 +245,7 @@ def test_arguments_that_are_no_batch_go_to_all_micro_batches() -> None:
 def test_values_that_the_end_of_a_step_reads_are_not_kept_by_micro_batch(schedule: str) -> None:
     program = planned(Plain, [(0, 1), (2, 3)], schedule, parallel="dp")
     for phases in program.ranks.all_ranks.ranks:
-        at_end = [g.graph.arguments for p, g in phases.graphs.items() if phases.is_once(p)]
+        at_end = [g.arguments for p, g in phases.graphs.items() if phases.is_once(p)]
         summed = {name for arguments in at_end for name in arguments} & phases.summed
         assert summed
         assert summed <= {name for names in phases.adds.values() for name in names}

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, fx
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers operators
-from partitioner.backends.torch.graphs.eager import eager
-from partitioner.backends.torch.graphs.notes import note_tasks, noted_tasks
-from partitioner.backends.torch.graphs.totals import (
+from partitioner.backends.torch.graphs.eager import (
     _ADDING,
     add,
     add_product,
     add_products,
     add_rows,
+    eager,
 )
+from partitioner.backends.torch.graphs.notes import note_tasks, noted_tasks
 from partitioner.backends.torch.running.direct import direct
 from partitioner.ir.ops import ROWS
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from partitioner.backends.torch.graphs.emit import PassGraph
-from partitioner.backends.torch.graphs.phases import PhaseGraph, RankPhases
+from partitioner.backends.torch.graphs.phases import RankPhases
 from partitioner.backends.torch.running.step_values import StepPlan, StepValues
 from partitioner.ir.phases import RunOrder, whole_batch_order
 from partitioner.ir.pipeline import pipeline_schedule
@@ -27,7 +27,7 @@ def phases_of(
     empty.output(())
     module = fx.GraphModule(nn.Module(), empty)
     graphs = {
-        phase: PhaseGraph(PassGraph(module, tuple(arguments), tuple(results)), (), ())
+        phase: PassGraph(module, tuple(arguments), tuple(results))
         for phase, (arguments, results) in names.items()
     }
     delivered = tuple(Output(name, name, None) for name in outputs)

@@ -55,6 +55,10 @@ TRAINING_KINDS, KINDS = ("dp", "zero2", "zero3", "tp"), ("dp", "tp")
 TRAINING_KINDS_OVER_AXES, KINDS_OVER_AXES = ("dp+tp", "zero3+tp"), ("dp+tp",)
 
 
+#: A kind has one of so many parts of a search's steps at least, whatever the spaces before it left.
+KIND_PART = 6
+
+
 class Space(Protocol):
     """A set of plans that is searched as a whole."""
 
@@ -372,6 +376,9 @@ def _searched(
         over_axes = isinstance(space, KindSpace) and space.mesh is not None
         clock = 1 + after + (kinds if is_kind else min(kinds, 1))
         share = _share(1 + after + over_axes, results, request, cluster, budget, clock)
+        if is_kind:
+            steps = max(share.work.left, budget.work.steps / KIND_PART)
+            share = replace(share, work=share.work.beyond(steps))
         results.append(space.search(share, tuple(results)))
     return _gone_on(results, request, cluster, budget)
 
@@ -389,7 +396,8 @@ def _unfinished(
     return {
         index: result.more
         for index, result in enumerate(results)
-        if result.more is not None and (result.failed or result.least < enough_s)
+        if result.more is not None
+        and (result.failed or not result.plans or result.least < enough_s)
     }
 
 
@@ -407,12 +415,18 @@ def _gone_on(
             if any(plan.solution.status == "time_limit" for plan in open_plans):
                 budget.work.stop()
             return results
-        index = min(unfinished, key=lambda index: results[index].least)
-        name = results[index].searched or str(results[index].failed[0][0])
+        index = min(unfinished, key=lambda index: (_is_ended(results[index]), results[index].least))
+        failed = (str(family) for family, _ in results[index].failed)
+        name = results[index].searched or next(failed, "a kind of parallelism")
         budget.say(f"going on with {name}: {_standing(results, request, cluster)}")
         open_ = len(unfinished)
         share = _share(open_, results, request, cluster, budget, open_)
         results[index] = unfinished[index](share)
+
+
+def _is_ended(result: SpaceResult) -> bool:
+    """Test whether a result is of a space, and not of a kind that the clock left without a plan."""
+    return bool(result.plans or result.failed)
 
 
 def _share(

@@ -327,8 +327,18 @@ class KindSpace:
         space = JointSpace(
             replace(shared, request=request), replace(family, name=self.kind), needed=False
         )
-        result = space.search(budget, others)
-        return SpaceResult(tuple(replace(plan, bounds_space=False) for plan in result.plans))
+        result = self._of_kind(space.search(budget, others))
+        if not result.plans and budget.work.stopped:
+            return replace(result, more=partial(self.search, others=others))
+        return result
+
+    def _of_kind(self, result: SpaceResult) -> SpaceResult:
+        """The plans of a result, whose bounds cover no other plan, and how to go on with them."""
+        plans = tuple(replace(plan, bounds_space=False) for plan in result.plans)
+        more = result.more
+        if not plans or more is None:
+            return SpaceResult(plans)
+        return SpaceResult(plans, more=lambda budget: self._of_kind(more(budget)))
 
     def _is_wanted(self, budget: Budget, others: tuple[SpaceResult, ...]) -> bool:
         """Tell whether plans are to be run, or the best known one is not within the mesh's gap.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -59,7 +59,14 @@ class Table:
         is_short, share = self._is_short, FIRST_SHARE
         if is_short:  # less, the less memory there is for what one device holds
             share = max(LEAST_SHARE, FIRST_SHARE * min(1.0, self._room / 2))
-        return Weighing(ways, self.request, budget, is_short=is_short, first_share=share).best()
+        return Weighing(
+            ways,
+            self.request,
+            budget,
+            is_short=is_short,
+            first_share=share,
+            least=lambda: self._least(len(self.cluster))(1),
+        ).best()
 
     def ways(self) -> Iterator[Way]:
         """The ways that the request leaves open, and those that it closes, with the reason."""
@@ -185,8 +192,7 @@ class Table:
         asked, devices = self.request.micro_batches == "auto", len(self.cluster)
         if not (self._leaves_stages_open and self._holds_weights and self._has_batch):
             return
-        waits = self.training or self.request.objective == "latency"
-        if not asked and (not waits or devices > EXPLICIT):
+        if not asked and (not self._waits or devices > EXPLICIT):
             return
         sizes = None
         if (self.training or not asked) and devices <= EXPLICIT:
@@ -194,8 +200,7 @@ class Table:
         most = devices  # of a stage; those of several sizes are of powers of two
         if sizes:
             most = max(*sizes, 2 ** ((devices - 1).bit_length() - 1))
-        least = LeastStep(self.model.uncut, self.cluster, most, waits=waits)
-        bound = _nothing_known if self.request.objective == "memory" else least.seconds
+        bound = self._least(most)
         stages = InStages(
             self._parts,
             self.cluster,
@@ -207,6 +212,17 @@ class Table:
         )
         bound_s = min(bound(trial.count) for trial in stages.trials)
         yield Way("stages", stages.search, bound_s, is_rival=True)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the cost is that of one step from begin to end."""
+        return self.training or self.request.objective == "latency"
+
+    def _least(self, most: int) -> Callable[[int], float]:
+        """A bound on steps by their micro-batches, with stages of so many devices at most."""
+        if self.request.objective == "memory":
+            return _nothing_known
+        return LeastStep(self.model.uncut, self.cluster, most, waits=self._waits).seconds
 
     @property
     def _leaves_stages_open(self) -> bool:

@@ -79,6 +79,7 @@ class Weighing:
         late: The ways that the time limit did not reach.
         is_short: Whether memory may refuse some: then the clock is shared with those that save it.
         first_share: The share of the clock, then, of the first way.
+        least: Gives a bound on the cost of all plans, for ways that were refused without a proof.
     """
 
     ways: Sequence[Way]
@@ -91,6 +92,7 @@ class Weighing:
     late: list[int] = field(default_factory=list)
     is_short: bool = True
     first_share: float = FIRST_SHARE
+    least: Callable[[], float] = lambda: math.inf
     _took_s: dict[int, float] = field(default_factory=dict)
     _seconds: dict[int, float] = field(default_factory=dict)
     _stopped: set[int] = field(default_factory=set)
@@ -217,6 +219,8 @@ class Weighing:
             assert known is not None
             spaces.append(known.space)
             bounds.append(self._bound(other))
+        if refused:
+            bounds.append(self.least())
         bound, spaces = min(cost, *bounds), [*spaces, *self._not_searched(), *refused]
         status, is_open = certificate.status, cost - bound > self.request.gap * cost
         if status == "optimal" and (is_open or refused):
@@ -262,10 +266,7 @@ class Weighing:
         return texts
 
     def _refused_in_words(self) -> list[str]:
-        """The ways of which no plan was found to fit, without a proof that there is none.
-
-        The bound is one of the other ways.
-        """
+        """The ways of which no plan was found to fit, without a proof that there is none."""
         unproven = (number for number, why in self.refused.items() if not why.proven)
         return [f"{self.ways[number].name} (no plan was found to fit)" for number in unproven]
 

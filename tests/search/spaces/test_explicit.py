@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -23,9 +24,11 @@ from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Plan, place, resolve
-from partitioner.search.outcome import Outcome
-from partitioner.search.request import Request
+from partitioner.search import find_plan
+from partitioner.search.outcome import Outcome, SpaceResult
+from partitioner.search.request import Budget, Request
 from partitioner.search.spaces import explicit
+from partitioner.search.spaces.explicit import JointSearch, KindSpace
 from partitioner.solver import Infeasible, Objective, Solution
 from partitioner.solver import work as work_module
 from partitioner.solver.joint.solve import solve
@@ -220,3 +223,28 @@ def test_a_bound_covers_plans_on_one_device_at_their_own_price(tmp_path: Path) -
     assert outcome.evaluation.devices_used == 1
     assert certificate.bound <= certificate.cost == one_device(MLP, cluster).step_s < 1e-4
     assert any(plan.cost("throughput") > 1e-4 for plan in outcome.candidates)
+
+
+@pytest.mark.parametrize("objective", ["throughput", "memory"])
+@pytest.mark.parametrize("fits", [True, False])
+def test_small_kinds_go_next_where_the_first_space_has_no_plan_or_bytes_are_wanted(
+    objective: Objective, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    plan = search(MLP, flat(2), Request()).candidates[0]
+
+    class Other:
+        def search(self, _budget: Budget, _others: tuple[SpaceResult, ...]) -> SpaceResult:
+            order.append("other")
+            return SpaceResult((plan,) if fits else ())
+
+    def kind(self: KindSpace, _budget: Budget, _others: tuple[SpaceResult, ...]) -> SpaceResult:
+        order.append(self.kind)
+        return SpaceResult()
+
+    monkeypatch.setattr(KindSpace, "search", kind)
+    request, shared = Request(objective=objective), cast("JointSearch", None)
+    kinds = KindSpace(shared, "dp"), KindSpace(shared, "dp+tp", {"dp": 2, "tp": 2})
+    find_plan._searched([Other(), Other(), *kinds], request, flat(2), Budget.of(request))
+    plain, early = ["other", "other", "dp", "dp+tp"], ["other", "dp", "other", "dp+tp"]
+    assert order == (plain if fits and objective == "throughput" else early)

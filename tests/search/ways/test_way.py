@@ -359,3 +359,14 @@ def test_a_way_that_was_refused_without_a_proof_is_named_and_no_plan_is_optimal(
         assert certificate is not None
         assert certificate.status == status
         assert ("whole (no plan was found to fit)" in certificate.space) is not proven
+
+
+def test_the_bound_covers_ways_that_were_refused_without_a_proof() -> None:
+    searches = Searches()
+    for proven, bound in ((True, 1.0), (False, 0.25)):
+        whole = searches.way("whole", short(7, proven=proven))
+        ways = (whole, searches.way("parts", outcome(1.0, 1.0), rung=1))
+        best = Weighing(ways, REQUEST, Budget.of(REQUEST), least=lambda: 0.25).best()
+        certificate = best.plan.certificate
+        assert certificate is not None
+        assert certificate.bound == bound

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from partitioner.search.stages.figures import ONCE, Ints, StageFigures
-from partitioner.search.stages.unit_bytes import Floats
+from partitioner.search.stages.stage_lives import Floats
 
 #: Most stages of a cut.
 MOST_STAGES = 8
